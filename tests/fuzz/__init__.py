@@ -1,4 +1,5 @@
-"""Fuzzers: bytes against the protocol's readers (`codec`), and a grammar of lines against a whole server (`server`).
+"""Fuzzers: bytes for the parsers (`codec`), lines for a server without sockets (`server`) and for a real one (`wire`).
 
-`PYTHONPATH=tests python -m fuzz.codec --help`. `make fuzz` runs both; docs/concepts/verification.md tells what they look at.
+`make fuzz` runs them all, `PYTHONPATH=tests python -m fuzz.codec --help` one of them. docs/concepts/verification.md describes
+what they check.
 """

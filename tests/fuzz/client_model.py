@@ -1,4 +1,4 @@
-"""A model of one client: checks what the server sends against what the client sent, and what other clients got."""
+"""A model of one client: checks the messages that it receives against its commands, and against those of other clients."""
 
 from __future__ import annotations
 
@@ -31,60 +31,62 @@ class ClientModel:
     def __init__(self, shared: SharedModel, coverage: Counter[str], max_line: int) -> None:
         self.shared, self.coverage = shared, coverage
         self.splitter = LineSplitter(max_line)
-        self.due: deque[SentCommand] = deque()
-        """The commands without a reply, in the order in which they were sent."""
+        self.pending: deque[SentCommand] = deque()
+        """The sent commands without a reply, in order."""
         self.sent: Counter[int] = Counter()
         """The number of releases and extensions sent, by id."""
-        self.told: Counter[int] = Counter()
-        """The number of `released` received that reply to them, by id."""
-        self.here: set[int] = set()
+        self.replied: Counter[int] = Counter()
+        """The number of `released` that were matched with these commands, by id."""
+        self.received_ids: set[int] = set()
         """Ids in messages that it received."""
-        self.unasked: set[int] = set()
-        self.over: set[int] = set()
-        """Ids of which it received the end."""
+        self.notified_end_ids: set[int] = set()
+        """Ids with a `released` that replied to no command: at most one each is allowed."""
+        self.ended_ids: set[int] = set()
+        """Ids with a `released` of any kind."""
         self.owner: Any = self
         self.resuming = False
-        self.repeated: int | None = None
+        self.repeated_id: int | None = None
+        """The id of a repeated request whose `queued` was the last message."""
         self._state_due: int | None = None
-        """The id of a repeated request, acknowledged by `queued`: its state, granted or ended, must follow next."""
+        """The id of a repeated request with the reply `queued`, that was granted or has ended: this state must follow next."""
         self.watched: dict[str, None] = {}
         self.watched_locks: dict[tuple[str, int], str] = {}
-        """The held locks, according to the events that it received."""
+        """The held locks according to the events that it received: resource and id to mode."""
         self.phase = Phase.AWAIT
         self.quiet = self.resumed = False
-        self.silent: dict[str, SentCommand] = {}
-        """Requests of a quiet client that were executed without a message so far: a later command got its reply."""
+        self.unanswered_requests: dict[str, SentCommand] = {}
+        """Requests of a quiet client that wait: a later command has got its reply."""
         self._ambiguous_refs: set[str] = set()
-        """Refs that belong to one of several requests, it is unknown to which."""
+        """Refs of several requests, of which it is unknown which one was accepted."""
         self._sent_by_ref: Counter[str] = Counter()
         """The number of releases sent, by ref."""
         self._ambiguous_releases: Counter[str] = Counter()
-        """Refs of releases with a `released` that was taken for the reply, and may have had another cause."""
-        self.ends = ""
-        """Why the server closes the connection."""
+        """Refs with a `released` that was matched with a release by ref, and may have had another cause."""
+        self.close_reason = ""
+        """Why the server may close the connection; empty if it must not."""
         self.last_fence = 0
 
     def send(self, data: bytes, now_ms: float) -> list[SentCommand]:
         """Record bytes that the client sends; return the commands that they complete."""
-        found = self.splitter.say(data, now_ms)
-        for said in found:
-            self.coverage[f"sent {said.kind}"] += 1
-            if said.kind == "hello" and said.command.session is not None:
-                self.shared.claims.setdefault(said.command.session, []).append(self)
-            if said.kind == "request" and said.ref is not None:
-                said.must = self._was_granted(said.ref)
-            if said.by_ref and said.ref is not None:
+        commands = self.splitter.feed(data, now_ms)
+        for command in commands:
+            self.coverage[f"sent {command.kind}"] += 1
+            if command.kind == "hello" and command.decoded.session is not None:
+                self.shared.claims.setdefault(command.decoded.session, []).append(self)
+            if command.kind == "request" and command.ref is not None:
+                command.needs_reply = self._was_granted(command.ref)
+            if command.by_ref and command.ref is not None:
                 self.coverage["sent release by ref"] += 1
-                self._sent_by_ref[said.ref] += 1
-                self.shared.releasers_by_ref.setdefault(said.ref, set()).add(self)
-            elif said.kind in ("release", "extend"):
-                self.sent[said.command.id] += 1
-                known = self.shared.requests.get(said.command.id)
+                self._sent_by_ref[command.ref] += 1
+                self.shared.releasers_by_ref.setdefault(command.ref, set()).add(self)
+            elif command.kind in ("release", "extend"):
+                self.sent[command.decoded.id] += 1
+                known = self.shared.requests.get(command.decoded.id)
                 if known is not None:
                     known.releasers.add(self)
-                    known.extended = known.extended or said.kind == "extend"
-        self.due += found
-        return found
+                    known.extended = known.extended or command.kind == "extend"
+        self.pending += commands
+        return commands
 
     def receive(self, data: bytes) -> None:
         """Check complete lines that the server has written."""
@@ -104,40 +106,44 @@ class ClientModel:
                 if self.phase is Phase.AWAIT:
                     self.phase = Phase.READY  # its first command was no `hello`
                 if message["command"] != "queued":
-                    self.repeated = None  # how it stands is told right behind
-            except (Violation, KeyError) as wrong:
-                raise Violation(f"{wrong!r}: {line[:500].decode()} while {list(self.due)[:2]} is pending") from wrong
+                    self.repeated_id = None  # the state of a repeated request follows immediately, or never
+            except (Violation, KeyError) as violation:
+                raise Violation(
+                    f"{violation!r}: {line[:500].decode()} while {list(self.pending)[:2]} is pending"
+                ) from violation
 
     def _check_state_due(self, payload: dict[str, Any]) -> None:
+        """Check that the state of a repeated request follows its `queued`."""
         if self._state_due is not None and self._state_due != payload.get("id"):
             raise Violation(f"the state of {self._state_due}, which was requested again, did not follow")
         self._state_due = None
 
     # -- replies ------------------------------------------------------------------------------------------
 
-    def may_be_unanswered(self, said: SentCommand) -> bool:
-        """Return whether a command may remain without a reply: a waiting request of a quiet client does."""
-        return self.quiet and said.kind == "request" and said.ref is not None and not said.must
+    def may_be_unanswered(self, command: SentCommand) -> bool:
+        """Return whether a command may get no reply: a request of a quiet client gets none while it waits."""
+        return self.quiet and command.kind == "request" and command.ref is not None and not command.needs_reply
 
     def _was_granted(self, ref: str) -> bool:
-        known = self.shared.named(self.owner, ref)
+        """Return whether a request with this ref was granted, so that repeating it must get a reply."""
+        known = self.shared.request_with_ref(self.owner, ref)
         if known is None:
             return False
         return known.fence is not None or (self.owner is self and known.reason is not None)
 
-    def _next(self, fits: Callable[[SentCommand], bool]) -> SentCommand | None:
-        """Remove and return the first fitting command, if all earlier ones may remain without a reply."""
-        for place, said in enumerate(self.due):
-            if fits(said):
-                for _ in range(place):
-                    before = self.due.popleft()
+    def _next(self, matches: Callable[[SentCommand], bool]) -> SentCommand | None:
+        """Remove and return the first matching pending command; None if an earlier one must get its reply before."""
+        for index, command in enumerate(self.pending):
+            if matches(command):
+                for _ in range(index):
+                    earlier = self.pending.popleft()
                     if (
-                        before.ref not in self._ambiguous_refs
-                        and self.shared.named(self.owner, before.ref or "") is None
+                        earlier.ref not in self._ambiguous_refs
+                        and self.shared.request_with_ref(self.owner, earlier.ref or "") is None
                     ):
-                        self.silent.setdefault(before.ref or "", before)
-                return self.due.popleft()
-            if not self.may_be_unanswered(said):
+                        self.unanswered_requests.setdefault(earlier.ref or "", earlier)
+                return self.pending.popleft()
+            if not self.may_be_unanswered(command):
                 break
         return None
 
@@ -145,16 +151,16 @@ class ClientModel:
         """Remove and return the request of a quiet client to which a message with its ref replies."""
         if not self.quiet or ref is None:
             return None
-        return self._next(lambda said: said.kind == "request" and said.ref == ref)
+        return self._next(lambda command: command.kind == "request" and command.ref == ref)
 
     def _take_reply_to(self, kind: str, payload: dict[str, Any]) -> SentCommand:
         """Remove and return the command to which a message with its ref replies."""
         if self.phase is Phase.REJECTED and kind != "hello":
             raise Violation("the hello of this connection was rejected")
-        said = self._next(lambda said: said.kind == kind and said.ref == payload.get("ref"))
-        if said is None:
-            raise Violation(f"no reply to the pending command, {self.due[0].kind if self.due else 'none'}")
-        return said
+        command = self._next(lambda command: command.kind == kind and command.ref == payload.get("ref"))
+        if command is None:
+            raise Violation(f"no reply to the pending command, {self.pending[0].kind if self.pending else 'none'}")
+        return command
 
     def _pong(self, payload: dict[str, Any]) -> None:
         self._take_reply_to("ping", payload)
@@ -162,17 +168,17 @@ class ClientModel:
 
     def _bye(self, payload: dict[str, Any]) -> None:
         self._take_reply_to("bye", payload)
-        self.due.clear()  # nothing behind it is executed
-        self.ends = "bye"
+        self.pending.clear()  # later commands are not executed
+        self.close_reason = "bye"
 
     def _welcome(self, payload: dict[str, Any]) -> None:
         if self.phase is Phase.READY:
             raise Violation("welcome is sent twice, or late")
-        said = self._take_reply_to("hello", payload)
-        secret = said.command.session
+        command = self._take_reply_to("hello", payload)
+        secret = command.decoded.session
         if payload["resumed"] and secret is None:
             raise Violation("resumed without a session")
-        if payload["quiet"] != said.command.quiet or payload["protocol"] != 1:
+        if payload["quiet"] != command.decoded.quiet or payload["protocol"] != 1:
             raise Violation("welcome differs from hello")
         self.phase, self.quiet, self.resumed = Phase.READY, payload["quiet"], payload["resumed"]
         self.coverage["quiet"] += self.quiet
@@ -184,16 +190,16 @@ class ClientModel:
             self.resuming = True
 
     def _inspected(self, payload: dict[str, Any]) -> None:
-        said = self._take_reply_to("inspect", payload)
+        command = self._take_reply_to("inspect", payload)
         rows = len(payload["holders"]) + len(payload["queue"])
-        if rows > said.command.limit or rows > payload["holdersTotal"] + payload["queueTotal"]:
+        if rows > command.decoded.limit or rows > payload["holdersTotal"] + payload["queueTotal"]:
             raise Violation("too many rows")
 
     def _extended(self, payload: dict[str, Any]) -> None:
-        said = self._take_reply_to("extend", payload)
+        command = self._take_reply_to("extend", payload)
         if (
-            payload["id"] != said.command.id
-            or abs(payload["transactionTimeout"] - said.command.transaction_timeout_ms) > 1e-3
+            payload["id"] != command.decoded.id
+            or abs(payload["transactionTimeout"] - command.decoded.transaction_timeout_ms) > 1e-3
         ):
             raise Violation("extended differs from extend")
 
@@ -201,24 +207,27 @@ class ClientModel:
         code, why = payload["code"], payload["message"]
         self.coverage[f"received error {code}"] += 1
         if code == "too-many" and why.startswith(SLOW_CONSUMER):
-            self.ends = "cut off"
+            self.close_reason = "cut off"
         elif code == "too-many" and why.startswith(TOO_MANY_CONNECTIONS):
-            self.ends = "full"
-            self.due.clear()
+            self.close_reason = "full"
+            self.pending.clear()
         elif code == "unavailable" and self._matches_earlier_release(payload):
             return
-        elif not self.due:
+        elif not self.pending:
             raise Violation("no command is pending")
         else:
             self._on_rejection(code, payload)
 
     def _matches_earlier_release(self, payload: dict[str, Any]) -> bool:
-        """Whether a `released` that was taken for the answer to a release was told of itself; this one is the answer."""
+        """Return whether an error replies to a release with which a `released` was matched before.
+
+        That `released` was a notification with another cause, and this error is the reply.
+        """
         id_, ref = payload.get("id"), payload.get("ref")
-        if any((said.id, said.ref) == (id_, ref) for said in self.due):
+        if any((command.id, command.ref) == (id_, ref) for command in self.pending):
             return False
-        if id_ is not None and self.told[id_] > 0 and id_ not in self.unasked:
-            self.unasked.add(id_)
+        if id_ is not None and self.replied[id_] > 0 and id_ not in self.notified_end_ids:
+            self.notified_end_ids.add(id_)
             return True
         if id_ is None and ref is not None and self._ambiguous_releases[ref] > 0:
             self._ambiguous_releases[ref] -= 1
@@ -228,98 +237,106 @@ class ClientModel:
     def _on_rejection(self, code: str, payload: dict[str, Any]) -> None:
         if code == "ref-conflict" and self.quiet:
             self._on_ref_conflict(payload.get("ref") or "")
-        said = self._next(lambda said: self._fits(said, code, payload))
-        if said is None and code == "ref-conflict" and payload["ref"] in self._ambiguous_refs:
+        command = self._next(lambda command: self._may_reply(command, code, payload))
+        if command is None and code == "ref-conflict" and payload["ref"] in self._ambiguous_refs:
             return
-        if said is None:
+        if command is None:
             raise Violation("the error fits no pending command")
-        if said.kind == "ping":
+        if command.kind == "ping":
             self.resuming = False
-        elif said.kind == "http":
-            self.ends = "http"
-        elif said.kind == "too long":
-            self.ends = "too long"
+        elif command.kind == "http":
+            self.close_reason = "http"
+        elif command.kind == "too long":
+            self.close_reason = "too long"
         if self.phase is not Phase.READY:
-            self.phase = Phase.REJECTED if said.greets else self.phase
+            self.phase = Phase.REJECTED if command.is_hello_attempt else self.phase
 
     def _on_ref_conflict(self, ref: str) -> None:
-        """Two requests of a quiet client have one ref: which of them waits, and which is refused?"""
-        mine = [said for said in self.due if said.kind == "request" and said.ref == ref]
-        if len(mine) < 2 or ref in self.silent or self.shared.named(self.owner, ref) is not None:
+        """Decide which of two pending requests with the same ref was rejected, on a quiet client: the first one waits.
+
+        On a resumed connection it is unknown: the first may also conflict with a request of an earlier connection.
+        """
+        same_ref = [command for command in self.pending if command.kind == "request" and command.ref == ref]
+        if (
+            len(same_ref) < 2
+            or ref in self.unanswered_requests
+            or self.shared.request_with_ref(self.owner, ref) is not None
+        ):
             return
-        if self.resumed:  # the first may conflict with one of an earlier connection
+        if self.resumed:
             self._ambiguous_refs.add(ref)
         else:
-            self._next(lambda said: said is mine[0])
-            self.silent[ref] = mine[0]
+            self._next(lambda command: command is same_ref[0])
+            self.unanswered_requests[ref] = same_ref[0]
 
-    def _fits(self, said: SentCommand, code: str, payload: dict[str, Any]) -> bool:
-        """Whether an error may be the answer to a command."""
-        if said.kind == "http":
+    def _may_reply(self, command: SentCommand, code: str, payload: dict[str, Any]) -> bool:
+        """Return whether an error may be the reply to a command."""
+        if command.kind == "http":
             return code == "bad-message"
-        if said.kind == "too long":
+        if command.kind == "too long":
             return code == "line-too-long"
-        if (payload.get("ref"), payload.get("id")) != (said.ref, said.id):
+        if (payload.get("ref"), payload.get("id")) != (command.ref, command.id):
             return False
-        if self.phase is Phase.REJECTED and not said.greets:
-            malformed = said.wrong is not None and said.wrong.code in MALFORMED
-            return code == (said.wrong.code if malformed and said.wrong is not None else "unavailable")
-        if said.wrong is not None:
-            as_it_is = (code, payload["message"]) == (said.wrong.code, said.wrong.message)
-            return as_it_is or (code == "unavailable" and said.wrong.code not in MALFORMED)
-        return code in ALLOWED[said.kind]
+        if self.phase is Phase.REJECTED and not command.is_hello_attempt:
+            malformed = command.rejection is not None and command.rejection.code in MALFORMED
+            return code == (command.rejection.code if malformed and command.rejection is not None else "unavailable")
+        if command.rejection is not None:
+            is_expected = (code, payload["message"]) == (command.rejection.code, command.rejection.message)
+            return is_expected or (code == "unavailable" and command.rejection.code not in MALFORMED)
+        return code in ALLOWED[command.kind]
 
     # -- requests -----------------------------------------------------------------------------------------
 
     def _queued(self, payload: dict[str, Any]) -> None:
         id_, ref, shared = payload["id"], payload.get("ref"), self.shared
         known = shared.requests.get(id_)
-        self.here.add(id_)
-        self.repeated = None
+        self.received_ids.add(id_)
+        self.repeated_id = None
         if self.quiet and ref is not None:
             raise Violation("queued is sent to a quiet connection")
         if self.resuming:
             self._check_owner(known or shared.new(id_, self.owner, None, ref), ref)
             return
-        said = self._take_reply_to("request", payload)
+        command = self._take_reply_to("request", payload)
         if known is None:
             self._check_ref_unused(ref)
-            if shared.order and id_ <= max(self.here - {id_}, default=0):
+            if shared.order and id_ <= max(self.received_ids - {id_}, default=0):
                 raise Violation("ids must grow")
-            shared.new(id_, self.owner, said, ref)
+            shared.new(id_, self.owner, command, ref)
         else:
             if ref is None:
                 raise Violation("a new request has an old id")
             self._check_owner(known, ref)
             self.coverage["repeated"] += 1
-            self.repeated = id_
+            self.repeated_id = id_
             if known.fence is not None or known.reason is not None:
                 self._state_due = id_
 
     def _check_ref_unused(self, ref: str | None) -> None:
-        """A request that was granted is the only one with its ref, also after its end and after a restart."""
-        before = None if ref is None else self.shared.named(self.owner, ref)
-        if before is not None and before.fence is not None:
-            raise Violation(f"{before.id} had this ref and was granted")
+        """Check that no earlier request with this ref was granted: its ref remains in use after its end and a restart."""
+        earlier = None if ref is None else self.shared.request_with_ref(self.owner, ref)
+        if earlier is not None and earlier.fence is not None:
+            raise Violation(f"{earlier.id} had this ref and was granted")
 
     def _check_owner(self, known: KnownRequest, ref: str | None) -> None:
+        """Check that a request belongs to this client, and has this ref."""
         if known.owner != self.owner or known.ref != ref:
             raise Violation(f"{known.id} belongs to another client, or has another ref")
 
     def _first(self, id_: int, ref: str | None) -> KnownRequest | None:
-        """The request that the first message to a quiet client is about; None if it asked for none with this ref."""
+        """Return the request that the first message to a quiet client is about; None if it sent none with this ref."""
         if not self.quiet or ref is None:
             return None
-        said = self.silent.pop(ref, None) or self._next_request(ref)
+        command = self.unanswered_requests.pop(ref, None) or self._next_request(ref)
         if ref in self._ambiguous_refs:
-            said = None
-        elif said is None and not self.resumed:  # else it may have been asked for on an earlier connection
+            command = None
+        elif command is None and not self.resumed:  # else it may have been sent on an earlier connection
             return None
         self._check_ref_unused(ref)
-        return self.shared.new(id_, self.owner, said, ref)
+        return self.shared.new(id_, self.owner, command, ref)
 
     def _locked(self, payload: dict[str, Any]) -> None:
-        known, again = self.shared.requests.get(payload["id"]), "expiresIn" in payload
+        known, is_repetition = self.shared.requests.get(payload["id"]), "expiresIn" in payload
         ref, first = payload.get("ref"), False
         if known is None and self.resuming:
             known = self.shared.new(payload["id"], self.owner, None, ref)
@@ -328,102 +345,108 @@ class ClientModel:
         if known is None:
             raise Violation("no request fits")
         self._check_owner(known, ref)
-        expected = first or self.resuming or self.repeated == known.id
-        if again and not expected and self._next_request(ref) is None:
+        expected = first or self.resuming or self.repeated_id == known.id
+        if is_repetition and not expected and self._next_request(ref) is None:
             raise Violation("no repeated request fits")
-        if self.told[known.id] and not self.resuming:
+        if self.replied[known.id] and not self.resuming:
             raise Violation(f"its end ({known.reason}) was sent before")
-        self.here.add(known.id)
-        self.shared.locked(known, payload, again=again)
-        if not again:
+        self.received_ids.add(known.id)
+        self.shared.locked(known, payload, is_repetition=is_repetition)
+        if not is_repetition:
             if payload["fence"] <= self.last_fence:
-                raise Violation(f"fences must grow, and {self.last_fence} was before")
+                raise Violation(f"fences must grow, and {self.last_fence} was sent before")
             self.last_fence = payload["fence"]
-        said = known.said
-        if said is not None and isinstance(said.command, Take):
+        command = known.command
+        if command is not None and isinstance(command.decoded, Take):
             taken = payload["resources"]
             weights = {
-                name: weight for (name, _), weight in zip(said.command.choices, said.command.weights, strict=True)
+                name: weight for (name, _), weight in zip(command.decoded.choices, command.decoded.weights, strict=True)
             }
-            if len(set(taken)) != len(taken) or sum(weights[name] for name in taken) < said.command.target:
+            if len(set(taken)) != len(taken) or sum(weights[name] for name in taken) < command.decoded.target:
                 raise Violation("the granted resources are not among those requested, or insufficient")
-            known.names = {name: said.names[name] for name in taken}
-        elif said is not None and "resources" in payload:
+            known.names = {name: command.names[name] for name in taken}
+        elif command is not None and "resources" in payload:
             raise Violation("resources are sent for a request without anyOf")
 
     def _released(self, payload: dict[str, Any]) -> None:
         id_, ref, reason, shared = payload["id"], payload.get("ref"), payload["reason"], self.shared
         self.coverage[f"received released {reason}"] += 1
         known = shared.requests.get(id_)
-        answered = self._answered_by_id(id_, ref)
-        if known is None and not self.resuming and answered is None:
+        command = self._pending_by_id(id_, ref)
+        if known is None and not self.resuming and command is None:
             known = self._first(id_, ref)
-        mine = known is not None and known.owner == self.owner
+        is_own = known is not None and known.owner == self.owner
         details = payload.keys() - {"id", "reason", "ref"}
-        if answered is None and mine:
-            answered = self._peek(lambda said: said.by_ref and said.ref == ref)
+        if command is None and is_own:
+            command = self._peek(lambda pending: pending.by_ref and pending.ref == ref)
         if self.resuming:
             known = known or shared.new(id_, self.owner, None, ref)
             self._check_owner(known, ref)
-        elif self.repeated == id_ and (id_ in self.over or (mine and self.owner is not self and not answered)):
-            self.repeated = None
-        elif answered is not None and not details:
-            self._next(lambda said: said is answered)
-            self.told[id_] += 1
-            if answered.by_ref:
+        elif self.repeated_id == id_ and (id_ in self.ended_ids or (is_own and self.owner is not self and not command)):
+            self.repeated_id = None
+        elif command is not None and not details:
+            self._next(lambda pending: pending is command)
+            self.replied[id_] += 1
+            if command.by_ref:
                 self._ambiguous_releases[ref or ""] += 1
-        elif known is not None and known.reason is not None and self._asked_again(id_, ref):
+        elif known is not None and known.reason is not None and self._take_repeated_request(id_, ref):
             pass
-        elif mine and id_ not in self.unasked:
-            self.unasked.add(id_)
-            self.told[id_] += 1
+        elif is_own and id_ not in self.notified_end_ids:
+            self.notified_end_ids.add(id_)
+            self.replied[id_] += 1
         else:
             raise Violation("released is sent too often, or to an unrelated client")
-        self.over.add(id_)
+        self.ended_ids.add(id_)
         if known is not None:
-            if known.ref != ref and (answered is None or answered.by_ref):
-                raise Violation("another ref")
+            if known.ref != ref and (command is None or command.by_ref):
+                raise Violation(f"released has the ref {ref}, and the request {known.ref}")
             self._check_timing(known, payload)
             shared.ended(known, reason)
             releasers = known.releasers | shared.releasers_by_ref.get(known.ref or "", set())
             sent = self.sent[id_] + self._sent_by_ref[known.ref or ""]
-            if reason == "success" and releasers <= {self} and self.told[id_] > sent:
+            if reason == "success" and releasers <= {self} and self.replied[id_] > sent:
                 raise Violation("more replies than releases")
 
-    def _asked_again(self, id_: int, ref: str | None) -> bool:
-        """Take the request that repeats one that ended, where this client knows of the end, or it was before its time."""
-        return (id_ in self.over or id_ not in self.here) and self._next_request(ref) is not None
+    def _take_repeated_request(self, id_: int, ref: str | None) -> bool:
+        """Remove the pending request that repeats an ended one; return whether there is one.
 
-    def _peek(self, fits: Callable[[SentCommand], bool]) -> SentCommand | None:
-        """The first command that fits, if all before it may have no answer."""
-        for said in self.due:
-            if fits(said):
-                return said
-            if not self.may_be_unanswered(said):
+        Only if this client has received the end before, or never a message about it.
+        """
+        return (id_ in self.ended_ids or id_ not in self.received_ids) and self._next_request(ref) is not None
+
+    def _peek(self, matches: Callable[[SentCommand], bool]) -> SentCommand | None:
+        """Return the first matching pending command, if all earlier ones may get no reply."""
+        for command in self.pending:
+            if matches(command):
+                return command
+            if not self.may_be_unanswered(command):
                 break
         return None
 
-    def _answered_by_id(self, id_: int, ref: str | None) -> SentCommand | None:
-        """The release or extension of an id that a `released` with its ref answers."""
-        return self._peek(lambda said: said.kind in ("release", "extend") and said.id == id_ and said.ref == ref)
+    def _pending_by_id(self, id_: int, ref: str | None) -> SentCommand | None:
+        """Return the pending release or extension of an id to which a `released` with this ref replies."""
+        return self._peek(
+            lambda command: command.kind in ("release", "extend") and command.id == id_ and command.ref == ref
+        )
 
     def _check_timing(self, known: KnownRequest, payload: dict[str, Any]) -> None:
-        reason, said = payload["reason"], known.said
+        """Check that the request did not time out early, or by a timeout of another state."""
+        reason, command = payload["reason"], known.command
         if reason == "queue-timeout" and known.fence is not None:
             raise Violation("the request was granted")
         if reason == "transaction-timeout" and known.state == "queued" and known.owner is self:
             raise Violation("the request was never granted")
-        if said is None or known.extended:
+        if command is None or known.extended:
             return
-        early = payload.get("waited", 2.0**40) < said.request.queue_timeout_ms - 1e-3
-        if early or payload.get("held", 2.0**40) < said.request.transaction_timeout_ms - 1e-3:
-            raise Violation("too early")
+        early = payload.get("waited", 2.0**40) < command.request.queue_timeout_ms - 1e-3
+        if early or payload.get("held", 2.0**40) < command.request.transaction_timeout_ms - 1e-3:
+            raise Violation("the request timed out too early")
 
     # -- subscriptions ------------------------------------------------------------------------------------
 
     def _watching(self, payload: dict[str, Any]) -> None:
-        said, prefix = self._take_reply_to("watch", payload), payload["prefix"]
-        if said.command.prefix != prefix:
+        command, prefix = self._take_reply_to("watch", payload), payload["prefix"]
+        if command.decoded.prefix != prefix:
             raise Violation("another prefix")
         held = {(row["resource"], row["id"]): row["mode"] for row in payload["held"]}
         if any(not name.startswith(prefix) for name, _ in held):
@@ -437,10 +460,10 @@ class ClientModel:
         self.watched_locks.update(held)
 
     def _unwatched(self, payload: dict[str, Any]) -> None:
-        said = self._take_reply_to("unwatch", payload)
-        if said.command.prefix != payload["prefix"]:
+        command = self._take_reply_to("unwatch", payload)
+        if command.decoded.prefix != payload["prefix"]:
             raise Violation("another prefix")
-        self.watched.pop(said.command.prefix, None)
+        self.watched.pop(command.decoded.prefix, None)
         self.watched_locks = {key: mode for key, mode in self.watched_locks.items() if self._watches(key[0])}
 
     def _watches(self, name: str) -> bool:
@@ -455,7 +478,7 @@ class ClientModel:
             return
         key = payload["resource"], payload["id"]
         if not self._watches(key[0]) or (state == "locked") != (key not in self.watched_locks):
-            raise Violation("an event changes nothing, or was not subscribed to")
+            raise Violation("an event changes nothing, or has no subscription")
         if state == "locked":
             self.watched_locks[key] = payload["mode"]
         elif self.watched_locks.pop(key) != payload["mode"]:

@@ -1,14 +1,14 @@
-"""Feeds bytes to the readers of the protocol: `python -m fuzz.codec --runs 100000` (with tests/ on the path).
+"""Feeds bytes to the parsers of the protocol: `python -m fuzz.codec --runs 100000` (with tests/ on the path).
 
-With atheris the bytes are led by the branches that they reach. Where there is no atheris (it exists for Linux only), or with
-`--plain`, they come from a generator alone. Either way a seed decides the bytes, and an input that shows a defect is printed
-so that `--input` repeats it.
+With atheris the inputs are guided by coverage. Without it (it exists for Linux only), or with `--plain`, they are purely
+random. Either way a seed decides the inputs. An input that reveals a defect is printed, and `--input` repeats it.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import ctypes
 import os
 import sys
 import time
@@ -23,76 +23,79 @@ from typing import NoReturn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.corpus import examples
-from fuzz.mutation import damaged
+from fuzz.mutation import mutate
 
 EXPECTED = (
-    *("framing", "framing too long", "address", "address refused", "resource", "resource refused"),
+    *("framing", "framing too long", "address", "address rejected", "resource", "resource rejected"),
     *("command Request", "command Release", "command ReleaseByRef", "command Take", "command Extend"),
     *("command Ping", "command Hello", "command Bye", "command Inspect", "command Watch", "command Unwatch"),
     "command Namespaced",
-    *("command refused bad-json", "command refused bad-message", "command refused bad-request"),
-    *("command refused unknown-command", "message refused", "message unknown", "message Queued", "message Locked"),
+    *("command rejected bad-json", "command rejected bad-message", "command rejected bad-request"),
+    *("command rejected unknown-command", "message rejected", "message unknown", "message Queued", "message Locked"),
     *("message Released", "message Extended", "message Pong", "message Inspected", "message Watching"),
     *("message Unwatched", "message Event", "message Error", "message Welcome", "reply Queued", "reply Locked"),
     *("reply Released", "reply Error", "reply Event", "reply Watching", "reply Extended", "reply Welcome"),
 )
-"""What a long run must have seen. (`command` names what was read.)"""
+"""The results of `properties.check` that a long run must have observed."""
+
+ADDR_NO_RANDOMIZE = 0x0040000
+"""A flag of Linux's personality(2)."""
 
 LONG = 20_000
-"""Inputs from which on all of that must have been seen."""
+"""The number of inputs after which the coverage must be complete."""
 
 
 class Inputs:
-    """Counts what the inputs show, and ends the process: with 0 after `runs` or `seconds`, with 1 at a defect."""
+    """Checks inputs and counts their results. Ends the process: with 0 after `runs` or `seconds`, with 1 after a defect."""
 
     def __init__(self, runs: int, seconds: float) -> None:
         from fuzz import properties
 
         self.check = properties.check
         self.kinds = len(properties.PROPERTIES)
-        self.seen: Counter[str] = Counter()
+        self.coverage: Counter[str] = Counter()
         self.done, self.runs = 0, runs
-        self.began = time.monotonic()
-        self.until = self.began + seconds
+        self.started_at = time.monotonic()
+        self.until = self.started_at + seconds
 
     def feed(self, data: bytes) -> None:
-        """One input."""
+        """Check one input."""
         try:
-            self.seen[self.check(data)] += 1
-        except BaseException:  # noqa: BLE001 - whatever it is, it is what is looked for
+            self.coverage[self.check(data)] += 1
+        except BaseException:  # noqa: BLE001 - every error is a defect
             sys.stdout.flush()
             traceback.print_exc()
             text = base64.b64encode(data).decode()
             print(f"\na defect after {self.done} inputs: {data[:300]!r}", file=sys.stderr)
-            print(f"again: PYTHONPATH=tests python -m fuzz.codec --input {text}", file=sys.stderr)
-            self.leave(1)
+            print(f"reproduce: PYTHONPATH=tests python -m fuzz.codec --input {text}", file=sys.stderr)
+            self.exit(1)
         self.done += 1
         if self.done >= self.runs or (self.done % 256 == 0 and time.monotonic() > self.until):
-            self.leave(self.report())
+            self.exit(self.report())
 
     def report(self) -> int:
-        """Tell what was seen; returns the exit status."""
-        took_s = time.monotonic() - self.began
+        """Print the coverage; return the exit status."""
+        took_s = time.monotonic() - self.started_at
         print(f"codec: {self.done} inputs in {took_s:.1f} s")
-        for word, count in sorted(self.seen.items()):
-            print(f"  {count:>9}  {word}")
-        missing = [word for word in EXPECTED if not self.seen[word]] if self.done >= LONG else []
+        for result, count in sorted(self.coverage.items()):
+            print(f"  {count:>9}  {result}")
+        missing = [result for result in EXPECTED if not self.coverage[result]] if self.done >= LONG else []
         if missing:
-            print(f"never seen: {', '.join(missing)}")
+            print(f"never observed: {', '.join(missing)}")
         return 1 if missing else 0
 
-    def leave(self, status: int) -> NoReturn:
-        """At once: libFuzzer would add a report of its own, and call it a crash."""
+    def exit(self, status: int) -> NoReturn:
+        """End the process without cleanup: libFuzzer would report a crash of its own."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
 
-def made(random: Random, kinds: int, pool: list[bytes]) -> bytes:
-    """An input from nothing but chance and the examples."""
-    line = random.choice(pool)
+def random_input(random: Random, kinds: int, lines: list[bytes]) -> bytes:
+    """Return a random input: a mutation of one of the lines, or random parts of one or of an address."""
+    line = random.choice(lines)
     for _ in range(random.choice((0, 1, 1, 1, 2))):
-        line = damaged(random, line)
+        line = mutate(random, line)
     kind = random.randrange(kinds)
     if random.random() < 0.1:
         line = b"\n".join(random.choice((b"", b"\r", b"ab", line, line[:40] + b"\r")) for _ in range(5))
@@ -102,24 +105,24 @@ def made(random: Random, kinds: int, pool: list[bytes]) -> bytes:
     return bytes([kind]) + line
 
 
-def plainly(inputs: Inputs, seed: int) -> NoReturn:
-    """Inputs by chance alone."""
-    random, pool = Random(seed), examples()
+def run_random(inputs: Inputs, seed: int) -> NoReturn:
+    """Check purely random inputs."""
+    random, lines = Random(seed), examples()
     while True:
-        inputs.feed(made(random, inputs.kinds, pool))
+        inputs.feed(random_input(random, inputs.kinds, lines))
 
 
-def guided(inputs: Inputs, seed: int, atheris: ModuleType) -> NoReturn:
-    """Inputs that atheris chooses by what they reach, and changes in its way or in ours."""
-    pool = examples()
+def run_guided(inputs: Inputs, seed: int, atheris: ModuleType) -> NoReturn:
+    """Check inputs that atheris chooses by coverage, mutated by libFuzzer or by `mutation`."""
+    lines = examples()
 
-    def mutate(data: bytes, max_size: int, chance: int) -> bytes:
-        random = Random(chance)
+    def mutate_input(data: bytes, max_size: int, mutation_seed: int) -> bytes:
+        random = Random(mutation_seed)
         if random.random() < 0.3:
             return bytes(atheris.Mutate(data, max_size))
         if random.random() < 0.3:
-            return made(random, inputs.kinds, pool)[:max_size]
-        return (data[:1] + damaged(random, bytes(data[1:])))[:max_size]
+            return random_input(random, inputs.kinds, lines)[:max_size]
+        return (data[:1] + mutate(random, bytes(data[1:])))[:max_size]
 
     options = [
         sys.argv[0],
@@ -129,22 +132,36 @@ def guided(inputs: Inputs, seed: int, atheris: ModuleType) -> NoReturn:
         "-print_final_stats=0",
         "-rss_limit_mb=4096",
     ]
-    atheris.Setup(options, inputs.feed, custom_mutator=mutate)
+    atheris.Setup(options, inputs.feed, custom_mutator=mutate_input)
     atheris.Fuzz()
-    raise AssertionError("atheris has come to an end of its own")
+    raise AssertionError("atheris.Fuzz has returned")
+
+
+def restart_without_randomization(seed: int) -> None:
+    """Restart this process without randomization of addresses and hashes, unless it runs so already.
+
+    libFuzzer identifies branches and comparisons by their addresses, so a seed gives the same inputs only with the same
+    addresses. If the system does not permit that (a container may not), the fuzzer runs with random ones.
+    """
+    if os.environ.get("PYTHONHASHSEED") == "0":
+        return
+    ctypes.CDLL(None).personality(ADDR_NO_RANDOMIZE)
+    command = [sys.executable, *sys.orig_argv[1:], "--seed", str(seed)]
+    os.execve(sys.executable, command, os.environ | {"PYTHONHASHSEED": "0"})  # noqa: S606
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1 << 62, help="inputs (default: no bound)")
-    parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
-    parser.add_argument("--seed", type=int, default=0, help="0: another each time")
-    parser.add_argument("--plain", action="store_true", help="do without atheris")
-    parser.add_argument("--input", help="one input, in base64, as a failed run printed it")
+    parser.add_argument("--runs", type=int, default=1 << 62, help="number of inputs (default: unlimited)")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end after this time")
+    parser.add_argument("--seed", type=int, default=0, help="0: random")
+    parser.add_argument("--plain", action="store_true", help="purely random inputs, without atheris")
+    parser.add_argument("--input", help="check one input, in base64, as a failed run printed it")
     options = parser.parse_args()
     seed = options.seed or Random().randrange(1, 1 << 31)
     atheris = None
     if options.input is None and not options.plain and find_spec("atheris") is not None:
+        restart_without_randomization(seed)
         import atheris
 
         with atheris.instrument_imports(include=["genie.protocol", "genie.client.config"]):
@@ -154,13 +171,13 @@ def main() -> None:
     inputs = Inputs(options.runs if options.input is None else 1, options.seconds)
     if options.input is not None:
         inputs.feed(base64.b64decode(options.input))
-    print(f"codec: seed {seed}, {'by chance' if atheris is None else 'led by atheris'}", flush=True)
+    print(f"codec: seed {seed}, {'random' if atheris is None else 'guided by atheris'}", flush=True)
     for line in examples():
         for kind in range(inputs.kinds):
             inputs.feed(bytes([kind]) + line)
     if atheris is None:
-        plainly(inputs, seed)
-    guided(inputs, seed, atheris)
+        run_random(inputs, seed)
+    run_guided(inputs, seed, atheris)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where fuzzing begins: the examples of protocol.md, and short lines that have shown something."""
+"""The initial inputs of the fuzzers: the examples of protocol.md, and lines that revealed a defect or are edge cases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 PAGE = Path(__file__).resolve().parents[2] / "protocol.md"
 STEP = re.compile(r"^[A-Z] (->|<-) (.*(?:\n +.*)*)", re.MULTILINE)
 
-KEPT = [
+EDGE_CASES = [
     b'{"command":"request","command":"release","payload":{"id":1}}',
     b'{"command":"release","payload":{"id":1},"payload":{"id":2}}',
     b'{"command":"release","payload":{"id":1,"id":2}}',
@@ -68,6 +68,6 @@ KEPT = [
 
 
 def examples() -> list[bytes]:
-    """Every line that is said in protocol.md, by a client or by the server, and `KEPT`."""
-    said = [re.sub(r"\n +", "", text).encode() for _, text in STEP.findall(PAGE.read_text())]
-    return list(dict.fromkeys([*said, *KEPT]))
+    """Return every line in the examples of protocol.md, of clients and of the server, and `EDGE_CASES`."""
+    lines = [re.sub(r"\n +", "", text).encode() for _, text in STEP.findall(PAGE.read_text())]
+    return list(dict.fromkeys([*lines, *EDGE_CASES]))

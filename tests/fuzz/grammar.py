@@ -1,6 +1,6 @@
-"""What a world does: a list of steps, from a seed alone. So a step can be left out, and the rest is still the same.
+"""Generates scenarios, lists of steps, from a seed. A scenario can be shrunk: without one step the others stay the same.
 
-A line names a request that somebody was told of as `@7@`: the eighth last of them, when the line is said.
+A line may contain `@7@` in place of an id: when it is sent, this is replaced by the eighth last id in a message.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import json
 from random import Random
 from typing import Any
 
-from fuzz.mutation import DEEP, damaged
+from fuzz.mutation import DEEP, mutate
 
 Step = tuple[Any, ...]
-"""The name of a method of `stage.Stage`, and its arguments."""
+"""The name of a method of `harness.Harness`, and its arguments."""
 
 SLOTS = 7
-"""Connections at once."""
+"""The number of simultaneous connections."""
 
 NAMES = ("a", "b", "c", "d", "ä/1", "a:b")
 OWNERS = ("T1", "T2", "T3", "T4")
@@ -23,7 +23,15 @@ REFS = ("r1", "r2", "r3", "r4", "r5", "r6")
 SECRETS = ("secret-number-one", "secret-number-two", "secret-number-three")
 PREFIXES = ("", "a", "ä", "b", "zzz")
 NOTES = ("cron@host-7", "ä\U0001f510", "x" * 256)
-NEAR = ("somethingNew", "transactionTimout", "transaction_timeout", "queuetimeout", "Ref", "onDisconect", "resource")
+MISSPELLED_FIELDS = (
+    "somethingNew",
+    "transactionTimout",
+    "transaction_timeout",
+    "queuetimeout",
+    "Ref",
+    "onDisconect",
+    "resource",
+)
 """Fields that no `request` has."""
 REJECTED = (
     {"protocol": 2},
@@ -34,7 +42,7 @@ REJECTED = (
     {"namespace": "other"},
     {"session": "short"},
 )
-"""Of a `hello` that leaves nothing behind."""
+"""Fields of a `hello` that is rejected, and must change nothing."""
 
 NOISE = (
     *(
@@ -63,84 +71,84 @@ NOISE = (
 
 
 class Grammar:
-    """Lines, mostly good ones."""
+    """Generates lines, most of them valid."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.apart = Random(repr(random.getstate()[1][:4]))
-        """For what was thought of later: the lines of a seed are the same but for that."""
-        self.said: list[bytes] = []
-        """Requests with a `ref`, to be said again."""
+        self.extra = Random(repr(random.getstate()[1][:4]))
+        """Decides features that were added later, so that the rest of a seed's lines stays the same."""
+        self.sent_requests: list[bytes] = []
+        """Requests with a `ref`, which may be repeated."""
 
     def line(self) -> bytes:
-        """Any line, without its end."""
+        """Return a random line, without its newline."""
         random = self.random
         chance = random.random()
         if chance < 0.78:
-            return self.within(self.named(self.good()))
+            return self.with_namespace(self.with_ref(self.valid_line()))
         if chance < 0.95:
-            return damaged(random, self.good())
+            return mutate(random, self.valid_line())
         return random.choice(NOISE)
 
-    def good(self) -> bytes:  # noqa: PLR0911 - one for each command
-        """A line that is right in itself."""
+    def valid_line(self) -> bytes:  # noqa: PLR0911 - one for each command
+        """Return a line that is valid on its own."""
         random = self.random
         chance = random.random()
-        if chance < 0.08 and self.said:
-            return random.choice(self.said)
+        if chance < 0.08 and self.sent_requests:
+            return random.choice(self.sent_requests)
         if chance < 0.5:
             return self.request()
         if chance < 0.76:
             id_ = self.id()
-            by_ref = self.apart.random() < 0.2
-            return said("release", ref=self.apart.choice(REFS)) if by_ref else said("release", id=id_)
+            by_ref = self.extra.random() < 0.2
+            return make_line("release", ref=self.extra.choice(REFS)) if by_ref else make_line("release", id=id_)
         if chance < 0.82:
-            return said("extend", id=self.id(), transactionTimeout=random.choice((1, 20.5, 300, 20_000)))
+            return make_line("extend", id=self.id(), transactionTimeout=random.choice((1, 20.5, 300, 20_000)))
         if chance < 0.88:
-            return said("ping") if random.random() < 0.7 else b'{"command":"ping"}'
+            return make_line("ping") if random.random() < 0.7 else b'{"command":"ping"}'
         if chance < 0.92:
             return self.inspect()
         if chance < 0.96:
-            return said("watch", prefix=random.choice(PREFIXES))
+            return make_line("watch", prefix=random.choice(PREFIXES))
         if chance < 0.99:
-            return said("unwatch", prefix=random.choice(PREFIXES))
-        if self.apart.random() < 0.4:
-            return said("bye")
-        if self.apart.random() < 0.3:
-            return said("hello", **self.apart.choice(REJECTED))
-        return said("hello", session=random.choice(SECRETS)) if random.random() < 0.5 else said("hello")
+            return make_line("unwatch", prefix=random.choice(PREFIXES))
+        if self.extra.random() < 0.4:
+            return make_line("bye")
+        if self.extra.random() < 0.3:
+            return make_line("hello", **self.extra.choice(REJECTED))
+        return make_line("hello", session=random.choice(SECRETS)) if random.random() < 0.5 else make_line("hello")
 
-    def named(self, line: bytes) -> bytes:
-        """The line, now and then with a `ref`: few, so that they are also those of requests."""
-        if b'"ref"' in line or b'"request"' in line or self.apart.random() > 0.3:
+    def with_ref(self, line: bytes) -> bytes:
+        """Return the line, sometimes with a `ref`: one of a few, so that requests have it, too."""
+        if b'"ref"' in line or b'"request"' in line or self.extra.random() > 0.3:
             return line
-        ref = self.apart.choice(REFS).encode()
-        return _with(line, b'"ref": "%b"' % ref)
+        ref = self.extra.choice(REFS).encode()
+        return _with_field(line, b'"ref": "%b"' % ref)
 
-    def more_of_hello(self) -> dict[str, Any]:
-        """Fields beside those of a session."""
-        apart, more = self.apart, {}
-        if apart.random() < 0.5:
-            more["quiet"] = apart.random() < 0.8
-        if apart.random() < 0.3:
+    def hello_options(self) -> dict[str, Any]:
+        """Return optional fields of `hello` other than those of a session."""
+        extra, more = self.extra, {}
+        if extra.random() < 0.5:
+            more["quiet"] = extra.random() < 0.8
+        if extra.random() < 0.3:
             more |= {"protocol": 1, "client": "fuzz/1 ä"}
-        if apart.random() < 0.2:
-            more["ref"] = apart.choice(REFS)
+        if extra.random() < 0.2:
+            more["ref"] = extra.choice(REFS)
         return more
 
-    def within(self, line: bytes) -> bytes:
-        """The line, now and then with a namespace: the server's, or, but for `hello`, another."""
-        if self.apart.random() > 0.06:
+    def with_namespace(self, line: bytes) -> bytes:
+        """Return the line, sometimes with a namespace: the server's or, except in `hello`, an unknown one."""
+        if self.extra.random() > 0.06:
             return line
-        name = b"genie" if b"hello" in line or self.apart.random() < 0.6 else b"other"
-        return _with(line, b'"namespace": "%b"' % name)
+        name = b"genie" if b"hello" in line or self.extra.random() < 0.6 else b"other"
+        return _with_field(line, b'"namespace": "%b"' % name)
 
     def id(self) -> Any:
-        """One that was told, as a place to be filled in; or one that never was."""
+        """Return a placeholder for an id in a recent message, or an id that was in none."""
         random = self.random
         if random.random() < 0.06:
             return random.choice((0, -1, 7_000_000_000, 2**53 - 1))
-        return Place(int(random.expovariate(0.3)))
+        return IdPlaceholder(int(random.expovariate(0.3)))
 
     def request(self) -> bytes:
         random = self.random
@@ -152,9 +160,9 @@ class Grammar:
             if random.random() < 0.5:
                 payload["weights"] = [random.choice((1, "2", 3, 2**63 - 1)) for _ in names]
         else:
-            many = random.choice((1, 1, 1, 1, 2, 2, 3, 6))
+            count = random.choice((1, 1, 1, 1, 2, 2, 3, 6))
             modes = ("exclusive", "exclusive", "shared")
-            payload["resources"] = [f"{random.choice(modes)}:{random.choice(NAMES)}" for _ in range(many)]
+            payload["resources"] = [f"{random.choice(modes)}:{random.choice(NAMES)}" for _ in range(count)]
         for chance, name, values in (
             (0.5, "transactionName", (*OWNERS, None)),
             (0.6, "queueTimeout", (0, 0, 0.5, 5, 40, 2000, 20_000)),
@@ -165,14 +173,14 @@ class Grammar:
             (0.03, "", (1, [], None)),
         ):
             if random.random() < chance:
-                payload[name or self.apart.choice(NEAR)] = random.choice(values)
-        if self.apart.random() < 0.1:
-            payload["note"] = self.apart.choice(NOTES)
-        if "resources" in payload and self.apart.random() < 0.03:
+                payload[name or self.extra.choice(MISSPELLED_FIELDS)] = random.choice(values)
+        if self.extra.random() < 0.1:
+            payload["note"] = self.extra.choice(NOTES)
+        if "resources" in payload and self.extra.random() < 0.03:
             payload["queueTimeout"] = 2_147_483_647
-        line = said("request", **payload)
+        line = make_line("request", **payload)
         if "ref" in payload:
-            self.said = [*self.said[-5:], line]
+            self.sent_requests = [*self.sent_requests[-5:], line]
         return line
 
     def inspect(self) -> bytes:
@@ -185,31 +193,32 @@ class Grammar:
         ):
             if random.random() < 0.3:
                 payload[name] = random.choice(values)
-        return said("inspect", **payload)
+        return make_line("inspect", **payload)
 
 
-def _with(line: bytes, field: bytes) -> bytes:
-    """A line with one more field."""
+def _with_field(line: bytes, field: bytes) -> bytes:
+    """Return the line with a further field in its payload."""
     if not line.endswith(b"}}"):
         return line
     return line[:-2] + (b"" if line.endswith(b"{}}") else b", ") + field + b"}}"
 
 
-class Place(int):
-    """An id that is filled in when the line is said."""
+class IdPlaceholder(int):
+    """An id that is inserted when the line is sent."""
 
 
-def said(command: str, **payload: Any) -> bytes:
-    """A line."""
-    places = {name: value for name, value in payload.items() if isinstance(value, Place)}
-    text = json.dumps({"command": command, "payload": {**payload, **dict.fromkeys(places, "@")}}, ensure_ascii=False)
-    for value in places.values():
+def make_line(command: str, **payload: Any) -> bytes:
+    """Return a command as a line, without its newline."""
+    placeholders = {name: value for name, value in payload.items() if isinstance(value, IdPlaceholder)}
+    encodable = {**payload, **dict.fromkeys(placeholders, "@")}
+    text = json.dumps({"command": command, "payload": encodable}, ensure_ascii=False)
+    for value in placeholders.values():
         text = text.replace('"@"', f"@{int(value)}@", 1)
     return text.encode()
 
 
-def plan(seed: int, size: int) -> list[Step]:
-    """The steps of a world, in which about `size` lines are said."""
+def make_scenario(seed: int, size: int) -> list[Step]:
+    """Return the steps of a scenario in which about `size` lines are sent."""
     random = Random(seed)
     grammar = Grammar(random)
     durable = random.random() < 0.5
@@ -218,22 +227,23 @@ def plan(seed: int, size: int) -> list[Step]:
     while lines < size:
         slot, chance = random.randrange(SLOTS), random.random()
         if chance < 0.72:
-            many = random.choice((1, 1, 1, 2, 3, 6))
+            count = random.choice((1, 1, 1, 2, 3, 6))
             end = random.choice((b"\n", b"\n", b"\n", b"\r\n"))
-            data = b"".join(grammar.line() + end for _ in range(many))
+            data = b"".join(grammar.line() + end for _ in range(count))
             if random.random() < 0.03:
                 data += grammar.line()[: random.randrange(30)]  # the next line ends it
             cuts = sorted(random.random() for _ in range(random.choice((0, 0, 0, 0, 1, 2, 5))))
-            steps.append(("say", slot, data, tuple(cuts)))
-            lines += many
+            steps.append(("send", slot, data, tuple(cuts)))
+            lines += count
         elif chance < 0.76:
-            secret, timeout_ms, again = random.choice(SECRETS), random.choice((1, 50, 10_000)), random.random() < 0.5
-            wrong = [said("hello", **payload) for payload in grammar.apart.choices(REJECTED, k=2)]
-            before = wrong[: grammar.apart.choice((0, 0, 0, 1, 2))]
-            steps.append(("hello", slot, secret, timeout_ms, again, grammar.more_of_hello(), tuple(before)))
+            secret, timeout_ms = random.choice(SECRETS), random.choice((1, 50, 10_000))
+            keep_old = random.random() < 0.5
+            rejected = [make_line("hello", **payload) for payload in grammar.extra.choices(REJECTED, k=2)]
+            before = rejected[: grammar.extra.choice((0, 0, 0, 1, 2))]
+            steps.append(("hello", slot, secret, timeout_ms, keep_old, grammar.hello_options(), tuple(before)))
             lines += 2
         elif chance < 0.82:
-            steps.append(("wrong_lines", slot, tuple(damaged(random, grammar.good()) for _ in range(2))))
+            steps.append(("send_invalid", slot, tuple(mutate(random, grammar.valid_line()) for _ in range(2))))
             lines += 2
         elif chance < 0.85:
             steps.append((random.choice(("half_close", "drop", "drop")), slot))
@@ -242,27 +252,27 @@ def plan(seed: int, size: int) -> list[Step]:
         elif chance < 0.91:
             steps.append(("wait", random.choice((0.3, 1, 1, 10, 60, 400, 7000))))
         elif chance < 0.93 and durable:
-            steps.append(_bad_day(random))
+            steps.append(_store_fault(random))
         elif chance < 0.97:
-            steps.append(("turn",))
+            steps.append(("run_briefly",))
         else:
             steps.append(("settle",))
     return [*steps, ("end",)]
 
 
-def _bad_day(random: Random) -> Step:
-    """Something of the store, or of the process."""
+def _store_fault(random: Random) -> Step:
+    """Return a step that makes the store slow or unavailable, or crashes the server."""
     return random.choice(
         (
-            ("slow", random.choice((0.0, 0.002, 0.3))),
-            ("away", random.choice((100, 2600, 2600, 4000))),
+            ("slow_store", random.choice((0.0, 0.002, 0.3))),
+            ("store_outage", random.choice((100, 2600, 2600, 4000))),
             ("crash", random.random() < 0.5, random.random() < 0.5),
         )
     )
 
 
 def limits(random: Random) -> dict[str, Any]:
-    """Settings of a server: some limits are so low that they are reached."""
+    """Return settings of a server, some with limits so low that they are reached."""
     low = {
         "max_line": 700,
         "max_connections": 6,

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from fuzz.client_model import ClientModel
-from fuzz.grammar import said
+from fuzz.grammar import make_line
 from fuzz.sent_commands import NAMESPACE
 from fuzz.shared_model import SharedModel, Violation
 from fuzz.store import FuzzStore
@@ -31,8 +31,8 @@ from genie.storage.memory import MemoryStore
 from genie.storage.store import LeadershipLost, RetainedReply
 from genie.testing.simulation.invariants import check
 
-PLACE = re.compile(rb"@(\d+)@")
-PING = said("ping") + b"\n"
+ID_PLACEHOLDER = re.compile(rb"@(\d+)@")
+PING = make_line("ping") + b"\n"
 EXPIRY_S = 60.0
 """Longer than every timeout of a scenario."""
 MAX_ROUNDS = 2_000
@@ -47,7 +47,6 @@ class Client:
         self.model = ClientModel(harness.shared, harness.coverage, harness.limits.max_line)
         self.transport = Transport(number, self._receive, self._ended)
         self.half_closed = self.dropped = False
-        self.stalled_once = False
         self.connection = Connection(
             harness.handler, harness.limits, harness.admission, find_handler=harness.find_handler
         )
@@ -57,27 +56,27 @@ class Client:
     @property
     def open(self) -> bool:
         """Whether commands can be sent and will get replies."""
-        return not (self.transport.closing or self.half_closed or self.dropped or self.model.ends)
+        return not (self.transport.closing or self.half_closed or self.dropped or self.model.close_reason)
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send bytes. A `ping` follows each `hello`: its `pong` ends the messages about a resumed session."""
-        whole = b"hello" not in self.model.splitter.rest + data
-        for part in [data] if whole else re.split(rb"(?<=\n)", data):
-            found = self.model.send(part, self.harness.now_ms)
-            self.harness.lines += len(found)
-            self.transport.say(part)
-            if found and isinstance(found[-1].command, Hello) and not self.model.splitter.over:
+        has_hello = b"hello" in self.model.splitter.rest + data
+        for part in re.split(rb"(?<=\n)", data) if has_hello else [data]:
+            commands = self.model.send(part, self.harness.now_ms)
+            self.harness.lines += len(commands)
+            self.transport.send_input(part)
+            if commands and isinstance(commands[-1].decoded, Hello) and not self.model.splitter.ended:
                 self.model.send(PING, self.harness.now_ms)
                 self.harness.lines += 1
-                self.transport.say(PING)
+                self.transport.send_input(PING)
 
     def _receive(self, data: bytes) -> None:
         if self.dropped:
             return
         try:
             self.model.receive(data)
-        except Violation as wrong:
-            self.harness.wrong(wrong)
+        except Violation as violation:
+            self.harness.fail(violation)
 
     @property
     def _taken_over(self) -> bool:
@@ -86,18 +85,19 @@ class Client:
         return isinstance(owner, tuple) and len(self.harness.shared.claims[owner[0]]) > 1
 
     def _ended(self) -> None:
+        """Check that the server had a reason if it closed the connection."""
         if not self.transport.closed_by_server or self.harness.killing or self.dropped:
             return
-        if self.half_closed or self.model.ends:
-            self.harness.coverage[f"closed: {self.model.ends or 'half-closed'}"] += 1
-            due = [said for said in self.model.due if not self.model.may_be_unanswered(said)]
-            if self.half_closed and not self.model.ends and not self._taken_over and due:
-                self.harness.wrong(Violation(f"a half-closed connection got no reply: {due[:3]}"))
+        if self.half_closed or self.model.close_reason:
+            self.harness.coverage[f"closed: {self.model.close_reason or 'half-closed'}"] += 1
+            unanswered = [command for command in self.model.pending if not self.model.may_be_unanswered(command)]
+            if self.half_closed and not self.model.close_reason and not self._taken_over and unanswered:
+                self.harness.fail(Violation(f"a half-closed connection got no reply: {unanswered[:3]}"))
         elif self._taken_over:
             self.harness.coverage["closed: stolen"] += 1
         else:
-            self.harness.wrong(
-                Violation(f"the server closed a connection without a reason; pending: {list(self.model.due)[:3]}")
+            self.harness.fail(
+                Violation(f"the server closed a connection without a reason; pending: {list(self.model.pending)[:3]}")
             )
 
 
@@ -126,8 +126,8 @@ class Harness:
             return self.handler
         return RequestRejected(Code.UNKNOWN_NAMESPACE, f"this server does not serve the namespace {namespace!r}")
 
-    def wrong(self, error: BaseException) -> None:
-        """Record a failure: only the first one counts."""
+    def fail(self, error: BaseException) -> None:
+        """Record a failure, of which only the first is reported."""
         self.problem = self.problem or error
 
     # -- steps of the server ------------------------------------------------------------------------------
@@ -141,24 +141,28 @@ class Harness:
         await self._acquire_leadership()
 
     async def _acquire_leadership(self) -> None:
-        replica = self.store.replica() if isinstance(self.store, FuzzStore) else await self.store.open(None, None, None)  # type: ignore[arg-type]
-        manager, began = replica.manager, self.now_ms - replica.clock_ms
+        """Start a pipeline that leads from the stored state, as a namespace does when it takes over."""
+        if isinstance(self.store, FuzzStore):
+            state = self.store.state_machine()
+        else:
+            state = await self.store.open(None, None, None)  # type: ignore[arg-type]
+        manager, clock_started_at = state.manager, self.now_ms - state.clock_ms
         manager.unix_offset_ms = 1.79e12
         manager.max_queue_entries = self.limits.max_queue
         manager.next_id, manager.next_fence = max(manager.next_id, 100), max(manager.next_fence, 100)
         self.handler: Any = FollowerHandler(self.stats, NAMESPACE, 1 << 20)
         self.pipeline = Pipeline(
-            manager, self.store, self.limits, self.stats, lambda: self.now_ms - began, self._failed
+            manager, self.store, self.limits, self.stats, lambda: self.now_ms - clock_started_at, self._failed
         )
-        self.pipeline._scheduler._clock = self.loop.time
-        self.pipeline.recover(replica.retained_replies.values())
+        self.pipeline.recover(state.retained_replies.values())
         await self._run_until_idle()
         self.handler.hand_over([client.connection for client in self.clients.values()], self.pipeline)
         self.handler = self.pipeline
 
     def _failed(self, error: BaseException) -> None:
+        """Handle the end of a pipeline: only lost leadership after an outage is expected."""
         if not isinstance(error, LeadershipLost) or not self.was_unavailable:
-            self.wrong(error)
+            self.fail(error)
         self.coverage["leadership lost"] += 1
         self._abort_all()
 
@@ -168,25 +172,25 @@ class Harness:
         for connection in list(self.admission):
             connection.abort()
 
-    async def slow(self, delay_s: float) -> None:
+    async def slow_store(self, delay_s: float) -> None:
         """Set the duration of a commit."""
         if isinstance(self.store, FuzzStore):
             self.store.delay_s = delay_s
 
-    async def away(self, ms: float) -> None:
+    async def store_outage(self, ms: float) -> None:
         """Make the store unavailable for a while, in which clients send commands."""
         if isinstance(self.store, FuzzStore) and not self.killing:
-            self.store.away = self.was_unavailable = True
+            self.store.unavailable = self.was_unavailable = True
             await asyncio.sleep(ms / 2000)
             for client in list(self.clients.values()):
                 if client.open:
-                    client.say(PING + said("request", resources=["exclusive:a"], ref="r1") + b"\n")
+                    client.send(PING + make_line("request", resources=["exclusive:a"], ref="r1") + b"\n")
             await asyncio.sleep(ms / 2000)
             self.coverage["store unavailable"] += 1
             if self.killing:
                 await self._restart()
-            self.store.away = False
-            self.store.answer()
+            self.store.unavailable = False
+            self.store.acknowledge()
             await self.settle()
             self.was_unavailable = False
 
@@ -197,13 +201,16 @@ class Harness:
         self.pipeline.stop()
         self._abort_all()
         if stored:
-            self.store.store()
+            self.store.apply_pending()
         if late:
             await self._run_rounds(2)
             self.killing = False
             client = self._client(0)
-            client.say(
-                said("hello", session="secret-number-one") + b"\n" + said("request", resources=["exclusive:a"]) + b"\n"
+            client.send(
+                make_line("hello", session="secret-number-one")
+                + b"\n"
+                + make_line("request", resources=["exclusive:a"])
+                + b"\n"
             )
             await self._run_rounds(2)
         await self._restart()
@@ -218,6 +225,7 @@ class Harness:
     # -- steps of clients ---------------------------------------------------------------------------------
 
     def _client(self, slot: int) -> Client:
+        """Return the open connection of a slot, a new one if necessary."""
         client = self.clients.get(slot)
         if client is None or not client.open:
             if client is not None:
@@ -226,46 +234,58 @@ class Harness:
             client = self.clients[slot] = Client(self, self._numbers)
         return client
 
-    async def say(self, slot: int, data: bytes, cuts: tuple[float, ...]) -> None:
+    async def send(self, slot: int, data: bytes, cuts: tuple[float, ...]) -> None:
         """Send bytes in pieces."""
         client = self._client(slot)
-        data = PLACE.sub(lambda found: b"%d" % self.shared.pick(int(found[1])), data)
-        places = [0, *(int(cut * len(data)) for cut in cuts), len(data)]
-        for begin, end in pairwise(places):
-            client.say(data[begin:end])
+        data = ID_PLACEHOLDER.sub(lambda found: b"%d" % self.shared.recent_id(int(found[1])), data)
+        bounds = [0, *(int(cut * len(data)) for cut in cuts), len(data)]
+        for begin, end in pairwise(bounds):
+            client.send(data[begin:end])
             if len(cuts) > 2:
                 await self._run_rounds(1)
 
     async def hello(
-        self, slot: int, secret: str, timeout_ms: float, again: bool, more: dict[str, Any], before: tuple[bytes, ...]
+        self,
+        slot: int,
+        secret: str,
+        timeout_ms: float,
+        keep_old: bool,
+        options: dict[str, Any],
+        before: tuple[bytes, ...],
     ) -> None:
-        """Open a connection with a session. `before` are lines that it sends first, each a `hello` that is rejected."""
+        """Open a connection with a session, and drop the old connection of the slot, unless it is to be kept.
+
+        `before` are lines that it sends first, each a `hello` that is rejected. `options` are further fields of `hello`.
+        """
         old = self.clients.pop(slot, None)
-        if old is not None and old.open and not again:
+        if old is not None and old.open and not keep_old:
             old.dropped = True
             old.transport.drop()
         elif old is not None:
-            self.others = [other for other in self.others if not other.transport.over] + [old]
+            self.others = [other for other in self.others if not other.transport.ended] + [old]
         client = self._client(slot)
-        client.say(b"".join(line + b"\n" for line in before))
-        client.say(said("hello", session=secret, sessionTimeout=timeout_ms, **more) + b"\n")
+        client.send(b"".join(line + b"\n" for line in before))
+        client.send(make_line("hello", session=secret, sessionTimeout=timeout_ms, **options) + b"\n")
 
-    async def wrong_lines(self, slot: int, lines: tuple[bytes, ...]) -> None:
+    async def send_invalid(self, slot: int, lines: tuple[bytes, ...]) -> None:
         """Send lines, and check that those with an error as reply changed nothing."""
         client = self._client(slot)
         await self.settle()
         if not client.open or client.transport.paused or self.killing:
             return
         for line in lines:
-            text = PLACE.sub(lambda found: b"%d" % self.shared.pick(int(found[1])), line)
-            before, errors, others = self._state(), self.coverage["received error"], self._told()
-            client.say(text + b"\n")
+            text = ID_PLACEHOLDER.sub(lambda found: b"%d" % self.shared.recent_id(int(found[1])), line)
+            before, errors, others = self._state(), self.coverage["received error"], self._count_other_messages()
+            client.send(text + b"\n")
             await self._run_rounds(3)
-            told = client.open and self.coverage["received error"] > errors and self._told() == others
-            if told and self._state() != before:
-                self.wrong(Violation(f"an error changed something: {text!r}"))
+            only_errors = (
+                client.open and self.coverage["received error"] > errors and self._count_other_messages() == others
+            )
+            if only_errors and self._state() != before:
+                self.fail(Violation(f"a rejected command changed the state: {text!r}"))
 
-    def _told(self) -> int:
+    def _count_other_messages(self) -> int:
+        """Return how many messages other than errors all clients have received."""
         return sum(
             count
             for word, count in self.coverage.items()
@@ -273,6 +293,7 @@ class Harness:
         )
 
     def _state(self) -> Any:
+        """Return the state that no rejected command may change."""
         table, dispatcher = self.pipeline.manager.table, self.pipeline._dispatcher
         rows = [
             (
@@ -294,7 +315,7 @@ class Harness:
         client = self.clients.get(slot)
         if client is not None and client.open:
             client.half_closed = True
-            client.transport.say(None)
+            client.transport.send_input(None)
 
     async def drop(self, slot: int) -> None:
         """Drop a connection."""
@@ -321,23 +342,24 @@ class Harness:
         """Advance the clock."""
         await asyncio.sleep(ms / 1000)
 
-    async def turn(self) -> None:
-        """Run a few iterations of the event loop."""
+    async def run_briefly(self) -> None:
+        """Run two iterations of the event loop, and check what holds at any time."""
         await self._run_rounds(2)
-        self._look()
+        self._check_always()
 
     async def _run_rounds(self, times: int) -> None:
         for _ in range(times):
             await asyncio.sleep(0)
 
     async def _run_until_idle(self) -> None:
+        """Run the event loop until all commands are executed and all batches are committed."""
         pipeline = self.pipeline
         for _ in range(MAX_ROUNDS):
             await asyncio.sleep(0.01 if pipeline.in_flight else 0)
             if not (pipeline._scheduler or pipeline.in_flight or pipeline._scheduled) or pipeline._stopped:
                 break
         else:
-            self.wrong(Violation("the server does not become idle"))
+            self.fail(Violation("the server does not become idle"))
         await self._run_rounds(3)
 
     async def settle(self) -> None:
@@ -348,7 +370,7 @@ class Harness:
         while self.pipeline._deferred:  # watchers are notified with a delay
             await asyncio.sleep(WATCH_FLUSH_INTERVAL_S)
             await self._run_until_idle()
-        self._look()
+        self._check_always()
         if self.problem is None and not self.pipeline._scheduler and not self.pipeline.in_flight:
             self._check_agreement()
 
@@ -367,20 +389,20 @@ class Harness:
         table, dispatcher = self.pipeline.manager.table, self.pipeline._dispatcher
         left = (len(table.held), len(table.waiting), len(dispatcher.sessions), len(self.admission))
         if left != (0, 0, 0, 0) or dispatcher.watches.prefixes or self.pipeline._scheduler.bytes:
-            self.wrong(Violation(f"remaining: {left} held, waiting, sessions, connections"))
+            self.fail(Violation(f"remaining: {left} held, waiting, sessions, connections"))
         if isinstance(self.store, FuzzStore) and self.store.records:
-            self.wrong(Violation(f"remaining in the store: {self.store.records}"))
+            self.fail(Violation(f"remaining in the store: {self.store.records}"))
         self.pipeline.stop()
 
     # -- checks ------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _check_always(self) -> None:
         """Check what holds at any time."""
         try:
             check(self.pipeline.manager)
-            self.shared.look()
-        except AssertionError as wrong:
-            self.wrong(wrong)
+            self.shared.check_fences()
+        except AssertionError as violation:
+            self.fail(violation)
 
     def _check_agreement(self) -> None:
         """Check that the clients, the lock manager and the store agree."""
@@ -398,15 +420,15 @@ class Harness:
                     connection is not None and connection in self.admission._open
                 )  # the client has some seconds to read
                 if not lasts and not cut_off and (request.state is not HELD or request.release_on_disconnect):
-                    self.wrong(Violation(f"{request} should have ended with its connection"))
+                    self.fail(Violation(f"{request} should have ended with its connection"))
                 continue
             state = "held" if request.state is HELD else "queued"
             if state == "queued" and request.ref is not None and request.origin.quiet:  # type: ignore[union-attr]
                 continue  # no message is sent about it; `_check_client` checks those
             if known is None or known.state != state or (state == "held" and known.fence != request.fence):
-                self.wrong(Violation(f"{request} is {state}, and its client knows {known}"))
-            elif connection in models and request.id not in models[connection].here:
-                self.wrong(Violation(f"{request} is {state}, and this connection got no message"))
+                self.fail(Violation(f"{request} is {state}, and its client knows {known}"))
+            elif connection in models and request.id not in models[connection].received_ids:
+                self.fail(Violation(f"{request} is {state}, and this connection got no message"))
         if isinstance(self.store, FuzzStore):
             whole = self.pipeline.snapshot().changes
             # The retained reply of a request that ended at once need not be stored: the client repeats the request.
@@ -416,40 +438,45 @@ class Harness:
                 if not isinstance(change, RetainedReply) or id_ in self.store.records
             }
             if stored != self.store.records.keys():
-                self.wrong(Violation(f"stored: {sorted(self.store.records)}, in memory: {sorted(whole)}"))
+                self.fail(Violation(f"stored: {sorted(self.store.records)}, in memory: {sorted(whole)}"))
 
     def _check_mutual_exclusion(self) -> None:
         """Check that no two clients hold a lock in conflicting modes, according to their messages alone."""
         holders: dict[str, list[tuple[Any, bool, int]]] = {}
         for model in (client.model for client in self.clients.values() if client.open):
-            for id_ in model.here:
+            for id_ in model.received_ids:
                 known = self.shared.requests[id_]
-                if known.state != "held" or known.said is None or known.owner != model.owner:
+                if known.state != "held" or known.command is None or known.owner != model.owner:
                     continue
-                owner = known.said.request.transaction or id_
+                owner = known.command.request.transaction or id_
                 for name, exclusive in known.names.items():
                     holders.setdefault(name, []).append((owner, exclusive, id_))
         for name, held in holders.items():
             if any(alone for _, alone, _ in held) and len({owner for owner, _, _ in held}) > 1:
-                self.wrong(Violation(f"{name} is held by {held}"))
+                self.fail(Violation(f"{name} is held by {held}"))
 
     def _check_client(self, client: Client) -> None:
+        """Check that a client got all replies, and that its messages and events agree with the lock table."""
         model, table = client.model, self.pipeline.manager.table
-        if not client.open or client.transport.paused or client.transport.coming:
+        if not client.open or client.transport.paused or client.transport.unread_input:
             return
-        due = [said for said in model.due if not model.may_be_unanswered(said)]
-        if due:
-            self.wrong(Violation(f"no reply to {due[:3]}"))
-        silent = {said.ref or "" for said in [*model.silent.values(), *model.due] if said not in due}
-        silent = {ref for ref in silent if self.shared.named(model.owner, ref) is None}
+        unanswered = [command for command in model.pending if not model.may_be_unanswered(command)]
+        if unanswered:
+            self.fail(Violation(f"no reply to {unanswered[:3]}"))
+        silent = {
+            command.ref or ""
+            for command in [*model.unanswered_requests.values(), *model.pending]
+            if command not in unanswered
+        }
+        silent = {ref for ref in silent if self.shared.request_with_ref(model.owner, ref) is None}
         waiting = {request.ref for request in table.waiting.values() if request.origin is client.connection.session}
         if silent - waiting:
-            self.wrong(Violation(f"{silent - waiting} of a quiet client are not queued, and it got no message"))
-        for id_ in model.here:
+            self.fail(Violation(f"{silent - waiting} of a quiet client are not queued, and it got no message"))
+        for id_ in model.received_ids:
             known = self.shared.requests[id_]
             where = "held" if id_ in table.held else "queued" if id_ in table.waiting else "ended"
             if known.owner == model.owner and known.state != where:
-                self.wrong(Violation(f"{id_} is {where}, and according to its client {known.state}"))
+                self.fail(Violation(f"{id_} is {where}, and according to its client {known.state}"))
         if model.watched:
             held = {
                 (name, request.id): str(request.mode(name))
@@ -458,6 +485,6 @@ class Harness:
                 if model._watches(name)
             }
             if held != model.watched_locks:
-                self.wrong(
+                self.fail(
                     Violation(f"the watcher of {list(model.watched)} knows {model.watched_locks}, and held is {held}")
                 )

@@ -1,4 +1,4 @@
-"""Small damage: to the bytes of a line, and to the JSON in it."""
+"""Mutates lines: their bytes, or the JSON in them."""
 
 from __future__ import annotations
 
@@ -14,71 +14,73 @@ WORDS = (
     *(b'"note":', b'"quiet":', b'"protocol":', b'"client":', b'"1"', b'"007"'),
     *(b'"id":', b'"ref":', b'"payload":', b'"command":', b'"resources":', b'"anyOf":', b'"weights":', b'"target":'),
 )
-"""What is put into a line."""
+"""Bytes that are inserted into a line."""
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 0.5, 1e300, 2**53, -(2**53), 2**63 - 1, 2**63, 2**64, 2**31 + 1, 1e-9, -0.0),
     *(float("nan"), float("inf"), "", "a", "exclusive:a", "shared:", "x" * 129, "x" * 513, "\n", "\x7f", "\ud800"),
     *([], {}, [[]], [None], ["exclusive:a", 1], {"id": 1}, [1, 2], [0.5, -1], ["exclusive:a", "exclusive:a"]),
 )
-"""What is put in place of a value."""
+"""Replacements of a JSON value."""
 
 DEEP = [b"[" * depth + b"]" * depth for depth in (15, 16, 17, 200, 1100)]
 
 
-def damaged(random: Random, line: bytes) -> bytes:
-    """A line with something wrong with it, mostly."""
-    how = random.random()
-    if how < 0.7:
+def mutate(random: Random, line: bytes) -> bytes:
+    """Return a line with a random change, which usually makes it invalid."""
+    choice = random.random()
+    if choice < 0.7:
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except (ValueError, RecursionError):
-            said = None
-        if isinstance(said, dict):
-            return _other_values(random, said, doubled=how < 0.08)
-    return _other_bytes(random, line)
+            message = None
+        if isinstance(message, dict):
+            return _mutate_json(random, message, duplicate=choice < 0.08)
+    return _mutate_bytes(random, line)
 
 
-def _other_values(random: Random, said: dict[str, Any], *, doubled: bool) -> bytes:
-    inner = said.get("payload")
-    outer = said if not isinstance(inner, dict) or not inner or random.random() < 0.2 else inner
-    names = list(outer)
+def _mutate_json(random: Random, message: dict[str, Any], *, duplicate: bool) -> bytes:
+    """Delete, add or replace a field of a message or of its payload; `duplicate`: give it twice."""
+    payload = message.get("payload")
+    target = message if not isinstance(payload, dict) or not payload or random.random() < 0.2 else payload
+    names = list(target)
     if not names:
-        return json.dumps(said).encode()
+        return json.dumps(message).encode()
     name, choice = random.choice(names), random.random()
-    if doubled:
-        text = json.dumps(said, separators=(",", ":"))
+    if duplicate:
+        text = json.dumps(message, separators=(",", ":"))
         key = f'"{name}":'
         return text.replace(key, f"{key}{json.dumps(random.choice(VALUES))},{key}", 1).encode()
     if choice < 0.15:
-        del outer[name]
+        del target[name]
     elif choice < 0.3:
-        outer[random.choice(("ref", "id", "other", "priority", "target", "payload", "note", "quiet", "notes"))] = (
+        target[random.choice(("ref", "id", "other", "priority", "target", "payload", "note", "quiet", "notes"))] = (
             random.choice(VALUES)
         )
-    elif choice < 0.45 and isinstance(outer[name], list) and outer[name]:
-        outer[name][random.randrange(len(outer[name]))] = random.choice(VALUES)
+    elif choice < 0.45 and isinstance(target[name], list) and target[name]:
+        target[name][random.randrange(len(target[name]))] = random.choice(VALUES)
     elif choice < 0.5:
-        return json.dumps(said).encode().replace(b"null", random.choice(DEEP), 1)
+        return json.dumps(message).encode().replace(b"null", random.choice(DEEP), 1)
     else:
-        outer[name] = random.choice(VALUES)
-    return json.dumps(said, ensure_ascii=random.random() < 0.5).encode("utf-8", "surrogatepass")
+        target[name] = random.choice(VALUES)
+    return json.dumps(message, ensure_ascii=random.random() < 0.5).encode("utf-8", "surrogatepass")
 
 
-def _other_bytes(random: Random, line: bytes) -> bytes:  # noqa: PLR0911 - one for each kind of damage
-    place, how = random.randrange(len(line) + 1), random.random()
-    if how < 0.3:
-        return line[:place] + random.choice(WORDS) + line[place:]
-    if how < 0.5:
-        return line[:place] + random.choice(WORDS) + line[place + random.randrange(1, 12) :]
-    if how < 0.65:
-        return line[:place]
-    if how < 0.75:
-        return line[:place] + line[place + random.randrange(1, 6) :]
-    if how < 0.85:
-        return line[:place] + bytes([random.randrange(256)]) + line[place + 1 :]
-    if how < 0.9:
-        return line[:place] + random.choice(DEEP) + line[place:]
-    if how < 0.95:
-        return line + line[place:]
+def _mutate_bytes(random: Random, line: bytes) -> bytes:  # noqa: PLR0911 - one for each kind of mutation
+    """Insert, replace, delete, repeat or truncate bytes at a random position."""
+    position, choice = random.randrange(len(line) + 1), random.random()
+    if choice < 0.3:
+        return line[:position] + random.choice(WORDS) + line[position:]
+    if choice < 0.5:
+        return line[:position] + random.choice(WORDS) + line[position + random.randrange(1, 12) :]
+    if choice < 0.65:
+        return line[:position]
+    if choice < 0.75:
+        return line[:position] + line[position + random.randrange(1, 6) :]
+    if choice < 0.85:
+        return line[:position] + bytes([random.randrange(256)]) + line[position + 1 :]
+    if choice < 0.9:
+        return line[:position] + random.choice(DEEP) + line[position:]
+    if choice < 0.95:
+        return line + line[position:]
     return random.randbytes(random.randrange(40))

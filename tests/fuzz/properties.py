@@ -1,6 +1,6 @@
-"""What must be true of any bytes, for each reader of the protocol. AssertionError (or anything else) where it isn't.
+"""Properties of the parsers of the protocol that must hold for any input; an exception means a defect.
 
-Each property is called with bytes, and returns a word for what it saw, so that it can be counted.
+Each property is called with bytes, and returns a description of the result, which is counted as coverage.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CODES = {"bad-json", "bad-message", "bad-request", "unknown-command"}
 
 
 def framing(data: bytes) -> str:
-    """A stream gives the same lines however it is cut, and the limit is kept."""
+    """`LineReader` returns the same lines however the stream is split, and enforces its limit."""
     chance, stream = Random(data[:3]), data[3:]
     sizes = [len(line) for line in stream.split(b"\n")]
     limit = max(1, chance.choice((chance.randrange(1, 40), chance.choice(sizes) + chance.randrange(-2, 2))))
-    expected, ends = by_the_rule(stream, limit)
+    expected, ends = expected_lines(stream, limit)
     for step, split_bytes in ((len(stream) + 1, SPLIT_BYTES), (len(stream) + 1, 5), (1, SPLIT_BYTES), (0, 3)):
         framing_module.SPLIT_BYTES = split_bytes
         lines, got, ended, place = LineReader(limit), [], False, 0
@@ -41,15 +41,15 @@ def framing(data: bytes) -> str:
             except LineTooLong as too_long:
                 got += too_long.lines
                 ended = True
-            assert len(lines.partial) <= limit + 1, "more than one line is kept"
+            assert len(lines.partial) <= limit + 1, "more than one line is buffered"
             place += size
         framing_module.SPLIT_BYTES = SPLIT_BYTES
         assert (got, ended) == (expected, ends), f"cut by {step}: {got} {ended}, not {expected} {ends}"
     return "framing too long" if ends else "framing"
 
 
-def by_the_rule(stream: bytes, limit: int) -> tuple[list[bytes], bool]:
-    """The lines of a stream, and whether one that is too long ends it."""
+def expected_lines(stream: bytes, limit: int) -> tuple[list[bytes], bool]:
+    """Return the lines of a stream up to the first that is too long, and whether there is one."""
     lines: list[bytes] = []
     *whole, rest = stream.split(b"\n")
     for line in whole:
@@ -63,25 +63,25 @@ def by_the_rule(stream: bytes, limit: int) -> tuple[list[bytes], bool]:
 
 
 def command(line: bytes) -> str:
-    """A command within its bounds, or RequestRejected with the `ref` and the `id` of the line.
+    """`commands.read` returns a command within its limits, or raises RequestRejected with the line's `ref` and `id`.
 
-    What decides (the typed decoder) and what explains (`fields`) are different code: they must agree.
+    The typed decoder, which decides, and `diagnostics`, which explains rejections, are different code and must agree.
     """
     try:
-        read = commands.read(line)
+        decoded = commands.read(line)
     except RequestRejected as rejected:
-        _explained(line, rejected)
-        return f"command refused {rejected.code}"
+        _check_rejection(line, rejected)
+        return f"command rejected {rejected.code}"
     message = json.loads(line)
     payload = message.get("payload") or {}
     assert message.keys() <= {"command", "payload"}
-    assert diagnostics.payload_error(message["command"], payload) is None, "taken, though it is explained as wrong"
-    _as_said(read, {name: value for name, value in payload.items() if value is not None})
-    within_bounds(read)
-    return f"command {type(read).__name__}"
+    assert diagnostics.payload_error(message["command"], payload) is None, "accepted, though diagnostics reject it"
+    _check_fields(decoded, {name: value for name, value in payload.items() if value is not None})
+    check_limits(decoded)
+    return f"command {type(decoded).__name__}"
 
 
-def _explained(line: bytes, rejected: RequestRejected) -> None:
+def _check_rejection(line: bytes, rejected: RequestRejected) -> None:
     assert rejected.code in CODES, rejected.code
     assert rejected.ref is None or 0 < len(rejected.ref) <= 128
     assert rejected.id is None or abs(rejected.id) < 2**53
@@ -91,7 +91,7 @@ def _explained(line: bytes, rejected: RequestRejected) -> None:
     message = codec.loads(line)
     name, payload = message["command"], message.get("payload") or {}
     wrong = diagnostics.payload_error(name, payload)
-    assert wrong is not None, f"refused as {rejected.message}, and nothing explains it"
+    assert wrong is not None, f"rejected as {rejected.message}, but diagnostics find no error"
     assert rejected.message == f"{name}: {wrong}"
     ref, id_ = payload.get("ref"), payload.get("id")
     if type(ref) is str and 0 < len(ref) <= 128:
@@ -101,71 +101,71 @@ def _explained(line: bytes, rejected: RequestRejected) -> None:
     assert rejected.id is None or name in ("release", "extend")
 
 
-def _as_said(read: Any, payload: dict[str, Any]) -> None:
-    """Whether a command is what its payload says."""
-    if isinstance(read, Namespaced):
-        assert read.namespace == payload["namespace"]
-        read = read.command
-    ref = read.request.ref if isinstance(read, Take) else read.ref
+def _check_fields(decoded: Any, payload: dict[str, Any]) -> None:
+    """Check that a command has the values of its payload."""
+    if isinstance(decoded, Namespaced):
+        assert decoded.namespace == payload["namespace"]
+        decoded = decoded.command
+    ref = decoded.request.ref if isinstance(decoded, Take) else decoded.ref
     assert ref == payload.get("ref")
-    if isinstance(read, (Release, Extend, Inspect)):
-        assert read.id == payload.get("id")
-    if isinstance(read, Take):
-        assert [f"{'exclusive' if alone else 'shared'}:{name}" for name, alone in read.choices] == payload["anyOf"]
-        assert list(read.weights) == [int(weight) for weight in payload.get("weights") or [1] * len(read.choices)]
+    if isinstance(decoded, (Release, Extend, Inspect)):
+        assert decoded.id == payload.get("id")
+    if isinstance(decoded, Take):
+        assert [f"{'exclusive' if alone else 'shared'}:{name}" for name, alone in decoded.choices] == payload["anyOf"]
+        assert list(decoded.weights) == [int(weight) for weight in payload.get("weights") or [1] * len(decoded.choices)]
         amounts = [*(payload.get("weights") or []), payload["target"]]
         assert not any(type(amount) is str and amount.startswith("0") for amount in amounts)
-        assert (read.target, read.as_strings) == (int(payload["target"]), type(payload["target"]) is str)
-    request = read.request if isinstance(read, Take) else read
+        assert (decoded.target, decoded.as_strings) == (int(payload["target"]), type(payload["target"]) is str)
+    request = decoded.request if isinstance(decoded, Take) else decoded
     if isinstance(request, Request):
         assert (request.transaction, request.note) == (payload.get("transactionName"), payload.get("note"))
         assert request.transaction_timeout_ms == payload.get("transactionTimeout", 10_000)
         assert request.release_on_disconnect == (payload.get("onDisconnect") == "release")
-    if isinstance(read, Request):
+    if isinstance(decoded, Request):
         assert request.queue_timeout_ms == payload.get("queueTimeout", 10_000)
         assert request.priority == payload.get("priority", 0)
-        assert {f"shared:{name}" for name in read.shared} <= set(payload["resources"])
-        assert {f"exclusive:{name}" for name in read.exclusive} <= set(payload["resources"])
-    if isinstance(read, Hello):
-        assert (read.session, read.client) == (payload.get("session"), payload.get("client"))
-        assert (read.quiet, read.protocol) == (payload.get("quiet", False), payload.get("protocol", 1))
+        assert {f"shared:{name}" for name in decoded.shared} <= set(payload["resources"])
+        assert {f"exclusive:{name}" for name in decoded.exclusive} <= set(payload["resources"])
+    if isinstance(decoded, Hello):
+        assert (decoded.session, decoded.client) == (payload.get("session"), payload.get("client"))
+        assert (decoded.quiet, decoded.protocol) == (payload.get("quiet", False), payload.get("protocol", 1))
 
 
-def within_bounds(read: Any) -> None:
-    """The limits of protocol.md, said again."""
-    if isinstance(read, Namespaced):
-        _namespace(read.namespace)
-        assert not isinstance(read.command, (Hello, Namespaced))
-        within_bounds(read.command)
-    elif isinstance(read, Take):
-        names = [name for name, _ in read.choices]
-        assert 0 < len(names) == len(set(names)) == len(read.weights) <= 10_000
-        assert all(type(weight) is int and 0 < weight < 10**78 for weight in [*read.weights, read.target])
+def check_limits(decoded: Any) -> None:
+    """Check the limits of protocol.md, which are repeated here."""
+    if isinstance(decoded, Namespaced):
+        _namespace(decoded.namespace)
+        assert not isinstance(decoded.command, (Hello, Namespaced))
+        check_limits(decoded.command)
+    elif isinstance(decoded, Take):
+        names = [name for name, _ in decoded.choices]
+        assert 0 < len(names) == len(set(names)) == len(decoded.weights) <= 10_000
+        assert all(type(weight) is int and 0 < weight < 10**78 for weight in [*decoded.weights, decoded.target])
         _names(names)
-        _request(read.request)
-    elif isinstance(read, Request):
-        names = [*read.shared, *read.exclusive]
+        _request(decoded.request)
+    elif isinstance(decoded, Request):
+        names = [*decoded.shared, *decoded.exclusive]
         assert 0 < len(names) == len(set(names)) <= 1024
         _names(names)
-        _request(read)
-    elif isinstance(read, (Release, Extend)):
-        assert type(read.id) is int
-        assert abs(read.id) < 2**53
-        assert isinstance(read, Release) or 1 <= read.transaction_timeout_ms <= 2**31 - 1
-    elif isinstance(read, Hello):
-        assert read.session is None or 16 <= len(read.session) <= 128
-        assert 1 <= read.session_timeout_ms <= 2**31 - 1
-        assert type(read.protocol) is int
-        assert type(read.quiet) is bool
-        _text(read.client, 128)
-        _namespace("a" if read.namespace is None else read.namespace)
-    elif isinstance(read, Inspect):
-        _names([name for name in (read.resource, read.transaction) if name is not None])
-        assert read.id is None or (type(read.id) is int and abs(read.id) < 2**53)
-        assert type(read.limit) is int
-        assert 1 <= read.limit <= 1000
-    elif isinstance(read, (Watch, Unwatch)):
-        _names([read.prefix] if read.prefix else [])
+        _request(decoded)
+    elif isinstance(decoded, (Release, Extend)):
+        assert type(decoded.id) is int
+        assert abs(decoded.id) < 2**53
+        assert isinstance(decoded, Release) or 1 <= decoded.transaction_timeout_ms <= 2**31 - 1
+    elif isinstance(decoded, Hello):
+        assert decoded.session is None or 16 <= len(decoded.session) <= 128
+        assert 1 <= decoded.session_timeout_ms <= 2**31 - 1
+        assert type(decoded.protocol) is int
+        assert type(decoded.quiet) is bool
+        _text(decoded.client, 128)
+        _namespace("a" if decoded.namespace is None else decoded.namespace)
+    elif isinstance(decoded, Inspect):
+        _names([name for name in (decoded.resource, decoded.transaction) if name is not None])
+        assert decoded.id is None or (type(decoded.id) is int and abs(decoded.id) < 2**53)
+        assert type(decoded.limit) is int
+        assert 1 <= decoded.limit <= 1000
+    elif isinstance(decoded, (Watch, Unwatch)):
+        _names([decoded.prefix] if decoded.prefix else [])
 
 
 def _request(request: Request) -> None:
@@ -188,9 +188,9 @@ def _names(names: list[str]) -> None:
         _text(name, 512)
 
 
-def _text(text: str | None, most: int) -> None:
+def _text(text: str | None, max_length: int) -> None:
     if text is not None:
-        assert 0 < len(text) <= most
+        assert 0 < len(text) <= max_length
         assert not any(char < " " or "\x7f" <= char <= "\x9f" or "\ud800" <= char <= "\udfff" for char in text)
 
 
@@ -198,19 +198,19 @@ def _text(text: str | None, most: int) -> None:
 
 
 def message(line: bytes) -> str:
-    """A client reads a message, skips one that it does not know, or says ValueError: nothing else."""
+    """A client decodes a message, skips an unknown one, or raises ValueError."""
     try:
-        read = messages.read(line)
+        decoded = messages.read(line)
     except ValueError:
-        return "message refused"
-    if read is None:
+        return "message rejected"
+    if decoded is None:
         assert isinstance(json.loads(line)["command"], str)
         return "message unknown"
-    return f"message {type(read).__name__}"
+    return f"message {type(decoded).__name__}"
 
 
 def reply(data: bytes) -> str:
-    """What the server says is one line of strict JSON, and the client reads the same from it."""
+    """A reply of the server is one line of strict JSON, and the client decodes the same values from it."""
     chance, request = Random(data), Request(("a",), ("b", "c"))
     text = data.decode(errors="ignore")
     ref, transaction = text[:128] or None, text[1:512] or None
@@ -219,71 +219,71 @@ def reply(data: bytes) -> str:
     request.since = chance.choice((0.0, 1.5, 1e9 / 3))
     request.since_unix_ms, request.deadline, request.state = 1.79e12, 2**31, State.HELD
     now, kind = request.since + chance.choice((0.0, 0.1, 2147483647.25)), chance.randrange(9)
-    read: Any
+    decoded: Any
     if kind == 0:
-        read = _read(replies.queued(request))
-        assert (read.payload.id, read.payload.ref) == (request.id, ref)
+        decoded = _read(replies.queued(request))
+        assert (decoded.payload.id, decoded.payload.ref) == (request.id, ref)
     elif kind == 1:
-        read = _read(replies.locked(request))
-        assert (read.payload.id, read.payload.fence, read.payload.ref) == (request.id, request.fence, ref)
+        decoded = _read(replies.locked(request))
+        assert (decoded.payload.id, decoded.payload.fence, decoded.payload.ref) == (request.id, request.fence, ref)
     elif kind == 2:
-        read = _read(replies.ended(request.id, chance.choice(list(Reason)), ref))
-        assert (read.payload.id, read.payload.ref) == (request.id, ref)
+        decoded = _read(replies.ended(request.id, chance.choice(list(Reason)), ref))
+        assert (decoded.payload.id, decoded.payload.ref) == (request.id, ref)
     elif kind == 3:
         free, as_strings = chance.choice((0, 1, 2**63 * 9999, 10**78)), chance.random() < 0.5
-        refused = core.Insufficient(request, Reason.INSUFFICIENT, free, 10**70, as_strings)
-        line = replies.released(refused, now, "the answer's")
+        insufficient = core.Insufficient(request, Reason.INSUFFICIENT, free, 10**70, as_strings)
+        line = replies.released(insufficient, now, "the answer's")
         if as_strings:
             payload = json.loads(line)["payload"]
             assert (payload["free"], payload["locked"], payload.get("ref")) == (str(free), str(10**70), ref)
             return "reply Released"
-        read = _read(line)
-        assert (read.payload.free, type(read.payload.free), read.payload.ref) == (free, int, ref)
+        decoded = _read(line)
+        assert (decoded.payload.free, type(decoded.payload.free), decoded.payload.ref) == (free, int, ref)
     elif kind == 4:
         rejected = RequestRejected("bad-request", text, ref=ref, id=request.id)
-        read = _read(replies.error(rejected))
-        assert (read.payload.message, read.payload.ref, read.payload.id) == (text, ref, request.id)
+        decoded = _read(replies.error(rejected))
+        assert (decoded.payload.message, decoded.payload.ref, decoded.payload.id) == (text, ref, request.id)
     elif kind == 5:
-        read = _read(replies.event(request, text, exclusive=True, state="locked"))
-        assert (read.payload.resource, read.payload.transactionName) == (text, transaction)
+        decoded = _read(replies.event(request, text, exclusive=True, state="locked"))
+        assert (decoded.payload.resource, decoded.payload.transactionName) == (text, transaction)
     elif kind == 6:
-        read = _read(replies.watching(text, [replies.watching_row(request, text, exclusive=False)], False, ref))
-        assert (read.payload.prefix, read.payload.held[0].resource) == (text, text)
+        decoded = _read(replies.watching(text, [replies.watching_row(request, text, exclusive=False)], False, ref))
+        assert (decoded.payload.prefix, decoded.payload.held[0].resource) == (text, text)
     elif kind == 7:
         line = replies.welcome("1.0", text, resumed=True, quiet=chance.random() < 0.5, ref=ref)
-        read = _read(line)
+        decoded = _read(line)
         payload = json.loads(line)["payload"]
         assert (payload["protocol"], payload["namespace"], payload.get("ref")) == (1, text, ref)
     else:
         timeout = chance.choice((1.0, 0.5, 2147483647.0, 1e9 / 3))
-        read = _read(replies.extended(core.Extended(request, timeout), ref))
-        assert abs(read.payload.transactionTimeout - timeout) <= 0.001
-    return f"reply {type(read).__name__}"
+        decoded = _read(replies.extended(core.Extended(request, timeout), ref))
+        assert abs(decoded.payload.transactionTimeout - timeout) <= 0.001
+    return f"reply {type(decoded).__name__}"
 
 
 def _read(line: bytes) -> messages.Message:
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1, line
-    assert set(json.loads(line, parse_constant=_none)) == {"command", "payload"}
-    read = messages.read(line[:-1])
-    assert read is not None, line
-    return read
+    assert set(json.loads(line, parse_constant=_reject_constant)) == {"command", "payload"}
+    decoded = messages.read(line[:-1])
+    assert decoded is not None, line
+    return decoded
 
 
-def _none(word: str) -> None:
-    raise AssertionError(f"{word} is no JSON")
+def _reject_constant(constant: str) -> None:
+    raise AssertionError(f"{constant} is not valid JSON")
 
 
-# -- what people write ------------------------------------------------------------------------------------
+# -- addresses and resources in settings and arguments ---------------------------------------------------
 
 
 def address(data: bytes) -> str:
-    """Addresses that can be said again, or ValueError."""
+    """`parse_addresses` returns valid addresses, or raises ValueError."""
     text = data.decode(errors="replace")
     try:
         found = config.parse_addresses(text, 7077)
     except ValueError:
-        return "address refused"
+        return "address rejected"
     for host, port, _ in found:
         assert 0 < port < 1 << 16
         assert host
@@ -291,12 +291,12 @@ def address(data: bytes) -> str:
 
 
 def resource(data: bytes) -> str:
-    """What people write is a resource that the server takes, or ValueError."""
+    """`parse_resource_arg` returns a resource that the server accepts, or raises ValueError."""
     text = data.decode(errors="replace")
     try:
         spelled = resources.parse_resource_arg(text)
     except ValueError:
-        return "resource refused"
+        return "resource rejected"
     _names([resources.parse_resource(spelled)[1]])
     return "resource"
 
@@ -304,9 +304,9 @@ def resource(data: bytes) -> str:
 PROPERTIES: tuple[Callable[[bytes], str], ...] = (
     *(command, command, command, command, framing, framing, message, message, reply, address, resource),
 )
-"""Taken by the first byte of an input; the ones that matter most are here several times."""
+"""The first byte of an input selects one; the most important ones are listed several times."""
 
 
 def check(data: bytes) -> str:
-    """One input: the first byte says which property, the rest is for it."""
+    """Check one input: the first byte selects the property, the rest is its input."""
     return PROPERTIES[(data[0] if data else 0) % len(PROPERTIES)](data[1:])

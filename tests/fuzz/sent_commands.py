@@ -37,87 +37,95 @@ class SentCommand:
 
     kind: str
     at_ms: float
-    command: Any = None
+    decoded: Any = None
+    """The decoded command, of a valid line."""
     ref: str | None = None
     id: int | None = None
-    wrong: RequestRejected | None = None
+    rejection: RequestRejected | None = None
     foreign: bool = False
     """It is invalid on this connection only: it names another namespace."""
-    greets: bool = False
-    """It is a `hello`, valid or not."""
-    must: bool = False
-    """It repeats a request whose grant the client has received: also a quiet connection gets a reply."""
+    is_hello_attempt: bool = False
+    """It is a `hello`, valid or not: if it is rejected, the connection is not opened."""
+    needs_reply: bool = False
+    """It repeats a request whose grant the client has received: this gets a reply even on a quiet connection."""
 
     @property
     def by_ref(self) -> bool:
-        """Whether it releases by `ref`."""
-        return isinstance(self.command, ReleaseByRef)
+        """Whether it is a `release` by `ref`."""
+        return isinstance(self.decoded, ReleaseByRef)
 
     @property
     def request(self) -> Request:
         """The request of a `request` command."""
-        return self.command.request if isinstance(self.command, Take) else self.command
+        return self.decoded.request if isinstance(self.decoded, Take) else self.decoded
 
     @property
     def names(self) -> dict[str, bool]:
-        """The resources that it requests or may be granted; True: exclusively."""
-        if isinstance(self.command, Take):
-            return dict(self.command.choices)
-        return dict(self.command.modes())
+        """The requested resources, of `anyOf` the possible ones; True: exclusive."""
+        if isinstance(self.decoded, Take):
+            return dict(self.decoded.choices)
+        return dict(self.decoded.modes())
 
 
 def parse_line(line: bytes, now_ms: float) -> SentCommand:
-    """Parse a line by the rules of the protocol."""
+    """Parse a complete line that a client sends, as the protocol defines it."""
     try:
         command = read(line)
-    except RequestRejected as wrong:
-        meant = wrong.code in ("bad-json", "bad-message", "unknown-command") and b"hello" in line.lower()
-        return SentCommand("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, greets=meant or is_hello(line))
+    except RequestRejected as rejected:
+        resembles_hello = rejected.code in ("bad-json", "bad-message", "unknown-command") and b"hello" in line.lower()
+        return SentCommand(
+            "wrong",
+            now_ms,
+            ref=rejected.ref,
+            id=rejected.id,
+            rejection=rejected,
+            is_hello_attempt=resembles_hello or is_hello(line),
+        )
     if isinstance(command, Namespaced):
         if command.namespace != NAMESPACE:
-            wrong = wrong_namespace(command, NAMESPACE)
-            return SentCommand("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, foreign=True)
+            rejected = wrong_namespace(command, NAMESPACE)
+            return SentCommand("wrong", now_ms, ref=rejected.ref, id=rejected.id, rejection=rejected, foreign=True)
         command = command.command
     if isinstance(command, (Request, Take)):
-        said = SentCommand("request", now_ms, command)
-        said.ref = said.request.ref
-        return said
+        sent = SentCommand("request", now_ms, command)
+        sent.ref = sent.request.ref
+        return sent
     kind = "release" if isinstance(command, ReleaseByRef) else type(command).__name__.lower()
     assert kind in ALLOWED
     id_ = command.id if isinstance(command, (Release, Extend)) else None
-    return SentCommand(kind, now_ms, command, command.ref, id_, greets=isinstance(command, Hello))
+    return SentCommand(kind, now_ms, command, command.ref, id_, is_hello_attempt=isinstance(command, Hello))
 
 
 class LineSplitter:
-    """Splits the bytes that a client sends into commands, by the rules of the protocol."""
+    """Splits the bytes that a client sends into commands, as the protocol defines it."""
 
     def __init__(self, max_line: int) -> None:
         self.max_line = max_line
         self.rest = b""
         self.begun = False
-        self.over = False
-        """The server reads nothing after this."""
+        self.ended = False
+        """The server reads nothing more: the last line was HTTP, or too long."""
 
-    def say(self, data: bytes, now_ms: float) -> list[SentCommand]:
+    def feed(self, data: bytes, now_ms: float) -> list[SentCommand]:
         """Return the commands that the bytes complete."""
-        found: list[SentCommand] = []
+        commands: list[SentCommand] = []
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
-            if self.over:
+            if self.ended:
                 break
             if len(line.removesuffix(b"\r")) > self.max_line:
-                found.append(self._end("too long", now_ms))
+                commands.append(self._end("too long", now_ms))
             elif not line.strip():
                 continue
             elif not self.begun and line.startswith(HTTP_METHODS):
-                found.append(self._end("http", now_ms))
+                commands.append(self._end("http", now_ms))
             else:
                 self.begun = True
-                found.append(parse_line(line, now_ms))
-        if not self.over and len(self.rest) > self.max_line + 1:
-            found.append(self._end("too long", now_ms))
-        return found
+                commands.append(parse_line(line, now_ms))
+        if not self.ended and len(self.rest) > self.max_line + 1:
+            commands.append(self._end("too long", now_ms))
+        return commands
 
     def _end(self, kind: str, now_ms: float) -> SentCommand:
-        self.over = True
+        self.ended = True
         return SentCommand(kind, now_ms)

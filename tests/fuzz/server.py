@@ -1,6 +1,6 @@
 """Fuzzes a whole server with scenarios: `python -m fuzz.server --lines 100000` (with tests/ on the path).
 
-A seed decides a scenario. A failing one is printed with its seed, and shrunk to the fewest steps that still fail.
+A seed decides a scenario. A failing one is printed with its seed, and shrunk to the shrunk steps that still fail.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import structlog
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fuzz.grammar import Step, plan
+from fuzz.grammar import Step, make_scenario
 from fuzz.harness import Harness
 from fuzz.shared_model import Violation
 from genie.core import Reason
 from genie.errors import Code
 from genie.protocol.diagnostics import FIELD_CHECKS
-from genie.testing.simulation.loop import SimLoop
+from genie.testing.simulation.loop import SimLoop, deterministic
 
 SIZE = 250
 """Lines in a scenario."""
@@ -44,8 +44,8 @@ EXPECTED = (
     *(f"received released {reason}" for reason in Reason),
     *(f"received error {code}" for code in Code if code not in UNREACHABLE_CODES),
     *(
-        f"received {word}"
-        for word in ("queued", "locked", "extended", "pong", "inspected", "welcome", "watching", "unwatched", "bye")
+        f"received {kind}"
+        for kind in ("queued", "locked", "extended", "pong", "inspected", "welcome", "watching", "unwatched", "bye")
     ),
     *(f"received event {state}" for state in ("locked", "unlocked", "lagged")),
     *(f"closed: {why}" for why in ("half-closed", "http", "too long", "full", "cut off", "stolen", "bye")),
@@ -55,94 +55,98 @@ EXPECTED = (
 
 
 def play(steps: Sequence[Step], coverage: Counter[str]) -> tuple[int, BaseException | None]:
-    """Run a scenario; return the number of lines sent, and the failure."""
+    """Run a scenario; return the number of lines sent, and the failure or None."""
     loop = SimLoop()
-    problem: list[BaseException] = []
+    failures: list[BaseException] = []
     loop.set_exception_handler(
-        lambda _, context: problem.append(context.get("exception") or Violation(context["message"]))
+        lambda _, context: failures.append(context.get("exception") or Violation(context["message"]))
     )
-    said = [0]
+    sent_lines = 0
 
-    async def live() -> None:
+    async def run_steps() -> None:
+        nonlocal sent_lines
         harness = Harness(coverage)
         for name, *arguments in steps:
             await getattr(harness, name)(*arguments)
-            said[0] = harness.lines
+            sent_lines = harness.lines
             if harness.problem is not None:
                 raise harness.problem
 
-    try:
-        loop.run_until_complete(live())
-    except Exception as error:  # noqa: BLE001 - every error is a failure
-        problem.insert(0, error)
-    finally:
-        loop.finish()
-    return said[0], problem[0] if problem else None
+    with deterministic(loop, seed=0):  # the server limits the time that it spends on some commands
+        try:
+            loop.run_until_complete(run_steps())
+        except Exception as error:  # noqa: BLE001 - every error is a failure
+            failures.insert(0, error)
+        finally:
+            loop.finish()
+    return sent_lines, failures[0] if failures else None
 
 
-def smaller(steps: list[Step], kind: str) -> list[Step]:
-    """Shrink a scenario to the steps that are needed for the same failure."""
+def shrink(steps: list[Step], kind: str) -> list[Step]:
+    """Remove steps of a scenario, as long as it fails in the same way; return the remaining ones."""
     chunk = len(steps) // 2
     while chunk:
-        place = 1  # the first starts the server
-        while place < len(steps):
-            fewer = steps[:place] + steps[place + chunk :]
+        start = 1  # the first step starts the server
+        while start < len(steps):
+            fewer = steps[:start] + steps[start + chunk :]
             if _kind(play(fewer, Counter())[1]) == kind:
                 steps = fewer
             else:
-                place += chunk
+                start += chunk
         chunk //= 2
     return steps
 
 
 def _kind(problem: BaseException | None) -> str:
+    """Classify a failure by its type and the start of its message; "" for none."""
     return "" if problem is None else f"{type(problem).__name__} {str(problem)[:12]}"
 
 
-def tell(seed: int, steps: list[Step], problem: BaseException) -> None:
-    """Print a failure, and how to reproduce it."""
+def report(seed: int, steps: list[Step], problem: BaseException) -> None:
+    """Print a failure with the shrunk scenario, and the command that reproduces it."""
     print(f"\nseed {seed} fails: {problem!r}")
-    fewest = smaller(steps, _kind(problem))
-    problem = play(fewest, Counter())[1] or problem
-    print(f"shrunk to {len(fewest)} of its {len(steps)} steps:")
-    for step in fewest:
+    shrunk = shrink(steps, _kind(problem))
+    problem = play(shrunk, Counter())[1] or problem
+    print(f"shrunk to {len(shrunk)} of its {len(steps)} steps:")
+    for step in shrunk:
         print(f"  {step}")
     traceback.print_exception(problem)
     print(f"reproduce: PYTHONPATH=tests python -m fuzz.server --seed {seed} --scenarios 1", flush=True)
 
 
-def quiet(problems: list[dict[str, Any]]) -> None:
-    """Log errors only, and collect them."""
+def collect_errors(problems: list[dict[str, Any]]) -> None:
+    """Configure structlog so that it appends errors to the list, and logs nothing."""
 
-    def note(_logger: object, _name: str, event: dict[str, Any]) -> dict[str, Any]:
+    def collect(_logger: object, _name: str, event: dict[str, Any]) -> dict[str, Any]:
         problems.append(event)
         raise structlog.DropEvent
 
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR), processors=[note])
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR), processors=[collect])
 
 
 def run(seed: int, lines: int, seconds: float, scenarios: int) -> int:
     """Run scenarios; return the exit status."""
     coverage: Counter[str] = Counter()
     logged: list[dict[str, Any]] = []
-    quiet(logged)
-    done, lived, began = 0, 0, time.monotonic()
-    while done < lines and lived < scenarios and time.monotonic() - began < seconds:
-        steps = plan(seed + lived, SIZE)
-        said, problem = play(steps, coverage)
+    collect_errors(logged)
+    lines_done, scenarios_done, started_at = 0, 0, time.monotonic()
+    while lines_done < lines and scenarios_done < scenarios and time.monotonic() - started_at < seconds:
+        steps = make_scenario(seed + scenarios_done, SIZE)
+        sent_lines, problem = play(steps, coverage)
         if problem is None and logged:
             problem = Violation(f"an error was logged: {logged[0]}")
         if problem is not None:
-            tell(seed + lived, steps, problem)
+            report(seed + scenarios_done, steps, problem)
             return 1
-        done += said
-        lived += 1
-    print(f"server: {done} lines in {lived} scenarios from seed {seed} on, in {time.monotonic() - began:.1f} s")
-    for word, count in sorted(coverage.items()):
-        print(f"  {count:>9}  {word}")
-    missing = [word for word in EXPECTED if not coverage[word]] if done >= LONG else []
+        lines_done += sent_lines
+        scenarios_done += 1
+    took_s = time.monotonic() - started_at
+    print(f"server: {lines_done} lines in {scenarios_done} scenarios from seed {seed} on, in {took_s:.1f} s")
+    for kind, count in sorted(coverage.items()):
+        print(f"  {count:>9}  {kind}")
+    missing = [kind for kind in EXPECTED if not coverage[kind]] if lines_done >= LONG else []
     if missing:
-        print(f"never seen: {', '.join(missing)}")
+        print(f"never observed: {', '.join(missing)}")
     return 1 if missing else 0
 
 

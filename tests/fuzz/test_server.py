@@ -29,16 +29,16 @@ def run(module: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_scenarios() -> None:
-    ran = run("server", "--seed", "1", "--scenarios", "30")
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
-    assert "in 30 scenarios" in ran.stdout
+def test_scenarios_reveal_no_violation() -> None:
+    completed = run("server", "--seed", "1", "--scenarios", "30")
+    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
+    assert "in 30 scenarios" in completed.stdout
 
 
 @pytest.mark.parametrize("seed", [550288840])
-def test_a_scenario_that_failed_before(seed: int) -> None:
-    ran = run("server", "--seed", str(seed), "--scenarios", "1")
-    assert ran.returncode == 0, ran.stdout
+def test_a_scenario_that_failed_before_passes(seed: int) -> None:
+    completed = run("server", "--seed", str(seed), "--scenarios", "1")
+    assert completed.returncode == 0, completed.stdout
 
 
 def test_a_seed_gives_the_same_scenario_in_every_process() -> None:
@@ -48,10 +48,10 @@ def test_a_seed_gives_the_same_scenario_in_every_process() -> None:
 
 
 @pytest.mark.server
-def test_lines_over_sockets() -> None:
-    ran = run("wire", "--seed", "3", "--lines", "1600")
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
-    assert "1600 lines over sockets" in ran.stdout
+def test_lines_over_sockets_reveal_no_violation() -> None:
+    completed = run("wire", "--seed", "3", "--lines", "1600")
+    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
+    assert "1600 lines over sockets" in completed.stdout
 
 
 QUEUED = b'{"command":"queued","payload":{"id":101}}\n'
@@ -60,7 +60,7 @@ SUCCESS = b'{"command":"released","payload":{"id":101,"reason":"success"}}\n'
 
 
 @pytest.mark.parametrize(
-    ("heard", "why"),
+    ("received", "why"),
     [
         (LOCKED, "no request fits"),
         (QUEUED + LOCKED + LOCKED, "locked twice"),
@@ -76,11 +76,11 @@ SUCCESS = b'{"command":"released","payload":{"id":101,"reason":"success"}}\n'
         (b'{"command":"error","payload":{"code":"unknown-id","message":"","id":1}}\n', "fits no pending command"),
     ],
 )
-def test_violations_are_detected(heard: bytes, why: str) -> None:
+def test_violations_are_detected(received: bytes, why: str) -> None:
     model = ClientModel(SharedModel(), Counter(), 1000)
     model.send(b'{"command":"request","payload":{"resources":["exclusive:a"]}}\n', 0)
     with pytest.raises(Violation, match=why):
-        model.receive(heard)
+        model.receive(received)
 
 
 WELCOME = (
@@ -101,21 +101,21 @@ def quiet_client() -> ClientModel:
 
 
 @pytest.mark.parametrize(
-    ("heard", "why"),
+    ("received", "why"),
     [
         (QUEUED.replace(b"101", b"101," + REF), "sent to a quiet connection"),
         (LOCKED, "no request fits"),
-        (QUIET_LOCKED + SUCCESS, "another ref"),
+        (QUIET_LOCKED + SUCCESS, "released has the ref None"),
         (QUIET_LOCKED + b'{"command":"pong","payload":{}}\n', "no reply to the pending command"),
         (QUIET_LOCKED.replace(b'"r"', b'"s"'), "no request fits"),
         (QUIET_LOCKED + QUIET_LOCKED.replace(b"101", b"102"), "no request fits"),
         (WELCOME, "welcome is sent twice"),
     ],
 )
-def test_violations_of_a_quiet_connection_are_detected(heard: bytes, why: str) -> None:
+def test_violations_of_a_quiet_connection_are_detected(received: bytes, why: str) -> None:
     model = quiet_client()
     with pytest.raises(Violation, match=why):
-        model.receive(heard)
+        model.receive(received)
 
 
 def test_a_repeated_request_gets_its_state() -> None:
@@ -139,13 +139,13 @@ def test_a_ref_that_was_granted_makes_no_second_request() -> None:
         model.receive(QUEUED.replace(b"101", b"101," + REF) + QUIET_LOCKED + QUEUED.replace(b"101", b"102," + REF))
 
 
-def test_messages_to_a_quiet_client() -> None:
+def test_a_quiet_client_accepts_locked_released_and_bye() -> None:
     model = quiet_client()
     model.send(b'{"command":"release","payload":{"ref":"r"}}\n{"command":"bye","payload":{"ref":"b"}}\n', 0)
     ended = SUCCESS.replace(b'"success"', b'"success",' + REF)
     model.receive(QUIET_LOCKED + ended + b'{"command":"bye","payload":{"ref":"b"}}\n')
-    assert model.ends == "bye"
-    assert not model.due
+    assert model.close_reason == "bye"
+    assert not model.pending
 
 
 @pytest.mark.parametrize("code", ["unavailable", "unknown-id"])
@@ -157,7 +157,7 @@ def test_after_a_rejected_hello_every_command_is_unavailable(code: str) -> None:
     refusal = answer % (code.encode(), b',"id":7')
     if code == "unavailable":
         model.receive(refusal)
-        assert not model.due
+        assert not model.pending
     else:
         with pytest.raises(Violation, match="fits no pending command"):
             model.receive(refusal)

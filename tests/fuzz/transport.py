@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-HIGH = 1024
-"""Unread bytes of output at which the server is paused."""
+HIGH_WATER_BYTES = 1024
+"""Unread bytes of output above which writing is paused."""
 
 
 class Socket:
@@ -19,59 +19,59 @@ class Socket:
 
 
 class Transport(asyncio.Transport):
-    """`hear` gets the output of the server; `ended` is called once, after `connection_lost`."""
+    """`on_output` gets the output of the server; `on_end` is called once, after `connection_lost`."""
 
-    def __init__(self, number: int, hear: Callable[[bytes], None], ended: Callable[[], None]) -> None:
+    def __init__(self, number: int, on_output: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         super().__init__()
         self.peer = "127.0.0.1", number
         self.protocol: asyncio.Protocol
-        self._hear, self._ended = hear, ended
+        self._on_output, self._on_end = on_output, on_end
         self._loop = asyncio.get_running_loop()
-        self.coming: deque[bytes | None] = deque()
+        self.unread_input: deque[bytes | None] = deque()
         """Input while the server does not read; None is the end of file."""
         self.paused = False
         self.stalled = False
         """The client does not read."""
         self.unread = 0
-        self._behind = False
+        self._writing_paused = False
         self.closing = False
         self.closed_by_server = False
         """The server closed the connection."""
-        self.over = False
+        self.ended = False
 
     # -- the client's side --------------------------------------------------------------------------------
 
-    def say(self, data: bytes | None) -> None:
+    def send_input(self, data: bytes | None) -> None:
         """Send bytes; None is the end of file."""
-        if self.paused or self.coming:
-            self.coming.append(data)
+        if self.paused or self.unread_input:
+            self.unread_input.append(data)
         elif not self.closing:
-            self._give(data)
+            self._pass_input(data)
 
     def drop(self) -> None:
         """Drop the connection."""
         self.closing = True
-        self._loop.call_soon(self._lose)
+        self._loop.call_soon(self._end)
 
     def drain(self) -> None:
         """Read all output."""
         self.stalled, self.unread = False, 0
-        if self._behind and not self.over:
-            self._behind = False
+        if self._writing_paused and not self.ended:
+            self._writing_paused = False
             self.protocol.resume_writing()
         if self.closing:
-            self._loop.call_soon(self._lose)
+            self._loop.call_soon(self._end)
 
     # -- the server's side --------------------------------------------------------------------------------
 
     def write(self, data: Any) -> None:
-        if self.over or not data:
+        if self.ended or not data:
             return
-        self._hear(bytes(data))
+        self._on_output(bytes(data))
         if self.stalled:
             self.unread += len(data)
-            if self.unread > HIGH and not self._behind:
-                self._behind = True
+            if self.unread > HIGH_WATER_BYTES and not self._writing_paused:
+                self._writing_paused = True
                 self.protocol.pause_writing()
 
     def get_write_buffer_size(self) -> int:
@@ -102,26 +102,26 @@ class Transport(asyncio.Transport):
         if not self.closing:
             self.closing = self.closed_by_server = True
             if not self.unread:
-                self._loop.call_soon(self._lose)
+                self._loop.call_soon(self._end)
 
     def abort(self) -> None:
-        if not self.over:
+        if not self.ended:
             self.closed_by_server = self.closed_by_server or not self.closing
             self.closing = True
-            self._loop.call_soon(self._lose)
+            self._loop.call_soon(self._end)
 
     def _read(self) -> None:
-        while self.coming and not self.paused and not self.closing:
-            self._give(self.coming.popleft())
+        while self.unread_input and not self.paused and not self.closing:
+            self._pass_input(self.unread_input.popleft())
 
-    def _give(self, data: bytes | None) -> None:
+    def _pass_input(self, data: bytes | None) -> None:
         if data is None:
             self.protocol.eof_received()
         else:
             self.protocol.data_received(data)
 
-    def _lose(self) -> None:
-        if not self.over:
-            self.over = True
+    def _end(self) -> None:
+        if not self.ended:
+            self.ended = True
             self.protocol.connection_lost(None)
-            self._ended()
+            self._on_end()
