@@ -57,23 +57,24 @@ class Deadlines:
         return self.soonest
 
     def expired(self, now: float, limit: int) -> list[int]:
-        """Return at most `limit` expired ids, by deadline and then by id.
+        """Return at most `limit` ids whose deadline has passed, by deadline and then by id.
 
-        They stay until they are discarded.
+        They are not removed: the caller discards each one when it ends the request.
         """
-        due: list[int] = []
-        passed: list[int] = []
-        while len(due) < limit and self.next <= now:
+        ids: list[int] = []
+        ticks: list[int] = []
+        while len(ids) < limit and self.next <= now:
             tick = heappop(self._heap)
-            passed.append(tick)
-            due += sorted(self._ticks[tick])[: limit - len(due)]
-        for tick in passed:
+            ticks.append(tick)
+            ids += sorted(self._ticks[tick])[: limit - len(ids)]
+        for tick in ticks:
             heappush(self._heap, tick)
-        if passed:
-            self.soonest = float(passed[0])
-        return due
+        if ticks:
+            self.soonest = float(ticks[0])
+        return ids
 
     def _sweep(self) -> None:
+        """Drop all empty ticks."""
         self._ticks = {tick: ids for tick, ids in self._ticks.items() if ids}
         self._heap = list(self._ticks)
         heapify(self._heap)

@@ -285,50 +285,52 @@ def _reverse_queue_key(table: LockTable, owner: Owner) -> tuple[float, int]:
 
 
 def rearranged_order(queue: WaitQueue, name: str, ranks: Mapping[Owner, int]) -> Sequence[Request] | None:
-    """Return the requests of a queue in an order that follows `ranks`, or None if they already do.
+    """Return the requests of a queue ordered by the ranks of their owners, or None if the order is the same.
 
-    A request of an owner outside the component is never between two conflicting ones inside it, or
-    its owner would be in the component, too. So no other request is between the first and the last
-    exclusive one of the component; around these, among the component's shared requests, there are
-    only shared ones of other owners, which stay on their side.
+    `ranks` has the owners of one component of the wait-for graph; only their requests move. A
+    request of another owner is never between two conflicting ones of the component, or its owner
+    would be in the component, too. So there is none between the first and the last exclusive
+    request of the component. Before and after these, among the component's shared requests, there
+    are only shared ones of other owners, which stay on their side.
     """
     requests = [entry[2] for entry in queue.entries()]
-    inside = [i for i, request in enumerate(requests) if request.owner in ranks]
-    exclusive = [i for i in inside if name in requests[i].exclusive]
-    if len(inside) == 1 or not exclusive:
+    members = [i for i, request in enumerate(requests) if request.owner in ranks]  # positions, as below
+    exclusive = [i for i in members if name in requests[i].exclusive]
+    if len(members) == 1 or not exclusive:
         return None
-    others = [i for i in range(inside[0], inside[-1]) if requests[i].owner not in ranks]
-    sharing = [i for i in inside if name not in requests[i].exclusive]
-    level = {i: ranks[requests[i].owner] for i in inside}
-    exclusive.sort(key=lambda i: (level[i], i))
-    runs = _assign_runs(sharing, exclusive, level, others)
+    outsiders = [i for i in range(members[0], members[-1]) if requests[i].owner not in ranks]
+    shared = [i for i in members if name not in requests[i].exclusive]
+    rank_of = {i: ranks[requests[i].owner] for i in members}
+    exclusive.sort(key=lambda i: (rank_of[i], i))
+    runs = _assign_runs(shared, exclusive, rank_of, outsiders)
     order = [i for run, last in zip_longest(runs, exclusive) for i in ([*run] if last is None else [*run, last])]
     if order == sorted(order):
         return None
     return [
-        *requests[: inside[0]],
+        *requests[: members[0]],
         *(requests[i] for i in order),
-        *requests[inside[-1] + 1 :],
+        *requests[members[-1] + 1 :],
     ]
 
 
 def _assign_runs(
-    sharing: list[int], exclusive: list[int], level: Mapping[int, int], others: list[int]
+    shared: list[int], exclusive: list[int], rank_of: Mapping[int, int], outsiders: list[int]
 ) -> list[list[int]]:
     """Distribute shared requests over the runs before, between and after the exclusive ones.
 
-    Requests are given by their positions in the queue, `level` is the rank of their owners. Each goes after the exclusive requests of lower owners and before those of higher ones. Among
-    those of its own owner, with which it does not conflict, it goes where it swaps with the fewest
-    requests. A run keeps its order.
+    All requests are given by their positions in the queue. A shared request goes after the
+    exclusive requests of lower-ranked owners and before those of higher-ranked ones. Among the
+    exclusive requests of its own owner, with which it does not conflict, it goes where it swaps
+    with the fewest requests. A run keeps its order. `outsiders`, of other owners, stay on their side.
     """
-    levels = [level[i] for i in exclusive]
+    exclusive_ranks = [rank_of[i] for i in exclusive]
     first = min(exclusive)
     runs: list[list[int]] = [[] for _ in range(len(exclusive) + 1)]
-    runs[0] += (i for i in others if i < first)
-    runs[-1] += (i for i in others if i > first)
+    runs[0] += (i for i in outsiders if i < first)
+    runs[-1] += (i for i in outsiders if i > first)
     of_same_owner = []
-    for i in sharing:
-        low, high = bisect_left(levels, level[i]), bisect_right(levels, level[i])
+    for i in shared:
+        low, high = bisect_left(exclusive_ranks, rank_of[i]), bisect_right(exclusive_ranks, rank_of[i])
         if low == high:
             runs[low].append(i)
         else:
@@ -343,11 +345,14 @@ def _assign_runs(
 
 
 def _swap_counter(i: int, low: int, high: int, exclusive: list[int], runs: list[list[int]]) -> Callable[[int], int]:
-    """Return a function that counts the requests that `i` swaps with if it goes into a given run."""
+    """Return a function that counts the requests that the one at position `i` swaps with in a given run.
+
+    The run is one of `low` to `high`.
+    """
     after_low = sum(j > i for j in runs[low])
     before_high = sum(j < i for j in runs[high])
 
-    def swaps(run: int) -> int:
+    def count_swaps(run: int) -> int:
         return (
             (after_low if run > low else 0)
             + (before_high if run < high else 0)
@@ -355,4 +360,4 @@ def _swap_counter(i: int, low: int, high: int, exclusive: list[int], runs: list[
             + sum(j < i for j in exclusive[run:high])
         )
 
-    return swaps
+    return count_swaps

@@ -266,7 +266,7 @@ class Connection(Peer, asyncio.Protocol):
         self._update_reading()
 
     def abort(self) -> None:
-        """Close at once; what was not sent is lost."""
+        """Close immediately, without sending pending messages."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -185,7 +185,7 @@ class Notifier:
                 change = self.retain_reply(session, request, reason, message)
         if not self.durable:
             return
-        if (
+        if (  # the request may have a record in the store
             request.fence
             or session is None
             or (session.key is not None and (request.id < self.stored_below or request.id in self.write_set))
