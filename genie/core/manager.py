@@ -175,15 +175,15 @@ class LockManager:
     def _queue(self, request: Request, now: float, events: list[Event]) -> None:
         """Enqueue a new request, and resolve the cycle that it may create in the wait-for graph.
 
-        The request ends here if the cycle is a deadlock, or if it has a queue timeout of 0 and cannot be granted. In
-        the second case rearranged queues get their previous order back.
+        The request ends here if the cycle is a deadlock, or if it has a queue timeout of 0 and
+        cannot be granted. In the second case rearranged queues get their previous order back.
         """
         table = self.table
         request.since = now
         request.since_unix_ms = now + self.unix_offset_ms
         events.append(Queued(request))
         moved = table.enqueue(request)
-        previous: dict[str, list[Request]] = {}
+        previous_orders: dict[str, list[Request]] = {}
         if deadlock.creates_cycle(table, request):
             cycle = deadlock.find_deadlock(table, request.owner)
             if cycle is not None:
@@ -191,18 +191,18 @@ class LockManager:
                 self._end(Deadlocked(request, Reason.DEADLOCK, cycle), events)
                 self._append_moved(moved, events)
                 return
-            previous = self._rearrange_queues(request.owner, moved)
-            self.rearrangements += bool(previous)
+            previous_orders = self._rearrange_queues(request.owner, moved)
+            self.rearrangements += bool(previous_orders)
         if request.queue_timeout_ms <= 0 and not is_grantable(table, request):
-            for name, requests in previous.items():
+            for name, requests in previous_orders.items():
                 moved |= dict.fromkeys(table.wait_queue(name).rearrange(name, requests))
             self._time_out(request, events)
         else:
             timeout_ms = request.queue_timeout_ms
             request.deadline = NEVER if timeout_ms >= NO_TIMEOUT_MS else ceil(now + timeout_ms)
             self._set_deadline(request)
-            if previous:
-                self._grant_waiters([(name, True, None) for name in previous], now, events, new_request=request)
+            if previous_orders:
+                self._grant_waiters([(name, True, None) for name in previous_orders], now, events, new_request=request)
             elif is_grantable(table, request):
                 self._grant_waiter(request, now, events)
         if moved:
@@ -356,14 +356,14 @@ class LockManager:
         names = dict.fromkeys(
             name for member in ranks for request in table.waiting_of(member).values() for name in request.names()
         )
-        previous: dict[str, list[Request]] = {}
+        previous_orders: dict[str, list[Request]] = {}
         for name in names:
             queue = table.wait_queue(name)
             requests = deadlock.rearranged_order(queue, name, ranks)
             if requests is not None:
-                previous[name] = [entry[2] for entry in queue.entries()]
+                previous_orders[name] = [entry[2] for entry in queue.entries()]
                 moved |= dict.fromkeys(queue.rearrange(name, requests))
-        return previous
+        return previous_orders
 
     def _grant_waiters(
         self, affected: AffectedQueues, now: float, events: list[Event], new_request: Request | None = None
