@@ -263,9 +263,9 @@ class Dispatcher:
         """
         session, why = connection.session, ""
         if request.ref is not None:
-            known = session.find(request.ref)
-            if known is not None:
-                self._repeat_reply(connection, request, known)
+            earlier = session.find(request.ref)
+            if earlier is not None:
+                self._repeat_reply(connection, request, earlier)
                 return False
         if self.store_full:
             why = "the store is out of memory: locks can be released, but no requests are accepted"
@@ -279,23 +279,23 @@ class Dispatcher:
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=request.ref))
         return not why
 
-    def _repeat_reply(self, connection: Peer, request: Request, known: Request | RetainedReply) -> None:
-        """Reply to a retry with the id and the current state of the first request with this `ref`, which is `known`.
+    def _repeat_reply(self, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
+        """Reply to a retry with the id and the current state of the earlier request with the same `ref`.
 
-        Reject it if the two differ in more than their ids.
+        Reject it if the two requests are not the same.
         """
         send, session = self.notifier.send, connection.session
-        first = known.request if isinstance(known, RetainedReply) else known
-        if first is not None and not is_same_request(request, first):
-            why = f"this ref belongs to another request, {known.id}"
+        earlier_request = earlier.request if isinstance(earlier, RetainedReply) else earlier
+        if earlier_request is not None and not is_same_request(request, earlier_request):
+            why = f"this ref belongs to another request, {earlier.id}"
             self.notifier.reject(connection, RequestRejected(Code.REF_CONFLICT, why, ref=request.ref))
             return
         if not session.quiet:
-            send(connection, replies.queued(known))
-        if isinstance(known, RetainedReply):
-            send(connection, known.message or replies.ended(known.id, known.reason, known.ref))
-        elif known.state is State.HELD:
-            send(connection, replies.locked_again(known, self.notifier.now))
+            send(connection, replies.queued(earlier))
+        if isinstance(earlier, RetainedReply):
+            send(connection, earlier.message or replies.ended(earlier.id, earlier.reason, earlier.ref))
+        elif earlier.state is State.HELD:
+            send(connection, replies.locked_again(earlier, self.notifier.now))
 
     def _release_by_ref(self, connection: Peer, command: ReleaseByRef) -> None:
         """Release the request of the session with this `ref`; if it has ended, repeat how."""
@@ -312,7 +312,7 @@ class Dispatcher:
 
     def _inspect(self, connection: Peer, command: Inspect) -> None:
         """Send the held and waiting requests that the command asks for, limited to what the principal may see."""
-        found = core.inspect(
+        inspection = core.inspect(
             self._table,
             resource=command.resource,
             id=command.id,
@@ -321,7 +321,7 @@ class Dispatcher:
             only=command.only,
         )
         prefixes = None if connection.principal is None else connection.principal.visible_prefixes
-        self.notifier.send(connection, replies.inspected(found, self.notifier.now, prefixes, command.ref))
+        self.notifier.send(connection, replies.inspected(inspection, self.notifier.now, prefixes, command.ref))
 
     def _watch(self, connection: Peer, command: Watch) -> None:
         """Subscribe a connection to a prefix, and send the locks that are held on it; reject too many prefixes."""

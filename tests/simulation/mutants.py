@@ -319,7 +319,7 @@ MUTANTS = [
     Mutant(
         "a repeated ref of an ended request gets no reply",
         "server/dispatcher.py",
-        "            send(connection, known.message or replies.ended(known.id, known.reason, known.ref))",
+        "            send(connection, earlier.message or replies.ended(earlier.id, earlier.reason, earlier.ref))",
         "            pass",
         first=FIRST_FEATURED_SEED,
     ),
