@@ -1,4 +1,4 @@
-"""An admin port that the test speaks for: it answers with what it is given, and with problems."""
+"""A fake admin port that responds with what the test sets."""
 
 from __future__ import annotations
 
@@ -14,34 +14,37 @@ from aiohttp import web
 from genie.admin import models
 
 
-class SpokenAdmin:
-    """`answers` are by path: a Struct, or bytes as they are. `status` is for those and for a Problem. `asked` has the paths."""
+class FakeAdmin:
+    """Responds with `responses` by path: a Struct, or bytes as they are; other paths are not found.
+
+    `status` is the HTTP status of bytes and of a Problem. `paths` are the requested ones with their queries.
+    """
 
     def __init__(self) -> None:
-        self.answers: dict[str, models.Answer | bytes] = {}
+        self.responses: dict[str, models.ApiModel | bytes] = {}
         self.status = 503
         self.headers: list[dict[str, str]] = []
-        self.asked: list[str] = []
+        self.paths: list[str] = []
         self.port = 0
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def respond(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))
-        self.asked.append(request.path_qs)
-        told = self.answers.get(request.path, models.Problem(code="not-found", message=f"no {request.path}"))
-        if isinstance(told, bytes):
-            return web.Response(status=self.status, body=told)
-        status = self.status if isinstance(told, models.Problem) else 200
-        return web.Response(status=status, body=msgspec.json.encode(told), content_type="application/json")
+        self.paths.append(request.path_qs)
+        response = self.responses.get(request.path, models.Problem(code="not-found", message=f"no {request.path}"))
+        if isinstance(response, bytes):
+            return web.Response(status=self.status, body=response)
+        status = self.status if isinstance(response, models.Problem) else 200
+        return web.Response(status=status, body=msgspec.json.encode(response), content_type="application/json")
 
 
 @contextmanager
-def spoken_admin(port: int = 0, **options: Any) -> Iterator[SpokenAdmin]:
-    """It listens in a thread of its own. `options` are those of the listening socket, as `ssl_context`."""
-    admin, loop = SpokenAdmin(), asyncio.new_event_loop()
+def fake_admin(port: int = 0, **options: Any) -> Iterator[FakeAdmin]:
+    """Run a fake admin port in a thread. `options` are those of the listening socket, as `ssl_context`."""
+    admin, loop = FakeAdmin(), asyncio.new_event_loop()
 
     async def start() -> web.AppRunner:
         app = web.Application()
-        app.add_routes([web.get("/{path:.*}", admin.answer)])
+        app.add_routes([web.get("/{path:.*}", admin.respond)])
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True, **options).start()

@@ -1,4 +1,4 @@
-"""Asks an admin port, as operators and their tools do."""
+"""An HTTP client of the admin port, for tests."""
 
 from __future__ import annotations
 
@@ -14,51 +14,53 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Answered:
+class AdminResponse:
     status: int
     headers: dict[str, str]
     body: bytes
 
     def as_(self, kind: type[T]) -> T:
-        """What was answered, which must be of this kind, without a field more or less."""
+        """Decode a successful response, which must have exactly the fields of this type."""
         assert self.status == 200, self.body
         assert self.headers["content-type"].startswith("application/json")
-        told = msgspec.json.decode(self.body, type=kind)
-        assert msgspec.json.decode(self.body) == msgspec.to_builtins(told)
-        return told
+        decoded = msgspec.json.decode(self.body, type=kind)
+        assert msgspec.json.decode(self.body) == msgspec.to_builtins(decoded)
+        return decoded
 
     @property
     def problem(self) -> tuple[int, str, str]:
-        """The status, the code and the message of what went wrong."""
-        told = msgspec.json.decode(self.body, type=models.Problem)
-        return self.status, told.code, told.message
+        """The status, the code and the message of an error response."""
+        problem = msgspec.json.decode(self.body, type=models.Problem)
+        return self.status, problem.code, problem.message
 
     @property
     def leader(self) -> object:
         return msgspec.json.decode(self.body, type=models.Problem).leader
 
 
-async def ask(
+async def fetch(
     port: int,
     path: str,
     *,
     method: str = "GET",
     body: bytes | None = None,
     headers: dict[str, str] | None = None,
-) -> Answered:
-    """One question on a connection of its own. The path is sent as it is."""
+) -> AdminResponse:
+    """Send one request on a connection of its own. The path is sent as it is."""
     from yarl import URL
 
     async with aiohttp.ClientSession() as session:
         url = URL(f"http://127.0.0.1:{port}{path}", encoded=True)
-        async with session.request(method, url, data=body, headers=headers) as answer:
-            return Answered(
-                answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
+        async with session.request(method, url, data=body, headers=headers) as response:
+            return AdminResponse(
+                response.status,
+                {name.lower(): value for name, value in response.headers.items()},
+                await response.read(),
             )
 
 
-async def release(port: int, body: bytes, query: str = "") -> Answered:
-    return await ask(
+async def release(port: int, body: bytes, query: str = "") -> AdminResponse:
+    return await fetch(
         port,
         "/api/release" + query,
         method="POST",

@@ -1,4 +1,4 @@
-"""A terminal for a process: what it writes there, and keys for it."""
+"""A pseudo-terminal for a process: captures its output and sends it keys."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ from typing import Any
 from servers import WAIT_S
 
 SEQUENCE = re.compile(r"\x1b\[[?\d;]*[A-Za-z]")
-"""What moves the cursor and sets colours."""
+"""Escape sequences that move the cursor and set colours."""
 HOME = "\x1b[H"
-"""The cursor goes to where a picture begins: what is drawn again and again begins with it."""
-TAKE = """\
+"""Moves the cursor to the top left corner: each repainted screen starts with it."""
+SET_CONTROLLING_TERMINAL = """\
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Makes the terminal that of the session, so that its keys are signals."""
+"""Makes stdin the controlling terminal of the session, so that Ctrl-C is a signal; then executes a command."""
 
 
-def plain(written: str) -> str:
+def without_sequences(written: str) -> str:
     return SEQUENCE.sub("", written)
 
 
 class Terminal:
-    """`written` is all that came so far, `before` are the modes that the process has found."""
+    """`written` is all output so far, `initial_modes` are the modes of the terminal at the start of the process."""
 
-    def __init__(self, file: int, process: subprocess.Popen[bytes], before: list[Any]) -> None:
+    def __init__(self, file: int, process: subprocess.Popen[bytes], initial_modes: list[Any]) -> None:
         self.file = file
         self.process = process
-        self.before = before
+        self.initial_modes = initial_modes
         self.written = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def until(self, text: str) -> str:
-        """Wait until a text comes that is new; returns what came until then, without colours.
+        """Wait until new output contains a text; return the output so far, without escape sequences.
 
-        That may end anywhere behind the text: who asks what else is shown, or is not, wants the `picture`.
+        It may end anywhere after the text: use `screen` to check the rest.
         """
-        return self._first(text, lambda new: [new])
+        return self._wait_for(text, lambda new: [new])
 
-    def picture(self, text: str) -> str:
-        """Wait until a picture with this text is whole, which is when the next one begins; returns it."""
-        return self._first(text, lambda new: new.split(HOME)[1:-1])
+    def screen(self, text: str) -> str:
+        """Wait until a screen with this text is complete, which is when the next one starts; return it."""
+        return self._wait_for(text, lambda new: new.split(HOME)[1:-1])
 
-    def _first(self, text: str, parts: Callable[[str], list[str]]) -> str:
-        began, end, more = len(self.written), time.monotonic() + WAIT_S, True
+    def _wait_for(self, text: str, split: Callable[[str], list[str]]) -> str:
+        start, end, more = len(self.written), time.monotonic() + WAIT_S, True
         while True:
-            new = self.written[began:]
-            for part in map(plain, parts(new)):
+            new = self.written[start:]
+            for part in map(without_sequences, split(new)):
                 if text in part:
                     return part
             assert more, f"ended before {text!r}: {new!r}"
-            assert time.monotonic() < end, f"{text!r} did not come: {new[-2000:]!r}"
+            assert time.monotonic() < end, f"{text!r} was not written: {new[-2000:]!r}"
             more = self._read()
 
     def press(self, keys: bytes) -> None:
@@ -75,27 +75,27 @@ class Terminal:
         fcntl.ioctl(self.file, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def modes(self) -> list[Any]:
-        """How the terminal takes keys."""
+        """Return the modes of the terminal, such as whether it echoes keys."""
         return termios.tcgetattr(self.file)
 
     def set_modes(self, modes: list[Any]) -> None:
-        """As somebody else would."""
+        """Set the modes, as a shell does."""
         termios.tcsetattr(self.file, termios.TCSANOW, modes)
 
-    def ended(self) -> int:
-        """Wait for the end; returns the exit status."""
+    def wait(self) -> int:
+        """Wait for the end of the process; return the exit status."""
         status = self.process.wait(WAIT_S)
         while self._read():
             pass
         return status
 
     def _read(self) -> bool:
-        over = self.process.poll() is not None
-        if not select.select([self.file], [], [], 0 if over else 0.2)[0]:
-            return not over
+        exited = self.process.poll() is not None
+        if not select.select([self.file], [], [], 0 if exited else 0.2)[0]:
+            return not exited
         try:
             new = os.read(self.file, 1 << 16)
-        except OSError:  # nobody writes there any more
+        except OSError:  # no process has it open any more
             return False
         self.written += self._decoder.decode(new)
         return bool(new)
@@ -105,13 +105,13 @@ class Terminal:
 def terminal(
     command: Sequence[str], variables: Mapping[str, str], columns: int = 100, rows: int = 30
 ) -> Iterator[Terminal]:
-    """A process whose terminal this is: Ctrl-C there is SIGINT for it."""
+    """Run a process on a pseudo-terminal, which is its controlling terminal: Ctrl-C is SIGINT for it."""
     ours, theirs = pty.openpty()
     try:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        before = termios.tcgetattr(ours)
+        initial_modes = termios.tcgetattr(ours)
         with subprocess.Popen(
-            [sys.executable, "-c", TAKE, *command],
+            [sys.executable, "-c", SET_CONTROLLING_TERMINAL, *command],
             env=dict(variables),
             stdin=theirs,
             stdout=theirs,
@@ -119,7 +119,7 @@ def terminal(
             start_new_session=True,
         ) as process:
             try:
-                yield Terminal(ours, process, before)
+                yield Terminal(ours, process, initial_modes)
             finally:
                 process.send_signal(signal.SIGKILL)
     finally:

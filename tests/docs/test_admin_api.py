@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pages import ROOT, code, number, table
 
-from admin_client import ask, release
+from admin_client import fetch, release
 from genie.admin import api, http, throttle, views
 from genie.admin.http import AdminServer
 from genie.admin.models import MAX_BODY
@@ -60,11 +60,11 @@ async def test_every_documented_path_exists() -> None:
     try:
         assert admin.address is not None
         for row in table(API, "Path", "200"):
-            assert (await ask(admin.address[1], code(row["Path"]))).status in (200, 503)
+            assert (await fetch(admin.address[1], code(row["Path"]))).status in (200, 503)
         for row in table(API, "Path", "Returns"):
             method, path = code(row["Path"]).split()
             path = path.replace("{name}", "a")
-            response = await (release(admin.address[1], b"{}") if method == "POST" else ask(admin.address[1], path))
+            response = await (release(admin.address[1], b"{}") if method == "POST" else fetch(admin.address[1], path))
             assert response.status in (200, 400, 503), path
     finally:
         await admin.stop()

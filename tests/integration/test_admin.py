@@ -16,7 +16,7 @@ from msgspec import UNSET
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from admin_client import ask, release
+from admin_client import fetch, release
 from genie.admin import AdminServer, http, models
 from genie.admin import views as state
 from genie.admin.http import MAX_CONNECTIONS
@@ -46,7 +46,7 @@ def port_of(genie: Genie) -> int:
 
 async def metrics(port: int, **headers: str) -> dict[str, float]:
     """The samples by name and labels beside the namespace, as `name{label}`."""
-    answered = await ask(port, "/metrics", headers=headers)
+    answered = await fetch(port, "/metrics", headers=headers)
     assert answered.status == 200
     parse = open_families if "openmetrics" in answered.headers["content-type"] else families
     return {
@@ -59,7 +59,7 @@ async def metrics(port: int, **headers: str) -> dict[str, float]:
 
 async def test_health(genie: Genie) -> None:
     for path in ("/livez", "/readyz", "/leaderz"):
-        assert (await ask(port_of(genie), path)).status == 200
+        assert (await fetch(port_of(genie), path)).status == 200
 
 
 async def test_a_server_that_has_not_its_store_lives_and_is_not_ready() -> None:
@@ -71,17 +71,17 @@ async def test_a_server_that_has_not_its_store_lives_and_is_not_ready() -> None:
         async with asyncio.timeout(WAIT_S):
             while True:
                 try:
-                    live = await ask(port, "/livez")
+                    live = await fetch(port, "/livez")
                     break
                 except OSError:
                     await asyncio.sleep(0.01)
         assert live.status == 200
         for path in ("/readyz", "/leaderz"):
-            told = await ask(port, path)
+            told = await fetch(port, path)
             assert (told.status, told.body) == (503, b"genie: starting\n" if path == "/readyz" else b"starting\n"), path
-        state = (await ask(port, "/api/state")).as_(models.State)
+        state = (await fetch(port, "/api/state")).as_(models.State)
         assert (state.role, state.leader, state.store, state.held) == ("starting", None, "redis", 0)
-        waits = await ask(port, "/api/waits")
+        waits = await fetch(port, "/api/waits")
         assert waits.problem == (503, "unavailable", "this server is not the leader; no leader is known")
     finally:
         server.kill()
@@ -93,12 +93,12 @@ async def test_a_follower_tells_who_leads(redis: Redis) -> None:
         running_server(redis, admin_port=free_port()) as follower,
     ):
         port, address = port_of(follower), f"127.0.0.1:{leader.port}"
-        assert (await ask(port, "/readyz")).status == 200
-        assert (await ask(port, "/leaderz")).body == f"follower; {address} leads\n".encode()
-        state = (await ask(port, "/api/state")).as_(models.State)
+        assert (await fetch(port, "/readyz")).status == 200
+        assert (await fetch(port, "/leaderz")).body == f"follower; {address} leads\n".encode()
+        state = (await fetch(port, "/api/state")).as_(models.State)
         assert (state.role, state.leader, state.held, state.queues) == ("follower", address, 0, [])
         for path in ("/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/a"):
-            refused = await ask(port, path)
+            refused = await fetch(port, path)
             assert refused.problem[:2] == (503, "unavailable")
             assert refused.leader == address
             assert refused.headers["retry-after"] == "1"
@@ -106,12 +106,12 @@ async def test_a_follower_tells_who_leads(redis: Redis) -> None:
         assert (refused.problem[0], refused.leader) == (503, address)
         assert (await metrics(port))["genie_leader"] == 0
         assert (await metrics(port_of(leader)))["genie_leader"] == 1
-        state = (await ask(port_of(leader), "/api/state")).as_(models.State)
+        state = (await fetch(port_of(leader), "/api/state")).as_(models.State)
         assert (state.role, state.leader, state.store, state.store_available) == ("leader", None, "redis", True)
         leader.kill()
         follower.until("leadership acquired")
-        assert (await ask(port, "/leaderz")).status == 200
-        assert (await ask(port, "/api/waits")).as_(models.Waits).nodes == []
+        assert (await fetch(port, "/leaderz")).status == 200
+        assert (await fetch(port, "/api/waits")).as_(models.Waits).nodes == []
 
 
 async def test_the_state_agrees_with_the_wire(genie: Genie) -> None:
@@ -125,7 +125,7 @@ async def test_the_state_agrees_with_the_wire(genie: Genie) -> None:
     assert (await two.expect("released"))["reason"] == "queue-timeout"
     two.raw(b"nonsense\n")
     await two.expect("error")
-    state = (await ask(port_of(genie), "/api/state")).as_(models.State)
+    state = (await fetch(port_of(genie), "/api/state")).as_(models.State)
     assert (state.role, state.namespace, state.store, state.store_available) == ("leader", "genie", "memory", True)
     assert (state.held, state.waiting, state.locks, state.resources) == (2, 2, 3, 2)
     assert (state.connections, state.sessions) == (2, 0)
@@ -157,12 +157,12 @@ async def test_notes_are_shown_and_a_wait_without_a_limit_has_no_end(genie: Geni
     held = await wire.lock("exclusive:noted", transactionName="t1", note="cron@host-1")
     other = await client.lock("exclusive:other", transactionName="t2")
     waits = await client.request("exclusive:noted", transactionName="t2", note="page 3", queueTimeout=2147483647)
-    shown = (await ask(port_of(genie), "/api/resources/noted")).as_(models.Resource)
+    shown = (await fetch(port_of(genie), "/api/resources/noted")).as_(models.Resource)
     (holder,), (row,) = shown.holders, shown.queue
     assert (holder.id, holder.note, holder.expires_in is UNSET) == (held, "cron@host-1", False)
     assert row.blockers is not UNSET
     assert (row.id, row.note, row.expires_in, row.blockers[0].note) == (waits, "page 3", UNSET, "cron@host-1")
-    graph = (await ask(port_of(genie), "/api/waits")).as_(models.Waits)
+    graph = (await fetch(port_of(genie), "/api/waits")).as_(models.Waits)
     assert {node.id: node.note for node in graph.nodes} == {held: "cron@host-1", waits: "page 3"}
     client.send("inspect", resource="noted")
     found = await client.expect("inspected")
@@ -172,7 +172,7 @@ async def test_notes_are_shown_and_a_wait_without_a_limit_has_no_end(genie: Geni
     released = await wire.expect("released")
     assert released["reason"] == "deadlock"
     assert [step.get("note") for step in released["waits"]] == [None, "page 3"]
-    deadlock = (await ask(port_of(genie), "/api/deadlocks")).as_(models.Deadlocks).deadlocks[0]
+    deadlock = (await fetch(port_of(genie), "/api/deadlocks")).as_(models.Deadlocks).deadlocks[0]
     assert [step.note for step in deadlock.waits] == [UNSET, "page 3"]
     assert await wire.release(held) == "success"
     assert (await client.expect("locked"))["id"] == waits
@@ -186,9 +186,9 @@ async def test_rates_and_quantiles_follow(genie: Genie) -> None:
     await one.release(held)
     await two.expect("locked")
     async with asyncio.timeout(WAIT_S):
-        state = (await ask(port_of(genie), "/api/state")).as_(models.State)
+        state = (await fetch(port_of(genie), "/api/state")).as_(models.State)
         while not state.rates.grants:
-            state = (await ask(port_of(genie), "/api/state")).as_(models.State)
+            state = (await fetch(port_of(genie), "/api/state")).as_(models.State)
     assert state.rates.deadlocks == 0
     assert state.wait_p50 is not None
     assert state.wait_p99 is not None
@@ -204,12 +204,12 @@ async def test_only_so_many_may_be_connected(genie: Genie) -> None:
             connections.append(http.client.HTTPConnection("127.0.0.1", port_of(genie), timeout=WAIT_S))
             connections[-1].request("GET", "/livez")
             assert connections[-1].getresponse().read() == b"ok\n"
-        refused = await ask(port_of(genie), "/livez")
+        refused = await fetch(port_of(genie), "/livez")
         assert refused.problem == (503, "too-many", f"{MAX_CONNECTIONS} connections are already open; try again later")
         connections.pop().close()
         async with asyncio.timeout(WAIT_S):
             while refused.status != 200:
-                refused = await ask(port_of(genie), "/livez")
+                refused = await fetch(port_of(genie), "/livez")
     finally:
         for connection in connections:
             connection.close()
@@ -287,7 +287,7 @@ async def test_who_waits_for_whom(genie: Genie) -> None:
     held = await client.lock("exclusive:a", transactionName="t1")
     first = await client.request("exclusive:a", transactionName="t2")
     second = await client.request("shared:a")
-    waits = (await ask(port_of(genie), "/api/waits")).as_(models.Waits)
+    waits = (await fetch(port_of(genie), "/api/waits")).as_(models.Waits)
     assert [(node.id, node.state) for node in waits.nodes] == [(first, "queued"), (held, "held"), (second, "queued")]
     assert [node.transaction_name for node in waits.nodes[:2]] == ["t2", "t1"]
     assert waits.nodes[2].transaction_name is msgspec.UNSET
@@ -299,7 +299,7 @@ async def test_who_waits_for_whom(genie: Genie) -> None:
         (second, first, "exclusive", "queued"),
     ]
     assert (waits.queue_total, waits.queue_shown) == (2, 2)
-    few = (await ask(port_of(genie), "/api/waits?limit=2")).as_(models.Waits)
+    few = (await fetch(port_of(genie), "/api/waits?limit=2")).as_(models.Waits)
     assert [node.id for node in few.nodes] == [first, held]
     assert (few.queue_total, few.queue_shown, len(few.edges)) == (2, 1, 1)
 
@@ -313,13 +313,13 @@ async def test_a_resource_by_its_name(shared: Genie, name: str) -> None:
     waiting = await client.request(f"exclusive:{name}", transactionName="t", priority=3, queueTimeout=HOUR_MS)
     client.send("inspect", resource=name)
     inspected = await client.expect("inspected")
-    told = (await ask(port_of(shared), f"/api/resources/{quote(name, safe='')}")).as_(models.Resource)
+    told = (await fetch(port_of(shared), f"/api/resources/{quote(name, safe='')}")).as_(models.Resource)
     assert told.resource == name
     assert (told.holders_total, told.queue_total) == (1, 1)
     assert (told.holders[0].id, told.queue[0].id) == (held, waiting)
     for mine, wire in ((told.holders, inspected["holders"]), (told.queue, inspected["queue"])):
         assert [still(msgspec.to_builtins(row)) for row in mine] == [still(row) for row in wire]
-    left = (await ask(port_of(shared), f"/api/resources/{quote(name[:500])}%21")).as_(models.Resource)
+    left = (await fetch(port_of(shared), f"/api/resources/{quote(name[:500])}%21")).as_(models.Resource)
     assert (left.holders_total, left.queue_total) == (0, 0)
 
 
@@ -335,19 +335,19 @@ async def test_what_is_hot_and_which_deadlocks_there_were(genie: Genie) -> None:
     waiting = await client.request("exclusive:b", transactionName="ta", queueTimeout=HOUR_MS)
     victim = await client.request("exclusive:a", transactionName="tb", queueTimeout=HOUR_MS)
     assert (await client.expect("released"))["reason"] == "deadlock"
-    told = (await ask(port_of(genie), "/api/deadlocks")).as_(models.Deadlocks)
+    told = (await fetch(port_of(genie), "/api/deadlocks")).as_(models.Deadlocks)
     assert told.total == 1
     (row,) = told.deadlocks
     assert (row.id, row.transaction_name, row.cycle, row.steps_total) == (victim, "tb", ["tb", "ta"], 2)
     assert [(step.waiter, step.resource) for step in row.waits] == [(victim, "a"), (waiting, "b")]
-    told_hot = (await ask(port_of(genie), "/api/hot")).as_(models.HotList)
+    told_hot = (await fetch(port_of(genie), "/api/hot")).as_(models.HotList)
     assert {(hot.resource, hot.conflicts, hot.waiting, hot.holders) for hot in told_hot.resources} == {
         ("a", 1, 0, 1),
         ("b", 1, 1, 1),
     }
-    assert len((await ask(port_of(genie), "/api/hot?limit=1")).as_(models.HotList).resources) == 1
+    assert len((await fetch(port_of(genie), "/api/hot?limit=1")).as_(models.HotList).resources) == 1
     assert told_hot.resources[0].resource == "b", "somebody waits for it"
-    state = (await ask(port_of(genie), "/api/state")).as_(models.State)
+    state = (await fetch(port_of(genie), "/api/state")).as_(models.State)
     assert (state.deadlocks, state.outcomes["deadlock"]) == (1, 1)
     assert (await metrics(port_of(genie)))["genie_deadlocks_total"] == 1
 
@@ -438,7 +438,7 @@ async def test_a_release_waits_for_the_store_no_longer_than_it_may(redis: Redis)
     ],
 )
 async def test_a_wrong_question_is_told_what_would_be_right(shared: Genie, path: str, words: list[str]) -> None:
-    refused = await ask(port_of(shared), path)
+    refused = await fetch(port_of(shared), path)
     status, code, message = refused.problem
     assert (status, code) == (400, "bad-request")
     for word in words:
@@ -470,20 +470,20 @@ async def test_a_wrong_release(shared: Genie, body: bytes, word: str) -> None:
 
 async def test_what_is_not_there(shared: Genie) -> None:
     port = port_of(shared)
-    assert (await ask(port, "/api/nothing")).problem == (
+    assert (await fetch(port, "/api/nothing")).problem == (
         *(404, "not-found"),
         "/api/nothing does not exist; /api/schema lists the paths",
     )
-    wrong = await ask(port, "/api/release")
+    wrong = await fetch(port, "/api/release")
     assert wrong.problem == (405, "not-allowed", "/api/release allows POST, not GET")
     assert wrong.headers["allow"] == "POST"
-    assert (await ask(port, "/api/state", method="DELETE")).problem[0] == 405
+    assert (await fetch(port, "/api/state", method="DELETE")).problem[0] == 405
     large = await release(port, b'{"id":7}' + b" " * 5000)
     assert large.problem == (413, "bad-request", "the body exceeds 4096 bytes")
 
 
 async def test_the_schema_is_that_of_the_answers(shared: Genie) -> None:
-    schema = msgspec.json.decode((await ask(port_of(shared), "/api/schema")).body)
+    schema = msgspec.json.decode((await fetch(port_of(shared), "/api/schema")).body)
     asked = {path: next(iter(methods.items())) for path, methods in schema["paths"].items()}
     assert {path for path, (method, _) in asked.items() if method == "get"} == {
         *("/api/state", "/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/{name}")
@@ -492,16 +492,16 @@ async def test_the_schema_is_that_of_the_answers(shared: Genie) -> None:
     assert (namespace["name"], namespace["in"], "required" in namespace) == ("namespace", "query", False)
     assert all(question["parameters"][-1] == namespace for _, question in asked.values())
     assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": 1000, "default": 500}
-    state = (await ask(port_of(shared), "/api/state")).body
+    state = (await fetch(port_of(shared), "/api/state")).body
     properties = schema["components"]["schemas"]["State"]["properties"]
     assert set(properties) == set(msgspec.json.decode(state))
 
 
 async def test_the_metrics_in_both_formats(shared: Genie) -> None:
     port = port_of(shared)
-    plain = await ask(port, "/metrics", headers={"Accept": "text/plain"})
+    plain = await fetch(port, "/metrics", headers={"Accept": "text/plain"})
     assert plain.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    as_open = await ask(
+    as_open = await fetch(
         port, "/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
     )
     assert as_open.headers["content-type"].startswith("application/openmetrics-text; version=")
@@ -516,7 +516,7 @@ async def test_the_metrics_in_both_formats(shared: Genie) -> None:
 
 
 async def test_polls_at_the_same_time_share_an_answer(shared: Genie) -> None:
-    told = await asyncio.gather(*(ask(port_of(shared), "/api/state") for _ in range(20)))
+    told = await asyncio.gather(*(fetch(port_of(shared), "/api/state") for _ in range(20)))
     assert {answered.status for answered in told} == {200}
     assert len({answered.body for answered in told}) < 20
 

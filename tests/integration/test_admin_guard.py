@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from admin_client import ask
+from admin_client import fetch
 from genie.access import AccessControl, Credential, Principal
 from genie.admin.security import HEADERS, PRINCIPAL, RequestGuard
 from ports import free_port
@@ -178,9 +178,9 @@ async def test_a_real_server_stands_behind_it_and_logs_who_releases(tmp_path: Pa
     path.write_text(f'[ops]\ntoken = "{OPS}"\nmay = ["admin"]\n')
     port = free_port()
     with running_server(admin_port=port, token_file=path) as server:
-        assert (await ask(port, "/livez")).status == 200
-        assert (await ask(port, "/api/state")).status == 401
-        told = await ask(port, "/api/state", headers=bearer(OPS))
+        assert (await fetch(port, "/livez")).status == 200
+        assert (await fetch(port, "/api/state")).status == 401
+        told = await fetch(port, "/api/state", headers=bearer(OPS))
         assert told.status == 200
         assert {name.lower(): value for name, value in HEADERS.items()}.items() <= told.headers.items()
         wire = await Wire.connect(server.address)
@@ -188,7 +188,7 @@ async def test_a_real_server_stands_behind_it_and_logs_who_releases(tmp_path: Pa
         await wire.expect("welcome")
         id_ = await wire.lock("exclusive:a")
         body = b'{"id":%d}' % id_
-        released = await ask(port, "/api/release", method="POST", body=body, headers=bearer(OPS) | POST)
+        released = await fetch(port, "/api/release", method="POST", body=body, headers=bearer(OPS) | POST)
         assert released.status == 200
         line = server.until("request released by operator")
         assert (line["id"], line["principal"]) == (id_, "ops")

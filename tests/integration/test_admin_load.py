@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from admin_client import ask
+from admin_client import fetch
 from genie.admin import AdminServer, models
 from genie.admin.throttle import MAX_SLICE_WORK, WorkBudget
 from genie.config import Settings
@@ -178,4 +178,4 @@ async def test_no_look_at_many_lines_holds_the_loop_for_long(monkeypatch: pytest
 
 
 async def _get(port: int, path: str, kind: type[T]) -> T:
-    return (await ask(port, path)).as_(kind)
+    return (await fetch(port, path)).as_(kind)

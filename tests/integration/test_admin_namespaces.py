@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 from prometheus_client.samples import Sample
 
-from admin_client import ask, release
+from admin_client import fetch, release
 from genie.admin import AdminServer, models
 from genie.config import Settings
 from genie.server.app import Server
@@ -63,12 +63,12 @@ async def connected(genie: Genie, namespace: str) -> Wire:
 async def until_ready(genie: Genie) -> None:
     """A server listens already when it knows of one namespace who leads."""
     async with asyncio.timeout(WAIT_S):
-        while (ready := await ask(port_of(genie), "/readyz")).status != 200:
+        while (ready := await fetch(port_of(genie), "/readyz")).status != 200:
             assert ready.body in (b"orders: starting\n", b"billing: starting\n")
 
 
 async def sampled(port: int, accept: str = "text/plain") -> list[Sample]:
-    told = await ask(port, "/metrics", headers={"Accept": accept})
+    told = await fetch(port, "/metrics", headers={"Accept": accept})
     parse = open_families if "openmetrics" in told.headers["content-type"] else families
     return [sample for family in parse(told.body.decode()) for sample in family.samples]
 
@@ -80,7 +80,9 @@ async def test_each_is_shown_by_itself(genie: Genie) -> None:
     waits = await billing.request("exclusive:a", transactionName="t2", **LONG)
     billing.raw(b"nonsense\n")
     await billing.expect("error")
-    first, second = [(await ask(port, f"/api/state{asked}")).as_(models.State) for asked in ("", "?namespace=billing")]
+    first, second = [
+        (await fetch(port, f"/api/state{asked}")).as_(models.State) for asked in ("", "?namespace=billing")
+    ]
     assert (first.namespace, first.locks, first.held, first.waiting, first.errors) == ("orders", 2, 1, 0, {})
     assert (second.namespace, second.locks, second.held, second.waiting) == ("billing", 1, 1, 1)
     assert second.errors == {"bad-json": 1}
@@ -97,9 +99,9 @@ async def test_each_is_shown_by_itself(genie: Genie) -> None:
     shown: dict[str, Any] = {}
     for namespace in ("orders", "billing"):  # within half a second: what was kept for one is not told of the other
         within = f"?namespace={namespace}"
-        nodes = (await ask(port, f"/api/waits{within}&limit=5")).as_(models.Waits).nodes
-        holders = (await ask(port, f"/api/resources/a{within}")).as_(models.Resource).holders
-        hot = (await ask(port, f"/api/hot{within}")).as_(models.HotList).resources
+        nodes = (await fetch(port, f"/api/waits{within}&limit=5")).as_(models.Waits).nodes
+        holders = (await fetch(port, f"/api/resources/a{within}")).as_(models.Resource).holders
+        hot = (await fetch(port, f"/api/hot{within}")).as_(models.HotList).resources
         shown[namespace] = {node.id for node in nodes}, len(holders[0].resources), [row.resource for row in hot]
     assert shown == {"orders": (set(), 2, []), "billing": ({held, waits}, 1, ["a"])}
 
@@ -114,7 +116,7 @@ async def test_deadlocks_and_slow_waits_are_told_of_the_namespace_where_they_are
     victim = await client.request("exclusive:a", transactionName="tb", **LONG)
     assert (await client.expect("released"))["reason"] == "deadlock"
     totals = [
-        (await ask(port, f"/api/deadlocks?namespace={namespace}")).as_(models.Deadlocks).total
+        (await fetch(port, f"/api/deadlocks?namespace={namespace}")).as_(models.Deadlocks).total
         for namespace in ("orders", "billing")
     ]
     assert totals == [0, 1]
@@ -136,7 +138,7 @@ async def test_a_release_is_of_the_namespace_that_is_said(genie: Genie) -> None:
 
 async def test_one_that_is_not_served(quiet: int) -> None:
     for path in ("/api/state", "/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/a", "/leaderz"):
-        refused = await ask(quiet, f"{path}?namespace=stock")
+        refused = await fetch(quiet, f"{path}?namespace=stock")
         assert refused.problem == (404, "not-found", UNSERVED), path
 
 
@@ -155,7 +157,7 @@ async def test_metrics_of_each_have_its_name_and_those_of_the_server_have_none(q
 
 
 async def test_metrics_of_several_namespaces_have_one_head(quiet: int) -> None:
-    body = (await ask(quiet, "/metrics")).body.decode()
+    body = (await fetch(quiet, "/metrics")).body.decode()
     heads = [line for line in body.splitlines() if line.startswith("# TYPE")]
     assert len(heads) == len(set(heads))
     last = [line.partition(" ")[0] for line in body.splitlines() if line.startswith("genie_wait_seconds_count")]
@@ -188,15 +190,15 @@ async def test_one_may_be_led_here_and_another_followed(redis: Redis) -> None:
     ):
         port, address = port_of(genie), f"127.0.0.1:{other.port}"
         await until_ready(genie)
-        assert (await ask(port, "/leaderz")).body == f"follower; {address} leads\n".encode()
-        assert (await ask(port, "/leaderz?namespace=billing")).status == 200
-        state = (await ask(port, "/api/state")).as_(models.State)
+        assert (await fetch(port, "/leaderz")).body == f"follower; {address} leads\n".encode()
+        assert (await fetch(port, "/leaderz?namespace=billing")).status == 200
+        state = (await fetch(port, "/api/state")).as_(models.State)
         assert state.namespaces == [
             models.Namespace(namespace="orders", role="follower", leader=address),
             models.Namespace(namespace="billing", role="leader", leader=None),
         ]
-        assert (await ask(port, "/api/waits")).leader == address
-        assert (await ask(port, "/api/waits?namespace=billing")).as_(models.Waits).nodes == []
+        assert (await fetch(port, "/api/waits")).leader == address
+        assert (await fetch(port, "/api/waits?namespace=billing")).as_(models.Waits).nodes == []
         leads = {s.labels["namespace"]: s.value for s in await sampled(port) if s.name == "genie_leader"}
         assert leads == {"orders": 0, "billing": 1}
 
@@ -205,10 +207,10 @@ async def test_it_is_not_ready_while_of_one_it_is_not_known_who_leads(redis: Red
     """Nobody has led the second: so a lease must pass before it is known that nobody does."""
     redis.found("orders")
     with running_server(redis, admin_port=free_port(), namespaces="orders,billing", lease=600) as genie:
-        refused = await ask(port_of(genie), "/readyz")
+        refused = await fetch(port_of(genie), "/readyz")
         assert (refused.status, refused.body) == (503, b"billing: starting\n")
-        assert (await ask(port_of(genie), "/leaderz")).status == 200
-        assert (await ask(port_of(genie), "/leaderz?namespace=billing")).status == 503
+        assert (await fetch(port_of(genie), "/leaderz")).status == 200
+        assert (await fetch(port_of(genie), "/leaderz?namespace=billing")).status == 503
         assert [line.get("namespace") for line in genie.said() if "leadership acquired" in line["event"]] == []
 
 

@@ -1,4 +1,4 @@
-"""`genie deadlocks`, and how any command asks the admin port: of one that the test speaks for."""
+"""`genie deadlocks`, and the HTTP client of all commands that query the admin port, at a fake admin port."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import trustme
 
-from admin import SpokenAdmin, spoken_admin
+from admin import FakeAdmin, fake_admin
 from commands import genie_cli
 from genie.admin.models import DeadlockRow, Deadlocks, Problem, Step
 from ports import free_port
 
 
 @pytest.fixture
-def admin() -> Iterator[SpokenAdmin]:
-    with spoken_admin() as server:
-        server.answers["/api/deadlocks"] = DEADLOCKS
+def admin() -> Iterator[FakeAdmin]:
+    with fake_admin() as server:
+        server.responses["/api/deadlocks"] = DEADLOCKS
         yield server
 
 
@@ -31,8 +31,8 @@ def row(id: int, name: str) -> DeadlockRow:
 DEADLOCKS = Deadlocks(deadlocks=[row(9, "accounts/2"), row(8, "x" * 512)], total=12)
 
 
-def test_who_asked_for_what_that_who_held(admin: SpokenAdmin) -> None:
-    admin.answers["/api/deadlocks"] = Deadlocks(deadlocks=DEADLOCKS.deadlocks[:1], total=12)
+def test_the_steps_of_a_cycle(admin: FakeAdmin) -> None:
+    admin.responses["/api/deadlocks"] = Deadlocks(deadlocks=DEADLOCKS.deadlocks[:1], total=12)
     shown = genie_cli("deadlocks", admin_port=str(admin.port))
     assert (shown.returncode, shown.stderr) == (0, "")
     first, *lines = shown.stdout.splitlines()
@@ -48,34 +48,34 @@ def test_who_asked_for_what_that_who_held(admin: SpokenAdmin) -> None:
     ]
 
 
-def test_a_long_name_is_shown_whole_within_80_columns(admin: SpokenAdmin) -> None:
+def test_a_long_name_is_wrapped_at_80_columns(admin: FakeAdmin) -> None:
     lines = genie_cli("deadlocks", admin_port=str(admin.port)).stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(line.count("x") for line in lines if not line.strip("x ")) == 512
 
 
-def test_programs_get_the_answer(admin: SpokenAdmin) -> None:
-    told = json.loads(genie_cli("deadlocks", "--limit", "2", "--json", admin_port=str(admin.port)).stdout)
-    assert (told["total"], [row["id"] for row in told["deadlocks"]]) == (12, [9, 8])
-    assert admin.asked == ["/api/deadlocks?limit=2"]
-    assert told["deadlocks"][0]["waits"][1] == {"resource": "accounts/13", "waiter": 3, "holder": 4}
+def test_json_prints_the_response(admin: FakeAdmin) -> None:
+    response = json.loads(genie_cli("deadlocks", "--limit", "2", "--json", admin_port=str(admin.port)).stdout)
+    assert (response["total"], [row["id"] for row in response["deadlocks"]]) == (12, [9, 8])
+    assert admin.paths == ["/api/deadlocks?limit=2"]
+    assert response["deadlocks"][0]["waits"][1] == {"resource": "accounts/13", "waiter": 3, "holder": 4}
 
 
-def test_whose_deadlocks(admin: SpokenAdmin) -> None:
+def test_the_namespace_of_the_option_or_the_variable(admin: FakeAdmin) -> None:
     port = str(admin.port)
     assert genie_cli("deadlocks", "--namespace", "billing", "--limit", "2", admin_port=port).returncode == 0
     assert genie_cli("deadlocks", admin_port=port, namespace="stock:1").returncode == 0
-    assert admin.asked == ["/api/deadlocks?namespace=billing&limit=2", "/api/deadlocks?namespace=stock:1&limit=10"]
+    assert admin.paths == ["/api/deadlocks?namespace=billing&limit=2", "/api/deadlocks?namespace=stock:1&limit=10"]
     wrong = genie_cli("deadlocks", "--namespace", "a b", admin_port=port)
     assert wrong.returncode == 2
     assert "it must be a string of 1 to 128 letters, digits or any of _.:-, not 'a b'" in wrong.stderr
-    assert len(admin.asked) == 2
+    assert len(admin.paths) == 2
 
 
-def test_a_cycle_that_is_not_told_whole(admin: SpokenAdmin) -> None:
+def test_omitted_steps_of_a_cycle_are_counted(admin: FakeAdmin) -> None:
     steps = [Step(resource="a", waiter=9, holder=2), Step(resource="b", waiter=3, holder=4)]
     cut = DeadlockRow(at=0, id=9, transaction_name=None, cycle=["9", "t2"], waits=steps, steps_total=3_000)
-    admin.answers["/api/deadlocks"] = Deadlocks(deadlocks=[cut], total=1)
+    admin.responses["/api/deadlocks"] = Deadlocks(deadlocks=[cut], total=1)
     lines = genie_cli("deadlocks", "--admin-port", str(admin.port)).stdout.splitlines()
     assert lines[1:] == [
         "  9 was ended: it would have created a cycle",
@@ -84,22 +84,22 @@ def test_a_cycle_that_is_not_told_whole(admin: SpokenAdmin) -> None:
     ]
 
 
-def test_none_is_said(admin: SpokenAdmin) -> None:
-    admin.answers["/api/deadlocks"] = Deadlocks(deadlocks=[], total=0)
+def test_no_deadlocks(admin: FakeAdmin) -> None:
+    admin.responses["/api/deadlocks"] = Deadlocks(deadlocks=[], total=0)
     shown = genie_cli("deadlocks", "--admin-port", str(admin.port))
     assert (shown.returncode, shown.stdout) == (0, "No deadlocks since the server started.\n")
 
 
-# -- any command that asks the admin port -----------------------------------------------------------------------
+# -- the client of all commands that query the admin port -----------------------------------------------------------------------
 
 
-def test_the_token_goes_along(admin: SpokenAdmin, tmp_path: Path) -> None:
+def test_the_token_of_the_environment_is_sent(admin: FakeAdmin, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("of-the-file\n")
     for variables in ({"token": "plain"}, {"token_file": str(file)}, {}):
         assert genie_cli("deadlocks", admin_port=str(admin.port), **variables).returncode == 0
-    told = [headers.get("Authorization") for headers in admin.headers]
-    assert told == ["Bearer plain", "Bearer of-the-file", None]
+    sent = [headers.get("Authorization") for headers in admin.headers]
+    assert sent == ["Bearer plain", "Bearer of-the-file", None]
     file.write_text("two words\n")
     said = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file))
     assert (said.returncode, said.stderr) == (
@@ -107,7 +107,7 @@ def test_the_token_goes_along(admin: SpokenAdmin, tmp_path: Path) -> None:
         f"Error: GENIE_TOKEN_FILE: {file} must contain one word, the token, not 2\n",
     )
     both = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file), token="plain")
-    assert both.returncode == 0, "GENIE_TOKEN counts more, as it does for all clients"
+    assert both.returncode == 0, "GENIE_TOKEN takes precedence, as for all clients"
     assert admin.headers[-1].get("Authorization") == "Bearer plain"
     broken = genie_cli("deadlocks", admin_port=str(admin.port), token="a\r\nb")
     assert broken.stderr == (
@@ -116,31 +116,31 @@ def test_the_token_goes_along(admin: SpokenAdmin, tmp_path: Path) -> None:
     assert len(admin.headers) == 4
 
 
-def test_problems_are_told_in_one_line(admin: SpokenAdmin) -> None:
-    def said(**variables: str) -> str:
+def test_error_responses_are_printed_in_one_line(admin: FakeAdmin) -> None:
+    def error_of(**variables: str) -> str:
         done = genie_cli("deadlocks", admin_port=str(admin.port), **variables)
         assert (done.returncode, done.stdout) == (1, "")
         return done.stderr
 
-    admin.answers["/api/deadlocks"] = Problem(code="unavailable", message="this server follows", leader="other:7077")
-    assert said() == "Error: unavailable: this server follows (other:7077 leads: query its admin port)\n"
+    admin.responses["/api/deadlocks"] = Problem(code="unavailable", message="this server follows", leader="other:7077")
+    assert error_of() == "Error: unavailable: this server follows (other:7077 leads: query its admin port)\n"
     admin.status = 401
-    admin.answers["/api/deadlocks"] = Problem(code="unauthorized", message="say\x1b[2J the token")
+    admin.responses["/api/deadlocks"] = Problem(code="unauthorized", message="say\x1b[2J the token")
     assert (
-        said()
+        error_of()
         == "Error: unauthorized: say\\x1b[2J the token (no token was sent: GENIE_TOKEN and GENIE_TOKEN_FILE are not set)\n"
     )
     sent = "(the token sent is that of GENIE_TOKEN)"
-    assert said(token="wrong") == f"Error: unauthorized: say\\x1b[2J the token {sent}\n"
-    admin.answers["/api/deadlocks"] = b"<html>"
+    assert error_of(token="wrong") == f"Error: unauthorized: say\\x1b[2J the token {sent}\n"
+    admin.responses["/api/deadlocks"] = b"<html>"
     expected = f"Error: 127.0.0.1:{admin.port} responded 401, but not in the format of the admin port of this version\n"
-    assert said() == expected
+    assert error_of() == expected
     admin.status = 200
-    admin.answers["/api/deadlocks"] = b'{"deadlocks":7,"total":1}'
-    assert said().startswith("Error: unexpected reply, the server may have another version: ")
+    admin.responses["/api/deadlocks"] = b'{"deadlocks":7,"total":1}'
+    assert error_of().startswith("Error: unexpected reply, the server may have another version: ")
 
 
-def test_where_nobody_answers() -> None:
+def test_an_unreachable_or_invalid_admin_port() -> None:
     port = str(free_port())
     assert genie_cli("deadlocks", admin_port=port).stderr.startswith(
         f"Error: cannot connect to the admin port 127.0.0.1:{port}: "
@@ -156,24 +156,24 @@ def test_where_nobody_answers() -> None:
         assert said == f"Error: --admin-host: must be a host name or an address, also as https://HOST, not {wrong!r}\n"
 
 
-def test_by_tls(tmp_path: Path) -> None:
+def test_https_verifies_the_certificate(tmp_path: Path) -> None:
     ca, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
     ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    with spoken_admin(ssl_context=context) as admin:
-        admin.answers["/api/deadlocks"] = DEADLOCKS
+    with fake_admin(ssl_context=context) as admin:
+        admin.responses["/api/deadlocks"] = DEADLOCKS
         trusted = {"admin_port": str(admin.port), "tls_ca": str(tmp_path / "ca.pem")}
-        told = genie_cli("deadlocks", "--admin-host", "https://127.0.0.1", **trusted)
-        strange = genie_cli("deadlocks", admin_host=f"https://127.0.0.1:{admin.port}/")
+        trusted_reply = genie_cli("deadlocks", "--admin-host", "https://127.0.0.1", **trusted)
+        untrusted = genie_cli("deadlocks", admin_host=f"https://127.0.0.1:{admin.port}/")
         plain = genie_cli("deadlocks", **trusted)
         missing = genie_cli("deadlocks", admin_host="https://127.0.0.1", tls_ca=str(tmp_path / "none.pem"))
-    assert (told.returncode, told.stderr) == (0, "")
-    assert f"127.0.0.1:{admin.port} has an untrusted certificate" in strange.stderr
+    assert (trusted_reply.returncode, trusted_reply.stderr) == (0, "")
+    assert f"127.0.0.1:{admin.port} has an untrusted certificate" in untrusted.stderr
     assert f"if it has a certificate, use https://127.0.0.1:{admin.port}\n" in plain.stderr
     assert missing.stderr.startswith(f"Error: GENIE_TLS_CA: {tmp_path / 'none.pem'} can't be read: ")
 
 
-def test_by_tls_where_clients_have_certificates_too(tmp_path: Path) -> None:
+def test_https_with_a_client_certificate(tmp_path: Path) -> None:
     ca, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
     ca.configure_trust(context)
@@ -182,14 +182,14 @@ def test_by_tls_where_clients_have_certificates_too(tmp_path: Path) -> None:
     ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     own.cert_chain_pems[0].write_to_path(str(tmp_path / "own.pem"))
     own.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    with spoken_admin(ssl_context=context) as admin:
-        admin.answers["/api/deadlocks"] = DEADLOCKS
+    with fake_admin(ssl_context=context) as admin:
+        admin.responses["/api/deadlocks"] = DEADLOCKS
         variables = {"admin_host": f"https://127.0.0.1:{admin.port}", "tls_ca": str(tmp_path / "ca.pem")}
         shown = {"tls_cert": str(tmp_path / "own.pem"), "tls_key": str(tmp_path / "key.pem")}
-        told = genie_cli("deadlocks", **variables, **shown)
+        trusted_reply = genie_cli("deadlocks", **variables, **shown)
         none = genie_cli("deadlocks", **variables)
         keyless = genie_cli("deadlocks", **variables, tls_cert=str(tmp_path / "own.pem"))
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (trusted_reply.returncode, trusted_reply.stderr) == (0, "")
     assert none.returncode == 1
     assert none.stderr.startswith(f"Error: 127.0.0.1:{admin.port} did not respond in HTTP: ")
     assert keyless.stderr.startswith(f"Error: GENIE_TLS_CERT: there is no private key in {tmp_path / 'own.pem'}")

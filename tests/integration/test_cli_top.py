@@ -1,4 +1,4 @@
-"""`genie top`, on a terminal and without one: at an admin port that the test speaks for."""
+"""`genie top`, with and without a terminal, at a fake admin port and at real servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 import msgspec
 import pytest
 
-from admin import SpokenAdmin, spoken_admin
+from admin import FakeAdmin, fake_admin
 from admin_observations import HOT, WAITS, state
 from genie.admin.models import Problem
 from ports import free_port
@@ -29,12 +29,14 @@ HOUR_MS = 3_600_000
 
 def environment() -> dict[str, str]:
     clean = {
-        name: value for name, value in os.environ.items() if not name.startswith("GENIE_") and name not in SIZE_AND_LOOK
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GENIE_") and name not in DISPLAY_VARIABLES
     }
     return clean | {"PYTHONIOENCODING": "utf-8", "TERM": "xterm"}
 
 
-SIZE_AND_LOOK = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+DISPLAY_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
 def command(name: str, port: int, *args: str) -> list[str]:
@@ -53,18 +55,18 @@ def on_terminal(port: int, *args: str, columns: int = 100, rows: int = 30) -> Ab
     return terminal(command("top", port, *args), environment(), columns, rows)
 
 
-def tell(admin: SpokenAdmin, **more: object) -> None:
-    admin.answers |= {"/api/state": state(**more), "/api/waits": WAITS, "/api/hot": HOT}
+def set_state(admin: FakeAdmin, **changes: object) -> None:
+    admin.responses |= {"/api/state": state(**changes), "/api/waits": WAITS, "/api/hot": HOT}
 
 
 @pytest.fixture
-def admin() -> Iterator[SpokenAdmin]:
-    with spoken_admin() as server:
-        tell(server)
+def admin() -> Iterator[FakeAdmin]:
+    with fake_admin() as server:
+        set_state(server)
         yield server
 
 
-def test_one_picture_where_there_is_no_terminal(admin: SpokenAdmin) -> None:
+def test_without_a_terminal_one_snapshot_is_printed(admin: FakeAdmin) -> None:
     shown = genie_top(admin.port)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.startswith("genie 0.1.0  leader  namespace genie ")
@@ -73,103 +75,103 @@ def test_one_picture_where_there_is_no_terminal(admin: SpokenAdmin) -> None:
     assert "q: quit" not in shown.stdout
 
 
-def test_once_on_a_terminal_is_one_picture_of_its_width(admin: SpokenAdmin) -> None:
+def test_once_prints_one_snapshot_of_the_terminal_s_width(admin: FakeAdmin) -> None:
     with on_terminal(admin.port, "--once", columns=60) as term:
-        assert term.ended() == 0
+        assert term.wait() == 0
         lines = term.written.splitlines()
     assert lines[0].startswith("genie 0.1.0")
     assert "\x1b" not in term.written
     assert max(map(len, lines)) <= 60
 
 
-def test_programs_get_the_state(admin: SpokenAdmin) -> None:
-    told = genie_top(admin.port, "--json", "--once").stdout
-    assert json.loads(told) == json.loads(msgspec.json.encode(state()))
+def test_json_prints_the_state(admin: FakeAdmin) -> None:
+    printed = genie_top(admin.port, "--json", "--once").stdout
+    assert json.loads(printed) == json.loads(msgspec.json.encode(state()))
 
 
-def test_looks_anew_until_q(admin: SpokenAdmin) -> None:
+def test_it_refreshes_until_q_is_pressed(admin: FakeAdmin) -> None:
     with on_terminal(admin.port, "--every", "0.1") as term:
         assert "grants 1,200/s" in term.until("Hot resources")
         assert "accounts/1[red]x\\x1b[31m" in term.written
         assert "\x1b[31m" not in term.written
-        tell(admin, held=4_711)
+        set_state(admin, held=4_711)
         term.until("held 4,711")
         term.resize(columns=50, rows=12)
-        narrow = term.picture("Longest queues (2 of 20)")
+        narrow = term.screen("Longest queues (2 of 20)")
         assert "held 4,711" in narrow
         assert "HOLDER" in narrow
         assert "HELD FOR" not in narrow
         assert "Hot" not in narrow
         term.press(b"xQ")
-        assert term.ended() == 0
-        assert term.modes() == term.before
-    assert term.written.endswith("\x1b[?25h\x1b[?1049l")  # the cursor is shown again, and so is what was there before
+        assert term.wait() == 0
+        assert term.modes() == term.initial_modes
+    assert term.written.endswith("\x1b[?25h\x1b[?1049l")  # shows the cursor, and leaves the alternate screen
 
 
-def test_ctrl_c(admin: SpokenAdmin) -> None:
+def test_ctrl_c_restores_the_terminal(admin: FakeAdmin) -> None:
     with on_terminal(admin.port) as term:
         term.until("Longest queues")
         term.press(b"\x03")
-        assert term.ended() == 130
-        assert term.modes() == term.before
+        assert term.wait() == 130
+        assert term.modes() == term.initial_modes
     assert "\x1b[?1049l" in term.written
 
 
-def test_q_does_not_wait_for_an_answer() -> None:
+def test_q_does_not_wait_for_a_response() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with on_terminal(port, "--timeout", "3600") as term:
             term.until(f"querying 127.0.0.1:{port}")
             with silent.accept()[0]:
                 term.press(b"q")
-                assert term.ended() == 0
-        said = genie_top(port, "--timeout", "0.2")
-    assert said.stderr == f"Error: 127.0.0.1:{port} did not respond within 0.2 s\n"
+                assert term.wait() == 0
+        timed_out = genie_top(port, "--timeout", "0.2")
+    assert timed_out.stderr == f"Error: 127.0.0.1:{port} did not respond within 0.2 s\n"
 
 
-def test_takes_the_terminal_again_after_a_stop(admin: SpokenAdmin) -> None:
+def test_it_restores_its_screen_after_being_stopped(admin: FakeAdmin) -> None:
     with on_terminal(admin.port, "--every", "3600") as term:
         term.until("Hot resources")
         keys = term.modes()
-        assert keys != term.before
-        term.set_modes(term.before)  # as a shell does
+        assert keys != term.initial_modes
+        term.set_modes(term.initial_modes)  # as a shell does when the process is stopped
         term.process.send_signal(signal.SIGCONT)
         term.until("Hot resources")
         assert term.modes() == keys
         assert term.written.count("\x1b[?1049h") == 2
         term.press(b"q")
-        assert term.ended() == 0
+        assert term.wait() == 0
 
 
-def test_sigterm_gives_the_terminal_back(admin: SpokenAdmin) -> None:
+def test_sigterm_restores_the_terminal(admin: FakeAdmin) -> None:
     with on_terminal(admin.port) as term:
         term.until("Longest queues")
         term.process.terminate()
-        assert term.ended() == 143
-        assert term.modes() == term.before
+        assert term.wait() == 143
+        assert term.modes() == term.initial_modes
 
 
-def test_says_what_is_wrong_and_goes_on_when_it_is_not() -> None:
+def test_errors_are_shown_until_the_next_response() -> None:
     port = free_port()
     with on_terminal(port, "--every", "0.1") as term:
         term.until(f"cannot connect to the admin port 127.0.0.1:{port}: ")
-        with spoken_admin(port) as admin:
+        with fake_admin(port) as admin:
             admin.status = 401
-            admin.answers["/api/state"] = Problem(code="unauthorized", message="say \x1b[41mthe token")
+            admin.responses["/api/state"] = Problem(code="unauthorized", message="say \x1b[41mthe token")
             term.until("unauthorized: say \\x1b[41mthe token (no token was sent")
-            tell(admin, role="follower", leader="other:7077")
-            text = term.picture("This server is not the leader (follower); other:7077 is: query its admin port.")
+            set_state(admin, role="follower", leader="other:7077")
+            text = term.screen("This server is not the leader (follower); other:7077 is: query its admin port.")
             assert "Longest queues" not in text
-            tell(admin, store_available=False)
+            set_state(admin, store_available=False)
             term.until("The store is unavailable.")
-            tell(admin)
+            set_state(admin)
             term.until("Longest queues")
         term.until("Last response: ")
         term.press(b"q")
-        assert term.ended() == 0
+        assert term.wait() == 0
 
 
-async def test_a_real_server_its_deadlocks_and_one_that_follows(redis: Redis) -> None:
+async def test_a_real_leader_its_deadlocks_and_its_follower(redis: Redis) -> None:
     with (
         running_server(redis, admin_port=free_port(), lease=600) as genie,
         running_server(redis, admin_port=free_port(), lease=600) as follower,
@@ -183,16 +185,16 @@ async def test_a_real_server_its_deadlocks_and_one_that_follows(redis: Redis) ->
         victim = await wire.request("exclusive:[bold]a", transactionName="D2")
         await wire.expect("released")
         with on_terminal(admin, "--every", "0.1") as term:
-            picture = term.picture("Hot resources")
+            screen = term.screen("Hot resources")
             term.press(b"q")
-            assert term.ended() == 0
+            assert term.wait() == 0
         ended, of_follower = (genie_cli("deadlocks", port) for port in (admin, other))
         follows = genie_top(other)
     assert (idle.returncode, idle.stderr) == (0, "")
     assert idle.stdout.endswith("\n\nNo requests wait.\n\nNo contention in the last minutes.\n")
-    assert "locks 2  held 2  waiting 1 " in picture
-    assert len(re.findall(rf"D1 +{waiter} ", picture)) == 1
-    assert re.search(r"\nb +1 +\S+ m?s +D2 +\d+ ", picture), picture
+    assert "locks 2  held 2  waiting 1 " in screen
+    assert len(re.findall(rf"D1 +{waiter} ", screen)) == 1
+    assert re.search(r"\nb +1 +\S+ m?s +D2 +\d+ ", screen), screen
     assert ended.stdout.splitlines()[1:] == [
         f"  {victim} of D2 was ended: it would have created a cycle",
         f"  {victim} of D2 waits for [bold]a",
@@ -208,7 +210,7 @@ async def test_a_real_server_its_deadlocks_and_one_that_follows(redis: Redis) ->
     )
 
 
-async def test_a_real_server_of_two_namespaces() -> None:
+async def test_a_real_server_with_two_namespaces() -> None:
     with running_server(admin_port=free_port(), namespaces="orders,billing") as genie:
         port = int(genie.settings["admin_port"])
         wire = await Wire.connect(genie.address)
@@ -216,23 +218,23 @@ async def test_a_real_server_of_two_namespaces() -> None:
         await wire.expect("welcome")
         await wire.lock("exclusive:a", transactionTimeout=HOUR_MS)
         first, second = genie_top(port), genie_top(port, "--namespace", "billing")
-        told = json.loads(genie_top(port, "--namespace", "billing", "--json").stdout)
+        billing = json.loads(genie_top(port, "--namespace", "billing", "--json").stdout)
         none = genie_cli("deadlocks", port, "--namespace", "stock")
     for shown, namespace, held in ((first, "orders", 0), (second, "billing", 1)):
         lines = shown.stdout.splitlines()
         assert f"  leader  namespace {namespace}  store memory  " in lines[0]
         assert lines[1] == "namespaces  orders leader  billing leader"
         assert lines[2].startswith(f"locks {held}  held {held} ")
-    assert (told["namespace"], told["held"]) == ("billing", 1)
-    said = "not-found: unknown namespace 'stock'; this server serves orders, billing"
-    assert (none.returncode, none.stderr) == (1, f"Error: {said}\n")
+    assert (billing["namespace"], billing["held"]) == ("billing", 1)
+    message = "not-found: unknown namespace 'stock'; this server serves orders, billing"
+    assert (none.returncode, none.stderr) == (1, f"Error: {message}\n")
 
 
-def test_without_a_terminal_what_is_wrong_ends_it(admin: SpokenAdmin) -> None:
-    del admin.answers["/api/waits"]
+def test_without_a_terminal_an_error_ends_it(admin: FakeAdmin) -> None:
+    del admin.responses["/api/waits"]
     admin.status = 404
-    said = genie_top(admin.port)
-    assert (said.returncode, said.stdout, said.stderr) == (1, "", "Error: not-found: no /api/waits\n")
+    failed = genie_top(admin.port)
+    assert (failed.returncode, failed.stdout, failed.stderr) == (1, "", "Error: not-found: no /api/waits\n")
     none = genie_top(free_port(), "--once")
     assert none.returncode == 1
     assert none.stderr.startswith("Error: cannot connect to the admin port ")
