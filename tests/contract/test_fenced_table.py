@@ -1,4 +1,4 @@
-"""Holders of locks that were lost meanwhile, on real databases: what they read and write too late is refused."""
+"""Fencing tokens in real databases: late reads and writes of former lock holders are rejected."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def plain_read(accounts: Accounts, _: int) -> int:
 # -- the paused holder ---------------------------------------------------------------------------------------------
 
 
-async def test_a_holder_that_writes_after_the_next_one_is_refused(each_way: Accounts) -> None:
+async def test_a_write_after_the_write_of_the_next_holder_is_rejected(each_way: Accounts) -> None:
     balance = await each_way.read(OLDER)
     await each_way.write(NEWER, await each_way.read(NEWER) + 20)
     with pytest.raises(StaleFence) as refused:
@@ -82,19 +82,19 @@ async def late_write_between_read_and_write(
         await accounts.write(NEWER, newer_balance + 20)
 
 
-async def test_a_late_write_between_the_read_and_the_write_of_the_next_holder_is_refused(each_way: Accounts) -> None:
+async def test_a_late_write_between_the_read_and_the_write_of_the_next_holder_is_rejected(each_way: Accounts) -> None:
     with pytest.raises(StaleFence):
         await late_write_between_read_and_write(each_way, Accounts.read)
     assert await each_way.balance() == 120
 
 
-async def test_a_store_that_checks_only_writes_loses_that_write(each_way: Accounts) -> None:
+async def test_without_a_check_of_reads_that_update_is_lost(each_way: Accounts) -> None:
     """Shows that the test above depends on the check on read: both writes are accepted, and one of them is lost."""
     await late_write_between_read_and_write(each_way, plain_read)
     assert await each_way.balance() == 120
 
 
-async def test_a_late_read_is_refused(each_way: Accounts) -> None:
+async def test_a_late_read_is_rejected(each_way: Accounts) -> None:
     await each_way.read(NEWER)
     with pytest.raises(StaleFence):
         await each_way.read(OLDER)
@@ -103,7 +103,7 @@ async def test_a_late_read_is_refused(each_way: Accounts) -> None:
     assert row.fence == NEWER
 
 
-async def test_a_late_write_waits_for_the_transaction_that_has_read_and_is_refused(accounts: Accounts) -> None:
+async def test_a_late_write_waits_for_the_reading_transaction_and_is_rejected(accounts: Accounts) -> None:
     balance = await accounts.read(OLDER)
     async with accounts.transaction() as newer:
         newer_balance = await read(newer, NEWER)
@@ -117,7 +117,7 @@ async def test_a_late_write_waits_for_the_transaction_that_has_read_and_is_refus
     assert await accounts.balance() == 120
 
 
-async def test_a_read_waits_for_an_earlier_write_that_is_not_committed_yet(accounts: Accounts) -> None:
+async def test_a_read_waits_for_an_earlier_uncommitted_write(accounts: Accounts) -> None:
     async with accounts.transaction() as older:
         await write(older, OLDER, await read(older, OLDER) - 10)
         newer = asyncio.create_task(accounts.read(NEWER))
@@ -131,7 +131,7 @@ async def test_a_read_waits_for_an_earlier_write_that_is_not_committed_yet(accou
 # -- transactions of the caller -------------------------------------------------------------------------------------
 
 
-async def test_a_refusal_rolls_back_what_the_transaction_wrote_before(accounts: Accounts) -> None:
+async def test_a_rejection_rolls_back_the_earlier_writes_of_the_transaction(accounts: Accounts) -> None:
     async with accounts.transaction() as older:
         await read(older, OLDER, 1)
         await read(older, OLDER, 2)
@@ -143,7 +143,7 @@ async def test_a_refusal_rolls_back_what_the_transaction_wrote_before(accounts: 
     assert (await accounts.balance(1), await accounts.balance(2)) == (100, 100)
 
 
-async def test_a_write_that_depends_on_another_row_reads_it_again(accounts: Accounts) -> None:
+async def test_a_write_that_depends_on_another_row_must_read_it_again(accounts: Accounts) -> None:
     """A row protects itself only: what account 2 gets depends on account 1, which was changed meanwhile."""
     await accounts.read(OLDER, 1)
     await accounts.write(NEWER, 50, 1)
@@ -165,7 +165,7 @@ async def test_nothing_is_committed_or_rolled_back_for_the_caller(accounts: Acco
     await accounts.write(OLDER, 90)
 
 
-async def test_one_holder_uses_its_fence_as_often_as_it_likes(each_way: Accounts) -> None:
+async def test_one_holder_can_use_its_fencing_token_repeatedly(each_way: Accounts) -> None:
     for balance in range(5):
         await each_way.read(NEWER)
         await each_way.write(NEWER, balance)
@@ -195,7 +195,7 @@ async def test_values_may_be_expressions_and_other_columns_stay(accounts: Accoun
 # -- rows that do not exist yet --------------------------------------------------------------------------------------
 
 
-async def test_a_row_that_does_not_exist_is_no_late_holder(each_way: Accounts) -> None:
+async def test_a_missing_row_is_not_a_stale_fence(each_way: Accounts) -> None:
     with pytest.raises(LookupError, match=r"accounts has no row 3.*read_or_create"):
         await each_way.read(NEWER, 3)
     with pytest.raises(LookupError, match="accounts has no row 3"):
@@ -203,7 +203,7 @@ async def test_a_row_that_does_not_exist_is_no_late_holder(each_way: Accounts) -
     assert await each_way.look(3) is None
 
 
-async def test_a_row_that_is_created_refuses_an_older_holder_who_would_create_it(each_way: Accounts) -> None:
+async def test_a_created_row_rejects_the_insert_of_an_older_holder(each_way: Accounts) -> None:
     assert await each_way.read_or_create(NEWER, 0, 3) == 0
     with pytest.raises(StaleFence):
         await each_way.read_or_create(OLDER, 500, 3)
@@ -211,7 +211,7 @@ async def test_a_row_that_is_created_refuses_an_older_holder_who_would_create_it
     assert await each_way.balance(3) == 20
 
 
-async def test_a_row_that_an_older_holder_has_created_is_read(each_way: Accounts) -> None:
+async def test_a_row_created_by_an_older_holder_can_be_read(each_way: Accounts) -> None:
     assert await each_way.read_or_create(OLDER, 500, 3) == 500
     assert await each_way.read_or_create(NEWER, 0, 3) == 500
     with pytest.raises(StaleFence):
@@ -259,7 +259,7 @@ async def test_keys_of_several_columns_and_columns_of_other_names(kind: str, tmp
 # -- shared locks ----------------------------------------------------------------------------------------------------
 
 
-async def test_shared_holders_do_not_refuse_each_other(each_way: Accounts) -> None:
+async def test_shared_holders_do_not_reject_each_other(each_way: Accounts) -> None:
     assert await each_way.read(NEWER, shared=True) == 100
     assert await each_way.read(OLDER, shared=True) == 100
     row = await each_way.look()
@@ -267,7 +267,7 @@ async def test_shared_holders_do_not_refuse_each_other(each_way: Accounts) -> No
     assert (row.fence, row.shared_fence) == (None, NEWER)
 
 
-async def test_a_late_write_after_the_read_of_a_shared_holder_is_refused(each_way: Accounts) -> None:
+async def test_a_late_write_after_the_read_of_a_shared_holder_is_rejected(each_way: Accounts) -> None:
     balance = await each_way.read(OLDER)
     await each_way.read(NEWER, shared=True)
     with pytest.raises(StaleFence):
@@ -277,7 +277,7 @@ async def test_a_late_write_after_the_read_of_a_shared_holder_is_refused(each_wa
     assert await each_way.balance() == 100
 
 
-async def test_a_shared_holder_that_reads_after_the_next_exclusive_one_is_refused(each_way: Accounts) -> None:
+async def test_a_shared_read_after_the_next_exclusive_holder_is_rejected(each_way: Accounts) -> None:
     await each_way.read(OLDER, shared=True)
     await each_way.read(NEWER)
     with pytest.raises(StaleFence):
@@ -303,7 +303,7 @@ async def test_a_row_can_be_created_under_a_shared_lock(accounts: Accounts) -> N
 
 @pytest.mark.parametrize("accounts", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-async def test_postgresql_ends_a_late_transaction_with_an_older_snapshot(accounts: Accounts, level: str) -> None:
+async def test_postgresql_aborts_a_late_transaction_with_an_older_snapshot(accounts: Accounts, level: str) -> None:
     async with accounts.transaction(level) as older:
         assert (await older.execute(select(TABLE.c.balance))).all() == [(100,), (100,)]  # takes the snapshot
         await accounts.read(NEWER)
@@ -318,7 +318,7 @@ async def test_postgresql_ends_a_late_transaction_with_an_older_snapshot(account
 
 
 @pytest.mark.parametrize("accounts", ["postgresql", "mariadb"], indirect=True)
-async def test_a_late_write_under_repeatable_read_waits_and_is_refused(accounts: Accounts) -> None:
+async def test_a_late_write_under_repeatable_read_waits_and_is_rejected(accounts: Accounts) -> None:
     """PostgreSQL takes the snapshot at the first statement, MariaDB not before the first SELECT."""
 
     async def write_late() -> None:
@@ -344,7 +344,7 @@ async def test_a_late_write_under_repeatable_read_waits_and_is_refused(accounts:
 
 @pytest.mark.parametrize("accounts", ["mariadb"], indirect=True)
 @pytest.mark.parametrize("before", [None, NEWER], ids=["new fence", "fence that the row has already"])
-async def test_mariadb_reads_what_is_committed_and_not_its_snapshot(accounts: Accounts, before: int | None) -> None:
+async def test_mariadb_reads_committed_rows_instead_of_its_snapshot(accounts: Accounts, before: int | None) -> None:
     """As MySQL does, and as MariaDB did up to version 11.6: REPEATABLE READ, in which writes see newer rows than reads."""
     if before is not None:
         await accounts.read(before)
@@ -356,7 +356,7 @@ async def test_mariadb_reads_what_is_committed_and_not_its_snapshot(accounts: Ac
 
 
 @pytest.mark.parametrize("accounts", ["mariadb"], indirect=True)
-async def test_mariadb_ends_a_late_transaction_with_an_older_snapshot(accounts: Accounts) -> None:
+async def test_mariadb_aborts_a_late_transaction_with_an_older_snapshot(accounts: Accounts) -> None:
     """As MariaDB does from version 11.6 on."""
     async with accounts.transaction("REPEATABLE READ") as older:
         await older.execute(text("SET SESSION innodb_snapshot_isolation = ON"))
@@ -369,7 +369,7 @@ async def test_mariadb_ends_a_late_transaction_with_an_older_snapshot(accounts: 
 
 
 @pytest.mark.parametrize("accounts", ["mariadb"], indirect=True)
-async def test_mariadb_names_the_late_holder_also_in_a_transaction_with_an_older_snapshot(accounts: Accounts) -> None:
+async def test_mariadb_reports_a_stale_fence_even_with_an_older_snapshot(accounts: Accounts) -> None:
     async with accounts.transaction("REPEATABLE READ") as older:
         await older.execute(text("SET SESSION innodb_snapshot_isolation = OFF"))
         assert (await older.execute(select(TABLE.c.balance))).all() == [(100,), (100,)]
@@ -379,7 +379,7 @@ async def test_mariadb_names_the_late_holder_also_in_a_transaction_with_an_older
 
 
 @pytest.mark.parametrize("accounts", ["sqlite"], indirect=True)
-async def test_sqlite_ends_a_late_transaction_with_an_older_snapshot(accounts: Accounts) -> None:
+async def test_sqlite_aborts_a_late_transaction_with_an_older_snapshot(accounts: Accounts) -> None:
     async with accounts.engine.connect() as connection:
         await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
     async with accounts.engine.connect() as older:
@@ -399,7 +399,7 @@ async def test_sqlite_ends_a_late_transaction_with_an_older_snapshot(accounts: A
 
 
 @pytest.mark.parametrize("accounts", ["mariadb", "sqlite before 3.35"], indirect=True)
-async def test_a_newer_holder_between_the_two_statements_of_a_read_is_seen(accounts: Accounts) -> None:
+async def test_a_newer_holder_between_the_two_statements_of_a_read_is_detected(accounts: Accounts) -> None:
     """In autocommit mode no transaction keeps the two together. So the first stores the fence and the second reads."""
     newer = f"UPDATE accounts SET balance = 120, fence = {NEWER} WHERE id = 1"  # noqa: S608 - a number
     ahead = [newer]

@@ -1,4 +1,4 @@
-"""What only a store in a database has: tables, plans, other processes, and a server that can go away."""
+"""Token stores in databases: tables, query plans, concurrent processes, and reconnects."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def postgres_database(tmp_path: Path) -> Database:
     return Database("postgres", tmp_path)
 
 
-async def told(changes: AsyncIterator[Change]) -> Change:
+async def next_change(changes: AsyncIterator[Change]) -> Change:
     async with asyncio.timeout(WAIT_S):
         return await anext(changes)
 
@@ -99,14 +99,14 @@ async def another_process(url: str) -> AsyncIterator[Process]:
 # -- tables ---------------------------------------------------------------------------------------------------
 
 
-async def test_tables_are_created_once_whoever_comes_first(database: Database) -> None:
+async def test_tables_are_created_once_by_concurrent_processes(database: Database) -> None:
     stores = [SqlTokenStore(database.url) for _ in range(8)]
     await asyncio.gather(*(store.add([token(f"{number}")]) for number, store in enumerate(stores)))
     assert await ids(stores[0]) == {f"{number}" for number in range(8)}
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_table_that_has_what_is_needed_will_do(database: Database) -> None:
+async def test_a_table_with_the_needed_columns_is_accepted(database: Database) -> None:
     async with SqlTokenStore(database.url) as store:
         await store.add([token("a")])
     database.run("ALTER TABLE tokens ADD COLUMN note TEXT")
@@ -117,7 +117,7 @@ async def test_a_table_that_has_what_is_needed_will_do(database: Database) -> No
         assert await store.get(["a", "b"]) == {"a": token("a"), "b": token("b")}
 
 
-async def test_what_is_wrong_with_a_table_is_said(database: Database) -> None:
+async def test_the_errors_of_a_table_are_listed(database: Database) -> None:
     wide = "INTEGER" if database.kind == "postgres" else "TEXT"
     database.run(
         f"CREATE TABLE tokens (id TEXT, owner INTEGER, account TEXT NOT NULL, token_type TEXT, identifier TEXT, "
@@ -141,7 +141,7 @@ async def test_what_is_wrong_with_a_table_is_said(database: Database) -> None:
             pytest.fail("it was opened")
 
 
-async def test_a_page_is_a_stretch_of_an_index(database: Database) -> None:
+async def test_a_page_is_an_index_range_scan(database: Database) -> None:
     async with SqlTokenStore(database.url) as store:
         numbers = range(16_000)
         await store.add([token(f"{n:05}", owner=f"o{n % 2}", account=f"a{n % 2}" if n % 5 else None) for n in numbers])
@@ -166,19 +166,19 @@ async def test_a_page_is_a_stretch_of_an_index(database: Database) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite+aiosqlite://", "sqlite+aiosqlite:///:memory:"])
-def test_sqlite_in_memory_is_refused(url: str) -> None:
+def test_sqlite_in_memory_is_rejected(url: str) -> None:
     with pytest.raises(ValueError, match="name a file, or use MemoryTokenStore"):
         SqlTokenStore(url)
 
 
 @pytest.mark.parametrize("url", ["mysql://root:secret@h/d", "sqlite:///tokens.db", "postgresql://me:secret@h/d"])
-def test_another_database_is_refused(url: str) -> None:
+def test_an_unsupported_database_is_rejected(url: str) -> None:
     with pytest.raises(ValueError, match=r"one of sqlite\+aiosqlite or postgresql\+asyncpg, not") as refused:
         SqlTokenStore(url)
     assert "secret" not in str(refused.value)
 
 
-async def test_a_closed_store_is_not_opened_again(database: Database) -> None:
+async def test_a_closed_store_can_not_be_reopened(database: Database) -> None:
     store = SqlTokenStore(database.url)
     await store.add([token("a")])
     adding = asyncio.ensure_future(store.add([token("b")]))
@@ -191,7 +191,7 @@ async def test_a_closed_store_is_not_opened_again(database: Database) -> None:
     assert database.run("SELECT count(*) FROM tokens") == ("1" if adding.exception() else "2")
 
 
-async def test_what_a_database_says_comes_out(tmp_path: Path) -> None:
+async def test_database_errors_are_propagated(tmp_path: Path) -> None:
     store = SqlTokenStore(f"sqlite+aiosqlite:///{tmp_path}/nowhere/tokens.db")
     with pytest.raises(DBAPIError, match="unable to open database file"):
         await store.add([token("a")])
@@ -205,14 +205,14 @@ async def test_what_a_database_says_comes_out(tmp_path: Path) -> None:
 # -- other processes --------------------------------------------------------------------------------------------
 
 
-async def test_changes_of_another_process_are_told(database: Database) -> None:
+async def test_changes_of_another_process_are_received(database: Database) -> None:
     async with SqlTokenStore(database.url) as store, another_process(database.url) as other:
         changes = store.changes()
-        assert await told(changes) == Resync()
+        assert await next_change(changes) == Resync()
         assert await ask(other, add=["a", "b"])
-        assert [await told(changes), await told(changes)] == [Added(token("a")), Added(token("b"))]
+        assert [await next_change(changes), await next_change(changes)] == [Added(token("a")), Added(token("b"))]
         assert await ask(other, spend=[["T", ["a"], ["c"]]]) == ["T"]
-        assert [await told(changes), await told(changes)] == [Spent("a"), Added(token("c"))]
+        assert [await next_change(changes), await next_change(changes)] == [Spent("a"), Added(token("c"))]
 
 
 async def test_two_processes_never_spend_a_token_twice(database: Database) -> None:
@@ -242,7 +242,7 @@ async def test_two_processes_never_spend_a_token_twice(database: Database) -> No
 # -- SQLite -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_behind_the_log_is_told_to_read_all_again(
+async def test_a_reader_whose_log_was_truncated_gets_a_resync(
     sqlite_file: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_module, "MAX_LOG_ROWS", 5)
@@ -250,18 +250,18 @@ async def test_a_reader_behind_the_log_is_told_to_read_all_again(
     monkeypatch.setattr(sqlite_module, "POLL_INTERVAL_S", 3_600)
     async with SqlTokenStore(sqlite_file.url) as store:
         changes = store.changes()
-        assert await told(changes) == Resync()
+        assert await next_change(changes) == Resync()
         for number in range(20):
             await store.add([token(f"{number}")])
         assert sqlite_file.run("SELECT min(sequence), max(sequence) FROM token_changes") == "16|20"
         store._listener._wake.set()
-        assert await told(changes) == Resync()
+        assert await next_change(changes) == Resync()
         await store.add([token("a")])
         store._listener._wake.set()
-        assert await told(changes) == Added(token("a"))
+        assert await next_change(changes) == Added(token("a"))
 
 
-async def test_a_foreign_writer_is_waited_for(sqlite_file: Database) -> None:
+async def test_it_waits_for_a_foreign_writer(sqlite_file: Database) -> None:
     """Somebody else's transaction is open: ours waits for its end, and then sees what it did."""
     async with SqlTokenStore(sqlite_file.url) as store:
         await store.add([token("a")])
@@ -280,20 +280,18 @@ async def test_a_foreign_writer_is_waited_for(sqlite_file: Database) -> None:
 
 
 @pytest.mark.server
-async def test_after_its_connections_are_lost_it_says_so_and_goes_on(
-    postgres_database: Database, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_lost_connections_cause_a_resync(postgres_database: Database, caplog: pytest.LogCaptureFixture) -> None:
     async with SqlTokenStore(postgres_database.url) as store, SqlTokenStore(postgres_database.url) as other:
         await store.add([token("a")])
         changes = store.changes()
-        assert await told(changes) == Resync()
+        assert await next_change(changes) == Resync()
         postgres_database.run(f"SELECT pg_terminate_backend(pid, 5000) {OTHERS}")
-        assert await told(changes) == Resync()
+        assert await next_change(changes) == Resync()
         assert "change feed lost" in caplog.text
         await store.spend([token("a")], transaction="T", outputs=[token("b")])
-        assert [await told(changes), await told(changes)] == [Spent("a"), Added(token("b"))]
+        assert [await next_change(changes), await next_change(changes)] == [Spent("a"), Added(token("b"))]
         await other.add([token("c")])
-        assert await told(changes) == Added(token("c"))
+        assert await next_change(changes) == Added(token("c"))
 
 
 @pytest.fixture
@@ -308,25 +306,25 @@ def own_server() -> Iterator[Postgres]:
 
 
 @pytest.mark.server
-async def test_a_server_that_was_away_is_found_again(own_server: Postgres) -> None:
+async def test_it_reconnects_to_a_restarted_server(own_server: Postgres) -> None:
     async with SqlTokenStore(own_server.new_database()) as store:
         changes = store.changes()
-        assert await told(changes) == Resync()
+        assert await next_change(changes) == Resync()
         await asyncio.to_thread(own_server.stop)
         with pytest.raises((DBAPIError, OSError)):
             await store.add([token("a")])
         late = asyncio.ensure_future(anext(store.changes()))
         await asyncio.to_thread(own_server.start)
-        assert await told(changes) == Resync()
+        assert await next_change(changes) == Resync()
         async with asyncio.timeout(WAIT_S):
             assert await late == Resync()
         await store.add([token("a")])
-        assert await told(changes) == Added(token("a"))
+        assert await next_change(changes) == Added(token("a"))
     gc.collect()
 
 
 @pytest.mark.server
-async def test_schemas_of_one_database_are_apart(postgres_database: Database) -> None:
+async def test_schemas_of_one_database_are_independent(postgres_database: Database) -> None:
     user = make_url(postgres_database.url)
     for name in ("one", "two"):
         postgres_database.run(
@@ -335,24 +333,24 @@ async def test_schemas_of_one_database_are_apart(postgres_database: Database) ->
     urls = [user.set(username=f"{user.database}_{name}").render_as_string() for name in ("one", "two")]
     async with SqlTokenStore(urls[0]) as one, SqlTokenStore(urls[1]) as two:
         changes = one.changes()
-        assert await told(changes) == Resync()
+        assert await next_change(changes) == Resync()
         await two.add([token("a")])
         await one.add([token("b")])
-        assert await told(changes) == Added(token("b"))
+        assert await next_change(changes) == Added(token("b"))
         assert (await ids(one), await ids(two)) == ({"b"}, {"a"})
 
 
 @pytest.mark.server
-async def test_closing_leaves_no_connection(postgres_database: Database) -> None:
+async def test_close_leaves_no_connection(postgres_database: Database) -> None:
     async with SqlTokenStore(postgres_database.url) as store:
-        assert await told(store.changes()) == Resync()
+        assert await next_change(store.changes()) == Resync()
         await asyncio.gather(*(store.add([token(f"{number}")]) for number in range(20)))
     async with asyncio.timeout(WAIT_S):  # the server ends a session when it reads that it was left
         while postgres_database.run(f"SELECT count(*) {OTHERS}") != "0":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-def test_threads_select_and_spend_from_a_store_that_the_selector_opens_and_closes(database: Database) -> None:
+def test_the_selector_for_threads_opens_and_closes_the_store(database: Database) -> None:
     def pay(number: int) -> int:
         try:
             selection = selector.select(

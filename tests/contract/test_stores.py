@@ -1,4 +1,4 @@
-"""What every store must do: memory, fakeredis and a real redis-server."""
+"""The contract of lock stores: in memory, fakeredis and a real Redis server."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_an_unknown_namespace_is_empty(make: Make) -> None:
     assert replica.snapshot() == Batch()
 
 
-async def test_a_commit_is_done_when_it_says_so(make: Make) -> None:
+async def test_a_commit_is_durable_when_it_is_acknowledged(make: Make) -> None:
     store = make()
     await opened(store)
     manager = core.LockManager()
@@ -83,7 +83,7 @@ async def test_a_commit_is_done_when_it_says_so(make: Make) -> None:
         await commit(store, batch(manager, 1, *manager.step(core.Request(exclusive=(name,)), 1)))
 
 
-async def test_what_was_committed_is_loaded(make: Make) -> None:
+async def test_committed_records_are_loaded(make: Make) -> None:
     store = make()
     if not store.durable:
         assert (await opened(store)).snapshot() == Batch()
@@ -126,7 +126,7 @@ async def test_what_was_committed_is_loaded(make: Make) -> None:
     assert other.entry("a")[:2] == (0, other.id)
 
 
-async def test_the_order_of_the_queue_is_loaded(make: Make) -> None:
+async def test_the_order_of_the_queues_is_loaded(make: Make) -> None:
     store = make()
     if not store.durable:
         return
@@ -155,7 +155,7 @@ async def test_the_order_of_the_queue_is_loaded(make: Make) -> None:
     } == lines
 
 
-async def test_a_batch_of_twenty_thousand_is_one(make: Make) -> None:
+async def test_a_batch_of_twenty_thousand_records_is_atomic(make: Make) -> None:
     store = make()
     await opened(store)
     manager = core.LockManager()
@@ -174,7 +174,7 @@ async def test_a_batch_of_twenty_thousand_is_one(make: Make) -> None:
 
 
 @pytest.mark.parametrize("count", [3_000, 20_000])
-async def test_many_records_are_all_loaded(make: Make, count: int) -> None:
+async def test_many_records_are_loaded_completely(make: Make, count: int) -> None:
     """More than are read in one call: where the next one goes on must be just where the last one stopped."""
     store = make()
     await opened(store)
@@ -189,7 +189,7 @@ async def test_many_records_are_all_loaded(make: Make, count: int) -> None:
         assert list((await opened(make())).manager.table.held) == list(range(1, count + 1))
 
 
-async def test_who_comes_later_owns_the_namespace(make: Make) -> None:
+async def test_the_later_leader_owns_the_namespace(make: Make) -> None:
     older, newer = make(), make()
     if not older.durable:
         return
@@ -209,7 +209,7 @@ async def reply(link: RedisConnection, command: bytes) -> object:
     return await future
 
 
-async def test_a_batch_is_applied_once_and_never_late(make: Make) -> None:
+async def test_a_batch_is_applied_once_and_never_after_a_later_one(make: Make) -> None:
     """A connection that was given up may still carry a batch; it may arrive long after, or twice."""
     store = make()
     if not isinstance(store, RedisStore):
@@ -232,7 +232,7 @@ async def test_a_batch_is_applied_once_and_never_late(make: Make) -> None:
     link.close()
 
 
-async def test_a_namespace_of_another_version_is_left_alone(make: Make) -> None:
+async def test_a_namespace_of_another_format_version_is_not_changed(make: Make) -> None:
     store = make()
     if not isinstance(store, RedisStore):
         return
@@ -246,7 +246,7 @@ async def test_a_namespace_of_another_version_is_left_alone(make: Make) -> None:
     link.close()
 
 
-async def test_what_is_lost_while_it_is_written_anew_is_written_once_more(
+async def test_a_snapshot_lost_during_the_restore_is_restored_again(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make()

@@ -1,4 +1,4 @@
-"""What is expired now by the plain query, and how far the handler is with it, in each kind of database."""
+"""The explanation of expired transfers: the plain query, and the progress of the handler, in each kind of database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def progress(found: Explanation) -> dict[str, str]:
     return {one.transfer_id: one.progress.value for one in found.expired}
 
 
-async def test_it_is_what_the_plain_query_finds(books: Books) -> None:
+async def test_it_lists_what_the_plain_query_finds(books: Books) -> None:
     for number, states in enumerate([(), ("RESERVED",), ("RESERVED", "COMMITTED"), ("SUSPENDED",), ("ABORTED",)]):
         await books.add_transfer(f"late {number}", PAST - number, "RECEIVED_PREPARE", *states)
         await books.add_transfer(f"open {number}", FUTURE, "RECEIVED_PREPARE", *states)
@@ -35,7 +35,7 @@ async def test_it_is_what_the_plain_query_finds(books: Books) -> None:
     assert [one.transfer_id for one in (await explained(books, limit=1)).expired] == ["late 1"]
 
 
-async def test_how_far_the_handler_is_with_each(books: Books) -> None:
+async def test_it_shows_the_progress_of_the_handler(books: Books) -> None:
     desk = Desk()
     desk.refused = {"due"}
     handler = books.handler(desk.take, longest_transaction=0)
@@ -70,7 +70,7 @@ async def test_how_far_the_handler_is_with_each(books: Books) -> None:
     assert sorted(desk.ids) == ["again", "due", "moved", "new", "prolonged"], "the next run does as it says"
 
 
-async def test_the_handlers_tables_are_not_needed(books: Books) -> None:
+async def test_it_does_not_need_the_tables_of_the_handler(books: Books) -> None:
     await books.add_transfer("a", PAST)
     await books.run("DROP TABLE `segment`")
     assert progress(await explained(books)) == {"a": "no-handler"}
@@ -82,7 +82,7 @@ async def test_the_handlers_tables_are_not_needed(books: Books) -> None:
         await explained(books)
 
 
-async def test_in_the_time_zone_of_the_ledger(books: Books) -> None:
+async def test_it_uses_the_time_zone_of_the_ledger(books: Books) -> None:
     books.zone = ZoneInfo("Asia/Kolkata")
     await books.add_transfer("over", -0.1)
     await books.add_transfer("not yet", 0.1)

@@ -1,4 +1,4 @@
-"""Whatever fails in a run, at whatever statement, everything is as it was, and the next run does the same again."""
+"""A fault at any statement of a run rolls it back completely, and the next run repeats it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from genie.timeouts import DatabaseFailed, TimeoutHandler, TimeoutRun
 from ledgers import FUTURE, PAST, Books, Desk, Fault, New, cut, refuse
 
-MOST = 60
+MAX_STATEMENTS = 60
 """More statements than a run has."""
 
 
@@ -21,7 +21,7 @@ async def faulty(request: pytest.FixtureRequest, new_books: New) -> Any:
     return await new_books(kind), {"refuse": refuse, "cut": cut}[how]
 
 
-async def something_of_everything(books: Books, desk: Desk) -> TimeoutHandler:
+async def rows_in_every_state(books: Books, desk: Desk) -> TimeoutHandler:
     """A ledger whose next run has something to do at each of its steps."""
     handler = books.handler(desk.take, longest_transaction=0)
     for id in ("ends", "moved", "refused", "later"):
@@ -50,12 +50,12 @@ async def failed_or_done(handler: TimeoutHandler) -> TimeoutRun | str | None:
     return said
 
 
-async def test_a_fault_at_any_statement_changes_nothing(faulty: tuple[Books, Callable[[Any], None]]) -> None:
+async def test_a_fault_at_any_statement_rolls_back_the_run(faulty: tuple[Books, Callable[[Any], None]]) -> None:
     books, cause = faulty
     desk = Desk()
-    handler = await something_of_everything(books, desk)
+    handler = await rows_in_every_state(books, desk)
     before, statements = await books.ours(), []
-    for number in range(1, MOST):
+    for number in range(1, MAX_STATEMENTS):
         with Fault(handler, number, cause) as fault:
             done = await failed_or_done(handler)
         if not isinstance(done, str):
@@ -78,9 +78,9 @@ async def test_a_fault_at_any_statement_changes_nothing(faulty: tuple[Books, Cal
     assert again.expired == 0
 
 
-async def test_a_fault_while_tables_are_created_leaves_none_or_is_made_good(empty_books: Books) -> None:
+async def test_a_fault_during_the_creation_of_tables_is_recovered(empty_books: Books) -> None:
     desk = Desk()
-    for number in range(1, MOST):
+    for number in range(1, MAX_STATEMENTS):
         handler = empty_books.handler(desk.take)
         with Fault(handler, number, refuse) as fault:
             try:
@@ -114,7 +114,7 @@ TRIGGERS = {
 }
 
 
-async def test_rows_that_the_database_refuses(books: Books) -> None:
+async def test_rows_that_the_database_rejects(books: Books) -> None:
     """However many rows go there at once, and however they go."""
     desk = Desk()
     handler = books.handler(desk.take)
@@ -134,7 +134,7 @@ async def test_rows_that_the_database_refuses(books: Books) -> None:
 
 
 @pytest.mark.server
-async def test_the_connection_is_lost_while_rows_go_there(new_books: New) -> None:
+async def test_the_connection_is_lost_while_rows_are_inserted(new_books: New) -> None:
     """In PostgreSQL they don't go there by a statement."""
     books = await new_books("postgres")
     desk = Desk()
@@ -154,13 +154,13 @@ async def test_the_connection_is_lost_while_rows_go_there(new_books: New) -> Non
     assert desk.given == [["a"], ["a"]]
 
 
-async def test_the_connection_of_the_turn_is_cut_while_they_are_dealt_with(new_books: New, other_kind: str) -> None:
+async def test_the_connection_that_holds_the_lock_is_lost_during_the_delivery(new_books: New, other_kind: str) -> None:
     books = await new_books(other_kind)
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", PAST)
 
-    async def all_are_cut(_ids: list[str]) -> None:
+    async def cut_all_connections(_ids: list[str]) -> None:
         if books.kind == "postgres":
             await books.run(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
@@ -171,7 +171,7 @@ async def test_the_connection_of_the_turn_is_cut_while_they_are_dealt_with(new_b
             for (id,) in await books.run("SELECT ID FROM information_schema.PROCESSLIST WHERE " + others):  # noqa: S608
                 await books.run(f"KILL {id}")
 
-    desk.meanwhile = all_are_cut
+    desk.meanwhile = cut_all_connections
     for _ in range(2):
         before = await books.ours()
         done = await failed_or_done(handler)

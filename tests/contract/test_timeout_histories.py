@@ -1,8 +1,8 @@
 """Random histories of a ledger and its handlers, with the plain query as oracle.
 
-Whatever happened: what a run hands over is expired by the plain query at that moment; nothing that was dealt with is
-handed over again, unless it has been final or has got a later date; then it is, and whoever has caught up has dealt with
-all that the plain query lists. Rows and a segment of another implementation of the document change nothing of it.
+Invariants: every delivered transfer is expired by the plain query at that moment; a transfer that was accepted is not delivered
+again, unless it has been final or has got a later date; then it is. When a handler has caught up, it has delivered all that the
+plain query lists. Rows and a segment of another implementation of the specification do not change this.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from searches import SOAK
 
 STEPS = 120
 SEEDS = range(1, 21) if SOAK else (1,)
-MOST_OPEN = 3
+MAX_OPEN_TRANSACTIONS = 3
 OPEN_FOR_S = 3_600.0
 
 
 class History:
-    """One ledger, one handler after another, and what must be true of them."""
+    """One ledger, a sequence of handlers, and the invariants."""
 
     def __init__(self, books: Books, seed: int) -> None:
         self.books, self.chance = books, random.Random(seed)  # noqa: S311
         self.desk = Desk()
-        self.desk.meanwhile = self._judge
+        self.desk.meanwhile = self._check_delivery
         self.ids: list[str] = []
         self.dates: dict[str, datetime] = {}
-        """Those that the last lists were handed over with."""
-        self.done: set[str] = set()
-        """Dealt with, not final since, and never moved to a later date since."""
-        self.dealt_with: dict[str, datetime] = {}
-        """Dealt with, and not final since: the date with which."""
+        """The dates of the last deliveries."""
+        self.accepted: set[str] = set()
+        """Accepted, not final since, and not moved to a later date since."""
+        self.accepted_dates: dict[str, datetime] = {}
+        """The dates of transfers that were accepted and are not final since."""
         self.open: list[tuple[AsyncExitStack, Entries, set[str], set[str]]] = []
-        """Transactions that are open: which transfers they have touched, and which they make final."""
+        """Open transactions, with the transfers that they have changed, and those that they make final."""
         self.handler = self._new_handler()
 
     def _new_handler(self, **options: Any) -> TimeoutHandler:
@@ -47,29 +47,29 @@ class History:
             self.desk.take, **{"batch": self.chance.choice([3, 7, 50]), "longest_transaction": OPEN_FOR_S, **options}
         )
 
-    async def _judge(self, ids: list[str]) -> None:
+    async def _check_delivery(self, ids: list[str]) -> None:
         assert len(set(ids)) == len(ids)
         assert set(ids) <= await self.books.expired(), "by the plain query these are not expired"
-        assert not set(ids) & self.done, "they were dealt with"
+        assert not set(ids) & self.accepted, "they were dealt with"
         self.dates |= {id: date for id, date in (await self._dates()).items() if id in ids}
 
     async def _dates(self) -> dict[str, datetime]:
         rows = await self.books.run("SELECT `transferId`, `expirationDate` FROM `transfer`")
         return {id: datetime.fromisoformat(str(date)) for id, date in rows}
 
-    def _deal(self, given: int) -> None:
-        """Note what was handed over since so many lists were, and not refused."""
+    def _record_deliveries(self, given: int) -> None:
+        """Record the transfers that were delivered since a number of lists, and accepted."""
         for id in self.desk.ids[given:]:
             if id not in self.desk.refused:
-                self.done.add(id)
-                self.dealt_with[id] = self.dates[id]
+                self.accepted.add(id)
+                self.accepted_dates[id] = self.dates[id]
 
-    def _finish(self, *ids: str) -> None:
+    def _mark_final(self, *ids: str) -> None:
         for id in ids:
-            self.done.discard(id)
-            self.dealt_with.pop(id, None)
+            self.accepted.discard(id)
+            self.accepted_dates.pop(id, None)
 
-    # -- what can happen --
+    # -- steps --
 
     async def step(self) -> None:
         kinds = {
@@ -85,47 +85,47 @@ class History:
             self.leave: 3,
             self.move_segment: 1,
         }
-        if self.books.kind != "sqlite":  # where nobody else can write beside a transaction
+        if self.books.kind != "sqlite":  # which allows no second writer during a transaction
             kinds |= {self.begin: 2, self.in_transaction: 4, self.end: 2}
         (kind,) = self.chance.choices(list(kinds), list(kinds.values()))
         await kind()
 
-    def _some(self) -> str | None:
-        """A transfer that no open transaction has touched: of one that has, the database may make others wait."""
+    def _random_transfer(self) -> str | None:
+        """Return a transfer without changes in an open transaction, which the database might lock."""
         touched = {id for _, _, ids, _ in self.open for id in ids}
         free = [id for id in self.ids if id not in touched]
         return self.chance.choice(free) if free else None
 
-    def _state(self) -> str:
+    def _random_state(self) -> str:
         others = [self.chance.choice(FINAL_STATES), "SUSPENDED"]
         return self.chance.choice([*PROCESSING_STATES, *others])
 
-    def _new(self) -> tuple[str, float]:
+    def _new_transfer(self) -> tuple[str, float]:
         return f"t{len(self.ids)}", self.chance.choice([PAST, 2 * PAST, FUTURE])
 
     async def add(self) -> None:
-        id, expires = self._new()
+        id, expires = self._new_transfer()
         self.ids.append(id)
         await self.books.add_transfer(id, expires, *self.chance.choice([(), ("RECEIVED_PREPARE", "RESERVED")]))
 
     async def change(self) -> None:
-        if id := self._some():
-            state = self._state()
+        if id := self._random_transfer():
+            state = self._random_state()
             await self.books.change(id, state)
             if state in FINAL_STATES:
-                self._finish(id)
+                self._mark_final(id)
 
     async def reopen(self) -> None:
         """Final and in processing again between two runs."""
-        if id := self._some():
+        if id := self._random_transfer():
             await self.books.change(id, self.chance.choice(FINAL_STATES))
             await self.books.change(id, self.chance.choice(PROCESSING_STATES))
-            self._finish(id)
+            self._mark_final(id)
 
     async def leave(self) -> None:
         """A row of another implementation, of any transfer that has none."""
         kept = await self.books.kept()
-        if (id := self._some()) and id not in kept:
+        if (id := self._random_transfer()) and id not in kept:
             insert = (
                 "INSERT INTO `transferTimeout` (`transferId`, `expirationDate`) "
                 "SELECT `transferId`, `expirationDate` FROM `transfer` WHERE `transferId` = :id"
@@ -139,13 +139,13 @@ class History:
             await self.books.run("UPDATE `segment` SET `value` = :value", value=last)
 
     async def move(self) -> None:
-        if id := self._some():
+        if id := self._random_transfer():
             await self.books.move(id, self.chance.choice([3 * PAST, PAST, FUTURE]))
-            if id in self.done and (await self._dates())[id] > self.dealt_with[id]:
-                self.done.discard(id)
+            if id in self.accepted and (await self._dates())[id] > self.accepted_dates[id]:
+                self.accepted.discard(id)
 
     async def begin(self) -> None:
-        if len(self.open) < MOST_OPEN:
+        if len(self.open) < MAX_OPEN_TRANSACTIONS:
             stack = AsyncExitStack()
             entries = await stack.enter_async_context(self.books.transaction())
             self.open.append((stack, entries, set(), set()))
@@ -154,13 +154,13 @@ class History:
     async def in_transaction(self) -> None:
         if self.open:
             _, entries, touched, final = self.chance.choice(self.open)
-            id = self._some()
+            id = self._random_transfer()
             if id is None or self.chance.random() < 0.5:
-                id, expires = self._new()
+                id, expires = self._new_transfer()
                 self.ids.append(id)
                 await entries.add_transfer(id, expires)
             else:
-                state = self._state()
+                state = self._random_state()
                 await entries.change(id, state)
                 if state in FINAL_STATES:
                     final.add(id)
@@ -170,13 +170,13 @@ class History:
         if self.open:
             stack, _, _, final = self.open.pop(self.chance.randrange(len(self.open)))
             await stack.aclose()
-            self._finish(*final)
+            self._mark_final(*final)
 
     async def run(self) -> None:
         self.desk.refused = {id for id in self.ids if self.chance.random() < 0.2}
         given = len(self.desk.ids)
         assert await self.handler.run_once() is not None
-        self._deal(given)
+        self._record_deliveries(given)
 
     async def fail(self) -> None:
         before, given = await self.books.ours(), len(self.desk.given)
@@ -197,7 +197,7 @@ class History:
             except DatabaseFailed:
                 assert await self.books.ours() == before
                 return
-        self._deal(given)
+        self._record_deliveries(given)
 
     async def restart(self) -> None:
         await self.handler.close()
@@ -220,8 +220,8 @@ class History:
         assert not {id for id in kept if states[id] in FINAL_STATES}, "some are final"
         expired, dates = await self.books.expired(), await self._dates()
         for id in expired:
-            assert id in self.dealt_with, f"{id} was not dealt with since it was final"
-            assert dates[id] <= self.dealt_with[id], f"{id} was not dealt with since its date was moved"
+            assert id in self.accepted_dates, f"{id} was not dealt with since it was final"
+            assert dates[id] <= self.accepted_dates[id], f"{id} was not dealt with since its date was moved"
         assert {id for id in expired if not kept[id]} == set()
         copies = (
             "SELECT k.`transferId`, k.`expirationDate`, t.`expirationDate` FROM `transferTimeout` k "
@@ -244,7 +244,7 @@ class History:
             while (await self.books.ours())["timeoutInterval"]:
                 await catch_up(self.handler)
             await self.restart()
-        self._deal(given)
+        self._record_deliveries(given)
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""A ledger with tables of its own: what will do, what is wrong with it, and what is added to it."""
+"""Ledgers with their own tables: what is accepted, what is reported as an error, and what is added."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def tables(books: Books) -> set[str]:
     return {name for (name,) in await books.run(TABLES[books.kind])}
 
 
-async def test_a_ledger_of_other_names(empty_books: Books) -> None:
+async def test_a_ledger_with_other_names(empty_books: Books) -> None:
     books, desk = empty_books, Desk()
     await own_tables(books)
     for id, date in (("a", "2001-02-03 04:05:06"), ("b", "2091-02-03 04:05:06"), ("c", "2001-02-03 04:05:06")):
@@ -79,7 +79,7 @@ async def test_a_ledger_of_other_names(empty_books: Books) -> None:
     await books.handler(desk.take, ledger=Ledger(names=NAMES)).open()
 
 
-async def test_ids_may_be_longer_than_the_documents(empty_books: Books) -> None:
+async def test_ids_may_be_longer_than_in_the_specification(empty_books: Books) -> None:
     books, desk, id = empty_books, Desk(), "x" * 60
     await own_tables(books)
     await books.run(f"INSERT INTO `payments` (`payment id`, `order`) VALUES ('{id}', '2001-02-03 04:05:06')")  # noqa: S608
@@ -109,7 +109,7 @@ async def test_two_ledgers_in_one_database(books: Books) -> None:
         ({"date": "INTEGER"}, "table payments: column order is INTEGER, it must be a date with a time"),
     ],
 )
-async def test_what_is_wrong_with_a_ledger_is_said_and_nothing_is_created(
+async def test_the_errors_of_a_ledger_are_listed_and_nothing_is_created(
     empty_books: Books, how: dict[str, str], wrong: str
 ) -> None:
     await own_tables(empty_books, **how)
@@ -122,7 +122,7 @@ async def test_what_is_wrong_with_a_ledger_is_said_and_nothing_is_created(
     assert await tables(empty_books) == {"payments", "History"}
 
 
-async def test_a_ledger_whose_tables_are_not_there(empty_books: Books) -> None:
+async def test_a_ledger_without_tables(empty_books: Books) -> None:
     for names, missing in (
         ({"transfer": "payments"}, "there is no table payments; there is no table transferStateChange"),
         ({"transferStateChange": "History"}, "there is no table transfer; there is no table History"),
@@ -133,7 +133,7 @@ async def test_a_ledger_whose_tables_are_not_there(empty_books: Books) -> None:
     assert await tables(empty_books) == set()
 
 
-async def test_half_a_ledger_is_not_completed(empty_books: Books) -> None:
+async def test_an_incomplete_ledger_is_not_completed(empty_books: Books) -> None:
     date = DATE[empty_books.kind]
     await empty_books.run(
         f"CREATE TABLE `transfer` (`transferId` VARCHAR(36) PRIMARY KEY, `expirationDate` {date} NOT NULL)"
@@ -144,7 +144,7 @@ async def test_half_a_ledger_is_not_completed(empty_books: Books) -> None:
     assert await tables(empty_books) == {"transfer"}
 
 
-async def test_columns_that_are_missing_or_of_another_type_are_all_said(empty_books: Books) -> None:
+async def test_all_missing_columns_and_wrong_types_are_listed(empty_books: Books) -> None:
     books = empty_books
     await books.run("CREATE TABLE `transfer` (`transferId` INTEGER PRIMARY KEY)")
     await books.run(f"CREATE TABLE `transferStateChange` (`id` {COUNTED[books.kind]}, `transferId` VARCHAR(36))")
@@ -218,7 +218,7 @@ async def seeds(new_books: New) -> Books:
 
 @pytest.mark.server
 @pytest.mark.parametrize("there", [(), (SEGMENT,), (TRANSFER_TIMEOUT,), (SEGMENT, TRANSFER_TIMEOUT)])
-async def test_the_documents_own_tables(seeds: Books, there: tuple[str, ...]) -> None:
+async def test_the_tables_of_the_specification(seeds: Books, there: tuple[str, ...]) -> None:
     for statement in there:
         await seeds.run(statement)
     await seeds.add_transfer("a", PAST)
@@ -250,7 +250,7 @@ async def test_the_documents_own_tables(seeds: Books, there: tuple[str, ...]) ->
     await seeds.handler(desk.take).open()
 
 
-async def test_what_our_tables_lack_is_added_or_said(books: Books) -> None:
+async def test_missing_columns_of_the_handlers_tables_are_added_or_reported(books: Books) -> None:
     """Whatever it is, a run is not left to find it out."""
     for table, column in (
         ("transferTimeout", "handedOverDate"),
@@ -271,7 +271,7 @@ async def test_what_our_tables_lack_is_added_or_said(books: Books) -> None:
     assert (desk.ids, await books.kept()) == (["a"], {"a": True})
 
 
-async def test_handlers_that_open_an_empty_database_at_the_same_time(empty_books: Books) -> None:
+async def test_concurrent_opening_of_an_empty_database(empty_books: Books) -> None:
     handlers = [empty_books.handler(Desk().take) for _ in range(6)]
     await asyncio.gather(*(handler.open() for handler in handlers))
     assert len(await tables(empty_books)) == 5
@@ -281,7 +281,7 @@ async def test_handlers_that_open_an_empty_database_at_the_same_time(empty_books
     assert desk.ids == ["a"]
 
 
-async def test_an_empty_file_that_somebody_writes_to_is_opened_when_they_have_done(tmp_path: Path) -> None:
+async def test_opening_an_empty_file_waits_for_its_writer(tmp_path: Path) -> None:
     """SQLite does not wait for them by itself where it is to remember how to write to the file."""
     books = Books("sqlite", tmp_path)
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
@@ -295,7 +295,7 @@ async def test_an_empty_file_that_somebody_writes_to_is_opened_when_they_have_do
 
 
 @pytest.mark.server
-async def test_an_id_has_one_spelling(new_books: New) -> None:
+async def test_ids_that_are_equal_to_the_database_are_one_transfer(new_books: New) -> None:
     """Where 'A' and 'a' are the same, state changes may have either: it is one transfer, taken in and handed over once."""
     books = await new_books("mariadb")
     desk = Desk()
@@ -312,14 +312,14 @@ async def test_an_id_has_one_spelling(new_books: New) -> None:
     assert await books.kept() == {}
 
 
-async def test_a_turn_that_can_not_be_asked_for_in_sqlite(new_books: New, tmp_path: Path) -> None:
+async def test_a_lock_file_that_can_not_be_opened(new_books: New, tmp_path: Path) -> None:
     books = await new_books("sqlite")
     (tmp_path / "ledger.db-timeouts").mkdir()
     with pytest.raises(DatabaseFailed, match=r"ledger\.db: unable to open database file$"):
         await books.handler(Desk().take).run_once()
 
 
-async def test_a_file_of_two_names_has_one_turn(new_books: New, tmp_path: Path) -> None:
+async def test_a_file_with_two_names_has_one_lock(new_books: New, tmp_path: Path) -> None:
     books = await new_books("sqlite")
     (tmp_path / "link.db").symlink_to(tmp_path / "ledger.db")
     desk = Desk()
@@ -346,6 +346,6 @@ async def test_a_file_of_two_names_has_one_turn(new_books: New, tmp_path: Path) 
         ({"transfer": ""}, "transfer: a name can't be empty"),
     ],
 )
-def test_names_that_can_not_be(names: dict[str, str], said: str) -> None:
+def test_invalid_names(names: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
         Ledger(names=names)

@@ -1,4 +1,4 @@
-"""What every token store must do: memory, a file of SQLite and a real PostgreSQL."""
+"""The contract of token stores: in memory, SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def store(make: Make) -> Store:
     return make()
 
 
-async def told(changes: AsyncIterator[Change], count: int) -> list[Change]:
+async def next_changes(changes: AsyncIterator[Change], count: int) -> list[Change]:
     async with asyncio.timeout(WAIT_S):
         return [await anext(changes) for _ in range(count)]
 
 
-async def test_a_token_comes_back_as_it_was(store: Store) -> None:
+async def test_a_token_is_read_as_it_was_written(store: Store) -> None:
     plain = token("plain")
     full = token(
         "tx/7:0 ü€\U0001f600",
@@ -93,7 +93,7 @@ async def test_a_wallet_is_read_by_owner_by_account_and_by_kind(store: Store) ->
     assert await ids(store, owner="nobody", token_type="Fiat", identifier="GBP") == set()
 
 
-async def test_an_id_is_issued_once(store: Store) -> None:
+async def test_an_id_can_be_issued_only_once(store: Store) -> None:
     await store.add([token("a"), token("b")])
     await store.spend([token("b")], transaction="T")
     for there in "ab":
@@ -105,7 +105,7 @@ async def test_an_id_is_issued_once(store: Store) -> None:
     assert await ids(store) == {"a"}
 
 
-async def test_spending_takes_tokens_and_issues_others(store: Store) -> None:
+async def test_spending_removes_tokens_and_issues_others(store: Store) -> None:
     await store.add([token("a", amount=3), token("b", amount=4, account="acme"), token("c")])
     change = token("d", amount=2, account="acme")
     await store.spend([token("a"), token("b")], transaction="T", outputs=[token("e", owner="bob"), change])
@@ -115,7 +115,7 @@ async def test_spending_takes_tokens_and_issues_others(store: Store) -> None:
     assert await store.get(["a", "d"]) == {"d": change}
 
 
-async def test_what_another_transaction_has_spent_is_spent_already(store: Store) -> None:
+async def test_a_token_spent_by_another_transaction_is_rejected(store: Store) -> None:
     await store.add([token(id) for id in "abc"])
     await store.spend([token("b")], transaction="first")
     with pytest.raises(SpentAlready) as refused:
@@ -124,7 +124,7 @@ async def test_what_another_transaction_has_spent_is_spent_already(store: Store)
     assert await ids(store) == set("ac"), "nothing was changed"
 
 
-async def test_a_transaction_can_say_it_again(store: Store) -> None:
+async def test_a_spend_is_idempotent_for_its_transaction(store: Store) -> None:
     await store.add([token(id) for id in "abc"])
     for _ in range(3):
         await store.spend([token("a"), token("b")], transaction="T", outputs=[token("d")])
@@ -135,7 +135,7 @@ async def test_a_transaction_can_say_it_again(store: Store) -> None:
         await store.spend([token("a"), token("b")], transaction="other", outputs=[token("d")])
 
 
-async def test_a_transaction_does_not_spend_its_own_twice(store: Store) -> None:
+async def test_a_repeated_spend_with_other_arguments_is_rejected(store: Store) -> None:
     """To say something else is not to say it again: it would be told that outputs are there which are not."""
     await store.add([token(id) for id in "abc"])
     await store.spend([token("a")], transaction="T", outputs=[token("d")])
@@ -147,7 +147,7 @@ async def test_a_transaction_does_not_spend_its_own_twice(store: Store) -> None:
     assert await ids(store) == set("bcd")
 
 
-async def test_what_can_not_be_spent_is_refused(store: Store) -> None:
+async def test_invalid_spends_are_rejected(store: Store) -> None:
     await store.add([token("a"), token("b")])
     with pytest.raises(ValueError, match="exist already: 'b'"):
         await store.spend([token("a")], transaction="T", outputs=[token("c"), token("b")])
@@ -162,7 +162,7 @@ async def test_what_can_not_be_spent_is_refused(store: Store) -> None:
     assert await ids(store) == set("ab")
 
 
-async def test_of_fifty_who_spend_a_token_one_does(make: Make) -> None:
+async def test_one_of_fifty_concurrent_spends_of_a_token_succeeds(make: Make) -> None:
     stores = [make(), make()]
     await stores[0].add([token("a")])
 
@@ -178,7 +178,7 @@ async def test_of_fifty_who_spend_a_token_one_does(make: Make) -> None:
     assert len([out for out in outcomes if out]) == 1
 
 
-async def test_of_twenty_who_issue_the_same_ids_one_does(make: Make) -> None:
+async def test_one_of_twenty_concurrent_issues_of_the_same_ids_succeeds(make: Make) -> None:
     stores, chance = [make(), make()], random.Random(5)  # noqa: S311
 
     async def add(number: int) -> str | None:
@@ -194,7 +194,7 @@ async def test_of_twenty_who_issue_the_same_ids_one_does(make: Make) -> None:
     assert await ids(stores[0]) == await ids(stores[1], owner=owner) == set("abcdefghij")
 
 
-async def test_overlapping_sets_never_stop_each_other(make: Make) -> None:
+async def test_overlapping_spends_never_deadlock(make: Make) -> None:
     """Each names its tokens in an order of its own."""
     stores, chance = [make(), make()], random.Random(7)  # noqa: S311
     names = [f"{number}" for number in range(30)]
@@ -218,7 +218,7 @@ async def test_overlapping_sets_never_stop_each_other(make: Make) -> None:
     assert await ids(stores[1]) & set(names) == set(names) - set(spent)
 
 
-async def test_a_walk_tells_each_that_stays_once_while_others_come_and_go(make: Make) -> None:
+async def test_paging_returns_each_unchanged_token_once_during_changes(make: Make) -> None:
     store, other = make(), make()
     stay = [f"stay{number:05}" for number in range(4_000)]
     leave = [f"{letter}leave{number:03}" for letter in "az" for number in range(400)]
@@ -241,7 +241,7 @@ async def test_a_walk_tells_each_that_stays_once_while_others_come_and_go(make: 
     assert set(found) <= set(stay) | set(leave) | {f"{letter}new{number}" for letter in "0az" for number in range(8)}
 
 
-async def test_more_tokens_than_a_statement_has_parameters_are_one_set(store: Store) -> None:
+async def test_more_tokens_than_a_statement_has_parameters(store: Store) -> None:
     many = [token(f"{number}") for number in range(33_000)]
     await store.add(many)
     assert len(await store.get([each.id for each in many])) == 33_000
@@ -251,11 +251,11 @@ async def test_more_tokens_than_a_statement_has_parameters_are_one_set(store: St
     assert await ids(store) == {"sum"}
 
 
-async def test_changes_are_told_in_order_to_all(make: Make) -> None:
+async def test_all_readers_receive_changes_in_order(make: Make) -> None:
     store, other = make(), make()
     await store.add([token("before")])
     one, two = store.changes(), other.changes()
-    assert await told(one, 1) == await told(two, 1) == [Resync()]
+    assert await next_changes(one, 1) == await next_changes(two, 1) == [Resync()]
     await other.add([token("a", metadata={"b": [1]}), token("b")])
     await store.spend([token("before")], transaction="T", outputs=[token("c", account="acme")])
     await other.add([token("d")])
@@ -267,29 +267,29 @@ async def test_changes_are_told_in_order_to_all(make: Make) -> None:
         Added(token("d")),
     ]
     for changes in (one, two):
-        assert await told(changes, 5) == expected
+        assert await next_changes(changes, 5) == expected
     three = store.changes()
-    assert await told(three, 1) == [Resync()]
+    assert await next_changes(three, 1) == [Resync()]
     await store.add([token("e")])
     for changes in (one, two, three):
-        while (change := (await told(changes, 1))[0]) != Added(token("e")):
+        while (change := (await next_changes(changes, 1))[0]) != Added(token("e")):
             assert changes is three, "one that joins may be told what was shortly before"
             assert change in expected
 
 
-async def test_the_longest_ids_are_told(store: Store) -> None:
+async def test_the_longest_ids_are_received(store: Store) -> None:
     changes = store.changes()
-    assert await told(changes, 1) == [Resync()]
+    assert await next_changes(changes, 1) == [Resync()]
     many = [token(f"{number:03}" + "\U0001f600" * (MAX_ID - 3)) for number in range(50)]
     await store.add(many)
-    assert await told(changes, 50) == [Added(each) for each in many]
+    assert await next_changes(changes, 50) == [Added(each) for each in many]
     await store.spend(many, transaction="T")
-    assert await told(changes, 50) == [Spent(each.id) for each in many]
+    assert await next_changes(changes, 50) == [Spent(each.id) for each in many]
 
 
-async def test_what_failed_is_not_told(store: Store) -> None:
+async def test_failed_changes_are_not_published(store: Store) -> None:
     changes = store.changes()
-    assert await told(changes, 1) == [Resync()]
+    assert await next_changes(changes, 1) == [Resync()]
     await store.add([token("a"), token("b")])
     await store.spend([token("a")], transaction="T")
     with pytest.raises(SpentAlready):
@@ -300,26 +300,24 @@ async def test_what_failed_is_not_told(store: Store) -> None:
     await store.add([token("last")])
     seen: list[Change] = []
     while not seen or seen[-1] != Added(token("last")):
-        seen += await told(changes, 1)
+        seen += await next_changes(changes, 1)
     assert seen[-3:] == [Added(token("b")), Spent("a"), Added(token("last"))]
     assert seen[:-3] in ([], [Added(token("a"))]), "who hears of it late is not told of what is spent by then"
 
 
-async def test_a_reader_that_falls_behind_is_told_to_read_all_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_reader_gets_a_resync(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_feed, "MAX_UNREAD_CHANGES", 10)
     slow = store.changes()
-    assert await told(slow, 1) == [Resync()]
+    assert await next_changes(slow, 1) == [Resync()]
     await store.add([token(f"{number}") for number in range(50)])
-    assert await told(slow, 1) == [Resync()]
+    assert await next_changes(slow, 1) == [Resync()]
     await store.add([token("a")])
-    assert await told(slow, 1) == [Added(token("a"))]
+    assert await next_changes(slow, 1) == [Added(token("a"))]
 
 
-async def test_a_reader_can_be_cancelled_and_read_on(store: Store) -> None:
+async def test_a_cancelled_reader_can_continue(store: Store) -> None:
     changes = store.changes()
-    assert await told(changes, 1) == [Resync()]
+    assert await next_changes(changes, 1) == [Resync()]
     for _ in range(3):
         waiting = asyncio.ensure_future(anext(changes))
         await asyncio.sleep(0)
@@ -327,12 +325,12 @@ async def test_a_reader_can_be_cancelled_and_read_on(store: Store) -> None:
         await asyncio.wait({waiting})
         assert waiting.cancelled()
     await store.add([token("a")])
-    assert await told(changes, 1) == [Added(token("a"))]
+    assert await next_changes(changes, 1) == [Added(token("a"))]
 
 
-async def test_closing_ends_who_reads_changes(store: Store) -> None:
+async def test_close_ends_the_readers_of_changes(store: Store) -> None:
     waiting, fresh = store.changes(), store.changes()
-    assert await told(waiting, 1) == [Resync()]
+    assert await next_changes(waiting, 1) == [Resync()]
     reader = asyncio.ensure_future(anext(waiting, None))
     await asyncio.sleep(0)
     await store.close()
@@ -343,7 +341,7 @@ async def test_closing_ends_who_reads_changes(store: Store) -> None:
     await store.close()
 
 
-async def test_whenever_a_spend_is_cancelled_it_is_whole_or_not_at_all(make: Make) -> None:
+async def test_a_cancelled_spend_is_atomic(make: Make) -> None:
     store = make()
     rounds = 60
     await store.add([token(f"{number}{part}") for number in range(rounds) for part in "ab"])

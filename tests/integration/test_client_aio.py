@@ -1,4 +1,4 @@
-"""The asyncio client and a real server."""
+"""The asyncio client with a real server."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def shorten(lock: Lock) -> None:
         await lock.extend(0.001)
 
 
-async def test_a_lock_is_held_in_the_block_and_free_behind_it(client, other):
+async def test_a_lock_is_held_in_the_block_and_released_after_it(client, other):
     async with client.lock("held/a", "shared:held/b", transaction="t-held", priority=3) as lock:
         [held] = (await other.inspect(id=lock.id)).holders
         assert sorted(held.resources) == ["exclusive:held/a", "shared:held/b"]
@@ -75,7 +75,7 @@ async def test_a_lock_is_held_in_the_block_and_free_behind_it(client, other):
     assert not lock.lost.is_set()
 
 
-async def test_one_connection_keeps_many_tasks_apart(client):
+async def test_one_connection_serves_many_tasks(client):
     inside = 0
 
     async def work() -> None:
@@ -104,7 +104,7 @@ async def test_try_acquire_does_not_wait(client, other):
     await again.release()
 
 
-async def test_a_queue_timeout_says_who_was_in_the_way(client, other):
+async def test_a_queue_timeout_has_the_blockers(client, other):
     async with client.lock("late", transaction="holder") as lock:
         with pytest.raises(QueueTimeout, match="'holder' holds exclusive:late") as caught:
             await other.acquire("late", queue_timeout=0.001)
@@ -113,7 +113,7 @@ async def test_a_queue_timeout_says_who_was_in_the_way(client, other):
     assert caught.value.waited >= 0.001
 
 
-async def test_a_deadlock_is_told_also_to_a_try(client):
+async def test_try_acquire_raises_deadlock_too(client):
     async with client.lock("dead/a", transaction="t1"), client.lock("dead/b", transaction="t2"):
         waiting = asyncio.create_task(client.acquire("dead/b", transaction="t1"))
         await until_waiting(client, "dead/b")
@@ -143,7 +143,7 @@ async def test_a_lock_that_times_out_cancels_the_block(client):
         await lock.extend(1)
 
 
-async def test_a_lock_that_somebody_releases_is_lost(client, other):
+async def test_a_lock_released_by_another_client_is_lost(client, other):
     with pytest.raises(LockLost, match="released by its id"):
         async with client.lock("taken") as lock:
             assert await other.release(lock.id) == "success"
@@ -151,7 +151,7 @@ async def test_a_lock_that_somebody_releases_is_lost(client, other):
     assert await other.release(lock.id) == "success"
 
 
-async def test_a_lock_of_ones_own_tells_when_it_is_lost(client, other):
+async def test_the_lost_event_is_set_for_a_lock_without_a_block(client, other):
     lock = await client.acquire("event")
     lost = lock.lost
     assert not lost.is_set()
@@ -159,7 +159,7 @@ async def test_a_lock_of_ones_own_tells_when_it_is_lost(client, other):
     await lost.wait()
 
 
-async def test_an_error_of_a_cancelled_block_is_the_cause(client):
+async def test_an_error_of_a_cancelled_block_is_the_cause_of_lock_lost(client):
     with pytest.raises(TransactionTimeout) as caught:
         async with client.lock("cause") as lock:
             shortened = asyncio.create_task(shorten(lock))
@@ -182,7 +182,7 @@ async def test_a_block_that_swallows_its_cancellation_still_ends_with_lock_lost(
     await client.ping()
 
 
-async def test_an_error_of_the_block_comes_out_and_the_lock_is_free(client, other):
+async def test_an_error_of_the_block_is_propagated_and_the_lock_released(client, other):
     with pytest.raises(KeyError):
         async with client.lock("error"):
             raise KeyError
@@ -190,7 +190,7 @@ async def test_an_error_of_the_block_comes_out_and_the_lock_is_free(client, othe
         pass
 
 
-async def test_a_cancellation_from_outside_stays_one(client, other):
+async def test_a_cancellation_by_another_task_is_propagated(client, other):
     inside = asyncio.Event()
 
     async def work() -> None:
@@ -207,7 +207,7 @@ async def test_a_cancellation_from_outside_stays_one(client, other):
         pass
 
 
-async def test_a_cancellation_from_outside_at_the_moment_of_the_loss_stays_one(client, other):
+async def test_a_cancellation_by_another_task_during_the_loss_is_propagated(client, other):
     task = None
 
     async def work() -> None:
@@ -223,7 +223,7 @@ async def test_a_cancellation_from_outside_at_the_moment_of_the_loss_stays_one(c
     assert task.cancelled()
 
 
-async def test_of_two_blocks_that_are_lost_at_once_the_outer_one_tells(client, other):
+async def test_two_nested_blocks_lost_at_once_raise_the_error_of_the_outer_one(client, other):
     with pytest.raises(LockLost) as caught:
         async with client.lock("nested/a") as outer, client.lock("nested/b") as inner:
             await asyncio.gather(other.release(outer.id), other.release(inner.id), asyncio.Event().wait())
@@ -239,7 +239,7 @@ async def test_a_timeout_around_a_block_works(client, other):
     await until_free(other, "timeout")
 
 
-async def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
+async def test_a_watchdog_extends_the_lock_while_the_block_runs(client):
     async with client.lock("watchdog", transaction_timeout=30, watchdog=True) as lock:
         link, request = client._connection, lock._request
         first = request.expires_at
@@ -253,7 +253,7 @@ async def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
     assert client._connection.session.data_to_send() == b""
 
 
-async def test_an_extended_lock_lives_longer(client):
+async def test_an_extended_lock_is_held_longer(client):
     lock = await client.acquire("extend")
     await lock.extend(60)
     assert (await client.inspect(id=lock.id)).holders[0].expires_in > 20
@@ -279,7 +279,7 @@ async def test_release_by_id(client, other):
         await other.release(5)
 
 
-async def test_a_waiting_request_that_somebody_releases_ends(client, other):
+async def test_a_waiting_request_released_by_another_client_fails(client, other):
     async with client.lock("cancelled"):
         waiting = asyncio.create_task(client.acquire("cancelled"))
         [id_] = await until_waiting(other, "cancelled")
@@ -290,7 +290,7 @@ async def test_a_waiting_request_that_somebody_releases_ends(client, other):
 
 @pytest.mark.parametrize("turns", range(12))
 @pytest.mark.parametrize("taken", [False, True])
-async def test_what_is_cancelled_at_whatever_await_is_given_back(client, other, taken, turns):
+async def test_a_call_cancelled_at_any_await_releases_its_request(client, other, taken, turns):
     name = f"cancel/{turns}/{taken}"
     holder = await other.acquire(name) if taken else None
 
@@ -309,7 +309,7 @@ async def test_what_is_cancelled_at_whatever_await_is_given_back(client, other, 
     await until_free(other, name)
 
 
-async def test_a_grant_that_meets_a_cancellation_is_given_back(client, other):
+async def test_a_grant_that_crosses_a_cancellation_is_released(client, other):
     async with client.lock("meet") as lock:
         task = asyncio.create_task(client.acquire("meet"))
         await until_waiting(other, "meet")
@@ -326,7 +326,7 @@ async def test_a_grant_that_meets_a_cancellation_is_given_back(client, other):
     await until_free(other, "meet")
 
 
-async def test_a_client_that_closes_leaves_nothing_that_was_cancelled(genie, other):
+async def test_close_releases_cancelled_requests(genie, other):
     async with connect(*genie.address) as client:
         task = asyncio.create_task(client.acquire("leaving"))
         await asyncio.sleep(0)
@@ -337,7 +337,7 @@ async def test_a_client_that_closes_leaves_nothing_that_was_cancelled(genie, oth
         pass
 
 
-async def test_calls_on_a_closed_client_are_refused(genie):
+async def test_calls_on_a_closed_client_raise_connection_lost(genie):
     async with connect(*genie.address) as client:
         lock = await client.acquire("closed")
     for call in (client.ping(), client.acquire("x"), client.release(5), lock.release(), lock.extend(1)):
@@ -347,7 +347,7 @@ async def test_calls_on_a_closed_client_are_refused(genie):
         assert await client.release(lock.id) == "success"
 
 
-async def test_wrong_arguments_are_said_before_anything_is_sent(client):
+async def test_wrong_arguments_are_rejected_before_anything_is_sent(client):
     with pytest.raises(ValueError, match="queue_timeout"):
         client.lock("a", queue_timeout=-1)
     with pytest.raises(ValueError, match="exclsive"):
@@ -359,7 +359,7 @@ async def test_wrong_arguments_are_said_before_anything_is_sent(client):
         await block.__aenter__()
 
 
-async def test_the_first_server_that_answers_is_taken(genie):
+async def test_the_first_reachable_server_is_used(genie):
     dead = free_port()
     async with connect(f"127.0.0.1:{dead},127.0.0.1:{genie.port}") as client:
         await client.ping()
@@ -374,7 +374,7 @@ async def test_the_address_comes_from_the_environment(genie, monkeypatch):
         await client.ping()
 
 
-async def test_a_large_request_goes_through(client):
+async def test_a_large_request_is_granted(client):
     names = [f"large/{number}/{'x' * 400}" for number in range(1024)]
     async with client.lock(*names) as lock:
         assert len(lock.resources) == 1024
@@ -403,7 +403,7 @@ def test_it_runs_on_uvloop(genie):
     assert wrong == []
 
 
-def test_import_is_light_and_everything_is_there():
+def test_import_is_lazy_and_complete():
     program = (
         "import sys, genie\n"
         "heavy = {'asyncio', 'msgspec', 'orjson', 'importlib.metadata', 'genie.client.aio'} & set(sys.modules)\n"
@@ -415,7 +415,7 @@ def test_import_is_light_and_everything_is_there():
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=WAIT_S)
 
 
-def test_a_hold_ends_by_the_clock_also_while_the_event_loop_of_uvloop_is_blocked(genie):
+def test_a_lock_expires_even_while_the_event_loop_is_blocked(genie):
     """The clock of uvloop stands still during a callback."""
     uvloop = pytest.importorskip("uvloop")
 

@@ -1,4 +1,4 @@
-"""The clients when the server, or the way to it, fails: against a server that says what the test tells it to."""
+"""The clients when the server or the connection fails: with a scripted server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def gone(client: Client) -> None:
 
 
 @pytest.mark.parametrize("told", ["", HELD[:20]])
-async def test_a_request_that_was_not_answered_is_sent_again(client, fake, told):
+async def test_a_request_without_a_reply_is_sent_again(client, fake, told):
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
     asked = await line.expect("request")
@@ -48,7 +48,7 @@ async def test_a_request_that_was_not_answered_is_sent_again(client, fake, told)
 
 
 @pytest.mark.parametrize("granted", [True, False])
-async def test_a_waiting_acquire_goes_on_waiting_on_the_next_connection(client, fake, granted):
+async def test_a_waiting_acquire_continues_on_the_next_connection(client, fake, granted):
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
     asked = await line.expect("request")
@@ -62,7 +62,7 @@ async def test_a_waiting_acquire_goes_on_waiting_on_the_next_connection(client, 
     assert (lock.id, lock.lost.is_set()) == (101, False)
 
 
-async def test_a_waiting_acquire_is_asked_for_anew_where_the_session_is_unknown(client, fake):
+async def test_a_waiting_acquire_is_reissued_if_the_session_is_unknown(client, fake):
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
     asked = await line.expect("request")
@@ -76,7 +76,7 @@ async def test_a_waiting_acquire_is_asked_for_anew_where_the_session_is_unknown(
     assert (await call).id == 201
 
 
-async def test_what_is_cancelled_while_there_is_no_connection_is_released_on_the_next(client, fake):
+async def test_a_request_cancelled_while_disconnected_is_released_on_the_next_connection(client, fake):
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
     await line.expect("request")
@@ -87,7 +87,7 @@ async def test_what_is_cancelled_while_there_is_no_connection_is_released_on_the
     await (await fake.accept()).cancelled("1")
 
 
-async def test_what_is_cancelled_before_its_id_is_known_is_released_at_once(client, fake):
+async def test_a_request_cancelled_before_its_id_is_known_is_released_at_once(client, fake):
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
     await line.expect("request")
@@ -98,7 +98,7 @@ async def test_what_is_cancelled_before_its_id_is_known_is_released_at_once(clie
 
 
 @pytest.mark.parametrize("name", ["ping", "inspect", "extend"])
-async def test_calls_whose_connection_is_cut_raise_connection_lost(client, fake, name):
+async def test_calls_whose_connection_is_lost_raise_connection_lost(client, fake, name):
     line = await fake.accept()
     waiting = asyncio.create_task(client.acquire("a"))
     await line.grant()
@@ -115,7 +115,7 @@ async def test_calls_whose_connection_is_cut_raise_connection_lost(client, fake,
 
 
 @pytest.mark.parametrize("reason", ["success", "transaction-timeout"])
-async def test_a_release_whose_connection_is_cut_is_sent_again(client, fake, reason):
+async def test_a_release_whose_connection_is_lost_is_sent_again(client, fake, reason):
     line = await fake.accept()
     waiting = asyncio.create_task(client.acquire("a"))
     await line.grant()
@@ -143,7 +143,7 @@ async def test_a_held_lock_is_released_on_the_next_connection(client, fake):
     await task
 
 
-async def test_a_lock_of_a_session_that_the_server_does_not_know_is_lost(client, fake):
+async def test_a_lock_of_an_unknown_session_is_lost(client, fake):
     line = await fake.accept()
 
     async def work() -> None:
@@ -159,7 +159,7 @@ async def test_a_lock_of_a_session_that_the_server_does_not_know_is_lost(client,
         await task
 
 
-async def test_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
+async def test_a_lock_whose_server_has_stopped_expires_locally():
     async with fake_server() as fake, connect("127.0.0.1", fake.port) as client:
 
         async def work() -> None:
@@ -175,7 +175,7 @@ async def test_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
             await task
 
 
-async def test_a_lock_whose_server_is_silent_is_lost_at_its_deadline(client, fake):
+async def test_a_lock_whose_server_is_silent_expires_locally(client, fake):
     line = await fake.accept()
     waiting = asyncio.create_task(client.acquire("a", transaction_timeout=0.05))
     await line.grant()
@@ -186,7 +186,7 @@ async def test_a_lock_whose_server_is_silent_is_lost_at_its_deadline(client, fak
 
 
 @pytest.mark.parametrize("raises", [False, True])
-async def test_leaving_a_block_without_a_server_is_bounded_and_hides_nothing(raises):
+async def test_the_end_of_a_block_without_a_server_is_bounded_and_keeps_the_error(raises):
     async with asyncio.timeout(WAIT_S):
         async with fake_server() as fake:
             client = connect("127.0.0.1", fake.port)
@@ -212,7 +212,7 @@ async def test_leaving_a_block_without_a_server_is_bounded_and_hides_nothing(rai
             await client.close()
 
 
-async def test_a_release_that_the_server_does_not_answer_is_bounded(client, fake):
+async def test_a_release_without_a_reply_is_bounded(client, fake):
     line = await fake.accept()
     waiting = asyncio.create_task(client.acquire("a", transaction_timeout=3600))
     await line.grant()
@@ -222,7 +222,7 @@ async def test_a_release_that_the_server_does_not_answer_is_bounded(client, fake
         await lock.release()
 
 
-async def test_a_request_and_a_release_that_a_server_can_not_take_up_go_to_the_next(client, fake):
+async def test_calls_rejected_as_unavailable_go_to_the_next_server(client, fake):
     line = await fake.accept()
 
     async def work() -> None:
@@ -241,7 +241,7 @@ async def test_a_request_and_a_release_that_a_server_can_not_take_up_go_to_the_n
     await task
 
 
-async def test_a_call_waits_for_the_server_to_come_back():
+async def test_a_call_waits_for_a_server_restart():
     async with asyncio.timeout(WAIT_S), fake_server() as fake, connect("127.0.0.1", fake.port) as client:
         (await fake.accept()).cut()
         await gone(client)
@@ -251,7 +251,7 @@ async def test_a_call_waits_for_the_server_to_come_back():
         assert (await call).id == 101
 
 
-async def test_a_call_does_not_wait_for_ever_for_the_server_to_come_back():
+async def test_a_call_waits_for_a_server_only_for_the_connect_timeout():
     async with fake_server() as fake:
         client = connect("127.0.0.1", fake.port)
         await client.__aenter__()
@@ -265,7 +265,7 @@ async def test_a_call_does_not_wait_for_ever_for_the_server_to_come_back():
     await client.close()
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_for_a_server_asks_for_nothing():
+async def test_a_call_cancelled_while_disconnected_sends_nothing():
     async with fake_server() as fake:
         client = connect("127.0.0.1", fake.port)
         await client.__aenter__()
@@ -284,7 +284,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_a_server_asks_for_not
         await client.close()
 
 
-async def test_closing_ends_what_waits_and_gives_it_back(client, fake):
+async def test_close_fails_waiting_calls_and_releases_their_requests(client, fake):
     line = await fake.accept()
     acquiring, first = asyncio.create_task(client.acquire("a")), asyncio.create_task(client.ping())
     await line.expect("request")
@@ -316,7 +316,7 @@ async def test_another_server_takes_over():
             assert first.lines.empty()
 
 
-async def test_a_server_that_talks_nonsense_is_left(client, fake):
+async def test_a_server_that_sends_an_invalid_line_is_left(client, fake):
     line = await fake.accept()
     call = asyncio.create_task(client.ping())
     await line.expect("ping")
@@ -326,7 +326,7 @@ async def test_a_server_that_talks_nonsense_is_left(client, fake):
     await fake.accept()
 
 
-async def test_a_server_that_refuses_the_connection_is_not_pestered(client, fake):
+async def test_reconnects_have_a_backoff(client, fake):
     fake.silent = True
     (await fake.accept()).cut()
     for _ in range(3):
@@ -337,7 +337,7 @@ async def test_a_server_that_refuses_the_connection_is_not_pestered(client, fake
     assert client._connection._servers.delay >= 0.1, "each attempt waits longer than the one before"
 
 
-async def test_after_a_connection_that_worked_the_next_is_made_at_once(client, fake):
+async def test_after_a_successful_connection_the_reconnect_has_no_delay(client, fake):
     line = await fake.accept()
     call = asyncio.create_task(client.ping())
     await line.expect("ping")
@@ -346,7 +346,7 @@ async def test_after_a_connection_that_worked_the_next_is_made_at_once(client, f
     assert client._connection._servers.delay == 0
 
 
-async def test_a_lock_that_is_lost_before_its_block_begins_is_not_entered(client, fake):
+async def test_a_lock_lost_before_its_block_raises_lock_lost(client, fake):
     line = await fake.accept()
 
     entered = False
@@ -367,7 +367,7 @@ async def test_a_lock_that_is_lost_before_its_block_begins_is_not_entered(client
     assert not entered
 
 
-async def test_a_block_that_failed_is_not_kept_waiting_for_a_server():
+async def test_a_failed_block_does_not_wait_for_a_server():
     async with asyncio.timeout(WAIT_S):
         async with fake_server() as fake:
             client = connect("127.0.0.1", fake.port, connect_timeout=3600)
@@ -382,7 +382,7 @@ async def test_a_block_that_failed_is_not_kept_waiting_for_a_server():
         await client.close()
 
 
-async def test_a_watchdog_extends_on_the_new_connection(client, fake):
+async def test_a_watchdog_continues_on_the_new_connection(client, fake):
     line = await fake.accept()
     block = client.lock("a", transaction_timeout=20, watchdog=True)
     entering = asyncio.create_task(block.__aenter__())
@@ -398,7 +398,7 @@ async def test_a_watchdog_extends_on_the_new_connection(client, fake):
     await leaving
 
 
-async def test_a_lock_survives_a_cut_between_it_and_a_real_server(genie: Genie):
+async def test_a_lock_survives_a_lost_connection_to_a_real_server(genie: Genie):
     async with asyncio.timeout(WAIT_S), connect(*genie.address) as client, connect(*genie.address) as other:
         async with client.lock("survive") as lock:
             client._connection._handler.transport.abort()
@@ -413,7 +413,7 @@ async def test_a_lock_survives_a_cut_between_it_and_a_real_server(genie: Genie):
 # -- threads --------------------------------------------------------------------------------------------------
 
 
-async def test_threads_a_waiting_acquire_goes_on_waiting_on_the_next_connection(fake):
+async def test_threads_a_waiting_acquire_continues_on_the_next_connection(fake):
     def work() -> int:
         with sync.connect("127.0.0.1", fake.port) as client:
             return client.acquire("a").id
@@ -449,7 +449,7 @@ async def test_threads_a_held_lock_is_released_on_the_next_connection(fake):
     assert await task is False
 
 
-async def test_threads_a_lock_of_a_session_that_the_server_does_not_know_is_lost(fake):
+async def test_threads_a_lock_of_an_unknown_session_is_lost(fake):
     def work() -> None:
         with (
             sync.connect("127.0.0.1", fake.port) as client,
@@ -467,7 +467,7 @@ async def test_threads_a_lock_of_a_session_that_the_server_does_not_know_is_lost
     await task
 
 
-async def test_threads_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
+async def test_threads_a_lock_whose_server_has_stopped_expires_locally():
     def work(port: int) -> None:
         with (
             sync.connect("127.0.0.1", port) as client,
@@ -483,7 +483,7 @@ async def test_threads_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
     await task
 
 
-async def test_threads_calls_do_not_wait_for_ever_for_a_server():
+async def test_threads_calls_wait_for_a_server_only_for_the_connect_timeout():
     def work(port: int) -> None:
         with sync.connect("127.0.0.1", port) as client:
             with pytest.raises(ConnectionLost):
@@ -504,7 +504,7 @@ async def test_threads_calls_do_not_wait_for_ever_for_a_server():
     await task
 
 
-async def test_threads_more_than_a_socket_takes_at_once_gets_through():
+async def test_threads_more_data_than_the_socket_buffer_is_sent():
     full = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -532,7 +532,7 @@ async def test_threads_more_than_a_socket_takes_at_once_gets_through():
         await task
 
 
-async def test_a_client_that_reaches_nobody_leaves_nothing_open():
+async def test_a_client_without_a_reachable_server_leaves_no_open_socket():
     dead = free_port()
     with pytest.raises(Unavailable), sync.connect("127.0.0.1", dead):
         pass

@@ -1,4 +1,4 @@
-"""Clients that say what their connections are for: asyncio, threads and the command line."""
+"""Clients with a namespace: asyncio, threads and the command line."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ both = pytest.mark.parametrize("ping", [pinged, threads_pinged])
 
 
 @both
-async def test_it_is_said_first_on_every_connection_and_to_every_server(
+async def test_every_hello_has_the_namespace(
     nodes: list[Fake], ping: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = nodes
@@ -81,7 +81,7 @@ async def test_it_is_said_first_on_every_connection_and_to_every_server(
 
 
 @both
-async def test_where_none_is_given_none_is_said_and_any_is_taken(nodes: list[Fake], ping: Callable[..., Any]) -> None:
+async def test_without_a_namespace_any_is_accepted(nodes: list[Fake], ping: Callable[..., Any]) -> None:
     pinging = asyncio.create_task(ping(addresses(nodes[0])))
     await answer_ping(await nodes[0].accept())
     await pinging
@@ -89,7 +89,9 @@ async def test_where_none_is_given_none_is_said_and_any_is_taken(nodes: list[Fak
 
 
 @both
-async def test_a_server_that_does_not_know_the_field_is_not_taken(nodes: list[Fake], ping: Callable[..., Any]) -> None:
+async def test_a_server_that_does_not_confirm_the_namespace_is_rejected(
+    nodes: list[Fake], ping: Callable[..., Any]
+) -> None:
     with pytest.raises(Unavailable, match="the server serves the namespace 'n', not 'billing'"):
         await ping(addresses(nodes[0]), namespace="billing")
     assert len(nodes[0].hellos) == 1, "it is not asked again and again"
@@ -100,16 +102,14 @@ async def test_a_server_that_does_not_know_the_field_is_not_taken(nodes: list[Fa
 
 
 @both
-async def test_a_server_that_does_not_serve_it_is_a_final_error(genie: Genie, ping: Callable[..., Any]) -> None:
+async def test_an_unknown_namespace_is_a_final_error(genie: Genie, ping: Callable[..., Any]) -> None:
     with pytest.raises(RequestRejected, match="unknown-namespace: this server does not serve the namespace 'billing'"):
         await ping(addresses(genie), namespace="billing", connect_timeout=LONG_S)
     await ping(addresses(genie), namespace="genie")
 
 
 @pytest.mark.parametrize("threads", [False, True])
-async def test_who_waits_is_not_asked_for_in_another_namespace_after_a_lost_connection(
-    nodes: list[Fake], threads: bool
-) -> None:
+async def test_a_waiting_request_is_never_sent_to_another_namespace(nodes: list[Fake], threads: bool) -> None:
     def work() -> int:
         with sync.connect(addresses(*nodes), namespace="billing") as client:
             return client.acquire("a").id
@@ -134,7 +134,7 @@ async def test_who_waits_is_not_asked_for_in_another_namespace_after_a_lost_conn
 
 @pytest.mark.parametrize("connect", [connect, sync.connect])
 @pytest.mark.parametrize("wrong", ["", "a b", "a/b", "ä", "x" * 129, "a\n"])
-def test_what_is_none_is_refused_at_once(
+def test_invalid_namespaces_are_rejected_at_once(
     connect: Callable[..., Any], wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match=f"^namespace {MUST}, not '"):
@@ -147,7 +147,7 @@ def test_what_is_none_is_refused_at_once(
         connect(namespace=7)
 
 
-def test_where_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sources_of_the_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.find_namespace() is None
     monkeypatch.setenv("GENIE_NAMESPACE", "")
     assert config.find_namespace() is None
@@ -167,7 +167,7 @@ ASKING = (
 )
 
 
-def test_commands_ask_for_it(genie: Genie) -> None:
+def test_commands_use_the_namespace(genie: Genie) -> None:
     """All at once, since each of them goes on to look for a server that serves it, for so long."""
 
     def ask(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
@@ -179,7 +179,7 @@ def test_commands_ask_for_it(genie: Genie) -> None:
             assert "this server does not serve the namespace 'billing'" in done.stderr, words
 
 
-def test_commands_take_the_variable_and_name_what_is_wrong(genie: Genie) -> None:
+def test_commands_use_the_variable_and_report_its_errors(genie: Genie) -> None:
     done = genie_cli("run", "x", "--namespace", "genie", "--", sys.executable, "-c", "print('done')", port=genie.port)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     quick = ("--connections", "2", "--seconds", "1", "--warm-up", "0")
@@ -191,7 +191,7 @@ def test_commands_take_the_variable_and_name_what_is_wrong(genie: Genie) -> None
     assert f"it {MUST}, not 'a b'" in " ".join(done.stderr.split())
 
 
-async def test_commands_say_it_on_the_wire(nodes: list[Fake]) -> None:
+async def test_commands_send_the_namespace(nodes: list[Fake]) -> None:
     nodes[0].namespace = None
     words = ("run", "a", "--namespace", "billing", "--", "true")
     running = asyncio.create_task(asyncio.to_thread(genie_cli, *words, port=nodes[0].port))
@@ -202,7 +202,7 @@ async def test_commands_say_it_on_the_wire(nodes: list[Fake]) -> None:
     assert nodes[0].hellos[0]["namespace"] == "billing"
 
 
-async def test_a_namespace_that_is_refused_for_a_right_is_told(nodes: list[Fake]) -> None:
+async def test_a_namespace_rejected_for_a_missing_permission_is_reported(nodes: list[Fake]) -> None:
     nodes[0].refusal = error("unauthorized", "this name may not ask there")
     with pytest.raises(RequestRejected, match="may not ask there"):
         await pinged(addresses(nodes[0]), namespace="billing")

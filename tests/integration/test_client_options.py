@@ -1,4 +1,4 @@
-"""What both Python clients offer beside locking: who ends a lock, how long it is waited for, and what is told of it."""
+"""Options of both clients: sessions, watchdog, release by id, queue timeout, notes, and close."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ async def until_queued(client: Client, name: str) -> None:
         pass
 
 
-class TestALockThatEndsWithItsClient:
+class TestLockBoundToTheSession:
     """Each is asked for with a long session and a long hold, so nothing but the end of the client can release it."""
 
-    async def test_is_free_when_the_client_was_closed(self, genie, other):
+    async def test_is_released_when_the_client_is_closed(self, genie, other):
         async with connect(*genie.address, session_timeout=3600) as client:
             options = {"on_disconnect": "release", "transaction_timeout": 3600}
             locks = [
@@ -63,7 +63,7 @@ class TestALockThatEndsWithItsClient:
         assert await other.release(locks[0].id) == "disconnected"
         assert await other.release(kept.id) == "success"
 
-    async def test_is_lost_for_a_block_that_its_client_is_closed_under(self, genie):
+    async def test_is_lost_for_a_block_whose_client_is_closed(self, genie):
         client = connect(*genie.address)
         await client.__aenter__()
         with pytest.raises(Disconnected):
@@ -87,16 +87,16 @@ class TestALockThatEndsWithItsClient:
             pass
         assert other_threads.release(kept.id) == "success"
 
-    async def test_takes_no_other_word(self, client):
+    async def test_rejects_other_values_of_on_disconnect(self, client):
         with pytest.raises(ValueError, match="on_disconnect"):
             client.lock("a", on_disconnect="forget")
         with pytest.raises(ValueError, match="on_disconnect"):
             await client.acquire_any(["a"], 1, on_disconnect="forget")
 
 
-class TestAWatchdogWithoutABlock:
+class TestWatchdogWithoutABlock:
     @pytest.mark.parametrize("call", ["acquire", "try_acquire"])
-    async def test_extends_the_hold(self, call):
+    async def test_extends_the_lock(self, call):
         async with asyncio.timeout(WAIT_S), fake_server() as fake, connect("127.0.0.1", fake.port) as client:
             line = await fake.accept()
             asking = asyncio.create_task(getattr(client, call)("a", transaction_timeout=1.5, watchdog=True))
@@ -120,8 +120,8 @@ class TestAWatchdogWithoutABlock:
             await asyncio.to_thread(client.close)
 
 
-class TestATransactionThatChangesServices:
-    async def test_ends_where_it_did_not_begin(self, client, other):
+class TestRequestById:
+    async def test_another_client_extends_and_releases_it(self, client, other):
         lock = await client.acquire("options/handed", transaction_timeout=10)
         await other.extend(lock.id, 3600)
         assert (await client.inspect(id=lock.id)).holders[0].expires_in > 10
@@ -133,7 +133,7 @@ class TestATransactionThatChangesServices:
         with pytest.raises(RequestRejected, match="unknown-id"):
             await other.extend(5, 1)
 
-    async def test_can_not_be_extended_while_it_waits(self, client, other):
+    async def test_a_waiting_request_can_not_be_extended(self, client, other):
         async with client.lock("options/waits"):
             waiting = asyncio.create_task(client.acquire("options/waits", queue_timeout=None))
             await until_queued(other, "options/waits")
@@ -142,7 +142,7 @@ class TestATransactionThatChangesServices:
                 await other.extend(row.id, 60)
         await (await waiting).release()
 
-    async def test_by_the_client_that_made_it_is_the_same_as_by_the_lock(self, client):
+    async def test_the_same_client_may_use_the_id(self, client):
         lock = await client.acquire("options/own", transaction_timeout=10)
         deadline = lock._request.expires_at
         await client.extend(lock.id, 3600)
@@ -167,7 +167,7 @@ class TestHeld:
         assert not lock.held
         assert not lock.lost.is_set()
 
-    async def test_ends_by_the_clients_own_clock_before_anything_is_told(self, client):
+    async def test_expires_on_the_clients_clock_before_any_message(self, client):
         lock = await client.acquire("options/clock", transaction_timeout=3600)
         lock._request.expires_at = time.monotonic()
         assert not lock.held
@@ -183,8 +183,8 @@ class TestHeld:
         assert not lock.held
 
 
-class TestWaitingWithoutALimit:
-    async def test_lasts_until_the_grant(self, client, other):
+class TestNoQueueTimeout:
+    async def test_waits_until_the_grant(self, client, other):
         async with client.lock("options/forever"):
             waiting = asyncio.create_task(other.acquire("options/forever", queue_timeout=None))
             await until_queued(client, "options/forever")
@@ -202,9 +202,9 @@ class TestWaitingWithoutALimit:
             assert "cancelled by a release" in str(waiting.exception(WAIT_S))
 
 
-class TestOneLockInTheStrongerMode:
+class TestDuplicateResources:
     @pytest.mark.parametrize("named", [("options/d", "options/d"), ("shared:options/d", "exclusive:options/d")])
-    async def test_and_the_lock_tells_it(self, client, other, named):
+    async def test_are_locked_once_in_the_stronger_mode(self, client, other, named):
         async with client.lock(*named) as lock:
             assert lock.resources == ("exclusive:options/d",)
             [row] = (await other.inspect(id=lock.id)).holders
@@ -216,8 +216,8 @@ class TestOneLockInTheStrongerMode:
             assert lock.resources == ("exclusive:options/s/d",)
 
 
-class TestAProgramThatWaitsForItself:
-    async def test_is_told_to_name_its_transaction(self, client, other):
+class TestSelfBlockingProgram:
+    async def test_gets_the_hint_to_name_its_transaction(self, client, other):
         async with client.lock("options/self") as lock:
             with pytest.raises(TimeoutError) as own:
                 await client.acquire("options/self", queue_timeout=0.01)
@@ -233,7 +233,7 @@ class TestAProgramThatWaitsForItself:
 
 
 class TestNote:
-    async def test_is_shown_to_those_who_look_and_to_those_who_waited(self, client, other):
+    async def test_is_shown_by_inspect_and_in_queue_timeouts(self, client, other):
         async with client.lock("options/note", note="billing@host-7", transaction="t"):
             [row] = (await other.inspect(resource="options/note")).holders
             assert row.note == "billing@host-7"
@@ -251,7 +251,7 @@ class TestNote:
         assert other_threads.inspect(id=lock.id).holders[0].note == "n"
         lock.release()
 
-    async def test_is_that_of_the_waiter_in_a_cycle(self, client, other):
+    async def test_of_the_waiter_is_shown_in_a_deadlock(self, client, other):
         async with client.lock("options/cycle/a", transaction="ta"), other.lock("options/cycle/b", transaction="tb"):
             waiting = asyncio.create_task(client.acquire("options/cycle/b", transaction="ta", note="first"))
             await until_queued(other, "options/cycle/b")
@@ -262,8 +262,8 @@ class TestNote:
             await asyncio.wait([waiting])
 
 
-class TestTheEndOfAClient:
-    async def test_ends_its_session_at_once(self, genie, other):
+class TestClose:
+    async def test_ends_the_session_at_once(self, genie, other):
         async with connect(*genie.address, session_timeout=3600) as client, other.lock("options/bye"):
             waiting = asyncio.create_task(client.acquire("options/bye", queue_timeout=None))
             await until_queued(other, "options/bye")
@@ -273,7 +273,7 @@ class TestTheEndOfAClient:
             assert (await other.inspect(resource="options/bye")).queue_total == 0
 
     @pytest.mark.parametrize("threads", [False, True])
-    async def test_does_not_wait_for_ever_for_a_server_that_hangs(self, threads):
+    async def test_waits_for_a_hung_server_only_for_a_while(self, threads):
         async with asyncio.timeout(WAIT_S), fake_server() as fake:
             fake.polite = False
             if threads:
@@ -288,7 +288,7 @@ class TestTheEndOfAClient:
             await (asyncio.to_thread(client.close) if threads else client.close())
             assert await line.rest() == ["bye"]
 
-    async def test_of_threads_makes_no_further_connection(self):
+    async def test_of_threads_stops_reconnecting(self):
         async with asyncio.timeout(WAIT_S), fake_server() as fake:
             client = sync.connect("127.0.0.1", fake.port)
             await asyncio.to_thread(client.__enter__)
@@ -296,7 +296,7 @@ class TestTheEndOfAClient:
             assert client._connection.aio._reconnect_task is None
             assert len(fake.open) == 1
 
-    async def test_is_said_behind_everything_else(self):
+    async def test_sends_bye_after_everything_else(self):
         async with asyncio.timeout(WAIT_S), fake_server() as fake:
             fake.polite = False
             async with connect("127.0.0.1", fake.port) as client:
@@ -312,7 +312,7 @@ class TestTheEndOfAClient:
                 with pytest.raises(ConnectionLost):
                     await task
 
-    async def test_releases_a_lock_by_id_when_it_is_opened_again(self, genie, other):
+    async def test_a_reopened_client_can_release_the_lock_by_id(self, genie, other):
         client = connect(*genie.address)
         async with client:
             lock = await client.acquire("options/again", transaction_timeout=3600)
@@ -323,10 +323,10 @@ class TestTheEndOfAClient:
         assert await other.try_acquire("options/again") is not None
 
 
-class TestAClientThatWasNotEntered:
+class TestClientThatWasNotEntered:
     """Its error is none that a loop which tries again catches."""
 
-    async def test_says_how_to_enter_it(self, genie):
+    async def test_the_error_says_how_to_enter_it(self, genie):
         client = connect(*genie.address)
         for call in (
             client.ping(),

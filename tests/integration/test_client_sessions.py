@@ -1,4 +1,4 @@
-"""The clients and real servers that die: who waits sees nothing but time."""
+"""Restarts and failovers of real servers are invisible to waiting callers."""
 
 from __future__ import annotations
 
@@ -44,58 +44,58 @@ async def restart(genie: Genie) -> None:
 
 
 @pytest.fixture
-def durable(redis: Redis):
+def with_store(redis: Redis):
     with running_server(redis) as genie:
         yield genie
 
 
 @pytest.fixture
-def forgetful():
+def without_store():
     with running_server() as genie:
         yield genie
 
 
-async def test_a_server_with_a_store_is_killed_and_started_again(durable):
+async def test_a_server_with_a_store_is_killed_and_restarted(with_store):
     async with (
-        connect(*durable.address, **LONG_TIMEOUTS) as client,
-        connect(*durable.address, **LONG_TIMEOUTS) as other,
+        connect(*with_store.address, **LONG_TIMEOUTS) as client,
+        connect(*with_store.address, **LONG_TIMEOUTS) as other,
     ):
         async with client.lock("kill", transaction_timeout=3600) as lock:
             waiting = asyncio.create_task(other.acquire("kill", queue_timeout=3600))
             gone = asyncio.create_task(other.acquire("kill", queue_timeout=3600))
             ids = await until_waiting(client, "kill", 2)
             gone.cancel()
-            await restart(durable)
+            await restart(with_store)
             assert await until_waiting(client, "kill") == ids[:1]
             assert await client.try_acquire("kill") is None
             await lock.extend(3600)
         next_lock = await waiting
         assert (next_lock.id, lock.lost.is_set()) == (ids[0], False)
         assert next_lock.fence > lock.fence
-        await restart(durable)
+        await restart(with_store)
         await next_lock.release()
         assert not next_lock.lost.is_set()
         async with client.lock("kill", queue_timeout=0):
             pass
 
 
-async def test_what_times_out_after_a_restart_is_told(durable):
+async def test_timeouts_after_a_restart_are_reported(with_store):
     async with (
-        connect(*durable.address, **LONG_TIMEOUTS) as client,
+        connect(*with_store.address, **LONG_TIMEOUTS) as client,
         client.lock("short", transaction_timeout=3600) as lock,
     ):
         waiting = asyncio.create_task(client.acquire("short", queue_timeout=0.5))
         await client.ping()
-        await restart(durable)
+        await restart(with_store)
         with pytest.raises(QueueTimeout) as caught:
             await waiting
         assert caught.value.blockers[0].id == lock.id
 
 
-async def test_a_server_without_a_store_is_started_again(forgetful):
+async def test_a_server_without_a_store_is_restarted(without_store):
     async with (
-        connect(*forgetful.address, **LONG_TIMEOUTS) as client,
-        connect(*forgetful.address, **LONG_TIMEOUTS) as other,
+        connect(*without_store.address, **LONG_TIMEOUTS) as client,
+        connect(*without_store.address, **LONG_TIMEOUTS) as other,
     ):
 
         async def hold() -> None:
@@ -107,7 +107,7 @@ async def test_a_server_without_a_store_is_started_again(forgetful):
             pass
         waiting = asyncio.create_task(other.acquire("forget", queue_timeout=3600))
         await until_waiting(client, "forget")
-        await restart(forgetful)
+        await restart(without_store)
         with pytest.raises(LockLost, match="the session ended"):
             await holding
         await (await waiting).release()
@@ -115,10 +115,10 @@ async def test_a_server_without_a_store_is_started_again(forgetful):
             pass
 
 
-async def test_a_session_that_ends_while_the_client_is_away_loses_its_locks_but_not_its_hopes(forgetful):
+async def test_an_expired_session_loses_its_locks_but_keeps_its_waiting_requests(without_store):
     async with (
-        proxy(forgetful.port, lines) as between,
-        connect(*forgetful.address) as other,
+        proxy(without_store.port, lines) as between,
+        connect(*without_store.address) as other,
         connect("127.0.0.1", between.port, session_timeout=0.001) as client,
     ):
         holder = await other.acquire("away", transaction_timeout=3600)
@@ -137,7 +137,7 @@ async def test_a_session_that_ends_while_the_client_is_away_loses_its_locks_but_
         assert (await waiting).id == second
 
 
-async def test_a_client_goes_on_with_the_session_of_an_earlier_one(genie):
+async def test_a_client_resumes_the_session_of_an_earlier_one(genie):
     secret = "the secret of two lives"  # noqa: S105 - it guards nothing
     wire = await Wire.connect(genie.address)
     wire.send("hello", session=secret)
@@ -155,7 +155,7 @@ async def test_a_client_goes_on_with_the_session_of_an_earlier_one(genie):
     assert not lock.lost.is_set()
 
 
-async def test_a_secret_that_is_none_is_refused_before_anything_is_said():
+async def test_an_invalid_secret_is_rejected_before_anything_is_sent():
     for module in (genie_module, sync):
         with pytest.raises(ValueError, match="16 to 128 characters"):
             module.connect(session="too short")
@@ -170,7 +170,7 @@ class TestFailover:
             yield leader, follower
 
     @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-    async def test_locks_and_places_are_kept(self, pair, end):
+    async def test_locks_and_queue_positions_are_kept(self, pair, end):
         leader, follower = pair
         async with (
             connect(*leader.address, **LONG_TIMEOUTS) as only,
@@ -192,7 +192,7 @@ class TestFailover:
             assert not named.lost.is_set()
             assert await client.try_acquire("named") is not None
 
-    async def test_nobody_notices_many(self, pair):
+    async def test_many_failovers_are_invisible_to_callers(self, pair):
         async def fail_over() -> None:
             for leader in (*pair, *pair):
                 leader.send(signal.SIGTERM)
@@ -209,44 +209,44 @@ class TestFailover:
 
 
 class TestThreads:
-    async def test_a_server_with_a_store_is_killed_and_started_again(self, durable):
+    async def test_a_server_with_a_store_is_killed_and_restarted(self, with_store):
         def wait() -> tuple[int, bool]:
             with (
-                sync.connect(*durable.address, **LONG_TIMEOUTS) as client,
+                sync.connect(*with_store.address, **LONG_TIMEOUTS) as client,
                 client.lock("threads", queue_timeout=3600) as lock,
             ):
                 return lock.id, lock.lost.is_set()
 
-        async with connect(*durable.address, **LONG_TIMEOUTS) as client:
+        async with connect(*with_store.address, **LONG_TIMEOUTS) as client:
             async with client.lock("threads", transaction_timeout=3600):
                 waiting = asyncio.create_task(asyncio.to_thread(wait))
                 [id_] = await until_waiting(client, "threads")
-                await restart(durable)
+                await restart(with_store)
                 assert await until_waiting(client, "threads") == [id_]
             assert await waiting == (id_, False)
 
-    async def test_a_server_without_a_store_is_started_again(self, forgetful):
+    async def test_a_server_without_a_store_is_restarted(self, without_store):
         def hold() -> None:
             with (
-                sync.connect(*forgetful.address, **LONG_TIMEOUTS) as client,
+                sync.connect(*without_store.address, **LONG_TIMEOUTS) as client,
                 client.lock("threads", transaction_timeout=3600) as lock,
             ):
                 assert lock.lost.wait(WAIT_S)
 
         def wait() -> int:
             with (
-                sync.connect(*forgetful.address, **LONG_TIMEOUTS) as client,
+                sync.connect(*without_store.address, **LONG_TIMEOUTS) as client,
                 client.lock("threads", queue_timeout=3600) as lock,
             ):
                 return lock.id
 
         holding = asyncio.create_task(asyncio.to_thread(hold))
-        async with connect(*forgetful.address, **LONG_TIMEOUTS) as client:
+        async with connect(*without_store.address, **LONG_TIMEOUTS) as client:
             while not (await client.inspect(resource="threads")).holders_total:
                 pass
             waiting = asyncio.create_task(asyncio.to_thread(wait))
             [id_] = await until_waiting(client, "threads")
-            await restart(forgetful)
+            await restart(without_store)
             with pytest.raises(LockLost, match="the session ended"):
                 await holding
             assert await waiting > id_
@@ -305,7 +305,7 @@ async def is_free(genie: Genie, name: str) -> bool:
 @pytest.mark.parametrize(
     "command", ["hello", "ping", "request", "release", "extend", "locked", "released", "extended", "pong"]
 )
-async def test_nobody_notices_a_cut_in_place_of_a_message(genie, command, number):
+async def test_a_connection_lost_instead_of_any_message_is_invisible_to_callers(genie, command, number):
     name = f"cut/{command}/{number}"
     async with proxy(genie.port, lines, once(command, number)) as between:
         async with connect(f"127.0.0.1:{between.port},127.0.0.1:{between.port}") as client:
@@ -315,7 +315,7 @@ async def test_nobody_notices_a_cut_in_place_of_a_message(genie, command, number
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_nobody_notices_many_cuts(genie, seed):
+async def test_many_lost_connections_are_invisible_to_callers(genie, seed):
     dice = random.Random(seed)  # noqa: S311 - no secret
     name = f"cuts/{seed}"
     async with proxy(genie.port, lines, lambda *_: "before" if dice.random() < 0.03 else None) as between:

@@ -1,4 +1,4 @@
-"""The client for threads and a real server."""
+"""The client for threads with a real server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def shorten(lock: Lock) -> None:
         lock.extend(0.001)
 
 
-def test_the_answer_to_a_release_may_come_before_its_thread_waits_for_it(client, monkeypatch):
+def test_the_reply_to_a_release_may_arrive_before_its_thread_waits(client, monkeypatch):
     """The background thread runs whenever it likes, also between the sending of a release and the wait for its answer."""
     await_release = SyncConnection._await_release
 
@@ -77,7 +77,7 @@ def test_the_answer_to_a_release_may_come_before_its_thread_waits_for_it(client,
     until_free(client, "sync/late")
 
 
-def test_a_lock_is_held_in_the_block_and_free_behind_it(client, other):
+def test_a_lock_is_held_in_the_block_and_released_after_it(client, other):
     with client.lock("sync/a", "shared:sync/b", transaction="t-sync", priority=3) as lock:
         [held] = other.inspect(id=lock.id).holders
         assert (held.transaction, held.priority, held.fence) == ("t-sync", 3, lock.fence)
@@ -88,7 +88,7 @@ def test_a_lock_is_held_in_the_block_and_free_behind_it(client, other):
     assert not lock.lost.is_set()
 
 
-def test_one_connection_keeps_many_threads_apart(client):
+def test_one_connection_serves_many_threads(client):
     inside = 0
 
     def work(_: int) -> None:
@@ -103,13 +103,13 @@ def test_one_connection_keeps_many_threads_apart(client):
         list(pool.map(work, range(200)))
 
 
-def test_a_queue_timeout_says_who_was_in_the_way(client, other):
+def test_a_queue_timeout_has_the_blockers(client, other):
     with client.lock("sync/late", transaction="holder") as lock, pytest.raises(QueueTimeout) as caught:
         other.acquire("sync/late", queue_timeout=0.001)
     assert caught.value.blockers[0].id == lock.id
 
 
-def test_a_deadlock_is_told(client):
+def test_a_deadlock_is_raised(client):
     with (
         client.lock("sync/d1", transaction="s1"),
         client.lock("sync/d2", transaction="s2"),
@@ -125,7 +125,7 @@ def test_a_deadlock_is_told(client):
         assert waiting.exception(WAIT_S) is not None
 
 
-def test_leaving_the_block_of_a_lost_lock_raises_lock_lost(client):
+def test_the_end_of_the_block_of_a_lost_lock_raises_lock_lost(client):
     with pytest.raises(TransactionTimeout), client.lock("sync/lost") as lock:
         shorten(lock)
         assert lock.lost.wait(WAIT_S)
@@ -134,7 +134,7 @@ def test_leaving_the_block_of_a_lost_lock_raises_lock_lost(client):
         lock.extend(1)
 
 
-def test_an_error_of_the_block_comes_out_also_when_the_lock_is_lost(client, other):
+def test_an_error_of_the_block_is_propagated_even_if_the_lock_is_lost(client, other):
     with pytest.raises(KeyError) as caught, client.lock("sync/error") as lock:
         other.release(lock.id)
         assert lock.lost.wait(WAIT_S)
@@ -146,7 +146,7 @@ def test_an_error_of_the_block_comes_out_also_when_the_lock_is_lost(client, othe
         pass
 
 
-def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
+def test_a_watchdog_extends_the_lock_while_the_block_runs(client):
     with client.lock("sync/watchdog", transaction_timeout=30, watchdog=True) as lock:
         link, request = client._connection, lock._request
         first = request.expires_at
@@ -182,7 +182,7 @@ def test_release_by_id(client, other):
         other.release(5)
 
 
-def test_ctrl_c_in_a_waiting_acquire_gives_back_its_place(client, other):
+def test_ctrl_c_in_a_waiting_acquire_cancels_its_request(client, other):
     main = threading.get_ident()
     lock = other.acquire("sync/ctrl-c")
 
@@ -200,7 +200,7 @@ def test_ctrl_c_in_a_waiting_acquire_gives_back_its_place(client, other):
     lock.release()
 
 
-def test_ctrl_c_before_the_id_is_known_gives_back_what_comes_of_it(genie, other):
+def test_ctrl_c_before_the_id_is_known_releases_the_request(genie, other):
     name = "sync/early"
     with sync.connect(*genie.address) as client:
         link = client._connection
@@ -211,7 +211,7 @@ def test_ctrl_c_before_the_id_is_known_gives_back_what_comes_of_it(genie, other)
     assert request.state.name == "ENDED"
 
 
-def test_closing_ends_what_waits(genie, other):
+def test_close_fails_waiting_calls(genie, other):
     with other.lock("sync/closing"), ThreadPoolExecutor(1) as pool:
         with sync.connect(*genie.address) as client:
             waiting = pool.submit(client.acquire, "sync/closing", queue_timeout=WAIT_S)
@@ -223,7 +223,7 @@ def test_closing_ends_what_waits(genie, other):
     client.close()
 
 
-def test_the_first_server_that_answers_is_taken(genie):
+def test_the_first_reachable_server_is_used(genie):
     with sync.connect([f"127.0.0.1:{free_port()}", f"127.0.0.1:{genie.port}"]) as client:
         client.ping()
 
@@ -298,7 +298,7 @@ def test_ctrl_c_while_a_client_is_opened_leaves_no_thread():
     assert threading.active_count() == before
 
 
-def test_a_call_from_the_background_thread_is_an_error_and_no_deadlock(client):
+def test_a_call_in_the_background_thread_is_an_error_instead_of_a_deadlock(client):
     caught = []
 
     def call() -> None:

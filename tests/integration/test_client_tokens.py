@@ -1,4 +1,4 @@
-"""Clients that say a token: asyncio, threads and the command line."""
+"""Clients with a token: asyncio, threads and the command line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-async def test_a_right_token_and_a_wrong_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_valid_and_an_invalid_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_server(token=TOKEN) as server:
         async with genie.connect(*server.address, token=TOKEN) as client:
             await (await client.acquire("a")).release()
@@ -58,7 +58,7 @@ async def test_a_right_token_and_a_wrong_one(tmp_path: Path, monkeypatch: pytest
                 pass
 
 
-def test_threads_alike() -> None:
+def test_threads_a_valid_and_an_invalid_token() -> None:
     with running_server(token=TOKEN) as server:
         with genie.sync.connect(*server.address, token=TOKEN) as client:
             client.acquire("a").release()
@@ -71,7 +71,7 @@ def test_threads_alike() -> None:
         assert WRONG not in str(caught.value)
 
 
-def test_where_a_token_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sources_of_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.find_token() is None
     path = written(tmp_path, f" {TOKEN}\n")
     monkeypatch.setenv("GENIE_TOKEN_FILE", str(path))
@@ -91,19 +91,19 @@ def test_where_a_token_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         config.find_token()
 
 
-def test_a_token_that_can_be_none_is_not_repeated() -> None:
+def test_the_error_of_an_invalid_token_does_not_contain_it() -> None:
     with pytest.raises(ValueError, match="token must be a string of 1 to 1024 characters") as caught:
         genie.connect(token="t" * 1025)
     assert "ttt" not in str(caught.value)
 
 
-def forget(server: Genie, path: Path, text: str) -> None:
+def revoke(server: Genie, path: Path, text: str) -> None:
     path.write_text(text)
     server.send(signal.SIGHUP)
     server.until("token file reloaded")
 
 
-async def test_who_waits_is_told_when_the_token_is_not_good_any_more(tmp_path: Path) -> None:
+async def test_waiting_calls_fail_when_the_token_is_revoked(tmp_path: Path) -> None:
     path = written(tmp_path, sections(a=TOKEN, b=OTHER))
     with running_server(token_file=path) as server:
         async with genie.connect(*server.address, token=OTHER) as holder:
@@ -112,13 +112,13 @@ async def test_who_waits_is_told_when_the_token_is_not_good_any_more(tmp_path: P
                 waiting = asyncio.create_task(client.acquire("a", queue_timeout=600))
                 while (await holder.inspect()).queue_total == 0:  # noqa: ASYNC110 - the server says when
                     await asyncio.sleep(0)
-                forget(server, path, sections(b=OTHER))
+                revoke(server, path, sections(b=OTHER))
                 with pytest.raises(genie.RequestRejected, match="unauthorized"):
                     await waiting
                 for call in (client.acquire("b"), client.ping()):
                     with pytest.raises(genie.RequestRejected, match="unauthorized"):
                         await call
-                forget(server, path, sections(a=TOKEN, b=OTHER))
+                revoke(server, path, sections(a=TOKEN, b=OTHER))
                 while True:
                     try:
                         await client.ping()
@@ -128,7 +128,7 @@ async def test_who_waits_is_told_when_the_token_is_not_good_any_more(tmp_path: P
                 await client.acquire("b")
 
 
-def test_who_waits_in_a_thread_is_told(tmp_path: Path) -> None:
+def test_threads_waiting_calls_fail_when_the_token_is_revoked(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     path = written(tmp_path, sections(a=TOKEN, b=OTHER))
@@ -142,7 +142,7 @@ def test_who_waits_in_a_thread_is_told(tmp_path: Path) -> None:
         waiting = pool.submit(client.acquire, "a", queue_timeout=600)
         while holder.inspect().queue_total == 0:
             pass
-        forget(server, path, sections(b=OTHER))
+        revoke(server, path, sections(b=OTHER))
         with pytest.raises(genie.RequestRejected, match="unauthorized"):
             waiting.result(WAIT_S)
         with pytest.raises(genie.RequestRejected, match="unauthorized"):
@@ -160,7 +160,7 @@ def test_who_waits_in_a_thread_is_told(tmp_path: Path) -> None:
     ],
     ids=lambda words: words[0],
 )
-def test_commands_take_the_variables(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_commands_use_the_variables(words: tuple[str, ...], tmp_path: Path) -> None:
     with running_server(token=TOKEN) as server:
         assert genie_cli(*words, port=server.port, token=TOKEN).returncode == 0
         assert genie_cli(*words, port=server.port, token_file=str(written(tmp_path, TOKEN))).returncode == 0
@@ -178,7 +178,7 @@ def test_commands_take_the_variables(words: tuple[str, ...], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("words", [("top", "--once"), ("deadlocks",)], ids=lambda words: words[0])
-def test_the_admin_port_tells_a_wrong_token_from_a_missing_one(words: tuple[str, ...]) -> None:
+def test_the_admin_port_distinguishes_a_wrong_and_a_missing_token(words: tuple[str, ...]) -> None:
     with running_server(token=TOKEN, admin_port=free_port()) as server:
         port = server.settings["admin_port"]
         missing, wrong = genie_cli(*words, admin_port=port), genie_cli(*words, admin_port=port, token=WRONG)
@@ -191,7 +191,7 @@ def test_the_admin_port_tells_a_wrong_token_from_a_missing_one(words: tuple[str,
     assert "(the token sent is that of GENIE_TOKEN)" in wrong.stderr
 
 
-def test_who_may_only_look_can_use_the_commands_that_look(tmp_path: Path) -> None:
+def test_a_principal_with_inspect_can_use_the_read_only_commands(tmp_path: Path) -> None:
     path = written(tmp_path, sections(a=TOKEN) + 'may = ["inspect"]\n')
     with running_server(token_file=path) as server:
         for words in (("status",), ("inspect",)):
@@ -202,7 +202,7 @@ def test_who_may_only_look_can_use_the_commands_that_look(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("limits", ['may = ["lock"]', 'prefixes = ["accounts/"]'])
-def test_the_health_check_of_a_name_that_may_not_see_everything(tmp_path: Path, limits: str) -> None:
+def test_the_health_check_of_a_restricted_principal(tmp_path: Path, limits: str) -> None:
     path = written(tmp_path, f'[a]\ntoken = "{TOKEN}"\n{limits}\n')
     with running_server(token_file=path) as server:
         shown = genie_cli("status", port=server.port, token=TOKEN)

@@ -1,4 +1,4 @@
-"""The clients watch who locks what: at a real server that restarts and hands over, and at one that the test speaks for."""
+"""Watches of both clients: with real servers that restart and fail over, and with a scripted server."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def apply(picture: dict[tuple[str, int], Change], change: Change) -> None:
 
 
 @bounded
-async def test_first_what_is_held_then_what_happens(client, other):
+async def test_held_locks_then_changes(client, other):
     held = await other.acquire("first/1", transaction="t-first")
     async with client.watch("first/") as watch:
         assert await anext(watch) == Change("first/1", "locked", "exclusive", held.id, "t-first")
@@ -104,7 +104,7 @@ async def test_first_what_is_held_then_what_happens(client, other):
 
 
 @bounded
-async def test_what_happens_inside_the_block_is_told_whenever_it_is_asked_for(client, genie):
+async def test_changes_are_buffered_from_the_start_of_the_block(client, genie):
     async with client.watch("block/") as watch:
         await client.ping()
         await (await client.acquire("block/1")).release()
@@ -120,7 +120,7 @@ async def test_what_happens_inside_the_block_is_told_whenever_it_is_asked_for(cl
 
 
 @bounded
-async def test_a_watch_that_is_refused_before_anybody_waits_raises(fake, watcher):
+async def test_a_watch_rejected_before_the_first_wait_raises(fake, watcher):
     line = await fake.accept()
     async with watcher.watch("t/") as watch:
         await line.expect("watch")
@@ -136,7 +136,7 @@ async def test_a_watch_that_is_refused_before_anybody_waits_raises(fake, watcher
 
 
 @bounded
-async def test_two_of_one_prefix_are_told_all_and_each_ends_by_itself(client, other):
+async def test_two_watches_of_one_prefix_are_independent(client, other):
     first, second = client.watch("two/"), client.watch("two/")
     async with other.lock("two/1"):
         assert await anext(first) == await anext(second)
@@ -148,7 +148,7 @@ async def test_two_of_one_prefix_are_told_all_and_each_ends_by_itself(client, ot
 
 
 @bounded
-async def test_threads_first_what_is_held_then_what_happens(client, genie):
+async def test_threads_held_locks_then_changes(client, genie):
     held = await client.acquire("threads/1", transaction="t")
 
     def work() -> list[Change]:
@@ -172,7 +172,7 @@ async def test_threads_first_what_is_held_then_what_happens(client, genie):
 
 
 @bounded
-async def test_more_changes_than_the_server_has_room_for_end_in_the_right_picture(client, other):
+async def test_a_server_side_overflow_causes_a_resync(client, other):
     """All at once: the server says `lagged`, or it does not; who watches needs not know."""
     picture: dict[tuple[str, int], Change] = {}
     watch = client.watch("many/")
@@ -186,7 +186,7 @@ async def test_more_changes_than_the_server_has_room_for_end_in_the_right_pictur
 
 
 @bounded
-async def test_a_server_that_is_killed_and_started_again(redis: Redis):
+async def test_a_server_is_killed_and_restarted(redis: Redis):
     with running_server(redis) as durable:
         async with (
             connect(*durable.address, **LONG_TIMEOUTS) as client,
@@ -211,7 +211,7 @@ async def test_a_server_that_is_killed_and_started_again(redis: Redis):
 
 
 @bounded
-async def test_the_next_leader_goes_on(redis: Redis):
+async def test_the_next_leader_continues_the_watch(redis: Redis):
     with running_server(redis, lease=1) as leader, running_server(redis, lease=1) as follower:
         servers = [f"127.0.0.1:{node.port}" for node in (leader, follower)]
         async with connect(servers, **LONG_TIMEOUTS) as client, connect(servers, **LONG_TIMEOUTS) as other:
@@ -243,7 +243,7 @@ async def begin(client: Client, line: Line) -> Watch:
 
 
 @bounded
-async def test_the_difference_is_told_after_a_lost_connection(fake, watcher):
+async def test_the_difference_is_reported_after_a_reconnect(fake, watcher):
     line = await fake.accept()
     watch = await begin(watcher, line)
     waiting = asyncio.create_task(anext(watch))
@@ -256,7 +256,7 @@ async def test_the_difference_is_told_after_a_lost_connection(fake, watcher):
 
 
 @bounded
-async def test_lagging_behind_is_made_up_for(fake, watcher):
+async def test_lagged_causes_a_resync(fake, watcher):
     line = await fake.accept()
     watch = await begin(watcher, line)
     waiting = asyncio.create_task(anext(watch))
@@ -268,7 +268,7 @@ async def test_lagging_behind_is_made_up_for(fake, watcher):
 
 
 @bounded
-async def test_leaving_the_loop_ends_the_watch(fake, watcher):
+async def test_the_end_of_the_loop_ends_the_watch(fake, watcher):
     line = await fake.accept()
 
     async def first() -> Change:
@@ -285,7 +285,7 @@ async def test_leaving_the_loop_ends_the_watch(fake, watcher):
 
 
 @bounded
-async def test_who_is_cancelled_watches_no_more(fake, watcher):
+async def test_cancelling_the_consumer_ends_the_watch(fake, watcher):
     line = await fake.accept()
     watch = await begin(watcher, line)
     waiting = asyncio.create_task(anext(watch))
@@ -300,7 +300,7 @@ async def test_who_is_cancelled_watches_no_more(fake, watcher):
 
 
 @bounded
-async def test_aclose_ends_whoever_waits(fake, watcher):
+async def test_aclose_wakes_a_waiting_consumer(fake, watcher):
     line = await fake.accept()
     watch = await begin(watcher, line)
     waiting = asyncio.create_task(anext(watch))
@@ -317,7 +317,7 @@ async def test_aclose_ends_whoever_waits(fake, watcher):
 
 
 @bounded
-async def test_a_closed_client_ends_the_loop(fake):
+async def test_closing_the_client_ends_the_loop(fake):
     seen = []
     async with connect("127.0.0.1", fake.port) as client:
         line = await fake.accept()
@@ -353,7 +353,7 @@ async def test_a_client_that_was_never_opened():
 
 
 @bounded
-async def test_a_refused_watch_raises(fake, watcher):
+async def test_a_rejected_watch_raises(fake, watcher):
     line = await fake.accept()
     watch = watcher.watch("t/")
     first = asyncio.create_task(anext(watch))
@@ -368,7 +368,7 @@ async def test_a_refused_watch_raises(fake, watcher):
 
 
 @bounded
-async def test_a_server_that_falls_silent_is_left(fake):
+async def test_a_silent_server_is_left(fake):
     async with fake_server() as second:
         servers = [f"127.0.0.1:{each.port}" for each in (fake, second)]
         async with connect(servers) as client:
@@ -387,7 +387,7 @@ async def test_a_server_that_falls_silent_is_left(fake):
 
 class TestThreads:
     @bounded
-    async def test_the_difference_is_told_after_a_lost_connection_and_leaving_the_loop_ends_it(self, fake):
+    async def test_the_difference_is_reported_after_a_reconnect_and_the_end_of_the_loop_ends_the_watch(self, fake):
         left = threading.Event()
 
         def work() -> list[Change]:
@@ -417,7 +417,7 @@ class TestThreads:
         ]
 
     @bounded
-    async def test_close_ends_whoever_waits(self, fake):
+    async def test_close_wakes_a_waiting_consumer(self, fake):
         asked = threading.Event()
 
         def work() -> None:
@@ -442,7 +442,7 @@ class TestThreads:
         await working
 
     @bounded
-    async def test_a_closed_client_ends_the_loop(self, fake):
+    async def test_closing_the_client_ends_the_loop(self, fake):
         told = threading.Event()
 
         def work() -> None:
@@ -464,7 +464,7 @@ class TestThreads:
         await working
 
     @bounded
-    async def test_a_refused_watch_raises(self, fake):
+    async def test_a_rejected_watch_raises(self, fake):
         def work() -> None:
             with sync.connect("127.0.0.1", fake.port) as client:
                 watch = client.watch("t/")

@@ -1,4 +1,4 @@
-"""Sessions: what outlives a connection, with the locks in memory and, over restarts, in Redis."""
+"""Sessions survive disconnects, and restarts if the locks are stored in Redis."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def hello(genie: Genie, secret: str = SECRET, **payload: Any) -> tuple[Wir
     return client, told["resumed"]
 
 
-async def told(client: Wire) -> list[tuple[str, dict[str, Any]]]:
+async def read_until_pong(client: Wire) -> list[tuple[str, dict[str, Any]]]:
     """All that was said before the answer to a ping."""
     client.send("ping")
     messages = []
@@ -39,11 +39,11 @@ async def told(client: Wire) -> list[tuple[str, dict[str, Any]]]:
     return messages
 
 
-async def ids(client: Wire) -> list[tuple[str, int]]:
-    return [(command, payload["id"]) for command, payload in await told(client)]
+async def read_ids(client: Wire) -> list[tuple[str, int]]:
+    return [(command, payload["id"]) for command, payload in await read_until_pong(client)]
 
 
-async def test_a_place_in_the_line_outlives_the_connection(genie: Genie) -> None:
+async def test_a_queue_position_survives_a_disconnect(genie: Genie) -> None:
     holder, first, later = await Wire.connect(genie.address), (await hello(genie))[0], await Wire.connect(genie.address)
     held = await holder.lock("exclusive:a")
     waiting = await first.request("exclusive:a", ref="w")
@@ -51,7 +51,7 @@ async def test_a_place_in_the_line_outlives_the_connection(genie: Genie) -> None
     await first.close()
     again, resumed = await hello(genie)
     assert resumed
-    assert await told(again) == [("queued", {"id": waiting, "ref": "w"})]
+    assert await read_until_pong(again) == [("queued", {"id": waiting, "ref": "w"})]
     await holder.release(held)
     locked = await again.expect("locked")
     assert (locked["id"], locked["ref"]) == (waiting, "w")
@@ -60,7 +60,7 @@ async def test_a_place_in_the_line_outlives_the_connection(genie: Genie) -> None
     assert (await later.expect("locked"))["id"] == behind
 
 
-async def test_what_happened_meanwhile_is_told_as_the_last_word(genie: Genie) -> None:
+async def test_replies_missed_while_disconnected_are_sent_at_the_resumption(genie: Genie) -> None:
     other, client = await Wire.connect(genie.address), (await hello(genie))[0]
     blocker = await other.lock("exclusive:a", transactionTimeout=600_000)
     keys = await other.lock("exclusive:b")
@@ -74,7 +74,7 @@ async def test_what_happened_meanwhile_is_told_as_the_last_word(genie: Genie) ->
     assert (await watcher.request("exclusive:a", queueTimeout=700)) > timed_out
     await watcher.expect("released")  # so the earlier one has timed out, too
     again, _ = await hello(genie)
-    messages = await told(again)
+    messages = await read_until_pong(again)
     assert [word for word, _ in messages] == ["released", "released", "locked"]
     words = {payload["id"]: payload for _, payload in messages}
     assert words[lost]["reason"] == "success"
@@ -84,7 +84,7 @@ async def test_what_happened_meanwhile_is_told_as_the_last_word(genie: Genie) ->
     assert 0 < words[granted]["expiresIn"] <= 500_000
     await again.close()
     again, _ = await hello(genie)
-    assert [id_ for _, id_ in await ids(again)] == list(words), "it may have been lost on the way"
+    assert [id_ for _, id_ in await read_ids(again)] == list(words), "it may have been lost on the way"
 
 
 async def test_a_repeated_ref_gets_the_first_id(genie: Genie) -> None:
@@ -92,7 +92,7 @@ async def test_a_repeated_ref_gets_the_first_id(genie: Genie) -> None:
     id_ = await client.lock("exclusive:a", ref="r")
     await client.close()
     again, _ = await hello(genie)
-    assert await ids(again) == [("locked", id_)]
+    assert await read_ids(again) == [("locked", id_)]
     again.send("request", resources=["exclusive:a"], ref="r")
     assert (await again.expect("queued"))["id"] == id_
     assert (await again.expect("locked"))["expiresIn"] > 0
@@ -100,12 +100,12 @@ async def test_a_repeated_ref_gets_the_first_id(genie: Genie) -> None:
     assert (await again.expect("error"))["code"] == "ref-conflict"
 
 
-async def test_a_newer_connection_takes_the_session(genie: Genie) -> None:
+async def test_a_newer_connection_takes_over_the_session(genie: Genie) -> None:
     older, _ = await hello(genie)
     id_ = await older.lock("exclusive:a")
     newer, resumed = await hello(genie)
     assert resumed
-    assert await ids(newer) == [("locked", id_)]
+    assert await read_ids(newer) == [("locked", id_)]
     assert await older.receive() == ("closed", {})
     assert await newer.release(id_) == "success"
 
@@ -118,7 +118,7 @@ async def test_a_newer_connection_takes_the_session(genie: Genie) -> None:
         ({"session": SECRET, "sessionTimeout": 0}, "sessionTimeout"),
     ],
 )
-async def test_a_bad_hello_changes_nothing(genie: Genie, payload: dict[str, Any], field: str) -> None:
+async def test_an_invalid_hello_changes_nothing(genie: Genie, payload: dict[str, Any], field: str) -> None:
     client = await Wire.connect(genie.address)
     client.send("hello", **payload)
     error = await client.expect("error")
@@ -126,7 +126,7 @@ async def test_a_bad_hello_changes_nothing(genie: Genie, payload: dict[str, Any]
     assert field in error["message"]
 
 
-async def test_hello_comes_first_and_once(genie: Genie) -> None:
+async def test_hello_must_be_the_first_command_and_sent_once(genie: Genie) -> None:
     client = await Wire.connect(genie.address)
     client.raw(b"\r\n\n")
     client.send("hello", session=SECRET)
@@ -143,7 +143,7 @@ async def test_hello_comes_first_and_once(genie: Genie) -> None:
     assert not (await anonymous.expect("welcome"))["resumed"]
 
 
-async def test_when_a_session_ends(genie: Genie) -> None:
+async def test_an_expired_session_cancels_its_waiting_requests(genie: Genie) -> None:
     holder, watcher = await Wire.connect(genie.address), await Wire.connect(genie.address)
     client, _ = await hello(genie, sessionTimeout=100)
     await holder.lock("exclusive:a", transactionTimeout=600_000)
@@ -155,7 +155,7 @@ async def test_when_a_session_ends(genie: Genie) -> None:
     assert (await watcher.expect("locked"))["id"] == after
     again, resumed = await hello(genie)
     assert not resumed
-    assert await told(again) == []
+    assert await read_until_pong(again) == []
     assert await watcher.release(waiting) == "disconnected"
     assert await watcher.release(bound) == "disconnected"
     if genie.redis_url:
@@ -167,7 +167,7 @@ async def test_when_a_session_ends(genie: Genie) -> None:
     assert await watcher.release(kept) == "success"
 
 
-async def test_a_session_outlives_a_restart(redis: Redis) -> None:
+async def test_a_session_survives_a_restart(redis: Redis) -> None:
     with running_server(redis) as genie:
         holder, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
         client, _ = await hello(genie, sessionTimeout=60_000)
@@ -183,7 +183,7 @@ async def test_a_session_outlives_a_restart(redis: Redis) -> None:
         genie.start()
         again, resumed = await hello(genie)
         assert resumed
-        messages = await told(again)
+        messages = await read_until_pong(again)
         assert [(word, payload["id"]) for word, payload in messages] == [
             ("released", ended),
             ("queued", urgent),
@@ -196,7 +196,7 @@ async def test_a_session_outlives_a_restart(redis: Redis) -> None:
         assert messages[0][1]["blockers"][0]["id"] == held
         second, resumed = await hello(genie, "another secret, as good as that")
         assert resumed
-        assert await ids(second) == [("queued", behind)]
+        assert await read_ids(second) == [("queued", behind)]
         again.send("request", resources=["exclusive:a"], queueTimeout=600_000, priority=1, ref="u")
         assert (await again.expect("queued"))["id"] == urgent
         assert await again.release(held) == "success"
@@ -205,7 +205,7 @@ async def test_a_session_outlives_a_restart(redis: Redis) -> None:
         assert (await second.expect("locked"))["id"] == behind
 
 
-async def test_nothing_of_a_session_is_left_in_redis(redis: Redis) -> None:
+async def test_an_ended_session_leaves_nothing_in_redis(redis: Redis) -> None:
     with running_server(redis) as genie:
         client, _ = await hello(genie, sessionTimeout=100)
         other = await Wire.connect(genie.address)
@@ -228,7 +228,7 @@ async def test_nothing_of_a_session_is_left_in_redis(redis: Redis) -> None:
         assert {int(field) for field in redis.call("HKEYS", key)} == {0, held}
 
 
-async def test_a_ref_of_an_own_release_outlives_a_restart(redis: Redis) -> None:
+async def test_the_ref_of_a_release_survives_a_restart(redis: Redis) -> None:
     """Keep one lock, release another, restart, resume: repeating the ended one's ref must not lock again."""
     with running_server(redis) as genie:
         client, _ = await hello(genie, sessionTimeout=60_000)
@@ -239,9 +239,9 @@ async def test_a_ref_of_an_own_release_outlives_a_restart(redis: Redis) -> None:
         genie.start()
         again, resumed = await hello(genie, sessionTimeout=60_000)
         assert resumed
-        assert await ids(again) == [("locked", kept)], "what the session released itself is not sent again"
+        assert await read_ids(again) == [("locked", kept)], "what the session released itself is not sent again"
         again.send("request", resources=["exclusive:job"], ref="job")
-        assert await told(again) == [
+        assert await read_until_pong(again) == [
             ("queued", {"id": job, "ref": "job"}),
             ("released", {"id": job, "reason": "success", "ref": "job"}),
         ]
@@ -253,7 +253,7 @@ async def test_a_ref_of_an_own_release_outlives_a_restart(redis: Redis) -> None:
         assert (await again.expect("inspected"))["holdersTotal"] == 0
 
 
-async def test_a_ref_outlives_the_connection_whatever_ended_its_request(genie: Genie) -> None:
+async def test_a_ref_survives_a_disconnect_however_its_request_ended(genie: Genie) -> None:
     client, other = (await hello(genie))[0], await Wire.connect(genie.address)
     ended = {}
     for ref in ("own", "other", "timeout"):
@@ -265,18 +265,18 @@ async def test_a_ref_outlives_the_connection_whatever_ended_its_request(genie: G
     await client.expect("released")
     await client.close()
     again, _ = await hello(genie)
-    await told(again)
+    await read_until_pong(again)
     for ref, id_ in ended.items():
         timeout = 20 if ref == "timeout" else 600_000
         again.send("request", resources=[f"exclusive:{ref}"], ref=ref, transactionTimeout=timeout)
-        messages = await told(again)
+        messages = await read_until_pong(again)
         assert [(word, payload["id"], payload["ref"]) for word, payload in messages] == [
             ("queued", id_, ref),
             ("released", id_, ref),
         ]
 
 
-async def test_bye_ends_the_session_now(genie: Genie) -> None:
+async def test_bye_ends_the_session_at_once(genie: Genie) -> None:
     client, watcher = (await hello(genie, sessionTimeout=600_000))[0], await Wire.connect(genie.address)
     kept = await client.lock("exclusive:kept", transactionTimeout=600_000)
     bound = await client.lock("exclusive:bound", onDisconnect="release", transactionTimeout=600_000)
@@ -296,7 +296,7 @@ async def test_bye_ends_the_session_now(genie: Genie) -> None:
     assert (await watcher.expect("inspected"))["holdersTotal"] == 0, "nothing behind bye is executed"
     again, resumed = await hello(genie)
     assert not resumed
-    assert await told(again) == []
+    assert await read_until_pong(again) == []
     assert await watcher.release(kept) == "success"
     if genie.redis_url:
         genie.kill()
@@ -305,7 +305,7 @@ async def test_bye_ends_the_session_now(genie: Genie) -> None:
         assert not resumed
 
 
-async def test_bye_without_a_session_ends_what_the_connection_waits_for(genie: Genie) -> None:
+async def test_bye_without_a_session_cancels_waiting_requests(genie: Genie) -> None:
     client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
     kept = await client.lock("exclusive:a")
     waiting = await client.request("exclusive:a")
@@ -316,7 +316,7 @@ async def test_bye_without_a_session_ends_what_the_connection_waits_for(genie: G
     assert await other.release(kept) == "success"
 
 
-async def test_a_quiet_client_is_sent_no_queued_for_requests_with_a_ref(genie: Genie) -> None:
+async def test_quiet_mode_suppresses_queued(genie: Genie) -> None:
     client, other = (await hello(genie, quiet=True))[0], await Wire.connect(genie.address)
     held = await other.lock("exclusive:a", transactionTimeout=600_000)
     client.send("request", resources=["exclusive:b"], ref="1")
@@ -324,7 +324,7 @@ async def test_a_quiet_client_is_sent_no_queued_for_requests_with_a_ref(genie: G
     client.send("request", anyOf=["exclusive:c"], target=1, ref="3")
     client.send("request", resources=["exclusive:a"], ref="4", queueTimeout=0)
     client.send("request", resources=["exclusive:d"])
-    messages = await told(client)
+    messages = await read_until_pong(client)
     assert [(word, payload.get("ref")) for word, payload in messages] == [
         ("locked", "1"),
         ("locked", "3"),
@@ -335,13 +335,13 @@ async def test_a_quiet_client_is_sent_no_queued_for_requests_with_a_ref(genie: G
     await client.close()
     again, resumed = await hello(genie, quiet=True)
     assert resumed
-    assert {word for word, _ in await told(again)} == {"locked", "released"}
+    assert {word for word, _ in await read_until_pong(again)} == {"locked", "released"}
     again.send("request", resources=["exclusive:a"], ref="2", queueTimeout=600_000)
-    assert await told(again) == [], "it waits"
+    assert await read_until_pong(again) == [], "it waits"
     assert await other.release(held) == "success"
     assert (await again.expect("locked"))["ref"] == "2"
     loud, _ = await hello(genie)
-    assert {word for word, _ in await told(loud)} == {"locked", "released"}
+    assert {word for word, _ in await read_until_pong(loud)} == {"locked", "released"}
 
 
 async def test_a_waiting_request_is_cancelled_by_its_ref(genie: Genie) -> None:

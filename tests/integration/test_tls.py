@@ -1,4 +1,4 @@
-"""TLS: the server, the clients for asyncio and for threads, and the command line, with real certificates."""
+"""TLS of the server, the clients for asyncio and threads, and the command line, with real certificates."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-def test_what_a_client_shows_is_its_name(run: Callable[[Any], Any], made: Certificates, tmp_path: Path) -> None:
+def test_the_client_certificate_determines_the_principal(
+    run: Callable[[Any], Any], made: Certificates, tmp_path: Path
+) -> None:
     alice = made.issue("alice", "host.example", common_name="alice")
     nameless = made.issue("nameless", "host.example", common_name=None)
     stranger = Certificates(tmp_path).issue("mallory", "host.example", common_name="alice")
@@ -105,7 +107,7 @@ def test_what_a_client_shows_is_its_name(run: Callable[[Any], Any], made: Certif
     assert "certificate verification failed" in whys[1]
 
 
-def test_versions_before_1_2_and_clients_without_tls_are_refused(run: Callable[[Any], Any], made: Certificates) -> None:
+def test_versions_before_1_2_and_plain_connections_are_rejected(run: Callable[[Any], Any], made: Certificates) -> None:
     old = made.context()
     old.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.warns(DeprecationWarning, match="deprecated"):
@@ -129,7 +131,7 @@ def test_versions_before_1_2_and_clients_without_tls_are_refused(run: Callable[[
     assert all(line["log_level"] != "error" for line in log)
 
 
-def test_a_handshake_that_stalls_counts_and_is_cut(
+def test_a_stalled_handshake_is_counted_and_closed(
     run: Callable[[Any], Any], made: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -161,7 +163,7 @@ def test_handshakes_count_for_the_limits(run: Callable[[Any], Any], made: Certif
     run(work())
 
 
-def test_far_too_many_handshakes_are_cut_at_once(run: Callable[[Any], Any], made: Certificates) -> None:
+def test_handshakes_beyond_the_limit_are_closed_at_once(run: Callable[[Any], Any], made: Certificates) -> None:
     async def work() -> None:
         async with serving(made, max_connections=1) as (server, address):
             many = [await asyncio.open_connection(*address) for _ in range(18)]
@@ -174,7 +176,7 @@ def test_far_too_many_handshakes_are_cut_at_once(run: Callable[[Any], Any], made
     run(work())
 
 
-def test_a_stop_ends_handshakes_and_connections(run: Callable[[Any], Any], made: Certificates) -> None:
+def test_a_shutdown_ends_handshakes_and_connections(run: Callable[[Any], Any], made: Certificates) -> None:
     async def work() -> None:
         async with serving(made) as (server, address):
             begun, writer = await asyncio.open_connection(*address)
@@ -192,7 +194,7 @@ def test_a_stop_ends_handshakes_and_connections(run: Callable[[Any], Any], made:
     run(work())
 
 
-def test_much_at_once_is_answered_in_order(run: Callable[[Any], Any], made: Certificates) -> None:
+def test_many_commands_at_once_are_answered_in_order(run: Callable[[Any], Any], made: Certificates) -> None:
     many = 20_000
     command = b'{"command":"request","payload":{"resources":["exclusive:%d"],"ref":"%d"}}\n'
 
@@ -226,7 +228,7 @@ def test_both_clients_lock(run: Callable[[Any], Any], made: Certificates, tls_se
         assert client.inspect(resource="mine").holders[0].id == lock.id
 
 
-def test_threads_share_a_tunnel(made: Certificates, tls_server: Genie) -> None:
+def test_threads_share_a_tls_connection(made: Certificates, tls_server: Genie) -> None:
     inside, most = 0, 0
     failed: list[BaseException] = []
 
@@ -252,7 +254,7 @@ def test_threads_share_a_tunnel(made: Certificates, tls_server: Genie) -> None:
     assert most == 1
 
 
-def test_what_is_larger_than_a_record_arrives_whole(made: Certificates, tls_server: Genie) -> None:
+def test_data_larger_than_a_tls_record_arrives_complete(made: Certificates, tls_server: Genie) -> None:
     names = [f"{'x' * 200}{n}" for n in range(1000)]
     with genie.sync.connect(*tls_server.address, ssl=made.context()) as client:
         lock = client.acquire_any(names, len(names))
@@ -261,7 +263,7 @@ def test_what_is_larger_than_a_record_arrives_whole(made: Certificates, tls_serv
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_a_client_goes_on_after_a_killed_server(made: Certificates, threads: bool) -> None:
+def test_a_client_reconnects_after_a_killed_server(made: Certificates, threads: bool) -> None:
     with running_server(tls_cert=made.server) as server:
         up, again = threading.Event(), threading.Event()
 
@@ -316,7 +318,7 @@ def why_not(address: tuple[str, int], context: ssl.SSLContext | None) -> set[str
     ("names", "expired", "why"),
     [(("127.0.0.1",), True, "certificate has expired"), (("elsewhere.example",), False, "not valid for '127.0.0.1'")],
 )
-def test_a_wrong_certificate_of_a_server_is_told(
+def test_a_wrong_server_certificate_is_explained(
     made: Certificates, names: tuple[str, ...], expired: bool, why: str
 ) -> None:
     with running_server(tls_cert=made.issue("wrong", *names, expired=expired)) as server:
@@ -324,7 +326,7 @@ def test_a_wrong_certificate_of_a_server_is_told(
         assert why in said
 
 
-def test_other_sides_that_do_not_fit_are_told(made: Certificates, tls_server: Genie, genie: Genie) -> None:
+def test_incompatible_peers_are_explained(made: Certificates, tls_server: Genie, genie: Genie) -> None:
     assert why_not(tls_server.address, ssl.create_default_context()).pop().endswith("local issuer certificate")
     assert why_not(genie.address, made.context()) == {"TLS: the peer does not speak TLS"}
     (said,) = why_not(tls_server.address, None)
@@ -335,7 +337,7 @@ def test_other_sides_that_do_not_fit_are_told(made: Certificates, tls_server: Ge
         }
 
 
-def test_the_command_line(made: Certificates, tls_server: Genie) -> None:
+def test_the_command_line_uses_tls(made: Certificates, tls_server: Genie) -> None:
     host = f"genies://127.0.0.1:{tls_server.port}"
     for parts in (
         ("status",),
@@ -350,7 +352,7 @@ def test_the_command_line(made: Certificates, tls_server: Genie) -> None:
     assert "GENIE_TLS_CA: /nowhere can't be read" in genie_cli("status", "--host", host, tls_ca="/nowhere").stderr
 
 
-def test_a_certificate_is_read_again(made: Certificates) -> None:
+def test_certificates_are_reloaded(made: Certificates) -> None:
     certificate = made.issue("renewed", "127.0.0.1")
     with running_server(tls_cert=certificate) as server:
 
@@ -388,7 +390,7 @@ def test_a_certificate_is_read_again(made: Certificates) -> None:
         ({"tls_cert": "{broken}"}, "GENIE_TLS_CERT: {broken} can't be used"),
     ],
 )
-def test_what_is_wrong_with_the_settings(made: Certificates, settings: dict[str, str], why: str) -> None:
+def test_wrong_settings_are_explained(made: Certificates, settings: dict[str, str], why: str) -> None:
     from cryptography.hazmat.primitives import serialization
 
     files = {"server": made.server, "ca": made.ca, "foreign": made.issue("foreign", "x.example")}
@@ -409,7 +411,7 @@ def test_what_is_wrong_with_the_settings(made: Certificates, settings: dict[str,
     assert "\n" not in str(caught.value)
 
 
-async def test_the_admin_port_speaks_it_too(made: Certificates, tmp_path: Path) -> None:
+async def test_the_admin_port_uses_tls(made: Certificates, tmp_path: Path) -> None:
     other = Certificates(tmp_path)
     alice = made.issue("alice", "host.example", common_name="alice")
     stranger = other.issue("mallory", "host.example", common_name="mallory")
@@ -431,7 +433,7 @@ async def test_the_admin_port_speaks_it_too(made: Certificates, tmp_path: Path) 
         assert await live(other.context()) == "ok\n"
 
 
-def test_a_close_is_sent_at_once(
+def test_close_notify_is_sent_at_once(
     run: Callable[[Any], Any], made: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS can't be half-closed: waiting for the client to close first would tell it nothing."""

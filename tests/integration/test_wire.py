@@ -1,4 +1,4 @@
-"""The wire as a client in any language sees it."""
+"""The wire protocol of a real server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def other(genie: Genie) -> AsyncIterator[Wire]:
     await client.close()
 
 
-async def test_a_cycle(wire: Wire) -> None:
+async def test_request_and_release(wire: Wire) -> None:
     wire.send("request", resources=["exclusive:cycle"])
     queued = await wire.expect("queued")
     locked = await wire.expect("locked")
@@ -35,7 +35,7 @@ async def test_a_cycle(wire: Wire) -> None:
     assert await wire.expect("released") == {"id": queued["id"], "reason": "success"}
 
 
-async def test_handed_over_in_the_order_of_arrival(wire: Wire, other: Wire) -> None:
+async def test_waiters_are_granted_in_the_order_of_arrival(wire: Wire, other: Wire) -> None:
     first = await wire.lock("exclusive:handover")
     second = await other.request("exclusive:handover")
     third = await wire.request("shared:handover", "shared:more")
@@ -48,7 +48,7 @@ async def test_handed_over_in_the_order_of_arrival(wire: Wire, other: Wire) -> N
     await wire.release(third)
 
 
-async def test_priority_goes_first(wire: Wire, other: Wire) -> None:
+async def test_a_higher_priority_is_granted_first(wire: Wire, other: Wire) -> None:
     held = await wire.lock("exclusive:prio")
     low = await other.request("exclusive:prio")
     high = await other.request("exclusive:prio", priority=0.5)
@@ -73,14 +73,14 @@ async def test_a_thousand_commands_in_one_segment_are_answered_in_order(wire: Wi
     assert [(await wire.expect("released"))["id"] for _ in ids] == ids
 
 
-async def test_a_message_may_come_byte_by_byte(wire: Wire) -> None:
+async def test_a_command_may_arrive_byte_by_byte(wire: Wire) -> None:
     for byte in b'{"command":"ping","payload":{}}\n':
         wire.raw(bytes([byte]))
         await wire.writer.drain()
     assert await wire.expect("pong") == {}
 
 
-async def test_a_try_never_waits_and_leaves_the_queue_as_it_was(wire: Wire, other: Wire) -> None:
+async def test_a_request_without_queue_timeout_never_waits(wire: Wire, other: Wire) -> None:
     held = await wire.lock("exclusive:try", transactionName="holder")
     id_ = await other.request("exclusive:try", queueTimeout=0)
     released = await other.expect("released")
@@ -93,7 +93,7 @@ async def test_a_try_never_waits_and_leaves_the_queue_as_it_was(wire: Wire, othe
     assert await other.release(await other.lock("exclusive:try", queueTimeout=0)) == "success"
 
 
-async def test_queue_timeout_tells_who_was_in_the_way(wire: Wire, other: Wire) -> None:
+async def test_queue_timeout_has_the_blockers(wire: Wire, other: Wire) -> None:
     held = await wire.lock("exclusive:qt")
     other.raw(
         b'{"command":"request","payload":{"resources":["shared:qt"],"queueTimeout":20}}\n'
@@ -126,7 +126,7 @@ async def test_extend(wire: Wire) -> None:
     assert await wire.expect("released") == {"id": held, "reason": "transaction-timeout"}
 
 
-async def test_extend_does_not_end_what_waits(wire: Wire) -> None:
+async def test_extend_does_not_affect_waiting_requests(wire: Wire) -> None:
     held = await wire.lock("exclusive:ext2")
     waiting = await wire.request("exclusive:ext2")
     wire.send("extend", id=waiting, transactionTimeout=20)
@@ -137,7 +137,7 @@ async def test_extend_does_not_end_what_waits(wire: Wire) -> None:
     await wire.release(waiting)
 
 
-async def test_anybody_may_release_and_the_owner_hears_of_it(wire: Wire, other: Wire) -> None:
+async def test_any_client_may_release_and_the_owner_is_notified(wire: Wire, other: Wire) -> None:
     held = await wire.lock("exclusive:any", ref="mine")
     assert await other.release(held) == "success"
     assert await wire.expect("released") == {"id": held, "reason": "success", "ref": "mine"}
@@ -170,7 +170,7 @@ async def test_a_ref_comes_back_in_every_message(wire: Wire) -> None:
         assert (await wire.expect(command))["ref"] == "b"
 
 
-async def test_a_repeated_ref_is_the_same_request(wire: Wire) -> None:
+async def test_a_repeated_ref_is_executed_once(wire: Wire) -> None:
     held = await wire.lock("exclusive:again", ref="r1")
     wire.send("request", resources=["exclusive:again"], ref="r1")
     assert await wire.expect("queued") == {"id": held, "ref": "r1"}
@@ -185,14 +185,14 @@ async def test_a_repeated_ref_is_the_same_request(wire: Wire) -> None:
     assert await wire.expect("released") == {"id": held, "reason": "success", "ref": "r1"}
 
 
-async def test_a_name_twice_counts_once_in_the_stronger_mode(wire: Wire, other: Wire) -> None:
+async def test_a_duplicate_resource_is_locked_once_in_the_stronger_mode(wire: Wire, other: Wire) -> None:
     held = await wire.lock("shared:twice", "exclusive:twice", "shared:twice")
     await other.request("shared:twice", queueTimeout=0)
     assert (await other.expect("released"))["blockersTotal"] == 1
     await wire.release(held)
 
 
-async def test_a_lost_connection_loses_its_place_but_not_its_locks(genie: Genie, wire: Wire) -> None:
+async def test_a_lost_connection_cancels_waiting_requests_and_keeps_locks(genie: Genie, wire: Wire) -> None:
     leaving = await Wire.connect(genie.address)
     kept = await leaving.lock("exclusive:kept")
     await leaving.lock("exclusive:bound", onDisconnect="release")
@@ -207,7 +207,7 @@ async def test_a_lost_connection_loses_its_place_but_not_its_locks(genie: Genie,
     await wire.release(waiting)
 
 
-async def test_a_half_closed_connection_gets_its_answers(genie: Genie) -> None:
+async def test_a_half_closed_connection_gets_its_replies(genie: Genie) -> None:
     client = await Wire.connect(genie.address)
     client.send("request", resources=["exclusive:half"], onDisconnect="release")
     client.send("request", resources=["exclusive:half"])
@@ -271,7 +271,7 @@ async def test_deadlock_names_the_cycle(wire: Wire, other: Wire) -> None:
     await wire.release(waiting)
 
 
-async def test_sigterm_answers_what_was_taken_up() -> None:
+async def test_sigterm_completes_accepted_commands() -> None:
     with running_server() as genie:
         client = await Wire.connect(genie.address)
         await client.lock("exclusive:term")

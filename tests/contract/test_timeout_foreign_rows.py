@@ -1,4 +1,4 @@
-"""Tables that another implementation of the document has worked with: rows it left, and a segment that it has moved."""
+"""Tables that another implementation has used: leftover rows, and a segment that it has moved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def begin_at(books: Books, value: int) -> None:
     await books.run(insert, name="transferStateChange", value=value)
 
 
-async def test_rows_that_are_final_up_to_the_segment_are_cleaned_by_the_next_run(books: Books) -> None:
+async def test_final_rows_up_to_the_segment_are_removed_by_the_next_run(books: Books) -> None:
     for id, *states in (("a", "COMMITTED"), ("b", "RESERVED"), ("c", "ABORTED"), ("d", "RESERVED")):
         await books.add_transfer(id, FUTURE, "RECEIVED_PREPARE", *states)
     await books.change("d", "FAILED")
@@ -36,7 +36,7 @@ async def test_rows_that_are_final_up_to_the_segment_are_cleaned_by_the_next_run
     assert desk.given == []
 
 
-async def test_also_those_that_come_while_this_handler_is_in_use(books: Books) -> None:
+async def test_rows_added_while_this_handler_is_in_use_are_removed(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", FUTURE, "RECEIVED_PREPARE", "COMMITTED")
@@ -48,7 +48,7 @@ async def test_also_those_that_come_while_this_handler_is_in_use(books: Books) -
     assert await books.kept() == {"b": False}
 
 
-async def test_more_of_them_than_a_run_looks_at(books: Books) -> None:
+async def test_more_rows_than_a_run_examines(books: Books) -> None:
     """It looks at them in batches, one run at once after the other; and at none of them twice."""
     ids = [f"{number}" for number in range(7)]
     for id in ids:
@@ -64,7 +64,7 @@ async def test_more_of_them_than_a_run_looks_at(books: Books) -> None:
     assert look.is_empty
 
 
-async def test_rows_whose_transfer_is_final_because_another_has_moved_the_segment(books: Books) -> None:
+async def test_rows_whose_final_state_was_skipped_by_a_foreign_segment(books: Books) -> None:
     """This handler has taken it in; the other read that it is final, and did not clean it up any more."""
     desk = Desk()
     handler = books.handler(desk.take)
@@ -81,7 +81,7 @@ async def test_rows_whose_transfer_is_final_because_another_has_moved_the_segmen
     assert await books.segment() == 6
 
 
-async def test_a_segment_that_another_has_moved_is_never_moved_back(books: Books) -> None:
+async def test_a_segment_moved_by_another_handler_is_never_moved_back(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take, batch=2)
     await books.add_transfer("a", FUTURE)
@@ -101,7 +101,7 @@ async def test_a_segment_that_another_has_moved_is_never_moved_back(books: Books
 
 
 @pytest.mark.parametrize("state", ["RESERVED", "SUSPENDED"])
-async def test_rows_of_transfers_that_are_not_final_are_kept(books: Books, state: str) -> None:
+async def test_rows_of_open_transfers_are_kept(books: Books, state: str) -> None:
     desk = Desk()
     await books.add_transfer("a", FUTURE, state)
     await leave(books, "a")
@@ -116,7 +116,7 @@ async def test_rows_of_transfers_that_are_not_final_are_kept(books: Books, state
     assert await books.kept() == {}
 
 
-async def test_they_are_looked_at_again_if_the_run_fails(books: Books) -> None:
+async def test_they_are_examined_again_after_a_failed_run(books: Books) -> None:
     desk = Desk()
     await books.add_transfer("late", PAST)
     await books.add_transfer("done", PAST, "COMMITTED")
@@ -134,7 +134,7 @@ async def test_they_are_looked_at_again_if_the_run_fails(books: Books) -> None:
     assert await books.kept() == {"late": True}
 
 
-async def test_columns_of_any_name_are_written(empty_books: Books) -> None:
+async def test_columns_may_have_any_name(empty_books: Books) -> None:
     """Many rows are written past SQLAlchemy's own statements."""
     odd = {"expirationDate": 'bis 100% "x"', "handedOverDate": "a `b", "stateChangeId": "%s ?"}
     names = {f"transferTimeout.{ours}": theirs for ours, theirs in odd.items()}

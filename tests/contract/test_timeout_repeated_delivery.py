@@ -1,4 +1,4 @@
-"""When a transfer that was handed over is handed over again: it was final meanwhile, or its date was moved to a later one."""
+"""Repeated delivery of a transfer that was final in between, or whose date was moved to a later one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from ledgers import FUTURE, PAST, Books, Desk, New, catch_up
 
 
-async def test_final_and_in_processing_again_between_two_runs(books: Books) -> None:
+async def test_final_and_reopened_between_two_runs(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", PAST)
@@ -29,7 +29,7 @@ async def test_final_and_in_processing_again_between_two_runs(books: Books) -> N
     assert desk.given == [["a", "b"], ["a"]], "the same state changes read again are no new ones"
 
 
-async def test_final_and_in_processing_again_while_it_is_handed_over(books: Books) -> None:
+async def test_final_and_reopened_during_the_delivery(books: Books) -> None:
     """The function that deals with it writes the final state itself, as the handler of the document does."""
     desk = Desk()
     handler = books.handler(desk.take)
@@ -48,7 +48,7 @@ async def test_final_and_in_processing_again_while_it_is_handed_over(books: Book
 
 
 @pytest.mark.parametrize("batch", [1, 2, 100])
-async def test_a_final_state_before_the_hand_over_counts_only_once(books: Books, batch: int) -> None:
+async def test_a_final_state_before_the_delivery_counts_only_once(books: Books, batch: int) -> None:
     """A handler that is behind hands over by the last state, and reads the final state that came before it later."""
     desk = Desk()
     await books.add_transfer("a", FUTURE)
@@ -63,7 +63,7 @@ async def test_a_final_state_before_the_hand_over_counts_only_once(books: Books,
     assert desk.given == [["a"]]
 
 
-async def test_final_then_in_an_unknown_state_then_in_processing_again(books: Books) -> None:
+async def test_final_then_in_an_unknown_state_then_reopened(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", PAST)
@@ -81,7 +81,7 @@ async def test_final_then_in_an_unknown_state_then_in_processing_again(books: Bo
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
-async def test_a_final_state_that_is_committed_late(kind: str, new_books: New) -> None:
+async def test_a_final_state_committed_late(kind: str, new_books: New) -> None:
     """Its id is below the segment and between those of states that were read already."""
     books = await new_books(kind)
     desk = Desk()
@@ -101,7 +101,7 @@ async def test_a_final_state_that_is_committed_late(kind: str, new_books: New) -
     assert desk.given == [["a", "b"], ["a"]]
 
 
-async def test_what_could_not_be_dealt_with_again_comes_again(books: Books) -> None:
+async def test_a_rejected_repetition_is_delivered_again(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", PAST)
@@ -117,7 +117,7 @@ async def test_what_could_not_be_dealt_with_again_comes_again(books: Books) -> N
     assert desk.given == [["a"]] * 3
 
 
-async def test_a_later_date_is_waited_for(books: Books) -> None:
+async def test_a_transfer_with_a_later_date_is_delivered_again_after_it(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", 3 * PAST)
@@ -132,7 +132,7 @@ async def test_a_later_date_is_waited_for(books: Books) -> None:
     assert desk.given == [["a", "b"], ["a"]]
 
 
-async def test_a_later_date_that_has_passed_before_the_next_run(books: Books) -> None:
+async def test_a_later_date_that_passes_before_the_next_run(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", 4 * PAST)
@@ -144,7 +144,7 @@ async def test_a_later_date_that_has_passed_before_the_next_run(books: Books) ->
         assert desk.given == [["a"]] * times, f"{expires} hours: only what is later than when it was handed over counts"
 
 
-async def test_a_date_that_is_prolonged_while_it_is_handed_over(books: Books) -> None:
+async def test_a_date_extended_during_the_delivery(books: Books) -> None:
     """The function that deals with it prolongs it. Its row was there with another date, or is written by the same run."""
     desk = Desk()
     handler = books.handler(desk.take)
@@ -170,7 +170,7 @@ async def test_a_date_that_is_prolonged_while_it_is_handed_over(books: Books) ->
     assert [sorted(ids) for ids in desk.given[1:]] == [["new", "there"]]
 
 
-async def test_a_fraction_of_a_second_is_not_a_later_date(books: Books) -> None:
+async def test_a_date_later_by_a_fraction_of_a_second_is_ignored(books: Books) -> None:
     """A copy of whole seconds is what the document has."""
     desk = Desk()
     await books.add_transfer("a", PAST)

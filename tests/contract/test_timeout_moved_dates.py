@@ -1,4 +1,4 @@
-"""Dates that were moved in the ledger: found among many rows, by runs that each compare few of them."""
+"""Dates that were moved in the ledger are found among many rows, by runs that compare few of them each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ALL = {f"{number}" for number in range(ROWS)}
 
 @pytest.fixture
 def begin() -> float:
-    """Where in the table the first run begins, from 0 to 1. It is random outside of tests."""
+    """The start position of the first run in the table, from 0 to 1, which is random outside of tests."""
     return 0.5
 
 
 @pytest.fixture(autouse=True)
-def few(begin: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run compares few rows, so that these are many; and slices between two runs follow each other at once."""
+def compare_few_rows(begin: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run compare few rows, without a delay between the slices, so that a short table takes many runs."""
     monkeypatch.setattr("genie.timeouts.scan.random.randint", lambda low, high: round(low + begin * (high - low)))
     monkeypatch.setattr("genie.timeouts.sweep.ROWS_PER_RUN", PER_RUN)
     monkeypatch.setattr("genie.timeouts.scan.ROWS_PER_SLICE", PER_SCAN)
@@ -33,7 +33,7 @@ def few(begin: float, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def waiting(books: Books) -> Books:
-    """A ledger whose transfers wait, all taken in."""
+    """A ledger whose open transfers the handler has already copied."""
     async with books.transaction() as entries:
         for id in sorted(ALL):
             await entries.add_transfer(id, FUTURE)
@@ -43,17 +43,17 @@ async def waiting(books: Books) -> Books:
 
 
 async def until(handler: TimeoutHandler, done: Callable[[], bool]) -> list[TimeoutRun]:
-    """Let it run until something is true; its runs until then."""
+    """Run the handler until a condition is true; return its runs."""
     runs: list[TimeoutRun] = []
     reached = asyncio.Event()
 
-    def told(came: TimeoutRun | Exception | None) -> None:
-        assert isinstance(came, TimeoutRun), came
-        runs.append(came)
+    def on_progress(result: TimeoutRun | Exception | None) -> None:
+        assert isinstance(result, TimeoutRun), result
+        runs.append(result)
         if done():
             reached.set()
 
-    running = asyncio.create_task(handler.run(told))
+    running = asyncio.create_task(handler.run(on_progress))
     try:
         async with asyncio.timeout(WAIT_S):
             await reached.wait()
@@ -64,7 +64,7 @@ async def until(handler: TimeoutHandler, done: Callable[[], bool]) -> list[Timeo
 
 
 @pytest.mark.parametrize("moved", [{"70"}, {"3", "44", "119"}, ALL], ids=["one", "some", "all"])
-async def test_all_are_found_before_the_next_run_would_begin(waiting: Books, moved: set[str]) -> None:
+async def test_all_moved_dates_are_found_before_the_next_scheduled_run(waiting: Books, moved: set[str]) -> None:
     desk = Desk()
     async with waiting.transaction() as entries:
         for id in moved:
@@ -75,7 +75,7 @@ async def test_all_are_found_before_the_next_run_would_begin(waiting: Books, mov
     assert len(runs) <= 2 + 2 * min(len(moved), 3) + ROWS // 50, "dates that were moved in bulk are found in bulk"
 
 
-async def test_a_run_with_nothing_new_compares_few_rows(waiting: Books) -> None:
+async def test_a_run_without_changes_compares_few_rows(waiting: Books) -> None:
     handler = waiting.handler(Desk().take)
     numbers = [row[0] for row in await waiting.run("SELECT `transferTimeoutId` FROM `transferTimeout` ORDER BY 1")]
     seen: set[int] = set()
@@ -102,7 +102,7 @@ async def test_a_run_with_nothing_new_compares_few_rows(waiting: Books) -> None:
 
 
 @pytest.mark.parametrize("begin", [0.0, 0.3, 0.7, 118 / ROWS, 1.0])
-async def test_the_runs_that_follow_a_moved_date_compare_many(waiting: Books) -> None:
+async def test_the_runs_after_a_moved_date_compare_many_rows(waiting: Books) -> None:
     desk = Desk()
     handler = waiting.handler(desk.take, batch=50)
     await waiting.run("UPDATE `transfer` SET `expirationDate` = '2001-02-03 04:05:06'")
@@ -113,7 +113,7 @@ async def test_the_runs_that_follow_a_moved_date_compare_many(waiting: Books) ->
     assert len(runs) <= 1 + batches + 2, "a sample, the overdue ones, and the others until a batch has nothing new"
 
 
-async def test_what_a_run_that_failed_has_found_is_found_by_the_next(waiting: Books) -> None:
+async def test_moved_dates_found_by_a_failed_run_are_found_by_the_next(waiting: Books) -> None:
     desk = Desk()
     await waiting.run("UPDATE `transfer` SET `expirationDate` = '2001-02-03 04:05:06'")
     handler = waiting.handler(desk.take)
@@ -127,7 +127,7 @@ async def test_what_a_run_that_failed_has_found_is_found_by_the_next(waiting: Bo
     assert desk.given[0] == desk.given[1] == desk.given[2]
 
 
-async def test_after_a_run_that_failed_nothing_is_compared(waiting: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_failed_run_nothing_is_compared(waiting: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     """A moved date would start the next run at once, and that one would fail, too."""
     desk = Desk()
     await waiting.add_transfer("late", PAST)
@@ -140,16 +140,16 @@ async def test_after_a_run_that_failed_nothing_is_compared(waiting: Books, monke
         await asyncio.Event().wait()
 
     monkeypatch.setattr("genie.timeouts.handler.asyncio.sleep", sleep)
-    came: list[object] = []
-    running = asyncio.create_task(handler.run(came.append))
+    result: list[object] = []
+    running = asyncio.create_task(handler.run(result.append))
     async with asyncio.timeout(WAIT_S):
         assert await slept == 3_600.0
     running.cancel()
-    assert came == [desk.fails]
+    assert result == [desk.fails]
 
 
 @pytest.mark.parametrize("begin", [0.0, 0.7, 116 / ROWS, 118 / ROWS, 1.0])
-async def test_what_is_overdue_is_found_before_the_other_dates_are_copied(waiting: Books) -> None:
+async def test_overdue_transfers_are_found_before_the_other_dates_are_copied(waiting: Books) -> None:
     """Only the first run copies other dates, too: it does not know yet that dates were moved."""
     desk = Desk()
     overdue = {"3", "44", "99", "119"}

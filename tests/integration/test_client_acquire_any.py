@@ -1,4 +1,4 @@
-"""The clients let a real server choose what to lock."""
+"""`acquire_any` of both clients with a real server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fake import fake_server
 from genie import Insufficient, LockLost, RequestRejected, TransactionTimeout, connect, sync
 from servers import WAIT_S, Genie, Redis, running_server
 
-MOST = 2**63 - 1
+MAX_WEIGHT = 2**63 - 1
 
 
 def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -41,7 +41,7 @@ async def other(genie: Genie):
 
 
 @bounded
-async def test_what_is_free_is_taken_until_it_is_enough(client, other):
+async def test_free_resources_are_locked_until_they_reach_the_target(client, other):
     async with other.lock("any/1", "shared:any/2"):
         names = ["any/1", "shared:any/2", "any/3", "any/4"]
         lock = await client.acquire_any(names, 30, weights=[50, 10, 20, 20], transaction="t-any")
@@ -59,14 +59,14 @@ async def test_what_is_free_is_taken_until_it_is_enough(client, other):
 
 
 @bounded
-async def test_each_counts_one_where_nothing_else_is_said(client):
+async def test_the_default_weight_is_one(client):
     lock = await client.acquire_any([f"one/{number}" for number in range(5)], 3)
     assert lock.resources == ("exclusive:one/0", "exclusive:one/1", "exclusive:one/2")
     await lock.release()
 
 
 @bounded
-async def test_what_is_not_enough_is_left_and_says_how_much_there_is(client, other):
+async def test_insufficient_resources_are_not_locked_and_their_sums_are_reported(client, other):
     async with other.lock("few/1"):
         with pytest.raises(Insufficient) as caught:
             await client.acquire_any(["few/1", "few/2"], 10**30, weights=[2, 10**20])
@@ -76,13 +76,13 @@ async def test_what_is_not_enough_is_left_and_says_how_much_there_is(client, oth
 
 
 @bounded
-async def test_sums_are_exact_beyond_what_a_float_can_say(client, other):
+async def test_sums_are_exact_beyond_the_precision_of_floats(client, other):
     names = [f"large/{number}" for number in range(10_000)]
     async with other.lock(*names[:1000]):
         with pytest.raises(Insufficient) as caught:
-            await client.acquire_any(names[:1001], MOST, weights=[MOST] * 1000 + [MOST - 1])
-        assert (caught.value.free, caught.value.locked) == (MOST - 1, 1000 * MOST)
-        lock = await client.acquire_any(names[:1002], MOST, weights=[MOST] * 1000 + [MOST - 1, 1])
+            await client.acquire_any(names[:1001], MAX_WEIGHT, weights=[MAX_WEIGHT] * 1000 + [MAX_WEIGHT - 1])
+        assert (caught.value.free, caught.value.locked) == (MAX_WEIGHT - 1, 1000 * MAX_WEIGHT)
+        lock = await client.acquire_any(names[:1002], MAX_WEIGHT, weights=[MAX_WEIGHT] * 1000 + [MAX_WEIGHT - 1, 1])
         assert len(lock.resources) == 2
         await lock.release()
     lock = await client.acquire_any(names, 10_000)
@@ -91,7 +91,7 @@ async def test_sums_are_exact_beyond_what_a_float_can_say(client, other):
 
 
 @bounded
-async def test_two_that_choose_from_the_same_never_meet(client, other):
+async def test_concurrent_calls_never_lock_the_same_resource(client, other):
     names = [f"meet/{number}" for number in range(100)]
     locks = await asyncio.gather(*(who.acquire_any(names, 5) for who in [client, other] * 10))
     taken = [name for lock in locks for name in lock.resources]
@@ -102,7 +102,7 @@ async def test_two_that_choose_from_the_same_never_meet(client, other):
 
 
 @bounded
-async def test_what_a_transaction_holds_is_free_to_it(client):
+async def test_resources_of_the_own_transaction_count_as_free(client):
     async with client.lock("own/1", transaction="t-own"):
         lock = await client.acquire_any(["own/1", "own/2"], 2, transaction="t-own")
         assert len(lock.resources) == 2
@@ -110,7 +110,7 @@ async def test_what_a_transaction_holds_is_free_to_it(client):
 
 
 @bounded
-async def test_it_is_lost_when_its_time_is_over(client):
+async def test_the_lock_is_lost_after_its_transaction_timeout(client):
     lock = await client.acquire_any(["short/1"], 1)
     with suppress(LockLost):
         await lock.extend(0.001)
@@ -120,7 +120,7 @@ async def test_it_is_lost_when_its_time_is_over(client):
 
 
 @bounded
-async def test_who_is_cancelled_takes_nothing(client, other):
+async def test_a_cancelled_call_locks_nothing(client, other):
     call = asyncio.create_task(client.acquire_any(["cancel/1"], 1))
     await asyncio.sleep(0)
     call.cancel()
@@ -131,13 +131,13 @@ async def test_who_is_cancelled_takes_nothing(client, other):
 
 
 @bounded
-async def test_a_line_that_is_too_long_is_refused_here(client):
+async def test_a_too_long_line_is_rejected_locally(client):
     with pytest.raises(RequestRejected, match="line-too-long"):
         await client.acquire_any([f"{number:05}" + "x" * 100 for number in range(10_000)], 1)
     await client.ping()
 
 
-def test_threads_take_what_is_free(genie):
+def test_threads_lock_free_resources(genie):
     with sync.connect(*genie.address) as client:
         with client.lock("threads/1"):
             lock = client.acquire_any(["threads/1", "shared:threads/2"], 2, weights=[3, 2])
@@ -151,7 +151,7 @@ def test_threads_take_what_is_free(genie):
 
 
 @bounded
-async def test_it_outlives_the_server_and_is_not_taken_twice(redis: Redis):
+async def test_the_lock_survives_a_server_restart_and_is_granted_once(redis: Redis):
     with running_server(redis) as durable:
         async with connect(*durable.address, **LONG_TIMEOUTS) as client:
             lock = await client.acquire_any(["durable/1", "durable/2"], 1, transaction_timeout=3600)
@@ -169,7 +169,7 @@ async def test_it_outlives_the_server_and_is_not_taken_twice(redis: Redis):
 
 
 @bounded
-async def test_what_was_granted_while_nobody_listened_is_told_with_what_it_took():
+async def test_a_grant_while_disconnected_is_reported_with_its_resources():
     async with fake_server() as fake, connect("127.0.0.1", fake.port) as client:
         line = await fake.accept()
         call = asyncio.create_task(client.acquire_any(["a", "shared:b"], 1))

@@ -1,4 +1,4 @@
-"""A ledger that writes expiration dates in local time."""
+"""A ledger with expiration dates in local time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_dates_are_in_the_time_zone_of_the_ledger(local: Books) -> None:
         assert abs(datetime.fromisoformat(str(written)).replace(tzinfo=UTC) - datetime.now(UTC)) < timedelta(minutes=5)
 
 
-async def test_a_date_that_is_moved_counts(local: Books) -> None:
+async def test_a_moved_date_takes_effect(local: Books) -> None:
     desk = Desk()
     handler = local.handler(desk.take, ledger=of(local))
     for id in "ab":
@@ -77,7 +77,7 @@ TYPES = [("postgres", "TIMESTAMPTZ", "TIMESTAMP"), ("mariadb", "TIMESTAMP", "TIM
 
 @pytest.mark.parametrize("table", ["transfer", "transferTimeout"])
 @pytest.mark.parametrize(("kind", "type", "shown"), TYPES)
-async def test_a_column_that_holds_instants_has_no_local_times(
+async def test_a_column_with_a_time_zone_can_not_hold_local_times(
     kind: str, type: str, shown: str, table: str, new_books: New
 ) -> None:
     books = await new_books(kind)
@@ -91,7 +91,7 @@ async def test_a_column_that_holds_instants_has_no_local_times(
 
 
 @pytest.mark.parametrize("date", ["2001-02-03T04:05:06Z", "2001-02-03 09:35:06+05:30", "2001-02-03 04:05-01:00"])
-async def test_in_sqlite_a_local_date_has_no_offset(new_books: New, date: str) -> None:
+async def test_sqlite_rejects_local_dates_with_an_offset(new_books: New, date: str) -> None:
     books = await new_books("sqlite")
     await books.add_transfer("a", PAST)
     await books.run("UPDATE `transfer` SET `expirationDate` = :date", date=date)
@@ -102,7 +102,7 @@ async def test_in_sqlite_a_local_date_has_no_offset(new_books: New, date: str) -
         await handler.run_once()
 
 
-async def test_in_sqlite_a_local_date_may_have_any_other_form(new_books: New) -> None:
+async def test_sqlite_accepts_several_formats_of_local_dates(new_books: New) -> None:
     books = await new_books("sqlite")
     given: dict[str, datetime] = {}
 
@@ -132,12 +132,12 @@ NEW_YORK = Utc(ZoneInfo("America/New_York"))
         ("9999-12-31 23:59:59.000", "9999-12-31 23:59:59.999999+00:00"),
     ],
 )
-def test_nothing_expires_early_when_clocks_are_set(local: str, utc: str) -> None:
+def test_nothing_expires_early_at_a_change_of_daylight_saving_time(local: str, utc: str) -> None:
     assert NEW_YORK.process_result_value(local, sqlite.dialect()) == datetime.fromisoformat(utc)
 
 
 @pytest.mark.parametrize("utc", ["2025-11-02 06:30:00+00:00", "2025-07-01 16:00:00+00:00", "0001-01-01 00:00:00+00:00"])
-def test_what_is_written_is_read_again(utc: str) -> None:
+def test_conversion_to_local_time_and_back(utc: str) -> None:
     at, dialect = datetime.fromisoformat(utc), postgresql.dialect()
     read = NEW_YORK.process_result_value(NEW_YORK.process_bind_param(at, dialect), dialect)
     assert read is not None
@@ -145,7 +145,7 @@ def test_what_is_written_is_read_again(utc: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Mars/Olympus", "", "../UTC", "+03:00", "Europe"])
-def test_a_time_zone_that_is_unknown(name: str) -> None:
+def test_an_unknown_time_zone(name: str) -> None:
     said = f"time_zone: {name!r} is not a time zone of the IANA database, such as UTC, Europe/Berlin or Etc/GMT-3"
     with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
         Ledger(time_zone=name)

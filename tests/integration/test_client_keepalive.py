@@ -1,4 +1,4 @@
-"""The clients leave a server that stops while the connection to it stands, and nobody notices but by the clock."""
+"""The clients leave a server that hangs while its TCP connection stays open."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def stop_the_leader(pair: tuple[Genie, Genie], client: Client | sync.Client) -> 
     return leader, follower
 
 
-def go_on(leader: Genie, follower: Genie) -> None:
+def resume_the_leader(leader: Genie, follower: Genie) -> None:
     leader.send(signal.SIGCONT)
     assert leader.until("leader changed")["leader"] == f"127.0.0.1:{follower.port}"
 
 
-async def test_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[Genie, Genie]) -> None:
+async def test_waiting_requests_and_locks_move_to_the_next_leader(pair: tuple[Genie, Genie]) -> None:
     servers = addresses(*pair)
     async with connect(servers, session_timeout=HOLD_S) as holder, connect(servers, session_timeout=HOLD_S) as waiter:
         async with holder.lock("a", transaction_timeout=HOLD_S, watchdog=True) as lock:
@@ -60,13 +60,13 @@ async def test_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[Ge
             await lock.extend(HOLD_S)
         granted = await waiting
         assert granted.fence > lock.fence
-        await asyncio.to_thread(go_on, leader, follower)
+        await asyncio.to_thread(resume_the_leader, leader, follower)
         await granted.release()
     assert not lock.lost.is_set()
     assert not granted.lost.is_set()
 
 
-def test_threads_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[Genie, Genie]) -> None:
+def test_threads_waiting_requests_and_locks_move_to_the_next_leader(pair: tuple[Genie, Genie]) -> None:
     servers = addresses(*pair)
     with (
         sync.connect(servers, session_timeout=HOLD_S) as holder,
@@ -81,13 +81,13 @@ def test_threads_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[
             follower.until("leadership acquired")
         granted = waiting.result()
         assert granted.fence > lock.fence
-        go_on(leader, follower)
+        resume_the_leader(leader, follower)
         granted.release()
     assert not lock.lost.is_set()
     assert not granted.lost.is_set()
 
 
-async def test_a_server_that_falls_silent_is_asked_and_then_left() -> None:
+async def test_a_silent_server_is_pinged_and_then_left() -> None:
     async with (
         asyncio.timeout(WAIT_S),
         fake_server() as first,
@@ -105,7 +105,7 @@ async def test_a_server_that_falls_silent_is_asked_and_then_left() -> None:
         assert (await waiting).id == 101
 
 
-async def test_threads_a_server_that_falls_silent_is_asked_and_then_left() -> None:
+async def test_threads_a_silent_server_is_pinged_and_then_left() -> None:
     def work() -> int:
         with client:
             return client.acquire("a").id

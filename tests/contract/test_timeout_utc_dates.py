@@ -1,4 +1,4 @@
-"""Dates are UTC, whatever the time zone of the server, of this process, and of who wrote them."""
+"""Dates are UTC, whatever the time zone of the server, of this process, and of the writer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEAR = 0.1
 
 
 @pytest.fixture(params=["Asia/Kolkata", "America/New_York"])
-def of_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def process_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("TZ", request.param)
     time.tzset()
     yield request.param
@@ -38,14 +38,14 @@ async def set_zone(books: Books, zone: str) -> None:
         assert mariadb().run("SELECT TIMESTAMPDIFF(MINUTE, UTC_TIMESTAMP, NOW())") == "330"
 
 
-async def test_an_hour_is_not_the_time_zone_of_anyone(books: Books, of_process: str) -> None:
+async def test_dates_do_not_depend_on_any_time_zone(books: Books, process_zone: str) -> None:
     given: list[ExpiredTransfer] = []
 
     def refuse(expired: list[ExpiredTransfer]) -> list[str]:
         given.extend(expired)
         return [one.transfer_id for one in expired]
 
-    await set_zone(books, of_process)
+    await set_zone(books, process_zone)
     await books.add_transfer("over", -NEAR)
     await books.add_transfer("not yet", NEAR)
     for _ in range(2):  # from what was just taken in, and from what had been
@@ -66,9 +66,9 @@ AWARE = {"postgres": "TIMESTAMPTZ", "mariadb": "TIMESTAMP"}
 
 
 @pytest.mark.parametrize("kind", AWARE)
-async def test_columns_that_have_a_time_zone(kind: str, new_books: New, of_process: str) -> None:
+async def test_columns_with_a_time_zone(kind: str, new_books: New, process_zone: str) -> None:
     books = await new_books(kind)
-    await set_zone(books, of_process)
+    await set_zone(books, process_zone)
     for table in ("transfer", "transferTimeout"):
         if kind == "postgres":
             change = "ALTER COLUMN `expirationDate` TYPE TIMESTAMPTZ USING `expirationDate` AT TIME ZONE 'UTC'"
@@ -89,7 +89,7 @@ async def test_columns_that_have_a_time_zone(kind: str, new_books: New, of_proce
     assert desk.given == [["over"], ["over"]]
 
 
-async def test_a_fraction_that_our_copy_can_not_hold_is_no_change(books: Books) -> None:
+async def test_a_fraction_that_the_copy_can_not_store_is_no_change(books: Books) -> None:
     """A copy of whole seconds is what the document has."""
     desk = Desk()
     await books.add_transfer("a", PAST)
@@ -106,7 +106,7 @@ async def test_a_fraction_that_our_copy_can_not_hold_is_no_change(books: Books) 
 
 @pytest.mark.server
 @pytest.mark.parametrize("kind", ["TIMESTAMP", "TIMESTAMPTZ"])
-async def test_dates_that_python_has_not(kind: str, new_books: New) -> None:
+async def test_dates_outside_of_the_range_of_python(kind: str, new_books: New) -> None:
     """In PostgreSQL; with them one transfer would keep all others from being found."""
     books = await new_books("postgres")
     for table in ("transfer", "transferTimeout"):
@@ -136,7 +136,7 @@ FORMS = {
 }
 
 
-async def test_in_sqlite_dates_may_have_any_form(new_books: New) -> None:
+async def test_sqlite_accepts_several_date_formats(new_books: New) -> None:
     books = await new_books("sqlite")
     given: dict[str, datetime] = {}
 
@@ -156,7 +156,7 @@ async def test_in_sqlite_dates_may_have_any_form(new_books: New) -> None:
 
 
 @pytest.mark.parametrize("date", ["soon", "2001-02-03 25:00", "", 1_700_000_000_000])
-async def test_in_sqlite_a_date_may_be_none(new_books: New, date: object) -> None:
+async def test_sqlite_rejects_invalid_dates(new_books: New, date: object) -> None:
     books = await new_books("sqlite")
     await books.add_transfer("a", PAST)
     await books.run("UPDATE `transfer` SET `expirationDate` = :date", date=date)

@@ -1,4 +1,4 @@
-"""What transactions of the ledger commit late, with numbers below the segment, is found; in SQLite there is no such thing."""
+"""Late commits of the ledger, below the segment, are found. SQLite has none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ async def books(request: pytest.FixtureRequest, new_books: New) -> Books:
     return await new_books(request.param)
 
 
-async def test_what_is_committed_below_the_segment_is_found(books: Books) -> None:
+async def test_commits_below_the_segment_are_found(books: Books) -> None:
     """Expired, to be expired, and final: a transaction that is open over two runs."""
     desk = Desk()
     handler = books.handler(desk.take)
@@ -38,7 +38,7 @@ async def test_what_is_committed_below_the_segment_is_found(books: Books) -> Non
     assert len(desk.given) == 3
 
 
-async def test_what_is_committed_late_makes_an_older_change_the_last_no_more(books: Books) -> None:
+async def test_a_late_commit_can_supersede_an_older_change(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", FUTURE)
@@ -51,7 +51,7 @@ async def test_what_is_committed_late_makes_an_older_change_the_last_no_more(boo
     assert desk.ids == ["a"], "its last change is the one with the greatest number"
 
 
-async def test_a_run_that_failed_does_not_forget_what_is_open(books: Books) -> None:
+async def test_a_failed_run_keeps_the_recheck_windows(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     async with books.transaction() as late:
@@ -67,7 +67,7 @@ async def test_a_run_that_failed_does_not_forget_what_is_open(books: Books) -> N
     assert desk.given == [["late"]] * 3
 
 
-async def test_two_open_transactions_of_one_interval(books: Books) -> None:
+async def test_two_open_transactions_in_one_recheck_window(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     async with books.transaction() as second:
@@ -82,7 +82,7 @@ async def test_two_open_transactions_of_one_interval(books: Books) -> None:
     assert desk.given == [["first"], ["second"]]
 
 
-async def test_no_transaction_is_open_for_longer_than_the_setting(books: Books) -> None:
+async def test_transactions_longer_than_the_setting_are_not_rechecked(books: Books) -> None:
     """With 0 an interval is looked at once more, by the next run, and then forgotten."""
     desk = Desk()
     handler = books.handler(desk.take, longest_transaction=0)
@@ -102,7 +102,7 @@ async def test_no_transaction_is_open_for_longer_than_the_setting(books: Books) 
     assert desk.ids == ["late", "missed"], "and that is how one makes up for it"
 
 
-async def test_intervals_are_forgotten_when_their_time_is_over(books: Books) -> None:
+async def test_recheck_windows_are_removed_after_their_time(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take, longest_transaction=3_600, batch=2)
     for number in range(6):

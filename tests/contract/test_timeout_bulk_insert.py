@@ -1,4 +1,4 @@
-"""Many rows at once, past SQLAlchemy: they arrive as they are."""
+"""Bulk inserts that bypass SQLAlchemy: values arrive unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = "'; -- % %s ? \\' \\ \" \n \t :x é"
 WHEN = datetime(2026, 1, 31, 12, 0, 0, 125_000, UTC)
 
 
-async def test_any_text_is_added_as_it_is(books: Books) -> None:
+async def test_any_text_is_inserted_unchanged(books: Books) -> None:
     transfer = Ledger().tables.transfer
     async with open_ledger(books.url, Ledger()) as database:
         for mode in ("", "NO_BACKSLASH_ESCAPES") if books.kind == "mariadb" else ("",):

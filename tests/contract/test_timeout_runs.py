@@ -1,4 +1,4 @@
-"""What a run finds and hands over, and what it leaves behind, in each kind of database."""
+"""Runs of the handler in each kind of database: what they find, deliver and store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ledgers import FUTURE, PAST, Books, Desk, New, catch_up
 from servers import WAIT_S
 
 
-async def test_with_no_segment_it_begins_at_the_beginning(books: Books) -> None:
+async def test_without_a_segment_the_scan_starts_at_the_first_row(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     empty = await handler.run_once()
@@ -34,7 +34,7 @@ async def test_with_no_segment_it_begins_at_the_beginning(books: Books) -> None:
     assert len(desk.given) == 1
 
 
-async def test_what_is_handed_over_is_the_transfer_as_it_is(books: Books) -> None:
+async def test_the_callback_gets_all_fields_of_the_transfer(books: Books) -> None:
     given: list[ExpiredTransfer] = []
     await books.add_transfer("a", PAST, "RECEIVED_PREPARE", "RESERVED")
     await books.run("UPDATE `transfer` SET `expirationDate` = '2001-02-03 04:05:06'")
@@ -42,7 +42,7 @@ async def test_what_is_handed_over_is_the_transfer_as_it_is(books: Books) -> Non
     assert given == [ExpiredTransfer("a", datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC), "RESERVED")]
 
 
-async def test_the_same_interval_again_changes_nothing(books: Books) -> None:
+async def test_scanning_the_same_interval_again_changes_nothing(books: Books) -> None:
     desk = Desk()
     for number in range(6):
         await books.add_transfer(f"{number}", PAST if number % 2 else FUTURE)
@@ -60,7 +60,7 @@ async def test_the_same_interval_again_changes_nothing(books: Books) -> None:
     assert sorted(desk.ids) == ["1", "3", "5"]
 
 
-async def test_what_becomes_final_between_two_runs_is_never_handed_over(books: Books) -> None:
+async def test_transfers_final_between_two_runs_are_never_delivered(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("waits", FUTURE)
@@ -74,7 +74,7 @@ async def test_what_becomes_final_between_two_runs_is_never_handed_over(books: B
     assert (desk.ids, await books.kept()) == (["waits"], {"waits": True})
 
 
-async def test_what_became_final_beyond_the_interval_is_not_handed_over(books: Books) -> None:
+async def test_transfers_final_beyond_the_interval_are_not_delivered(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take, batch=2)
     for id in "ab":
@@ -89,7 +89,7 @@ async def test_what_became_final_beyond_the_interval_is_not_handed_over(books: B
     assert await books.kept() == {"b": True, "c": False}
 
 
-async def test_a_backlog_of_expired_transfers_is_handed_over_in_batches(books: Books) -> None:
+async def test_a_backlog_of_expired_transfers_is_delivered_in_batches(books: Books) -> None:
     desk = Desk()
     for number in range(7):
         await books.add_transfer(f"{number}", FUTURE + number)
@@ -101,7 +101,7 @@ async def test_a_backlog_of_expired_transfers_is_handed_over_in_batches(books: B
     assert [run.lagging for run in runs] == [True, True, False]
 
 
-async def test_it_is_behind_while_what_was_due_has_to_be_cleaned_up(books: Books) -> None:
+async def test_it_reports_a_backlog_while_rows_remain_to_be_removed(books: Books) -> None:
     desk = Desk()
     for number in range(5):
         await books.add_transfer(f"{number}", FUTURE)
@@ -120,7 +120,7 @@ async def test_it_is_behind_while_what_was_due_has_to_be_cleaned_up(books: Books
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_a_date_that_is_moved_counts(books: Books, restart: bool) -> None:
+async def test_a_moved_date_takes_effect(books: Books, restart: bool) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("later", 0.5)
@@ -136,7 +136,7 @@ async def test_a_date_that_is_moved_counts(books: Books, restart: bool) -> None:
     assert [(id, str(date)[:19]) for id, date in ours] == [(id, str(date)[:19]) for id, date in theirs]
 
 
-async def test_a_date_that_was_due_and_is_moved_is_not_due(books: Books) -> None:
+async def test_an_expired_transfer_whose_date_is_moved_is_not_delivered(books: Books) -> None:
     desk = Desk()
     desk.refused = {"a"}
     handler = books.handler(desk.take)
@@ -150,7 +150,7 @@ async def test_a_date_that_was_due_and_is_moved_is_not_due(books: Books) -> None
     assert desk.given == [["a"], ["a"]]
 
 
-async def test_only_what_was_refused_comes_again(books: Books) -> None:
+async def test_only_rejected_transfers_are_delivered_again(books: Books) -> None:
     desk = Desk()
     desk.refused = {"b"}
     handler = books.handler(desk.take)
@@ -167,7 +167,7 @@ async def test_only_what_was_refused_comes_again(books: Books) -> None:
     assert [sorted(ids) for ids in desk.given] == [["a", "b", "c"], ["b"], ["b"]]
 
 
-async def test_what_is_refused_again_and_again_does_not_keep_the_rest_waiting(books: Books) -> None:
+async def test_repeatedly_rejected_transfers_do_not_block_the_others(books: Books) -> None:
     """Though there is more of it than a run hands over; and it has its turn again."""
     desk = Desk()
     handler = books.handler(desk.take, batch=3)
@@ -187,7 +187,7 @@ async def test_what_is_refused_again_and_again_does_not_keep_the_rest_waiting(bo
 
 
 @pytest.mark.server
-async def test_a_date_that_is_taken_away_does_not_keep_the_rest_waiting(new_books: New) -> None:
+async def test_a_removed_date_does_not_block_the_others(new_books: New) -> None:
     for kind, change in (
         ("postgres", "ALTER COLUMN `expirationDate` DROP NOT NULL"),
         ("mariadb", "MODIFY `expirationDate` DATETIME"),
@@ -208,7 +208,7 @@ async def test_a_date_that_is_taken_away_does_not_keep_the_rest_waiting(new_book
 
 
 @pytest.mark.server
-async def test_what_is_due_and_can_not_be_handed_over_does_not_make_it_run_at_once(new_books: New) -> None:
+async def test_undeliverable_transfers_do_not_cause_an_immediate_run(new_books: New) -> None:
     """To MariaDB 'reserved' is RESERVED; states count as they are written."""
     books = await new_books("mariadb")
     desk = Desk()
@@ -227,7 +227,7 @@ async def test_what_is_due_and_can_not_be_handed_over_does_not_make_it_run_at_on
     assert desk.ids == ["2"]
 
 
-async def test_a_handler_that_raises_changes_nothing(books: Books) -> None:
+async def test_a_callback_that_raises_rolls_back_the_run(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", FUTURE)
@@ -248,7 +248,7 @@ async def test_a_handler_that_raises_changes_nothing(books: Books) -> None:
     assert desk.given == [["a", "b"]] * 3
 
 
-async def test_an_error_of_the_handler_comes_out_as_it_is(books: Books) -> None:
+async def test_an_error_of_the_callback_is_propagated(books: Books) -> None:
     await books.add_transfer("a", PAST)
     for error in (OSError("its own file"), TimeoutError("its own time"), ValueError("its own value")):
         desk = Desk()
@@ -257,7 +257,7 @@ async def test_an_error_of_the_handler_comes_out_as_it_is(books: Books) -> None:
             await books.handler(desk.take).run_once()
 
 
-async def test_a_plain_function_an_async_one_and_one_that_returns_what_is_awaited_will_do(books: Books) -> None:
+async def test_callbacks_may_be_sync_async_or_return_an_awaitable(books: Books) -> None:
     await books.add_transfer("a", PAST)
     given: list[str] = []
 
@@ -280,7 +280,7 @@ async def test_a_plain_function_an_async_one_and_one_that_returns_what_is_awaite
     assert given == ["plain", "called", "awaited"]
 
 
-async def test_who_deals_with_them_can_write_to_the_ledger(books: Books) -> None:
+async def test_the_callback_can_write_to_the_ledger(books: Books) -> None:
     """Also where there is only one writer at a time; and the next run cleans up behind it."""
     desk = Desk()
 
@@ -303,7 +303,7 @@ async def test_who_deals_with_them_can_write_to_the_ledger(books: Books) -> None
     assert desk.given[1:] == [["b"]], "it has been final in between"
 
 
-async def test_the_list_is_the_handlers_own(books: Books) -> None:
+async def test_the_callback_may_change_its_list(books: Books) -> None:
     """It may take from it what it has seen."""
     for id in "abc":
         await books.add_transfer(id, PAST)
@@ -320,7 +320,7 @@ async def test_the_list_is_the_handlers_own(books: Books) -> None:
     assert await books.kept() == {"a": True, "b": False, "c": True}
 
 
-async def test_what_a_handler_must_not_return(books: Books) -> None:
+async def test_invalid_results_of_the_callback(books: Books) -> None:
     await books.add_transfer("a", PAST)
     before = await books.ours()
     none_or_ids = "on_expired must return None or the ids that it rejects, not "
@@ -345,7 +345,7 @@ async def test_what_a_handler_must_not_return(books: Books) -> None:
     )
 
 
-async def test_states_are_settings(books: Books) -> None:
+async def test_the_states_are_configurable(books: Books) -> None:
     desk = Desk()
     ledger = Ledger(processing_states=["OPEN", "HALF"], final_states=["SHUT"])
     for id, *states in (("a", "OPEN"), ("b", "OPEN", "SHUT"), ("c", "RESERVED"), ("d", "SHUT", "HALF")):
@@ -354,7 +354,7 @@ async def test_states_are_settings(books: Books) -> None:
     assert (sorted(desk.ids), await books.kept()) == (["a", "d"], {"a": True, "d": True})
 
 
-async def test_in_an_unknown_state_it_is_neither_handed_over_nor_forgotten(books: Books) -> None:
+async def test_a_transfer_in_an_unknown_state_is_neither_delivered_nor_removed(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", FUTURE)

@@ -1,4 +1,4 @@
-"""The clients look for the leader: nodes that don't lead, and may know who does."""
+"""The clients find the leader: redirects by followers, and servers that reject them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def addresses(*nodes: Fake | Genie) -> list[str]:
     return [f"127.0.0.1:{node.port}" for node in nodes]
 
 
-async def test_a_leader_that_is_named_is_found_though_nobody_listed_it(nodes, genie):
+async def test_a_redirect_to_an_unlisted_leader_is_followed(nodes, genie):
     nodes[0].refusal = follower(nodes[1])
     nodes[1].refusal = follower(genie)
     async with connect(addresses(nodes[0])) as client, client.lock("named"):
@@ -44,7 +44,7 @@ async def test_a_leader_that_is_named_is_found_though_nobody_listed_it(nodes, ge
     assert nodes[1].lines.qsize() == 1
 
 
-async def test_threads_a_leader_that_is_named_is_found_though_nobody_listed_it(nodes, genie):
+async def test_threads_a_redirect_to_an_unlisted_leader_is_followed(nodes, genie):
     def work() -> None:
         with sync.connect(addresses(nodes[0])) as client, client.lock("named"):
             client.ping()
@@ -55,13 +55,13 @@ async def test_threads_a_leader_that_is_named_is_found_though_nobody_listed_it(n
     assert nodes[1].lines.qsize() == 1
 
 
-async def test_without_a_name_the_next_address_is_tried(nodes, genie):
+async def test_without_a_named_leader_the_next_address_is_tried(nodes, genie):
     async with connect(addresses(*nodes, genie)) as client:
         await client.ping()
     assert [node.lines.qsize() for node in nodes] == [1, 1, 1]
 
 
-async def test_entering_waits_for_a_failover_to_end(nodes):
+async def test_the_first_connection_waits_for_a_failover(nodes):
     entering = asyncio.create_task(connect([*addresses(*nodes), f"127.0.0.1:{free_port()}"]).__aenter__())
     for _ in range(2):
         await nodes[2].accept()
@@ -70,7 +70,7 @@ async def test_entering_waits_for_a_failover_to_end(nodes):
     await client.close()
 
 
-async def test_threads_entering_waits_for_a_failover_to_end(nodes):
+async def test_threads_the_first_connection_waits_for_a_failover(nodes):
     def work() -> None:
         with sync.connect([*addresses(*nodes), f"127.0.0.1:{free_port()}"]):
             pass
@@ -83,9 +83,7 @@ async def test_threads_entering_waits_for_a_failover_to_end(nodes):
 
 
 @pytest.mark.parametrize("threads", [False, True])
-async def test_entering_does_not_wait_for_ever_and_two_that_name_each_other_are_not_pestered(
-    nodes, threads, monkeypatch
-):
+async def test_the_first_connection_is_bounded_and_a_redirect_loop_has_a_backoff(nodes, threads, monkeypatch):
     first, second, third = nodes
     first.refusal, second.refusal = follower(second), follower(first)
 
@@ -107,7 +105,7 @@ async def test_entering_does_not_wait_for_ever_and_two_that_name_each_other_are_
     assert max(tried) > 1
 
 
-async def test_an_attempt_that_is_broken_off_is_not_the_reason(nodes, monkeypatch):
+async def test_a_cancelled_attempt_does_not_replace_the_reported_reason(nodes, monkeypatch):
     client = connect(addresses(nodes[0]), connect_timeout=LONG_S)
     client._connection._servers.attempt_timeout = WAIT_S
     entering = asyncio.create_task(client.__aenter__())
@@ -119,14 +117,14 @@ async def test_an_attempt_that_is_broken_off_is_not_the_reason(nodes, monkeypatc
         await entering
 
 
-async def test_entering_ends_at_once_where_nobody_answers():
+async def test_the_first_connection_fails_at_once_if_no_server_responds():
     ports = [free_port(), free_port()]
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(Unavailable, match="no server at"):
             await connect([f"127.0.0.1:{port}" for port in ports], connect_timeout=3600).__aenter__()
 
 
-async def test_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
+async def test_a_server_that_does_not_reply_to_hello_is_skipped(nodes, genie):
     nodes[0].silent = True
     client = connect(addresses(nodes[0], genie), connect_timeout=LONG_S)
     shorten_first_attempt(client._connection._servers)
@@ -135,7 +133,7 @@ async def test_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
         await (await nodes[0].accept()).rest()
 
 
-async def test_threads_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
+async def test_threads_a_server_that_does_not_reply_to_hello_is_skipped(nodes, genie):
     def work() -> None:
         client = sync.connect(addresses(nodes[0], genie), connect_timeout=LONG_S)
         shorten_first_attempt(client._connection.aio._servers)
@@ -151,7 +149,7 @@ async def test_threads_a_server_that_does_not_answer_hello_is_passed_by(nodes, g
     await task
 
 
-async def test_threads_one_thread_reconnects_however_often_it_is_refused(nodes):
+async def test_threads_one_background_thread_makes_all_attempts(nodes):
     def work() -> None:
         with sync.connect(addresses(*nodes)):
             loop.call_soon_threadsafe(entered.set)
@@ -176,7 +174,7 @@ async def test_threads_one_thread_reconnects_however_often_it_is_refused(nodes):
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_the_next_leader_goes_on_with_the_session(nodes, named):
+async def test_the_next_leader_resumes_the_session(nodes, named):
     first, second, _ = nodes
     first.refusal = None
     async with connect(addresses(*nodes)) as client:
@@ -193,7 +191,7 @@ async def test_the_next_leader_goes_on_with_the_session(nodes, named):
 
 
 @pytest.mark.parametrize("name", ["ping", "inspect"])
-async def test_a_call_that_a_node_refuses_as_it_steps_down_raises_unavailable_and_the_next_goes_elsewhere(nodes, name):
+async def test_a_call_rejected_by_a_leader_that_steps_down_raises_unavailable(nodes, name):
     first, second, _ = nodes
     first.refusal = second.refusal = None
     async with connect(addresses(first, second)) as client:
@@ -210,7 +208,7 @@ async def test_a_call_that_a_node_refuses_as_it_steps_down_raises_unavailable_an
         await call
 
 
-async def test_threads_the_next_leader_goes_on_with_the_session(nodes):
+async def test_threads_the_next_leader_resumes_the_session(nodes):
     first, second, _ = nodes
     first.refusal = None
 
@@ -255,7 +253,7 @@ class TestFinalErrors:
         line.say(PONG)
         await working
 
-    async def test_of_one_server_do_not_fail_calls_that_wait_for_another(self, nodes):
+    async def test_of_one_server_do_not_fail_calls_that_another_may_serve(self, nodes):
         first, second, _ = nodes
         first.refusal = None
         async with connect(addresses(first, second), connect_timeout=WAIT_S) as client:
@@ -270,7 +268,7 @@ class TestFinalErrors:
             await (await second.accept()).grant()
             assert (await waiting).id == 101
 
-    async def test_of_one_server_are_named_when_no_other_one_accepts(self, nodes):
+    async def test_of_one_server_are_reported_if_no_other_one_is_available(self, nodes):
         first, second, _ = nodes
         first.refusal = error("unauthorized", "hello carried no token")
         with pytest.raises(Unavailable, match="unauthorized: hello carried no token"):

@@ -1,4 +1,4 @@
-"""Many handlers, one at work: by a lock of the database, or by Genie's and its fences."""
+"""Mutual exclusion of handlers: by a database lock, or by a lock of Genie with fencing tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def fences(books: Books) -> list[int | None]:
 # -- by a lock of the database ---------------------------------------------------------------------------------
 
 
-async def test_overlapping_runs_do_the_work_once(books: Books) -> None:
+async def test_overlapping_runs_do_the_work_only_once(books: Books) -> None:
     desk, other_desk = Desk(), Desk()
     handler, other = books.handler(desk.take), books.handler(other_desk.take)
     await books.add_transfer("a", PAST)
@@ -55,7 +55,7 @@ async def test_overlapping_runs_do_the_work_once(books: Books) -> None:
     assert run == TimeoutRun(interval=(1, 1), cleaned=0, inserted=0, expired=0, rejected=0, lagging=False)
 
 
-async def test_the_turn_is_given_back_whatever_happened(books: Books) -> None:
+async def test_the_lock_is_released_after_any_outcome(books: Books) -> None:
     desk = Desk()
     handler, other = books.handler(desk.take), books.handler(desk.take)
     await books.add_transfer("a", PAST)
@@ -80,7 +80,7 @@ async def test_the_turn_is_given_back_whatever_happened(books: Books) -> None:
     assert desk.given == [["a"]] * 3
 
 
-async def test_many_at_once_hand_everything_over_once(books: Books) -> None:
+async def test_many_concurrent_runs_deliver_everything_once(books: Books) -> None:
     desk = Desk()
     for number in range(10):
         await books.add_transfer(f"{number}", PAST)
@@ -105,7 +105,7 @@ asyncio.run(main())
 """
 
 
-async def test_another_process_is_kept_apart_too(books: Books) -> None:
+async def test_the_lock_excludes_another_process(books: Books) -> None:
     desk = Desk()
     await books.add_transfer("a", PAST)
     pipe = asyncio.subprocess.PIPE
@@ -136,7 +136,7 @@ async def test_another_process_is_kept_apart_too(books: Books) -> None:
 # -- by Genie's ------------------------------------------------------------------------------------------------
 
 
-async def test_a_run_holds_the_lock_and_keeps_its_fence(books: Books, clients: tuple[Client, Client]) -> None:
+async def test_a_run_holds_the_lock_and_stores_its_fencing_token(books: Books, clients: tuple[Client, Client]) -> None:
     desk, other_desk = Desk(), Desk()
     handler = books.handler(desk.take, client=clients[0], name="test")
     other = books.handler(other_desk.take, client=clients[1], name="test")
@@ -170,18 +170,18 @@ async def test_handlers_of_other_names_do_not_wait(books: Books, clients: tuple[
         assert await books.handler(Desk().take, client=clients[1]).run_once() is None
 
 
-async def test_a_run_that_lost_its_lock_changes_nothing(books: Books, clients: tuple[Client, Client]) -> None:
+async def test_a_run_that_has_lost_its_lock_changes_nothing(books: Books, clients: tuple[Client, Client]) -> None:
     desk = Desk()
     handler = books.handler(desk.take, client=clients[0], name="test")
     await books.add_transfer("a", PAST)
     before = await books.ours()
 
-    async def take_away(_ids: list[str]) -> None:
+    async def release_the_lock(_ids: list[str]) -> None:
         (holder,) = (await clients[1].inspect(resource=RESOURCE)).holders
         await clients[1].release(holder.id)
         await asyncio.Event().wait()
 
-    desk.meanwhile = take_away
+    desk.meanwhile = release_the_lock
     with pytest.raises(LockLost) as lost:
         await handler.run_once()
     assert "\n" not in str(lost.value)
@@ -192,7 +192,7 @@ async def test_a_run_that_lost_its_lock_changes_nothing(books: Books, clients: t
 
 
 @pytest.mark.parametrize("another", [False, True])
-async def test_one_that_does_not_stop_when_its_lock_is_lost_changes_nothing(
+async def test_a_run_that_ignores_the_loss_of_its_lock_changes_nothing(
     books: Books, clients: tuple[Client, Client], another: bool
 ) -> None:
     """Also if it takes no notice, and whether or not another has done the work meanwhile."""
@@ -201,14 +201,14 @@ async def test_one_that_does_not_stop_when_its_lock_is_lost_changes_nothing(
     found: list[dict[str, list[tuple[object, ...]]]] = []
 
     async def stubborn(_expired: list[ExpiredTransfer]) -> None:
-        async def go_on() -> None:
+        async def keep_running() -> None:
             (holder,) = (await clients[1].inspect(resource=RESOURCE)).holders
             await clients[1].release(holder.id)
             if another:
                 assert await other.run_once() is not None
             found.append(await books.ours())
 
-        task = asyncio.create_task(go_on())
+        task = asyncio.create_task(keep_running())
         while not task.done():
             try:
                 await asyncio.shield(task)
@@ -224,24 +224,22 @@ async def test_one_that_does_not_stop_when_its_lock_is_lost_changes_nothing(
     assert other_desk.ids == (["a"] if another else [])
 
 
-async def test_an_error_of_its_own_locks_is_not_taken_for_the_turns(
-    books: Books, clients: tuple[Client, Client]
-) -> None:
+async def test_an_error_of_the_callbacks_own_locks_is_propagated(books: Books, clients: tuple[Client, Client]) -> None:
     """Who deals with expired transfers may use Genie, too."""
 
-    async def wait_in_vain(_expired: list[ExpiredTransfer]) -> None:
+    async def time_out_on_a_lock(_expired: list[ExpiredTransfer]) -> None:
         async with clients[1].lock("accounts/7"):
             await clients[0].acquire("accounts/7", queue_timeout=0)
 
     await books.add_transfer("a", PAST)
     before = await books.ours()
     with pytest.raises(QueueTimeout, match="accounts/7"):
-        await books.handler(wait_in_vain, client=clients[0], name="test").run_once()
+        await books.handler(time_out_on_a_lock, client=clients[0], name="test").run_once()
     assert await books.ours() == before
 
 
 @pytest.mark.server
-async def test_what_is_written_is_told_although_the_lock_server_has_gone(books: Books) -> None:
+async def test_a_committed_run_is_reported_although_the_lock_server_has_stopped(books: Books) -> None:
     desk = Desk()
     await books.add_transfer("a", PAST)
     with running_server() as server:
@@ -257,7 +255,7 @@ async def test_what_is_written_is_told_although_the_lock_server_has_gone(books: 
     assert (run.expired, await books.kept()) == (1, {"a": True})
 
 
-async def test_a_lock_that_is_lost_while_the_run_is_committed_changes_nothing_about_it(
+async def test_the_loss_of_the_lock_during_the_commit_is_ignored(
     books: Books, clients: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is written is told: a LockLost would say that nothing was."""
@@ -286,7 +284,7 @@ async def test_a_lock_that_is_lost_while_the_run_is_committed_changes_nothing_ab
 
 
 @pytest.mark.server
-async def test_the_connection_of_the_turn_may_be_silent_for_long(new_books: New) -> None:
+async def test_the_connection_that_holds_the_lock_may_be_idle_for_long(new_books: New) -> None:
     books = await new_books("mariadb")
     desk = Desk()
     await books.add_transfer("a", PAST)
@@ -302,7 +300,7 @@ async def test_the_connection_of_the_turn_may_be_silent_for_long(new_books: New)
         await books.run(f"SET GLOBAL wait_timeout = {usual}")
 
 
-async def test_a_commit_comes_to_its_end_however_often_the_run_is_cancelled(
+async def test_a_commit_completes_however_often_the_run_is_cancelled(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before that nobody else has the turn."""
@@ -337,7 +335,7 @@ async def test_a_commit_comes_to_its_end_however_often_the_run_is_cancelled(
     assert await books.kept() == {"a": True}
 
 
-async def test_the_first_runs_of_a_handler_at_the_same_time(books: Books) -> None:
+async def test_concurrent_first_runs_of_a_handler(books: Books) -> None:
     """One opens it, and the connections are enough for that."""
     desk = Desk()
     await books.add_transfer("a", PAST)
@@ -347,7 +345,7 @@ async def test_the_first_runs_of_a_handler_at_the_same_time(books: Books) -> Non
     assert desk.ids == ["a"]
 
 
-async def test_a_stalled_run_can_not_write_after_another(books: Books) -> None:
+async def test_a_stalled_run_can_not_write_after_a_later_run(books: Books) -> None:
     """It has looked with fence 5 and is behind the other, whether or not that one has moved the segment."""
     stalled, other = books.handler(Desk().take), books.handler(Desk().take)
     await books.add_transfer("ends", FUTURE)

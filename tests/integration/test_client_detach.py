@@ -1,4 +1,4 @@
-"""A lock that one client acquires, detaches, and another one extends and releases."""
+"""Detached locks: one client acquires and detaches, another one extends and releases."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def until_down(connection: SyncConnection) -> None:
 
 
 class TestWithAsyncio:
-    async def test_is_kept_when_the_first_client_was_cut_off_for_longer_than_its_hold(self, first_way, second, third):
+    async def test_stays_held_while_the_first_client_is_disconnected_for_longer_than_its_timeout(
+        self, first_way, second, third
+    ):
         async with connect("127.0.0.1", first_way.port, **LONG_TIMEOUTS) as first:
             link = first._connection
             lock = await first.acquire("handover/cut", transaction_timeout=60)
@@ -63,7 +65,7 @@ class TestWithAsyncio:
         assert await second.release(lock.id) == "success"
         await (await third.acquire("handover/cut")).release()
 
-    async def test_is_kept_when_the_block_is_left_and_the_client_is_closed(self, genie, second, third):
+    async def test_stays_held_when_the_block_ends_and_the_client_is_closed(self, genie, second, third):
         async with connect(*genie.address) as first:
             async with first.lock("handover/block", transaction_timeout=60, watchdog=True) as lock:
                 await second.extend(lock.detach(), 3600)
@@ -79,7 +81,7 @@ class TestWithAsyncio:
                 await first.ping()
             assert not lock.lost.is_set()
 
-    async def test_is_extended_and_released_by_its_id_only(self, genie):
+    async def test_can_be_extended_and_released_only_by_its_id(self, genie):
         async with asyncio.timeout(WAIT_S), connect(*genie.address) as first:
             lock = await first.acquire("handover/id")
             assert lock.detach() == lock.detach() == lock.id
@@ -91,7 +93,7 @@ class TestWithAsyncio:
             await first.extend(lock.id, 5)
             assert await first.release(lock.id) == "success"
 
-    async def test_while_an_extension_of_the_lock_waits_for_a_connection_raises_runtime_error(self, first_way):
+    async def test_while_an_extension_waits_for_a_connection_makes_it_raise_runtime_error(self, first_way):
         async with connect("127.0.0.1", first_way.port, **LONG_TIMEOUTS) as first:
             lock = await first.acquire("handover/waits")
             handler = first._connection._handler
@@ -105,7 +107,7 @@ class TestWithAsyncio:
                 await extending
             await first.release(lock.id)
 
-    async def test_is_refused_for_a_lock_that_ends_with_its_client_or_has_ended(self, genie):
+    async def test_is_rejected_for_a_lock_bound_to_the_session_or_an_ended_one(self, genie):
         async with asyncio.timeout(WAIT_S), connect(*genie.address) as first:
             async with first.lock("handover/bound", on_disconnect="release") as lock:
                 with pytest.raises(ValueError, match="on_disconnect"):
@@ -120,7 +122,9 @@ class TestWithAsyncio:
 
 
 class TestWithThreads:
-    async def test_is_kept_when_the_first_client_was_cut_off_for_longer_than_its_hold(self, first_way, second, third):
+    async def test_stays_held_while_the_first_client_is_disconnected_for_longer_than_its_timeout(
+        self, first_way, second, third
+    ):
         first = sync.connect("127.0.0.1", first_way.port, **LONG_TIMEOUTS)
         await asyncio.to_thread(first.__enter__)
         link = first._connection
@@ -139,7 +143,7 @@ class TestWithThreads:
         assert await second.release(lock.id) == "success"
         await (await third.acquire("handover/s/cut")).release()
 
-    def test_is_kept_when_the_block_is_left_and_the_client_is_closed(self, genie):
+    def test_stays_held_when_the_block_ends_and_the_client_is_closed(self, genie):
         with sync.connect(*genie.address) as second:
             with sync.connect(*genie.address) as first:
                 with first.lock("handover/s/block", transaction_timeout=60, watchdog=True) as lock:
@@ -157,7 +161,7 @@ class TestWithThreads:
                     first.ping()
             assert not lock.lost.is_set()
 
-    def test_is_extended_and_released_by_its_id_only(self, genie):
+    def test_can_be_extended_and_released_only_by_its_id(self, genie):
         with sync.connect(*genie.address) as first:
             lock = first.acquire("handover/s/id")
             assert lock.detach() == lock.detach() == lock.id
@@ -169,7 +173,7 @@ class TestWithThreads:
             first.extend(lock.id, 5)
             assert first.release(lock.id) == "success"
 
-    async def test_while_an_extension_of_the_lock_waits_for_a_connection_raises_runtime_error(self, first_way):
+    async def test_while_an_extension_waits_for_a_connection_makes_it_raise_runtime_error(self, first_way):
         first = sync.connect("127.0.0.1", first_way.port, **LONG_TIMEOUTS)
         await asyncio.to_thread(first.__enter__)
         link = first._connection
@@ -193,7 +197,7 @@ class TestWithThreads:
         await asyncio.to_thread(first.release, lock.id)
         await asyncio.to_thread(first.close)
 
-    def test_is_refused_for_a_lock_that_ends_with_its_client_or_has_ended(self, genie):
+    def test_is_rejected_for_a_lock_bound_to_the_session_or_an_ended_one(self, genie):
         with sync.connect(*genie.address) as first:
             with first.lock("handover/s/bound", on_disconnect="release") as lock:
                 with pytest.raises(ValueError, match="on_disconnect"):

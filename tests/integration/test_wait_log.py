@@ -1,4 +1,4 @@
-"""What the log tells of waits and deadlocks: who was in the way, and the whole cycle."""
+"""The log of slow waits with their blockers, and of deadlocks with their cycle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from servers import running_server
 from wire import Wire
 
 
-async def test_a_slow_wait_names_who_is_in_the_way() -> None:
+async def test_a_slow_wait_is_logged_with_its_blockers() -> None:
     with running_server(slow_wait=0.05) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionName="first", note="cron@host-1")
@@ -25,7 +25,7 @@ async def test_a_slow_wait_names_who_is_in_the_way() -> None:
         assert line["blockers_total"] == 2
 
 
-async def test_a_flood_of_slow_waits_is_a_few_lines() -> None:
+async def test_a_flood_of_slow_waits_is_summarized() -> None:
     with running_server(slow_wait=0.05) as genie:
         client = await Wire.connect(genie.address)
         await client.lock("exclusive:a")
@@ -38,7 +38,7 @@ async def test_a_flood_of_slow_waits_is_a_few_lines() -> None:
         assert told < 100
 
 
-async def test_who_does_not_wait_for_so_long_is_not_told_of() -> None:
+async def test_shorter_waits_are_not_logged() -> None:
     with running_server(slow_wait=1) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a")
@@ -56,7 +56,7 @@ async def test_who_does_not_wait_for_so_long_is_not_told_of() -> None:
         await client.release(short)
 
 
-async def test_it_can_be_left_out() -> None:
+async def test_the_log_of_slow_waits_can_be_disabled() -> None:
     with running_server(slow_wait=0) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionName="one")
@@ -67,7 +67,7 @@ async def test_it_can_be_left_out() -> None:
         assert not [line for line in genie.log if line["event"] == "slow wait"]
 
 
-async def test_a_deadlock_is_one_line_with_its_cycle() -> None:
+async def test_a_deadlock_is_logged_in_one_line_with_its_cycle() -> None:
     with running_server() as genie:
         client = await Wire.connect(genie.address)
         first = await client.lock("exclusive:a", transactionName="one")
