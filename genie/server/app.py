@@ -173,7 +173,7 @@ class Server:
         )
         if not default.store.durable:
             log.warning(
-                "locks are kept in memory and end with this process; set GENIE_REDIS_URL or GENIE_REDIS_HOST to keep them"
+                "locks not persistent, they end with this process", hint="set GENIE_REDIS_URL or GENIE_REDIS_HOST"
             )
 
     def _make_connection(self) -> Connection:

@@ -62,7 +62,7 @@ def test_a_wrong_setting_is_one_line(arguments: list[str], named: str) -> None:
 @pytest.mark.parametrize(("level", "connections"), [("info", []), ("debug", ["connection"])])
 async def test_memory_is_warned_about_and_a_connection_is_one_line_at_debug(level: str, connections: list[str]) -> None:
     with running_server(log_level=level) as genie:
-        genie.until("locks are kept in memory and end with this process")
+        genie.until("locks not persistent, they end with this process")
         client = await Wire.connect(genie.address)
         await client.release(await client.lock("exclusive:a"))
         await client.close()

@@ -33,7 +33,7 @@ async def test_a_flood_of_slow_waits_is_summarized() -> None:
         told = counted = 0
         while counted + told < 500:
             line = genie.until("slow wait")
-            told, counted = told + ("id" in line), counted + line.get("more", 0)
+            told, counted = told + ("id" in line), counted + line.get("count", 0)
         assert counted + told == 500
         assert told < 100
 
