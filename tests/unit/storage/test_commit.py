@@ -1,4 +1,4 @@
-"""What a commit must be followed by, and whether that is enough."""
+"""The encoding of batches, and the acknowledgements that a commit needs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from genie.storage.store import Batch
         ),
     ],
 )  # fmt: skip
-def test_a_confirmation(
+def test_missing_acknowledgements_are_described(
     replicas: int,
     fsync: bool,
     command: list[bytes] | None,
@@ -48,20 +48,20 @@ def test_a_confirmation(
 ) -> None:
     policy = AckPolicy(replicas, fsync=fsync)
     assert policy.replies == (1 if command is None else 2)
-    assert parsed(policy.command) == command
+    assert parse_command(policy.command) == command
     for reply in enough:
         assert policy.unmet(list(reply) if isinstance(reply, tuple) else reply) == ""
-    for reply, said in missing.items():
-        assert policy.unmet(list(reply) if isinstance(reply, tuple) else reply) == said
+    for reply, description in missing.items():
+        assert policy.unmet(list(reply) if isinstance(reply, tuple) else reply) == description
     assert policy.unmet(ErrorReply("ERR no")) == "ERR no"
 
 
-def parsed(command: bytes) -> list[bytes] | None:
-    """The parts of a packed command; None where there is none."""
+def parse_command(command: bytes) -> list[bytes] | None:
+    """Return the parts of an encoded command; None if it is empty."""
     reader = hiredis.Reader()
     reader.feed(command)
-    found = reader.gets()
-    return found if isinstance(found, list) else None
+    command_parts = reader.gets()
+    return command_parts if isinstance(command_parts, list) else None
 
 
 def encoder() -> BatchEncoder:
@@ -70,27 +70,27 @@ def encoder() -> BatchEncoder:
     return BatchEncoder(keyspace)
 
 
-def test_a_batch_is_one_command() -> None:
-    manager, packed = LockManager(), encoder()
+def test_a_batch_is_encoded_as_one_command() -> None:
+    manager, batch_encoder = LockManager(), encoder()
     one, other = Request(exclusive=("a",)), Request(exclusive=("b",))
     for request in (one, other):
         manager.step(request, 0)
     manager.step(Release(one.id), 0)
     head = [b"EVALSHA", _sha(_COMMIT), b"3", b"{n}:meta", b"{n}:records:7-nonce", b"{n}:log", b"7", b"nonce"]
-    parts = parsed(packed.encode(Batch({one.id: one, other.id: other, 9: None}, 10, 20, 1.5)))
+    parts = parse_command(batch_encoder.encode(Batch({one.id: one, other.id: other, 9: None}, 10, 20, 1.5)))
     assert parts is not None
     assert parts[:8] == head
     assert parts[8] == b"1 1.500 10 20"
     assert parts[10:16] == [b"2", b"1", b"", b"9", b"", b"2"]
     assert len(parts) == 17
-    following = parsed(packed.encode(Batch({}, 10, 20, 2)))
+    following = parse_command(batch_encoder.encode(Batch({}, 10, 20, 2)))
     assert following is not None
     assert following[8:] == [b"2 2.000 10 20", following[9], b"0"]
 
 
-def test_a_batch_for_another_script_is_the_same_but_for_its_name() -> None:
-    name, batch = _sha(b"another"), encoder().encode(Batch({1: None}))
-    again = with_script(batch, name)
-    assert parsed(again) == [name if part == _sha(_COMMIT) else part for part in parsed(batch) or []]
-    assert again != batch
-    assert with_script(again, name) == again
+def test_another_script_changes_only_the_sha_of_an_encoded_batch() -> None:
+    sha, batch = _sha(b"another"), encoder().encode(Batch({1: None}))
+    changed = with_script(batch, sha)
+    assert parse_command(changed) == [sha if part == _sha(_COMMIT) else part for part in parse_command(batch) or []]
+    assert changed != batch
+    assert with_script(changed, sha) == changed

@@ -1,4 +1,4 @@
-"""The election as a table: what a candidate does next, by what it has read, replicated and observed."""
+"""Decisions of a candidate: a table from what it has read, replicated and observed to its next action."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from genie.storage.store import Batch, Node, StateMachine
 
 NODE = Node(listening="here", address="own", lease_ms=3_000, boot="today", host="machine")
 RESTARTED = NODE
-"""How this node is stored from before its restart."""
+"""The stored node of this server from before its restart."""
 OTHER = Node(address="other", lease_ms=5_000)
 EPOCH = LeaderEpoch(7, "nonce", "records")
 NOW = 100.0
@@ -26,7 +26,7 @@ def meta_of(node: Node | None, *, index: int = 3) -> Meta:
 
 
 def replica_of(*read: Position, loaded: bool = True, led: Position | None = None) -> LocalReplica:
-    """A replica that has read the log by these positions, of a node that may have led up to another one."""
+    """Return a replica with the lineage `read`, of a node that, with `led`, was the leader up to that position."""
     reader = LogReader(cast("Any", None), "log")
     reader.seek(EpochHistory(((0, 0), *read)))
     prior = None if led is None else PriorLeadership(Snapshot(EpochHistory(((0, 0), led)), Batch()), led)
@@ -36,7 +36,7 @@ def replica_of(*read: Position, loaded: bool = True, led: Position | None = None
 
 
 def candidacy_of(*, confirmed: bool = True, **observed: Any) -> Candidacy:
-    """A candidate that saw its last sign of life ten seconds ago; `confirmed`: of a leader at this Redis."""
+    """Return a candidate that observed the last sign of life ten seconds ago; `confirmed`: of a leader at this Redis."""
     return Candidacy(NOW - 10, confirmed, **observed)
 
 
@@ -62,7 +62,7 @@ GRACE_S = 1.0
         (meta_of(OTHER), candidacy_of(confirmed=False), UP_TO_DATE, Decision(Action.TAIL_LOG)),
         (meta_of(RESTARTED), candidacy_of(confirmed=False), UP_TO_DATE, Decision(Action.TAIL_LOG)),
         (meta_of(OTHER), candidacy_of(), FORKED, Decision(Action.DISCARD_REPLICA)),
-        # -- Redis rolled back: its leader restores what it lacks, or else this node, a lease after it was first seen
+        # -- Redis rolled back: the leader restores the snapshot or, a lease after the rollback was observed, this node
         (meta_of(OTHER), candidacy_of(), AHEAD, Decision(Action.ACQUIRE, NOW + 5 + GRACE_S, rolled_back=True, unmoved=True)),
         (
             meta_of(OTHER),
@@ -112,13 +112,13 @@ def test_a_candidate_decides_by_what_it_has_observed(
 ) -> None:
     before = repr(candidacy)
     assert decide(meta, candidacy, replica, NODE, NOW) == decision
-    assert repr(candidacy) == before, "deciding changes nothing"
+    assert repr(candidacy) == before, "decide() has no side effects"
 
 
 @pytest.mark.parametrize(
     ("led", "read", "delay_s"),
     [
-        ((7, 4), None, 0.0),  # it has led on from what is stored
+        ((7, 4), None, 0.0),  # it has led later than the stored state
         ((7, 4), (8, 2), 1.0),  # and has replicated what a later leader committed
         (None, (7, 4), 1.0),
         (None, (7, 3), 2.0),

@@ -1,4 +1,4 @@
-"""A state is before another, behind it, or on another branch: never two of these."""
+"""Of two states either one is an ancestor of the other, or they are on a fork."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ NUMBERS = st.integers(0, 20)
 
 
 @st.composite
-def walks(draw: st.DrawFn, start: EpochHistory | None = None, epochs: int = 0) -> list[EpochHistory]:
-    """All that a namespace comes by: batches of one epoch, then another epoch from there on."""
+def lineages(draw: st.DrawFn, start: EpochHistory | None = None, epochs: int = 0) -> list[EpochHistory]:
+    """Generate the histories of a namespace, each one commit or epoch later than the one before."""
     history = start or EpochHistory()
     seen, epoch = [history], max(epochs, history.position[0])
     for committed, another in draw(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12)):
@@ -26,32 +26,32 @@ def walks(draw: st.DrawFn, start: EpochHistory | None = None, epochs: int = 0) -
     return seen
 
 
-@given(walks())
-def test_a_history_contains_its_past_and_extends_all_but_the_last(walk: list[EpochHistory]) -> None:
-    last = walk[-1]
-    for seen in walk:
-        assert last.contains(seen.position)
-        assert last.extends(seen.position) == (seen.position != last.position)
-        assert seen.contains(last.position) == (seen.position == last.position)
-        assert not seen.extends(last.position)
+@given(lineages())
+def test_a_history_contains_and_extends_its_ancestors(lineage: list[EpochHistory]) -> None:
+    last = lineage[-1]
+    for history in lineage:
+        assert last.contains(history.position)
+        assert last.extends(history.position) == (history.position != last.position)
+        assert history.contains(last.position) == (history.position == last.position)
+        assert not history.extends(last.position)
 
 
 @given(st.data())
-def test_of_two_forks_neither_contains_the_other(data: st.DataObject) -> None:
-    walk = data.draw(walks())
-    parted = walk[-1]
-    branches = [data.draw(walks(parted.advanced_to((parted.position[0] + number, 0)))) for number in (1_000, 2_000)]
-    for one, other in (branches, branches[::-1]):
-        for seen in other:
-            assert not one[-1].contains(seen.position)
-            assert not one[-1].extends(seen.position)
-        for before in walk:
+def test_after_a_fork_neither_lineage_contains_the_other(data: st.DataObject) -> None:
+    lineage = data.draw(lineages())
+    fork = lineage[-1]
+    forks = [data.draw(lineages(fork.advanced_to((fork.position[0] + number, 0)))) for number in (1_000, 2_000)]
+    for one, other in (forks, forks[::-1]):
+        for history in other:
+            assert not one[-1].contains(history.position)
+            assert not one[-1].extends(history.position)
+        for before in lineage:
             assert one[-1].extends(before.position)
 
 
-@given(walks(), st.integers(0, 9))
-def test_a_lost_commit_is_an_extension(walk: list[EpochHistory], lost: int) -> None:
-    last = walk[-1]
+@given(lineages(), st.integers(0, 9))
+def test_a_history_with_later_commits_extends_one_without(lineage: list[EpochHistory], lost: int) -> None:
+    last = lineage[-1]
     epoch, number = last.position
     further = last.advanced_to((epoch, number + lost))
     assert further.position == (epoch, number + lost)
@@ -60,13 +60,13 @@ def test_a_lost_commit_is_an_extension(walk: list[EpochHistory], lost: int) -> N
     assert further.ends[:-1] == last.ends[:-1]
 
 
-@given(walks())
-def test_a_history_is_decoded_as_encoded(walk: list[EpochHistory]) -> None:
-    assert EpochHistory(decode_ends(encode_ends(walk[-1]).encode())) == walk[-1]
+@given(lineages())
+def test_a_history_is_decoded_as_encoded(lineage: list[EpochHistory]) -> None:
+    assert EpochHistory(decode_ends(encode_ends(lineage[-1]).encode())) == lineage[-1]
 
 
 @given(st.integers(MAX_EPOCHS, 3 * MAX_EPOCHS))
-def test_the_last_epochs_are_remembered(epochs: int) -> None:
+def test_a_history_is_limited_to_the_last_epochs(epochs: int) -> None:
     history = EpochHistory()
     for epoch in range(1, epochs + 1):
         history = history.advanced_to((epoch, 0)).advanced_to((epoch, 5))
@@ -81,22 +81,20 @@ def test_an_empty_position_is_the_beginning(position: Position) -> None:
     assert decode_position(f"{position[0]}-{position[1]}".encode()) == position
 
 
-def test_epochs_without_a_commit_do_not_count() -> None:
-    known = EpochHistory(((0, 0), (1, 7), (2, 3)))
+def test_epochs_without_a_commit_are_ignored() -> None:
+    own = EpochHistory(((0, 0), (1, 7), (2, 3)))
     assert EpochHistory(((0, 0), (1, 7), (4, 0), (5, 0))).last_committed == (1, 7)
     assert EpochHistory(((0, 0), (3, 0))).last_committed == (0, 0)
-    assert known.has_commits_beyond(EpochHistory(((0, 0), (1, 7), (4, 0), (5, 0))))
-    assert known.has_commits_beyond(EpochHistory(((0, 0), (1, 5))))
-    assert not known.has_commits_beyond(EpochHistory(((0, 0), (1, 7), (4, 1)))), (
-        "who committed there has told something"
-    )
-    assert not known.has_commits_beyond(known.advanced_to((6, 0)))
-    assert not known.advanced_to((3, 0)).has_commits_beyond(known)
-    assert not known.has_commits_beyond(EpochHistory(((0, 0), (1, 9))))
+    assert own.has_commits_beyond(EpochHistory(((0, 0), (1, 7), (4, 0), (5, 0))))
+    assert own.has_commits_beyond(EpochHistory(((0, 0), (1, 5))))
+    assert not own.has_commits_beyond(EpochHistory(((0, 0), (1, 7), (4, 1)))), "that commit may have been acknowledged"
+    assert not own.has_commits_beyond(own.advanced_to((6, 0)))
+    assert not own.advanced_to((3, 0)).has_commits_beyond(own)
+    assert not own.has_commits_beyond(EpochHistory(((0, 0), (1, 9))))
 
 
-def test_unacknowledged_batches_are_left_out_of_a_comparison() -> None:
-    known, found = EpochHistory(((0, 0), (1, 7), (2, 3))), EpochHistory(((0, 0), (1, 8), (4, 0)))
-    assert not known.has_commits_beyond(found)
-    assert known.has_commits_beyond(found.without([(1, 8)]))
-    assert not known.has_commits_beyond(found.without([(1, 7), (4, 8)]))
+def test_unacknowledged_batches_are_ignored() -> None:
+    own, stored = EpochHistory(((0, 0), (1, 7), (2, 3))), EpochHistory(((0, 0), (1, 8), (4, 0)))
+    assert not own.has_commits_beyond(stored)
+    assert own.has_commits_beyond(stored.without([(1, 8)]))
+    assert not own.has_commits_beyond(stored.without([(1, 7), (4, 8)]))

@@ -1,4 +1,4 @@
-"""What a URL of Redis says, and what is said of one that is wrong: never a part of its password."""
+"""Parsing of Redis URLs, and the errors of invalid ones, which never contain a part of the password."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ NOWHERE = "/there/is/no/such/file"
         ("redis+cluster://a/0", "cluster", [("a", 6379)], 0, ""),
     ],
 )  # fmt: skip
-def test_what_it_says(url: str, kind: str, nodes: list[tuple[str, int]], db: int, master: str) -> None:
-    read = RedisUrl.parse(url)
-    assert (read.kind, list(read.nodes), read.login.db, read.master) == (kind, nodes, db, master)
-    assert read.login.tls is None
-    assert read.login.password is None
+def test_a_url_is_parsed_to_nodes_and_database(
+    url: str, kind: str, nodes: list[tuple[str, int]], db: int, master: str
+) -> None:
+    parsed = RedisUrl.parse(url)
+    assert (parsed.kind, list(parsed.nodes), parsed.login.db, parsed.master) == (kind, nodes, db, master)
+    assert parsed.login.tls is None
+    assert parsed.login.password is None
 
 
 @pytest.mark.parametrize("kind", ["redis://{}@a:1/2", "redis+sentinel://{}@a:1,b/locks/2", "redis+cluster://{}@a:1,b"])
@@ -50,35 +52,35 @@ def test_what_it_says(url: str, kind: str, nodes: list[tuple[str, int]], db: int
         ("me:with:colon", ("me", "with:colon")),
     ],
 )
-def test_who_it_logs_in_as(kind: str, user: str, login: tuple[str | None, str]) -> None:
-    read = RedisUrl.parse(kind.format(user))
-    assert (read.login.username, read.login.password) == login
-    assert login[1] not in repr(read)
-    assert read.sentinel_login.password is None, "sentinels have their own"
+def test_credentials_are_decoded_and_not_shown(kind: str, user: str, login: tuple[str | None, str]) -> None:
+    parsed = RedisUrl.parse(kind.format(user))
+    assert (parsed.login.username, parsed.login.password) == login
+    assert login[1] not in repr(parsed)
+    assert parsed.sentinel_login.password is None, "sentinels have their own"
 
 
-def test_sentinels_have_a_password_of_their_own() -> None:
-    read = RedisUrl.parse("redis+sentinel://me:one@a/locks/3?sentinel_username=you&sentinel_password=o%26ther")
-    assert read.login == Login("me", "one", 3)
-    assert read.sentinel_login == Login("you", "o&ther", 0)
-    assert "ther" not in repr(read).replace("other", "")
+def test_sentinels_have_credentials_of_their_own() -> None:
+    parsed = RedisUrl.parse("redis+sentinel://me:one@a/locks/3?sentinel_username=you&sentinel_password=o%26ther")
+    assert parsed.login == Login("me", "one", 3)
+    assert parsed.sentinel_login == Login("you", "o&ther", 0)
+    assert "ther" not in repr(parsed).replace("other", "")
 
 
-def test_options_of_tls(tmp_path: Path) -> None:
+def test_tls_options_are_parsed(tmp_path: Path) -> None:
     for kind in ("rediss://a", "rediss+sentinel://a/locks", "rediss+cluster://a"):
-        read = RedisUrl.parse(
+        parsed = RedisUrl.parse(
             f"{kind}?ssl_cert_reqs=none&ssl_check_hostname=false&ssl_ca_path={tmp_path}&ssl_password=hush"
         )
         expected = {"ssl_cert_reqs": "none", "ssl_check_hostname": False, "ssl_ca_path": str(tmp_path)}
-        assert read.login.tls == {**expected, "ssl_password": "hush"}
-        assert "hush" not in repr(read)
-        if read.kind == "sentinel":
-            assert read.sentinel_login.tls == read.login.tls
+        assert parsed.login.tls == {**expected, "ssl_password": "hush"}
+        assert "hush" not in repr(parsed)
+        if parsed.kind == "sentinel":
+            assert parsed.sentinel_login.tls == parsed.login.tls
     assert RedisUrl.parse("rediss://a").login.tls == {}
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "message"),
     [
         ("", "must begin with"),
         ("http://a", "must begin with"),
@@ -112,25 +114,27 @@ def test_options_of_tls(tmp_path: Path) -> None:
         ("rediss://a?ssl_other=1", "unknown TLS option among ssl_other"),
     ],
 )
-def test_what_is_wrong_with_it(url: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_an_invalid_url_is_explained(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         RedisUrl.parse(url)
 
 
-HARD = st.text(st.sampled_from("/?#@,:[]%=&℀\\ é"), min_size=1, max_size=4).map(lambda text: f"hun{text}ter2")
+PASSWORDS_WITH_DELIMITERS = st.text(st.sampled_from("/?#@,:[]%=&℀\\ é"), min_size=1, max_size=4).map(
+    lambda text: f"hun{text}ter2"
+)
 
 
-@given(st.sampled_from(["redis", "rediss", "redis+sentinel", "redis+cluster"]), HARD)
-def test_no_part_of_a_password_is_repeated(scheme: str, password: str) -> None:
-    """Also where it was written as it is, and so is read as something else."""
+@given(st.sampled_from(["redis", "rediss", "redis+sentinel", "redis+cluster"]), PASSWORDS_WITH_DELIMITERS)
+def test_no_part_of_a_password_is_in_an_error(scheme: str, password: str) -> None:
+    """Not even if the password is not encoded, so that a part of it is parsed as something else."""
     for url in (f"{scheme}://me:{password}@a:1/locks", f"{scheme}://:{password}@a", f"{scheme}://me:{password},b/0"):
-        said = complaint(url)
-        assert "hun" not in said
-        assert "ter2" not in said
+        error = error_text(url)
+        assert "hun" not in error
+        assert "ter2" not in error
 
 
-def complaint(url: str) -> str:
-    """All that would be shown of the error; nothing where there is none."""
+def error_text(url: str) -> str:
+    """Return the text of the error with which a URL is rejected; empty if it is valid."""
     try:
         RedisUrl.parse(url)
     except ValueError as error:
@@ -138,6 +142,6 @@ def complaint(url: str) -> str:
     return ""
 
 
-def test_how_an_address_is_written() -> None:
-    said = [str(Address(*parts)) for parts in (("a", 1), ("::1", 2), ("/run/redis.sock", 0))]
-    assert said == ["a:1", "[::1]:2", "/run/redis.sock"]
+def test_addresses_are_formatted() -> None:
+    texts = [str(Address(*parts)) for parts in (("a", 1), ("::1", 2), ("/run/redis.sock", 0))]
+    assert texts == ["a:1", "[::1]:2", "/run/redis.sock"]
