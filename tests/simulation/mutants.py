@@ -2,11 +2,11 @@
 
     python tests/simulation/mutants.py [NAME...]
 
-A mutant that survives all seeds means that the checkers are blind to its defect. These defects are no mutants because they
-break no promise: a batch that is executed twice, which writes the same again; a follower that takes over from a live leader,
-which loses nothing and steps down; a replica that is taken for a primary, which rejects every write. These have unit tests of
-their own, because another check nearly always comes first: a lease that expires during a read without a commit; a node that
-believes the sentinel with the oldest view; a node that still sends commands to the old primary.
+If a mutant survives all seeds, the checkers do not detect its defect. Some defects are no mutants because they violate no
+guarantee: a batch that is executed twice, which writes the same values again; a follower that takes over from a live leader,
+which loses nothing and steps down; a replica that is taken for a primary, which rejects every write. Others have unit tests
+instead, because another check nearly always detects the situation earlier: a lease that expires during a read without a
+commit; a node that uses the reply of the sentinel with the oldest view; a node that still sends commands to the old primary.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PROCESSES = 2
 
 @dataclass(frozen=True)
 class Mutant:
-    """One defect: in `file`, `text`, which must occur exactly once, is replaced by `other`. `first` is the first seed."""
+    """One defect: in `file`, `text`, which must occur exactly once, is replaced by `replacement`. `first` is the first seed."""
 
     name: str
     file: str
     text: str
-    other: str
+    replacement: str
     first: int = 1
 
 
@@ -383,48 +383,48 @@ MUTANTS = [
         "if False:",
     ),
     Mutant(
-        "the order of a reordered queue is not stored",
+        "the order of a rearranged queue is not stored",
         "storage/redis/records.py",
         "(stored.moved or {}).items()",
         "{}.items()",
     ),
     Mutant(
-        "deadlocks are not looked for",
+        "deadlocks are not detected",
         "core/manager.py",
         "if deadlock.creates_cycle(table, request):",
         "if False:",
     ),
-    # -- those who choose
+    # -- anyOf
     Mutant(
-        "takes what others hold",
+        "anyOf is granted resources that others hold",
         "core/grant.py",
         "    if holder is not None:\n        return holder.owner == owner\n    resource = table.resources.get(name)",
         "    if holder is not None:\n        return True\n    resource = table.resources.get(name)",
         first=FIRST_ANY_OF_SEED,
     ),
     Mutant(
-        "takes what others wait for",
+        "anyOf is granted resources that others wait for",
         "core/grant.py",
         "    return queue is None or (\n        queue.exclusive.first_not_owned_by(owner) is None",
         "    return queue is None or True or (\n        queue.exclusive.first_not_owned_by(owner) is None",
         first=FIRST_ANY_OF_SEED,
     ),
     Mutant(
-        "takes less than it needs",
+        "anyOf is granted less than its target",
         "core/manager.py",
         "if reached >= take.target:",
         "if reached > 0:",
         first=FIRST_ANY_OF_SEED,
     ),
     Mutant(
-        "what was taken is forgotten by a restart",
+        "the granted resources of anyOf are not read from the store",
         "storage/redis/records.py",
         "            choice_digest=stored.chosen,",
         "            choice_digest=None,",
         first=FIRST_ANY_OF_SEED,
     ),
     Mutant(
-        "nobody is granted when somebody leaves",
+        "a release grants no waiter",
         "core/manager.py",
         "            self._end(Released(request, SUCCESS), events)\n            if affected:",
         "            self._end(Released(request, SUCCESS), events)\n            if False:",
@@ -432,16 +432,16 @@ MUTANTS = [
 ]
 
 
-def try_out(mutant: Mutant) -> tuple[Mutant, str]:
-    """Run seeds until one reveals the mutant; return a description, or nothing."""
+def run_seeds(mutant: Mutant) -> tuple[Mutant, str]:
+    """Run seeds until one reveals the mutant; return the mutant and the result, "" if it survives."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "genie", Path(folder, "genie"), ignore=shutil.ignore_patterns("__pycache__"))
         file = Path(folder, "genie", mutant.file)
         source = file.read_text()
         if source.count(mutant.text) != 1:
-            return mutant, f"DOES NOT APPLY: its text is {source.count(mutant.text)} times in {mutant.file}"
-        file.write_text(source.replace(mutant.text, mutant.other))
-        done = subprocess.run(
+            return mutant, f"DOES NOT APPLY: its text occurs {source.count(mutant.text)} times in {mutant.file}"
+        file.write_text(source.replace(mutant.text, mutant.replacement))
+        process = subprocess.run(
             [
                 *(sys.executable, "-m", "genie.testing.simulation.soak", "--stop", "--tail=0"),
                 *(f"--first={mutant.first}", f"--seeds={SEEDS}"),
@@ -452,28 +452,28 @@ def try_out(mutant: Mutant) -> tuple[Mutant, str]:
             text=True,
             check=False,
         )
-    if done.returncode == 0:
+    if process.returncode == 0:
         return mutant, ""
-    seed = re.search(r"--seed (\d+)", done.stdout)
-    why = re.search(r"^\*\*\* (.*)", done.stdout, re.MULTILINE)
+    seed = re.search(r"--seed (\d+)", process.stdout)
+    violation = re.search(r"^\*\*\* (.*)", process.stdout, re.MULTILINE)
     if seed is None:
-        return mutant, f"CRASHES: {done.stderr.strip().splitlines()[-1]}"
-    return mutant, f"seed {seed[1]}: {why[1][:110] if why else ''}"
+        return mutant, f"CRASHES: {process.stderr.strip().splitlines()[-1]}"
+    return mutant, f"seed {seed[1]}: {violation[1][:110] if violation else ''}"
 
 
 def main() -> int:
-    """Run the named mutants, or all; return 1 if one survives."""
-    wanted = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(name in mutant.name for name in sys.argv[1:])]
-    if not wanted:
-        print("no mutant is named so; there are", *(f"    {mutant.name}" for mutant in MUTANTS), sep="\n")
+    """Run the mutants whose names contain an argument, or all; return 1 if one survives."""
+    selected = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(name in mutant.name for name in sys.argv[1:])]
+    if not selected:
+        print("no mutant has such a name; there are", *(f"    {mutant.name}" for mutant in MUTANTS), sep="\n")
         return 2
-    alive = 0
+    survivors = 0
     with ThreadPoolExecutor(PROCESSES) as pool:
-        for mutant, found in pool.map(try_out, wanted):
-            alive += not found.startswith("seed")
-            print(f"{mutant.name}\n    {found or f'SURVIVES {SEEDS} seeds'}", flush=True)
-    print(f"{len(wanted)} mutants, {alive} survived")
-    return 1 if alive else 0
+        for mutant, result in pool.map(run_seeds, selected):
+            survivors += not result.startswith("seed")
+            print(f"{mutant.name}\n    {result or f'SURVIVES {SEEDS} seeds'}", flush=True)
+    print(f"{len(selected)} mutants, {survivors} survived")
+    return 1 if survivors else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Connections in memory, and what can happen to them."""
+"""The simulated network: delivery, flow control, closing, resets, partitions and crashes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from genie.testing.simulation.loop import Node, SimLoop
 from genie.testing.simulation.network import HIGH, Network, RandomDelays, SimTransport
 
 
-class Side(asyncio.Protocol):
-    """Notes what comes."""
+class RecordingProtocol(asyncio.Protocol):
+    """Records the bytes and the callbacks that it gets."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
-        self.seen: list[str] = []
+        self.calls: list[str] = []
         self.error: Exception | None = None
         self.keep_open = False
 
@@ -28,18 +28,18 @@ class Side(asyncio.Protocol):
         self.pieces.append(data)
 
     def eof_received(self) -> bool:
-        self.seen.append("eof")
+        self.calls.append("eof")
         return self.keep_open
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.seen.append("lost")
+        self.calls.append("lost")
         self.error = exc
 
     def pause_writing(self) -> None:
-        self.seen.append("paused")
+        self.calls.append("paused")
 
     def resume_writing(self) -> None:
-        self.seen.append("resumed")
+        self.calls.append("resumed")
 
 
 class Pair:
@@ -49,7 +49,7 @@ class Pair:
         self.loop = loop
         self.network = Network(loop, delays)
         self.a, self.b = loop.node("a"), loop.node("b")
-        self.client, self.server = Side(), Side()
+        self.client, self.server = RecordingProtocol(), RecordingProtocol()
 
     async def open(self) -> Pair:
         await self.loop.spawn(self.b, self._listen())
@@ -63,7 +63,7 @@ class Pair:
     async def _connect(self) -> None:
         await asyncio.get_running_loop().create_connection(lambda: self.client, "b", 1)
 
-    def of(self, node: Node) -> Side:
+    def protocol_of(self, node: Node) -> RecordingProtocol:
         return self.client if node is self.a else self.server
 
 
@@ -84,19 +84,19 @@ def test_bytes_arrive_in_order_in_random_pieces(loop: SimLoop, seed: int) -> Non
     loop.run_until_complete(main())
 
 
-def test_connecting_without_a_listener_is_refused(loop: SimLoop) -> None:
+def test_connecting_without_a_listener_fails(loop: SimLoop) -> None:
     Network(loop)
     with pytest.raises(ConnectionRefusedError):
-        loop.run_until_complete(loop.create_connection(Side, "b", 1))
+        loop.run_until_complete(loop.create_connection(RecordingProtocol, "b", 1))
 
 
-def test_an_address_can_be_bound_once(loop: SimLoop) -> None:
+def test_an_address_in_use_cannot_be_bound_again(loop: SimLoop) -> None:
     async def main() -> None:
-        listener = await loop.create_server(Side, "b", 1)
+        listener = await loop.create_server(RecordingProtocol, "b", 1)
         with pytest.raises(OSError, match="in use"):
-            await loop.create_server(Side, "b", 1)
+            await loop.create_server(RecordingProtocol, "b", 1)
         listener.close()
-        await loop.create_server(Side, "b", 1)
+        await loop.create_server(RecordingProtocol, "b", 1)
 
     loop.run_until_complete(main())
 
@@ -108,13 +108,13 @@ def test_close_sends_the_buffer_and_then_eof(loop: SimLoop) -> None:
         pair.client.transport.write(bytes(1 << 20))
         pair.client.transport.close()
         await asyncio.sleep(1)
-        assert pair.client.seen == ["paused"]
+        assert pair.client.calls == ["paused"]
         pair.server.transport.resume_reading()
         await asyncio.sleep(1)
         assert sum(map(len, pair.server.pieces)) == 1 << 20
-        assert pair.server.seen == ["eof", "lost"]
+        assert pair.server.calls == ["eof", "lost"]
         assert pair.server.error is None
-        assert pair.client.seen[-1] == "lost"
+        assert pair.client.calls[-1] == "lost"
 
     loop.run_until_complete(main())
 
@@ -124,11 +124,11 @@ def test_a_writer_is_paused_and_resumed(loop: SimLoop) -> None:
         pair = await Pair(loop).open()
         pair.server.transport.pause_reading()
         pair.client.transport.write(bytes(1 << 20))
-        assert pair.client.seen == ["paused"]
+        assert pair.client.calls == ["paused"]
         assert pair.client.transport.get_write_buffer_size() > HIGH
         pair.server.transport.resume_reading()
         await asyncio.sleep(1)
-        assert pair.client.seen == ["paused", "resumed"]
+        assert pair.client.calls == ["paused", "resumed"]
         assert pair.client.transport.get_write_buffer_size() == 0
 
     loop.run_until_complete(main())
@@ -140,10 +140,10 @@ def test_a_half_closed_connection_can_still_send(loop: SimLoop) -> None:
         pair.server.keep_open = True
         pair.client.transport.write_eof()
         await asyncio.sleep(1)
-        pair.server.transport.write(b"answer")
+        pair.server.transport.write(b"reply")
         pair.server.transport.close()
         await asyncio.sleep(1)
-        assert (pair.client.pieces, pair.client.seen) == ([b"answer"], ["eof", "lost"])
+        assert (pair.client.pieces, pair.client.calls) == ([b"reply"], ["eof", "lost"])
 
     loop.run_until_complete(main())
 
@@ -154,7 +154,7 @@ def test_writing_to_a_closed_connection_resets_it(loop: SimLoop) -> None:
         pair.server.keep_open = True
         pair.client.transport.close()
         await asyncio.sleep(1)
-        assert pair.server.seen == ["eof"]
+        assert pair.server.calls == ["eof"]
         pair.server.transport.write(b"hello?")
         await asyncio.sleep(1)
         assert isinstance(pair.server.error, ConnectionResetError)
@@ -162,18 +162,18 @@ def test_writing_to_a_closed_connection_resets_it(loop: SimLoop) -> None:
     loop.run_until_complete(main())
 
 
-def test_each_side_notices_a_broken_connection_after_its_own_delay(loop: SimLoop) -> None:
+def test_each_side_detects_a_broken_connection_after_its_own_delay(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
-        pair.client.transport.write(b"on its way")
+        pair.client.transport.write(b"in flight")
         pair.network.cut(next(iter(pair.network.connections)), 1.0, 20.0)
         await asyncio.sleep(2)
-        assert pair.client.seen == ["lost"]
-        pair.server.transport.write(b"into the void")
+        assert pair.client.calls == ["lost"]
+        pair.server.transport.write(b"lost")
         await asyncio.sleep(10)
-        assert (pair.server.seen, pair.server.pieces) == ([], [])
+        assert (pair.server.calls, pair.server.pieces) == ([], [])
         await asyncio.sleep(10)
-        assert pair.server.seen == ["lost"]
+        assert pair.server.calls == ["lost"]
 
     loop.run_until_complete(main())
 
@@ -199,22 +199,22 @@ def test_a_crash_ends_the_connections_of_the_process(loop: SimLoop) -> None:
         pair = await Pair(loop).open()
         loop.kill(pair.b)
         await asyncio.sleep(1)
-        assert pair.client.seen == ["eof", "lost"]
+        assert pair.client.calls == ["eof", "lost"]
         with pytest.raises(ConnectionRefusedError):
             await loop.spawn(pair.a, pair._connect())
 
     loop.run_until_complete(main())
 
 
-def test_a_power_failure_is_noticed_by_keepalive(loop: SimLoop) -> None:
+def test_a_power_failure_is_detected_by_keepalive(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
         loop.kill(pair.b, silently=True)
         pair.client.transport.write(b"hello?")
         await asyncio.sleep(4)
-        assert pair.client.seen == []
+        assert pair.client.calls == []
         await asyncio.sleep(60)
-        assert pair.client.seen == ["lost"]
+        assert pair.client.calls == ["lost"]
 
     loop.run_until_complete(main())
 
@@ -231,6 +231,6 @@ def test_a_stopped_process_reads_buffered_bytes_when_it_continues(loop: SimLoop)
         loop.continue_node(pair.b)
         await asyncio.sleep(1)
         assert b"".join(pair.server.pieces) == b"one two"
-        assert pair.server.seen == ["eof", "lost"]
+        assert pair.server.calls == ["eof", "lost"]
 
     loop.run_until_complete(main())

@@ -1,4 +1,4 @@
-"""The simulated Redis, beside the real one."""
+"""The simulated Redis, compared with a real one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ COMMANDS = [
     "EVAL return·redis.call('HGETALL',KEYS[1]) 1 nothing",
     "EVAL return·redis.call('HSET',KEYS[1],'n',ARGV[1]) 1 h 7",
     "EVAL return·redis.status_reply('fine') 0",
-    "EVAL return·redis.error_reply('BAD·day') 0",
+    "EVAL return·redis.error_reply('ERR·no') 0",
     "EVAL return·redis.call('HGET','j','a') 0",
     "EVAL return·#redis.call('HMGET',KEYS[1],'n','m') 1 h",
     "EVAL return·redis.call('HMGET',KEYS[1],'n','m')[2]==false 1 h",
@@ -71,17 +71,18 @@ def real() -> Iterator[Redis]:
         yield server
 
 
-def plain(reply: Any) -> Any:
+def normalize(reply: Any) -> Any:
+    """Return a reply in a form in which the simulated and the real one are equal; of an error only the code."""
     if isinstance(reply, (Failure, redis_py.ResponseError)):
         return "error", str(reply).split()[0]
     if isinstance(reply, Status):
         return bytes(reply)
     if isinstance(reply, dict):
-        return [part for item in reply.items() for part in (plain(item[0]), plain(item[1]))]
+        return [part for item in reply.items() for part in (normalize(item[0]), normalize(item[1]))]
     if isinstance(reply, set):
         return sorted(reply)
     if isinstance(reply, (list, tuple)):
-        return [plain(part) for part in reply]
+        return [normalize(part) for part in reply]
     return reply
 
 
@@ -94,33 +95,33 @@ def test_replies_equal_those_of_a_real_redis(real: Redis) -> None:
         command = [part.replace("·", " ").encode() for part in line.split()]
         client.send_command(*command)
         try:
-            answer = client.read_response()
+            reply = client.read_response()
         except redis_py.ResponseError as error:
-            answer = error
+            reply = error
         if command[0] == b"SMEMBERS":
-            answer = sorted(answer)
+            reply = sorted(reply)
         name = command[0].upper()
-        mine: Any = sim.execute_write(command) if name != b"XREAD" else sim.read(command)
-        expected = plain(answer)
+        simulated: Any = sim.execute_write(command) if name != b"XREAD" else sim.read(command)
+        expected = normalize(reply)
         if isinstance(expected, tuple) and name.startswith(b"EVAL"):
-            assert isinstance(plain(mine), tuple), line
+            assert isinstance(normalize(simulated), tuple), line
         elif isinstance(expected, tuple) and expected[1] in ("unknown", "The"):
-            assert isinstance(mine, Failure), line
+            assert isinstance(simulated, Failure), line
         else:
-            assert plain(mine) == expected, line
+            assert normalize(simulated) == expected, line
     client.disconnect()
 
 
-def test_the_last_writes_are_lost_atomically() -> None:
+def test_a_restart_loses_whole_writes() -> None:
     sim = SimRedis()
 
-    def do(line: str) -> object:
+    def execute(line: str) -> object:
         return sim.execute_write([part.replace("·", " ").encode() for part in line.split()])
 
-    def seen() -> list[object]:
-        return [dict(sim.keys.hash(b"h")), set(sim.keys.set(b"s")), plain(do("XRANGE j - +"))]
+    def state() -> list[object]:
+        return [dict(sim.keys.hash(b"h")), set(sim.keys.set(b"s")), normalize(execute("XRANGE j - +"))]
 
-    states = [seen()]
+    states = [state()]
     for line in (
         "HSET h a 1 b 2",
         "EVAL redis.call('HSET',KEYS[1],'a','9');redis.call('SADD',KEYS[2],'m') 2 h s",
@@ -131,12 +132,12 @@ def test_the_last_writes_are_lost_atomically() -> None:
         "DEL j s",
         "XADD j 1-1 c 3",
     ):
-        do(line)
-        states.append(seen())
+        execute(line)
+        states.append(state())
     while len(states) > 1:
-        assert seen() == states.pop()
+        assert state() == states.pop()
         assert sim.restart(1) == 1
-    assert seen() == states[0]
+    assert state() == states[0]
     assert sim.restart(5) == 0
 
 
@@ -150,11 +151,11 @@ def test_a_restart_drops_the_scripts() -> None:
     assert str(sim.execute_write(command)).startswith("NOSCRIPT")
 
 
-def test_commands_are_parsed_in_any_pieces() -> None:
+def test_commands_are_parsed_however_the_bytes_are_split() -> None:
     data = b"*2\r\n$4\r\nPING\r\n$2\r\n\r\n\r\n*1\r\n$1\r\nx\r\n"
-    for place in range(len(data)):
+    for position in range(len(data)):
         parser = CommandParser()
-        assert parser.feed(data[:place]) + parser.feed(data[place:]) == [[b"PING", b"\r\n"], [b"x"]]
+        assert parser.feed(data[:position]) + parser.feed(data[position:]) == [[b"PING", b"\r\n"], [b"x"]]
 
 
 def test_replies_are_encoded_in_resp2_and_resp3() -> None:

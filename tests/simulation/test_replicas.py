@@ -1,4 +1,4 @@
-"""The simulated replication and sentinels: what replicas get, what WAIT returns, and which Redis is elected."""
+"""The simulated replication and sentinels: replicated writes, WAIT, elections and demotions."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class RedisGroup:
         self.loop.create_task(self.sentinels.monitor())
         await self.until(lambda: self.redises[0].replicas_with(0) == 2)
 
-    async def until(self, met: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         for _ in range(1_000):
-            if met():
+            if condition():
                 return
             await asyncio.sleep(0.05)
         raise AssertionError("the condition was not met within 50 s")
@@ -48,10 +48,10 @@ class RedisGroup:
     async def connect(self, host: str, port: int = 6379) -> RedisConnection:
         return await RedisConnection.open(Address(host, port), Login())
 
-    async def named(self, host: str) -> str:
+    async def master_according_to(self, host: str) -> str:
         """Return the master according to the sentinel on a host."""
-        answer = await (await self.connect(host, SENTINEL_PORT)).call("SENTINEL", "MASTER", "genie")
-        return dict(zip(answer[::2], answer[1::2], strict=True))[b"ip"].decode()  # type: ignore[no-any-return]
+        reply = await (await self.connect(host, SENTINEL_PORT)).call("SENTINEL", "MASTER", "genie")
+        return dict(zip(reply[::2], reply[1::2], strict=True))[b"ip"].decode()  # type: ignore[no-any-return]
 
 
 def run(network: Network, scenario: Callable[[RedisGroup], Coroutine[Any, Any, None]]) -> None:
@@ -97,9 +97,9 @@ def test_wait_returns_the_replicas_that_acknowledged_in_time(network: Network) -
         master = await group.connect("r1")
         group.redises[1].pause_replication()
         await master.call("HSET", "h", "a", "1")
-        began = group.loop.time()
+        started_at = group.loop.time()
         assert await master.call("WAIT", 2, 300) == 1
-        assert 0.3 <= group.loop.time() - began < 0.31
+        assert 0.3 <= group.loop.time() - started_at < 0.31
         assert await master.call("WAIT", 1, 300) == 1
         group.redises[1].resume_replication()
         assert await master.call("WAIT", 2, 300) == 2
@@ -118,10 +118,10 @@ def test_the_replica_with_the_greatest_offset_succeeds_a_dead_master(network: Ne
         await master.call("WAIT", 1, 0)
         group.loop.kill(group.redises[0].process)
         await group.until(lambda: group.redises[2].master is None)
-        assert await group.named("r1") == "r3"
-        link = await group.connect("r3")
-        assert await link.call("HGET", "h", "a") == b"2"
-        await link.call("HSET", "h", "a", "3")
+        assert await group.master_according_to("r1") == "r3"
+        connection = await group.connect("r3")
+        assert await connection.call("HGET", "h", "a") == b"2"
+        await connection.call("HSET", "h", "a", "3")
         group.redises[0].revive()
         await group.until(lambda: group.sentinels.settled and group.redises[2].replicas_with(3) == 2)
         assert await (await group.connect("r1")).call("HGET", "h", "a") == b"3"
@@ -131,22 +131,22 @@ def test_the_replica_with_the_greatest_offset_succeeds_a_dead_master(network: Ne
 
 def test_a_partitioned_master_loses_its_writes_when_it_is_demoted(network: Network) -> None:
     async def scenario(group: RedisGroup) -> None:
-        here = await group.connect("r1")
-        await here.call("HSET", "h", "a", "1")
-        await here.call("WAIT", 2, 0)
+        old_master = await group.connect("r1")
+        await old_master.call("HSET", "h", "a", "1")
+        await old_master.call("WAIT", 2, 0)
         for other in ("r2", "r3"):
             network.separate("r1", other)
         await group.until(lambda: group.sentinels.master is not group.redises[0])
-        assert await group.named("r1") == "r1"  # its sentinel does not know of the election
-        await here.call("HSET", "h", "a", "here")
-        assert await here.call("WAIT", 1, 100) == 0
-        there = await group.connect(group.sentinels.master.host)
-        await there.call("HSET", "h", "a", "there")
+        assert await group.master_according_to("r1") == "r1"  # its sentinel is partitioned, too
+        await old_master.call("HSET", "h", "a", "old")
+        assert await old_master.call("WAIT", 1, 100) == 0
+        new_master = await group.connect(group.sentinels.master.host)
+        await new_master.call("HSET", "h", "a", "new")
         network.heal()
         await group.until(lambda: group.sentinels.settled and group.sentinels.master.replicas_with(2) == 2)
-        assert await group.named("r1") == group.sentinels.master.host
-        assert here._transport is None, "a demoted master closes its connections"
-        assert await (await group.connect("r1")).call("HGET", "h", "a") == b"there"
+        assert await group.master_according_to("r1") == group.sentinels.master.host
+        assert old_master._transport is None, "a demoted master closes its connections"
+        assert await (await group.connect("r1")).call("HGET", "h", "a") == b"new"
 
     run(network, scenario)
 
@@ -164,13 +164,13 @@ def test_a_single_sentinel_elects_no_master(network: Network) -> None:
 
 def test_after_a_requested_failover_there_are_two_masters_until_the_old_one_is_demoted(network: Network) -> None:
     async def scenario(group: RedisGroup) -> None:
-        link = await group.connect("r1")
+        connection = await group.connect("r1")
         assert group.sentinels.fail_over()
         master = group.sentinels.master
         assert master is not group.redises[0]
-        assert (await link.call("ROLE"))[0] == b"master"
+        assert (await connection.call("ROLE"))[0] == b"master"
         await group.until(lambda: group.sentinels.settled)
-        assert link._transport is None, "a demoted master closes its connections"
+        assert connection._transport is None, "a demoted master closes its connections"
         assert (await (await group.connect("r1")).call("ROLE"))[:2] == [b"slave", master.host.encode()]
 
     run(network, scenario)
@@ -190,17 +190,17 @@ def test_of_two_concurrent_elections_the_later_epoch_wins(network: Network) -> N
 
 
 def test_after_connecting_to_a_new_primary_no_command_goes_to_the_old_one(network: Network) -> None:
-    """The old one does not know yet that it was replaced, and would accept writes."""
+    """The old primary does not know yet that it was replaced, and would accept writes."""
 
     async def scenario(group: RedisGroup) -> None:
         master = Primary(RedisUrl.parse(f"redis+sentinel://{','.join(HOSTS)}/{NAME}"), "{genie}:meta")
         assert (await master.call("ROLE"))[0] == b"master"
         assert str(master.address) == "r1:6379"
         assert group.sentinels.fail_over()
-        link = await master.connect()
+        connection = await master.connect()
         await master.call("HSET", "{genie}:h", "a", "1")
-        assert master.address == link.address
-        assert await link.call("HGET", "{genie}:h", "a") == b"1"
+        assert master.address == connection.address
+        assert await connection.call("HGET", "{genie}:h", "a") == b"1"
         assert (await (await group.connect("r1")).call("ROLE"))[0] == b"master"
 
     run(network, scenario)

@@ -20,7 +20,7 @@ FEATURED_COUNT = 20
 """Additional seeds with clients that use bye, quiet, notes and release by ref."""
 PROCESSES = 2
 
-KEPT = [
+REGRESSION_SEEDS = [
     55,  # another node took over while a follower loaded the snapshot for the first time
     81,  # Redis lost everything again while a snapshot was restored
     112,  # Redis rolled back to an earlier restored snapshot, which counted as the current one
@@ -52,17 +52,17 @@ KEPT = [
     3000158,  # a server took over again without a request that was rejected at once: its ref made another one
     778,  # a follower that had to load the records did not notice that another node had taken over
 ]
-"""Seeds that revealed a defect once, and which."""
+"""Seeds that revealed a defect, each with the defect."""
 
-SAME = """
+PRINT_DIGESTS = """
 from genie.testing.simulation.soak import run
 for seed in (17, 2000012):
     print(run(seed)[0].history.digest())
 """
 
 
-def problems(seed: int) -> tuple[int, list[str]]:
-    """Return the violations of a seed."""
+def violations_of(seed: int) -> tuple[int, list[str]]:
+    """Return a seed and its violations."""
     return seed, run(seed)[1]
 
 
@@ -72,9 +72,9 @@ def test_no_seed_has_a_violation() -> None:
         *range(FIRST_REPLICATED_SEED, FIRST_REPLICATED_SEED + REPLICATED_COUNT),
     )
     more += (*range(FIRST_FEATURED_SEED, FIRST_FEATURED_SEED + FEATURED_COUNT),)
-    seeds = sorted({*range(1, COUNT + 1), *KEPT, *more})
+    seeds = sorted({*range(1, COUNT + 1), *REGRESSION_SEEDS, *more})
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        failed = [(seed, found) for seed, found in pool.map(problems, seeds, chunksize=5) if found]
+        failed = [(seed, found) for seed, found in pool.map(violations_of, seeds, chunksize=5) if found]
     report = "\n".join(f"python -m genie.testing.simulation.soak --seed {seed}: {found[0]}" for seed, found in failed)
     assert not failed, f"{len(failed)} of {len(seeds)} seeds failed:\n{report}"
 
@@ -82,7 +82,7 @@ def test_no_seed_has_a_violation() -> None:
 def test_a_seed_gives_the_same_history_in_every_process() -> None:
     digests = {
         subprocess.run(
-            [sys.executable, "-c", SAME],
+            [sys.executable, "-c", PRINT_DIGESTS],
             env=os.environ | {"PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
@@ -94,5 +94,5 @@ def test_a_seed_gives_the_same_history_in_every_process() -> None:
 
 
 def test_a_seed_gives_the_same_history_each_time() -> None:
-    """Also where several tasks finish in one iteration of the loop, whose set has no order."""
+    """Even if several tasks finish in one iteration of the loop, which asyncio keeps in a set without an order."""
     assert len({run(FIRST_REPLICATED_SEED + 48)[0].history.digest() for _ in range(4)}) == 1

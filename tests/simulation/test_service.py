@@ -1,4 +1,4 @@
-"""What users are given for the tests of their services."""
+"""`genie.testing`, which users have for the tests of their services."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import genie
 import genie.testing
 
 
-def test_an_hour_in_a_test() -> None:
+def test_virtual_time_and_timeouts_advance_together() -> None:
     async def main() -> tuple[bool, float, float]:
-        began = time.time(), time.monotonic()
+        started_at = time.time(), time.monotonic()
         async with genie.connect() as client:
             lock = await client.acquire("accounts/2", transaction_timeout=3600)
             await asyncio.sleep(3599)
             assert not lock.lost.is_set()
             await asyncio.sleep(2)
-            return lock.lost.is_set(), time.time() - began[0], time.monotonic() - began[1]
+            return lock.lost.is_set(), time.time() - started_at[0], time.monotonic() - started_at[1]
 
     assert genie.testing.run(main()) == (True, 3601, 3601)
 
@@ -61,7 +61,7 @@ def test_services_can_connect_to_each_other() -> None:
     assert genie.testing.run(main()) == b"hello\n"
 
 
-def test_waiting_for_ever_raises_stuck() -> None:
+def test_waiting_forever_raises_stuck() -> None:
     async def main() -> None:
         await asyncio.get_running_loop().create_future()
 

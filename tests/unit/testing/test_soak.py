@@ -19,7 +19,7 @@ class FakeCluster:
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def seeds_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seeds: list[int] = []
 
     def run(seed: int) -> tuple[FakeCluster, list[str]]:
@@ -30,19 +30,26 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seeds
 
 
-def test_without_a_first_seed_all_kinds_of_scenarios_alternate(ran: list[int]) -> None:
-    done = CliRunner().invoke(soak.main, ["--seeds", "6"])
-    assert ran == [1, FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED, 2, FIRST_ANY_OF_SEED + 1, FIRST_REPLICATED_SEED + 1]
-    assert done.exit_code == 1
-    assert f"reproduce: python -m genie.testing.simulation.soak --seed {FIRST_ANY_OF_SEED + 1}\n" in done.output
+def test_without_a_first_seed_all_kinds_of_scenarios_alternate(seeds_run: list[int]) -> None:
+    result = CliRunner().invoke(soak.main, ["--seeds", "6"])
+    assert seeds_run == [
+        1,
+        FIRST_ANY_OF_SEED,
+        FIRST_REPLICATED_SEED,
+        2,
+        FIRST_ANY_OF_SEED + 1,
+        FIRST_REPLICATED_SEED + 1,
+    ]
+    assert result.exit_code == 1
+    assert f"reproduce: python -m genie.testing.simulation.soak --seed {FIRST_ANY_OF_SEED + 1}\n" in result.output
     assert list(islice(soak.seeds_of_all_kinds(), 7))[-1] == 3
 
 
-def test_with_a_first_seed_seeds_are_consecutive(ran: list[int]) -> None:
+def test_with_a_first_seed_seeds_are_consecutive(seeds_run: list[int]) -> None:
     assert CliRunner().invoke(soak.main, ["--first", "7", "--seeds", "3"]).exit_code == 0
-    assert ran == [7, 8, 9]
+    assert seeds_run == [7, 8, 9]
 
 
-def test_with_stop_it_ends_at_the_first_failure(ran: list[int]) -> None:
+def test_with_stop_it_ends_at_the_first_failure(seeds_run: list[int]) -> None:
     assert CliRunner().invoke(soak.main, ["--stop", "--first", str(FIRST_ANY_OF_SEED), "--seeds", "10"]).exit_code == 1
-    assert ran == [FIRST_ANY_OF_SEED, FIRST_ANY_OF_SEED + 1]
+    assert seeds_run == [FIRST_ANY_OF_SEED, FIRST_ANY_OF_SEED + 1]
