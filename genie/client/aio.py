@@ -124,7 +124,7 @@ class Lock(LockInfo):
         extend = Extend(self.id, seconds, self._request)
         self._check_managed()
         await self._connection.wait_until_connected()
-        self._check_managed()
+        self._check_managed()  # again, since the lock may be detached or lost during the wait
         if self._request.state is RequestState.HELD:
             await self._connection.call(extend)
         if self._request.error is not None:

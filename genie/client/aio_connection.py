@@ -19,7 +19,7 @@ from genie.net import enable_keepalive
 from genie.tls import describe_error
 
 
-class Waiter(Protocol):
+class CallFuture(Protocol):
     """The future of a call: an `asyncio.Future`, or a `concurrent.futures.Future` of the sync client."""
 
     def done(self) -> bool:
@@ -83,7 +83,7 @@ class AsyncConnection:
         self._loop: asyncio.AbstractEventLoop
         self._handler: TransportHandler | None = None
         self._connected_at = 0.0
-        self._up = asyncio.Event()
+        self._connected_event = asyncio.Event()
         """Set while connected, and after the client was closed."""
         self._closed = True
         self._entered = False
@@ -123,7 +123,7 @@ class AsyncConnection:
             self._servers.on_success()
         elif self.session.up:
             self._connected_at = time.monotonic()
-            self._up.set()
+            self._connected_event.set()
             handler.handshake_done.set()
         self.flush()
 
@@ -135,7 +135,7 @@ class AsyncConnection:
         if self.session.redirect is not None:
             self._servers.on_redirect(handler.address, self.session.redirect)
         if self.session.up:
-            self._up.clear()
+            self._connected_event.clear()
             reason = self._servers.on_disconnect(handler.address, reason, time.monotonic() - self._connected_at)
             if not self._closed and (self._reconnect_task is None or self._reconnect_task.done()):
                 self._reconnect_task = self._loop.create_task(self._reconnect())
@@ -187,7 +187,7 @@ class AsyncConnection:
             rejections.append(self.session.handshake_rejection)
             if rejections[-1] is not None:
                 self._servers.on_rejection(address, rejections[-1])
-        self.session.end_round(rejections)
+        self.session.on_round_failed(rejections)
         return False
 
     def _abandon_transport(self, handler: TransportHandler, reason: str) -> None:
@@ -205,23 +205,24 @@ class AsyncConnection:
                 return
             if self.session.rejection is not None:
                 self._deliver(self.session.fail_callers(time.monotonic()))
-                self._up.set()  # wake the tasks in `wait_until_connected`: they raise the rejection
-                self._up.clear()
+                self._connected_event.set()  # wake the tasks in `wait_until_connected`: they raise the rejection
+                self._connected_event.clear()
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """Complete the future of each call. A second outcome of a request reports the loss of its lock."""
         for call, value, error in outcomes:
-            waiter, call.waiter = call.waiter, None
-            if waiter is None:
+            future, call.future = call.future, None
+            if future is None:
                 if isinstance(call, Request) and call.error is not None:
                     self._notify_lost(call)
-            elif not waiter.done():
+            elif not future.done():
                 if error is None:
-                    waiter.set_result(value)
+                    future.set_result(value)
                 else:
-                    waiter.set_exception(error)
+                    future.set_exception(error)
 
     def _notify_lost(self, request: Request) -> None:
+        """Set the `lost` event of a lock, and cancel its block."""
         if request.lost is not None:
             request.lost.set()
         if request.on_lost is not None:
@@ -241,6 +242,7 @@ class AsyncConnection:
         self._timer = None if next_timer == math.inf else self._loop.call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
+        """Run the session's timers, close the connection if they demand it, and send the resulting commands."""
         self._timer = None
         self._deliver(self.session.on_timer(time.monotonic()))
         if self.session.close_reason and self._handler is not None:
@@ -305,14 +307,14 @@ class AsyncConnection:
                 await self.wait_until_connected()
         return await self._send_and_wait(call)
 
-    def send(self, call: Call, waiter: Waiter) -> None:
-        """Send a call whose outcome completes `waiter`. While disconnected, only requests and releases are allowed."""
-        call.waiter = waiter
+    def send(self, call: Call, future: CallFuture) -> None:
+        """Send a call whose outcome completes `future`. While disconnected, only requests and releases are allowed."""
+        call.future = future
         self.session.send(call, time.monotonic())
         self.flush_soon()
 
     def abandon(self, call: Call) -> None:
-        """Handle the cancellation of a caller: a request is released, other calls are left without a waiter."""
+        """Handle the cancellation of a caller: a request is released, other calls are left without a future."""
         self.session.abandon(call, time.monotonic())
         self.flush_soon()
 
@@ -325,7 +327,7 @@ class AsyncConnection:
                 while not self.session.up:
                     self.check_open()
                     self.check_not_rejected()
-                    await self._up.wait()
+                    await self._connected_event.wait()
         except TimeoutError:
             raise self._servers.unavailable_error() from None
 
@@ -334,13 +336,13 @@ class AsyncConnection:
 
         Unavailable after `connect_timeout`. Then, and if the caller is cancelled, the client still sends the release.
         """
-        waiter = release.waiter = self._loop.create_future()
+        future = release.future = self._loop.create_future()
         timeout = self._loop.call_later(self.connect_timeout, self._time_out_release, release)
         self.flush_soon()
         try:
-            return cast("str", await waiter)
+            return cast("str", await future)
         finally:
-            release.waiter = None
+            release.future = None
             timeout.cancel()
 
     def release_lock(self, request: Request) -> Release | None:
@@ -380,23 +382,23 @@ class AsyncConnection:
     async def wait_for_change(self, watch: Watch) -> None:
         """Wait until a watch has a change or has ended. If the caller is cancelled, the watch ends."""
         self.check_open()
-        waiter = self._loop.create_future()
-        self.request_next(watch, waiter)
+        future = self._loop.create_future()
+        self.request_next(watch, future)
         try:
-            await waiter
+            await future
         except BaseException:
             self.unwatch(watch)
             raise
 
-    def request_next(self, watch: Watch, waiter: Waiter) -> None:
-        """Complete `waiter` as soon as a watch has a change or has ended."""
+    def request_next(self, watch: Watch, future: CallFuture) -> None:
+        """Complete `future` as soon as a watch has a change or has ended."""
         self.check_open()
-        if watch.waiter is not None:
+        if watch.future is not None:
             raise RuntimeError("another caller already waits for the next change; each one needs its own watch")
         if watch.changes or watch.ended:
-            waiter.set_result(None)
+            future.set_result(None)
             return
-        watch.waiter = waiter
+        watch.future = future
         self.session.request_next(watch, time.monotonic())
         self.flush_soon()
 
@@ -422,10 +424,10 @@ class AsyncConnection:
 
     async def _send_and_wait(self, call: Call) -> Any:
         """Send a call and wait for its outcome; abandon it if this task is cancelled."""
-        waiter = self._loop.create_future()
-        self.send(call, waiter)
+        future = self._loop.create_future()
+        self.send(call, future)
         try:
-            return await waiter
+            return await future
         except BaseException:
             self.abandon(call)  # also releases a lock that was granted before this task could run
             raise
@@ -441,7 +443,7 @@ class AsyncConnection:
         if handler is not None and handler.transport is not None:
             handler.transport.close()  # sends the buffered data first
         self._deliver(self.session.finish_close(time.monotonic()))
-        self._up.set()
+        self._connected_event.set()
         try:
             if self._reconnect_task is not None:
                 await asyncio.wait({self._reconnect_task})
@@ -455,8 +457,8 @@ class AsyncConnection:
                 handler.transport.abort()
 
     def _time_out_release(self, release: Release) -> None:
-        if release.waiter is not None and not release.waiter.done():
-            release.waiter.set_exception(Unavailable(self.release_timeout_text(release.id)))
+        if release.future is not None and not release.future.done():
+            release.future.set_exception(Unavailable(self.release_timeout_text(release.id)))
 
     def release_timeout_text(self, id: int) -> str:
         """Return the error message for a release that had no reply within `connect_timeout`."""

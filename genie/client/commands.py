@@ -65,7 +65,7 @@ PROTOCOL: Final = 1
 """The version of the wire protocol that this client speaks."""
 RELEASE: Final = messages.command("release")
 """A `release` to which the `ref` of the request is still to be added."""
-RESUME: Final = messages.command("ping", ref="resume")
+RESUMPTION_PING: Final = messages.command("ping", ref="resume")
 """Sent after `hello`. Its reply follows everything that the server sends about the requests of the session."""
 BYE_TIMEOUT_S: Final = 3.0
 """How long a client that closes waits for the reply to `bye`, since the server may not respond."""
@@ -92,15 +92,15 @@ class Call:
     """A command that expects a reply.
 
     `line` is the encoded command. `ref` identifies it, and its reply carries the same `ref`; it is empty until the
-    command is sent. `waiter` is the future that the I/O layer completes with the outcome; None if no caller waits.
+    command is sent. `future` is the future that the I/O layer completes with the outcome; None if no caller waits.
     """
 
-    __slots__ = ("line", "ref", "waiter")
+    __slots__ = ("future", "line", "ref")
 
     def __init__(self, line: bytes, ref: str = "") -> None:
         self.line = line
         self.ref = ref
-        self.waiter: Any = None
+        self.future: Any = None
 
     def assign_ref(self, ref: str) -> None:
         """Set the `ref`, and add it to the encoded command."""

@@ -46,6 +46,7 @@ def self_blocking_hint(request: Request, own_requests: LiveRequests, blockers: S
 
 
 def _holds(requests: LiveRequests, blocker: Blocker) -> bool:
+    """Return whether a blocker is a held lock among the requests of a client."""
     lock = requests.by_id.get(blocker.id)
     if lock is None or lock.state is not RequestState.HELD:
         return False

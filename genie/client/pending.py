@@ -133,6 +133,7 @@ class LiveRequests:
         return fired
 
     def _update_next_timer(self, request: Request) -> None:
+        """Set `next_timer` to the next timer of a request if that is earlier."""
         if request.state is RequestState.HELD:
             self.next_timer = min(self.next_timer, request.hold_ends_at, request.renew_at)
         else:

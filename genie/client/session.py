@@ -159,7 +159,7 @@ class ClientSession:
         release = request.release = Release(request.id, request)
         if release.id:
             self.send(release, now)
-        elif self.up:
+        elif self.up:  # the id is not known yet: the release has the `ref` of the request
             self._keepalive.start(now)
             self._output.append(release.line)
         return release
@@ -196,7 +196,7 @@ class ClientSession:
 
     def abandon(self, call: Call, now: float) -> None:
         """Handle the cancellation of a caller: its call needs no outcome any more, and a request is released."""
-        call.waiter = None
+        call.future = None
         if isinstance(call, Request):
             self._abandon(call, now)
 
@@ -232,7 +232,7 @@ class ClientSession:
         self.close_reason = ""
         self.redirect = None
         self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
-        self._output += [self._hello, commands.RESUME]
+        self._output += [self._hello, commands.RESUMPTION_PING]
 
     def on_disconnected(self, reason: str, now: float) -> list[Outcome]:
         """Handle the end of the connection. Requests and locks stay; releases are sent again on the next connection.
@@ -264,7 +264,7 @@ class ClientSession:
         return outcomes
 
     def finish_close(self, now: float) -> list[Outcome]:
-        """Fail the remaining calls after the client has closed its connection. Locks bound to the session are lost."""
+        """Fail the remaining calls after the connection was closed by the client. Locks bound to the session are lost."""
         reason = "the client was closed"
         outcomes = self.on_disconnected(reason, now)
         releases = self._deferred_releases + self._requests.releases_by_ref()
@@ -280,10 +280,10 @@ class ClientSession:
 
     @property
     def rejection(self) -> RequestRejected | None:
-        """The error by which all servers rejected this client for good; None unless the last round failed so."""
+        """The error by which all servers rejected this client for good in the last round of attempts, or None."""
         return None if self._rejection is None else errors.copy_rejection(self._rejection)
 
-    def end_round(self, rejections: Sequence[RequestRejected | None]) -> None:
+    def on_round_failed(self, rejections: Sequence[RequestRejected | None]) -> None:
         """Record a failed round of connection attempts: `rejections` has the final error of each attempt, or None.
 
         The client is rejected for good only if every server did so. A server that could not be reached, or failed
@@ -303,7 +303,7 @@ class ClientSession:
         outcomes: list[Outcome] = [
             (release, None, errors.copy_rejection(self._rejection))
             for release in releases
-            if release.waiter is not None
+            if release.future is not None
         ]
         for watch in self._watches.all():
             self._watches.on_rejected(watch, errors.copy_rejection(self._rejection), outcomes)
@@ -332,6 +332,7 @@ class ClientSession:
         return bool(self._pending or self._requests.by_ref or self._watches)
 
     def _collect_timers(self, now: float) -> list[Outcome]:
+        """Handle the fired timers of all requests: expired locks, watchdogs, and callers that waited long enough."""
         outcomes: list[Outcome] = []
         fired = self._requests.collect_timers(now)
         for request in fired.expired:
@@ -376,10 +377,11 @@ class ClientSession:
             ):
                 self._watches.on_event(message.payload, outcomes)  # fast path: other clients may cause many events
             else:
-                self._handle(message, now, outcomes)
+                self._handle_message(message, now, outcomes)
         return outcomes
 
-    def _handle(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
+    def _handle_message(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
+        """Dispatch a message by its type. None is a message that this version does not know, and is ignored."""
         match message:
             case _ if self._phase is Phase.HANDSHAKE:
                 self._handle_handshake(message, now, outcomes)
@@ -487,7 +489,7 @@ class ClientSession:
                 self._requests.start_response_timer(request, now)
 
     def _handle_locked(self, locked: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
-        """Handle a grant, or the confirmation of a held lock during a resumption: that has the remaining time."""
+        """Handle the grant of a request. During a resumption it also confirms held locks, with their remaining time."""
         request = self._find_request(locked.ref)
         if request is None:
             if locked.expiresIn is None:  # a new grant to an earlier client with this session's secret
@@ -579,6 +581,7 @@ class ClientSession:
     def _handle_watch_message(
         self, message: messages.Watching | messages.Unwatched | messages.Event, now: float, outcomes: list[Outcome]
     ) -> None:
+        """Apply the reply to a `watch` or `unwatch`, or the event that the server has ended all subscriptions."""
         match message:
             case messages.Watching():
                 watch = self._pop_pending(Watch, message.payload.ref)
@@ -707,6 +710,7 @@ class ClientSession:
         request.state = RequestState.ENDED
 
     def _mark_lost(self, request: Request, error: LockLost, outcomes: list[Outcome]) -> None:
+        """End a granted request with an error; the outcome notifies the owner of the lock."""
         request.state = RequestState.ENDED
         request.error = error
         outcomes.append((request, None, error))

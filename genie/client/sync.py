@@ -89,7 +89,7 @@ class Lock(LockInfo):
         self._check_managed()
         if self._request.state is RequestState.HELD:
             self._connection.wait_until_connected()
-            self._check_managed()
+            self._check_managed()  # again, since the lock may be detached or lost during the wait
         if self._request.state is RequestState.HELD:
             self._connection.call(extend)
         if self._request.error is not None:

@@ -105,6 +105,7 @@ class SyncConnection:
         self._state = _State.FORKED
 
     def _start_loop(self) -> None:
+        """Start a background thread with a new event loop."""
         self._loop_ended = False
         self._loop = _new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="genie-client", daemon=True)
@@ -112,6 +113,7 @@ class SyncConnection:
         _running.add(self)
 
     def _run_loop(self) -> None:
+        """Run the event loop until it is stopped, then clean up. The main function of the background thread."""
         self._thread_id = threading.get_ident()
         try:
             self._loop.run_forever()
@@ -142,30 +144,30 @@ class SyncConnection:
 
         If KeyboardInterrupt interrupts the wait, the coroutine is cancelled, and has ended when this raises.
         """
-        waiter: Future[T] = Future()
+        future: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
         def start() -> None:
             tasks.append(self._loop.create_task(coroutine))
-            tasks[0].add_done_callback(finish)
+            tasks[0].add_done_callback(complete_future)
 
         def cancel() -> None:
             tasks[0].cancel()
 
-        def finish(task: asyncio.Task[T]) -> None:
+        def complete_future(task: asyncio.Task[T]) -> None:
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is None:
-                waiter.set_result(task.result())
+                future.set_result(task.result())
             else:
-                waiter.set_exception(error)
+                future.set_exception(error)
 
         self._loop.call_soon_threadsafe(start)
         try:
-            return waiter.result()
+            return future.result()
         except BaseException:
-            if not waiter.done():
+            if not future.done():
                 self._loop.call_soon_threadsafe(cancel)
-                waiter.exception()
+                future.exception()
             raise
 
     # -- calls --------------------------------------------------------------------------------------------
@@ -178,14 +180,14 @@ class SyncConnection:
         """
         if self._state is not OPEN:
             self._check_open()
-        waiter: Future[Any] = Future()
+        future: Future[Any] = Future()
         try:
-            self._submit(self._send, call, waiter)
-            return waiter.result()
+            self._submit(self._send, call, future)
+            return future.result()
         except BaseException as error:
-            is_outcome = waiter.done() and waiter.exception() is error
+            is_outcome = future.done() and future.exception() is error
             if not is_outcome:  # an interruption of this thread, which may come after the outcome
-                self._execute_and_wait(self._abandon, call, waiter)
+                self._execute_and_wait(self._abandon, call, future)
             raise
 
     def wait_until_connected(self) -> None:
@@ -200,16 +202,16 @@ class SyncConnection:
         Raises:
             Unavailable: after `connect_timeout`. Then, and if this is interrupted, the client still sends the release.
         """
-        waiter: Future[str] = Future()
-        self._submit(self._send_release, release, waiter)
-        return self._await_release(release, waiter)
+        future: Future[str] = Future()
+        self._submit(self._send_release, release, future)
+        return self._await_release(release, future)
 
     def release_lock(self, request: Request, *, wait: bool) -> None:
         """Release a lock or cancel a waiting request, unless it has ended; `wait` for the reply or return at once."""
-        waiter: Future[str] = Future()
-        self._submit(self._send_lock_release, request, waiter if wait else None)
+        future: Future[str] = Future()
+        self._submit(self._send_lock_release, request, future if wait else None)
         if wait:
-            self._await_release(request, waiter)
+            self._await_release(request, future)
 
     def detach(self, request: Request) -> None:
         """Stop managing a held lock, and leave it held at the server."""
@@ -246,9 +248,9 @@ class SyncConnection:
                     if watch.ended:
                         watch.raise_rejection()
                         return None
-                waiter: Future[None] = Future()
-                self._submit(self._await_change, watch, waiter)
-                waiter.result()
+                future: Future[None] = Future()
+                self._submit(self._await_change, watch, future)
+                future.result()
         except RuntimeError:  # another thread waits for the next change: leave its watch open
             raise
         except BaseException:
@@ -327,7 +329,7 @@ class SyncConnection:
         finally:
             self.aio.flush()
 
-    def _send(self, call: Call, waiter: Future[Any]) -> None:
+    def _send(self, call: Call, future: Future[Any]) -> None:
         """Send a call, as `AsyncConnection.call` does, without creating a task unless it must wait for a connection."""
         aio = self.aio
         try:
@@ -335,82 +337,85 @@ class SyncConnection:
             if not aio.session.up:
                 aio.check_not_rejected()
                 if not isinstance(call, Request):
-                    self._loop.create_task(self._send_when_connected(call, waiter))
+                    self._loop.create_task(self._send_when_connected(call, future))
                     return
-            aio.send(call, waiter)
-        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
-            waiter.set_exception(error)
+            aio.send(call, future)
+        except Exception as error:  # noqa: BLE001 - passed on to the caller
+            future.set_exception(error)
 
-    async def _send_when_connected(self, call: Call, waiter: Future[Any]) -> None:
-        """Send a call once there is a connection; `waiter` gets the error if there is none in time."""
+    async def _send_when_connected(self, call: Call, future: Future[Any]) -> None:
+        """Send a call once there is a connection; `future` gets the error if there is none in time."""
         try:
             await self.aio.wait_until_connected()
         except asyncio.CancelledError:
-            waiter.set_exception(ConnectionLost("the client was closed"))
-        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
-            if not waiter.done():
-                waiter.set_exception(error)
+            future.set_exception(ConnectionLost("the client was closed"))
+        except Exception as error:  # noqa: BLE001 - passed on to the caller
+            if not future.done():
+                future.set_exception(error)
         else:
-            if not waiter.done():
-                self._send(call, waiter)
+            if not future.done():
+                self._send(call, future)
 
-    def _abandon(self, call: Call, waiter: Future[Any]) -> None:
-        waiter.cancel()
+    def _abandon(self, call: Call, future: Future[Any]) -> None:
+        future.cancel()
         self.aio.abandon(call)
 
-    def _send_release(self, release: Release, waiter: Future[str]) -> None:
+    def _send_release(self, release: Release, future: Future[str]) -> None:
+        """Send a release, or queue it while disconnected. The reply, or an error, completes `future`."""
         try:
             self.aio.check_open()
-            self.aio.send(release, waiter)
-        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
-            waiter.set_exception(error)
+            self.aio.send(release, future)
+        except Exception as error:  # noqa: BLE001 - passed on to the caller
+            future.set_exception(error)
 
-    def _send_lock_release(self, request: Request, waiter: Future[str] | None) -> None:
-        """Release a request; the reply completes `waiter`, which is done at once if the request has ended."""
+    def _send_lock_release(self, request: Request, future: Future[str] | None) -> None:
+        """Release a request; the reply completes `future`, which is done at once if the request has ended."""
         try:
             release = self.aio.release_lock(request)
-        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
-            if waiter is not None:
-                waiter.set_exception(error)
+        except Exception as error:  # noqa: BLE001 - passed on to the caller
+            if future is not None:
+                future.set_exception(error)
             return
-        if waiter is None:
+        if future is None:
             return
         if release is None:
-            waiter.set_result("")
+            future.set_result("")
         else:
-            release.waiter = waiter
+            release.future = future
 
-    def _await_change(self, watch: Watch, waiter: Future[None]) -> None:
+    def _await_change(self, watch: Watch, future: Future[None]) -> None:
+        """Complete `future` as soon as the watch has a change or has ended."""
         try:
-            self.aio.request_next(watch, waiter)
-        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
-            waiter.set_exception(error)
+            self.aio.request_next(watch, future)
+        except Exception as error:  # noqa: BLE001 - passed on to the caller
+            future.set_exception(error)
 
     # -- in the calling thread ------------------------------------------------------------------------------
 
-    def _await_release(self, released: Release | Request, waiter: Future[str]) -> str:
-        """Wait for the reply to a release, given as the call or as the request that it releases."""
+    def _await_release(self, call: Release | Request, future: Future[str]) -> str:
+        """Wait for the reply to a release, given as its call or as the request that it releases."""
         try:
-            return waiter.result(self.aio.connect_timeout)
+            return future.result(self.aio.connect_timeout)
         except TimeoutError:
-            raise Unavailable(self.aio.release_timeout_text(released.id)) from None
+            raise Unavailable(self.aio.release_timeout_text(call.id)) from None
         finally:
-            release = released if isinstance(released, Release) else released.release
+            release = call if isinstance(call, Release) else call.release
             if release is not None:
-                release.waiter = None
+                release.future = None
 
 
 def _execute(function: Callable[..., None], arguments: Sequence[object], done: Future[None]) -> None:
     """Execute a function, and complete `done` when it returns or raises."""
     try:
         function(*arguments)
-    except BaseException as error:  # noqa: BLE001 - the caller gets it, whatever it is
+    except BaseException as error:  # noqa: BLE001 - passed on to the caller
         done.set_exception(error)
     else:
         done.set_result(None)
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
+    """Make an event loop of uvloop, if it is installed, else of asyncio."""
     try:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:

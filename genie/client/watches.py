@@ -207,7 +207,7 @@ class Watches:
         """End a watch that the server rejected. Keep the error for the consumer if it does not wait at the moment."""
         self._unanswered.discard(watch)
         self._open.pop(watch, None)
-        watch.error = error if watch.waiter is None else None
+        watch.error = error if watch.future is None else None
         self._end(watch, error, outcomes)
 
     def on_event(self, event: Event.Payload, outcomes: list[Outcome]) -> None:

@@ -317,7 +317,7 @@ async def test_a_grant_that_crosses_a_cancellation_is_released(client, other):
 
         def granted(outcomes) -> None:
             settle(outcomes)
-            if any(call.waiter is None and getattr(call, "fence", 0) > lock.fence for call, _, _ in outcomes):
+            if any(call.future is None and getattr(call, "fence", 0) > lock.fence for call, _, _ in outcomes):
                 task.cancel()
 
         client._connection._deliver = granted

@@ -140,7 +140,7 @@ class TestReconnect:
 def test_a_cancelled_call_releases_the_chosen_resources():
     session = connected()
     request = pending_request(session)
-    request.waiter = Future()
+    request.future = Future()
     session.abandon(request, 0.0)
     assert session.data_to_send() == b'{"command":"release","payload":{"ref":"1"}}\n'
     assert session.receive_data(locked(101, "1", resources=["a"]), 0.0) == []

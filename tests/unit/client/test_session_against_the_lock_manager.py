@@ -144,11 +144,11 @@ class Simulation:
 
     def record_outcomes(self, outcomes) -> None:
         for call, _, error in outcomes:
-            if call.waiter is not None:
+            if call.future is not None:
                 assert not (isinstance(call, Request) and isinstance(error, ConnectionLost)), (
                     "a request survives a lost connection"
                 )
-                call.waiter = None
+                call.future = None
                 del self.pending_calls[call]
             elif isinstance(call, Request) and call.error is not None and not isinstance(error, Unavailable):
                 assert call not in self.lost, "lost twice"
@@ -156,7 +156,7 @@ class Simulation:
                 self.lost[call] = error
 
     def send_call(self, call: Call) -> None:
-        call.waiter = self.pending_calls[call] = type(call).__name__
+        call.future = self.pending_calls[call] = type(call).__name__
         self.session.send(call, self.now)
 
     def lose_connection(self) -> None:
@@ -239,7 +239,7 @@ def execute_client_step(simulation: Simulation, name: str, values: list) -> None
             simulation.send_call(new_request)
         case "leave", _ if request and request.state is RequestState.HELD:
             release = session.release(request, simulation.now)
-            release.waiter = simulation.pending_calls[release] = "leave"
+            release.future = simulation.pending_calls[release] = "leave"
         case "detach", _ if request and request.is_held(simulation.now):
             session.detach(request, simulation.now)
             server.extend(request.id, 60, simulation.now)

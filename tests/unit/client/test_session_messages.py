@@ -373,7 +373,7 @@ class TestAbandon:
         request = ask(session)
         session.abandon(request, 0.0)
         outcomes = session.receive_data(error("too-many", ref="1") + error("unknown-id", ref="1"), 0.0)
-        assert all(call.waiter is None for call, _, _ in outcomes)
+        assert all(call.future is None for call, _, _ in outcomes)
         assert request.state is RequestState.ENDED
         assert not session.close_reason
 

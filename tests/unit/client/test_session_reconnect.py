@@ -120,7 +120,7 @@ class TestHandshake:
         session.receive_data(error(code, "no", ref="hello", supported=[7]) + error("unavailable", ref="resume"), 0.0)
         assert session.close_reason
         assert session.rejection is None, "another server may accept the client"
-        session.end_round([session.handshake_rejection])
+        session.on_round_failed([session.handshake_rejection])
         assert session.rejection is not None
         assert session.rejection.code == code
         session.on_disconnected("gone", 0.0)
@@ -602,10 +602,10 @@ class TestResponseTimeout:
         assert session.next_timer == end
         assert session.on_timer(end - 0.001) == []
         assert session.next_timer == end
-        request.waiter = Future()
+        request.future = Future()
         [(call, _, why)] = session.on_timer(end)
         assert call is request
-        assert call.waiter is not None, "who waits is told"
+        assert call.future is not None, "who waits is told"
         assert isinstance(why, Unavailable)
         assert f"within {end:g} s" in str(why)
         assert "no server at b:1" in str(why)

@@ -419,7 +419,7 @@ def test_messages_about_own_locks_do_not_affect_watches():
     request = held(session)
     watch = live_watch(session, row("a", 101), prefix="a")
     release = session.release(request, 0.0)
-    release.waiter = Future()
+    release.future = Future()
     session.receive_data(event("unlocked", "a", 101), 0.0)
     assert session.receive_data(released(101, "success", release.ref), 0.0) == [(release, "success", None)]
     assert take(watch) == unlocks("a 101")
