@@ -14,7 +14,7 @@ from genie.client.commands import LockInfo, Request, RequestState, make_any_requ
 from genie.client.session import ClientSession
 from genie.errors import Insufficient, LockError, RequestRejected, Unavailable
 from genie.protocol import commands
-from scripted_server import SECRET, connected, cut, error, locked, released
+from scripted_server import SECRET, connected_session, error, locked, reconnect, released
 
 MAX_WEIGHT = 2**63 - 1
 
@@ -32,7 +32,7 @@ def pending_request(session: ClientSession, **options: object) -> Request:
 
 
 def test_the_request_line():
-    session = connected()
+    session = connected_session()
     choose(session, "a", "shared:b", target=4, weights=[1, 4], transaction="t", transaction_timeout=0.25)
     assert session.data_to_send() == (
         b'{"command":"request","payload":{"anyOf":["exclusive:a","shared:b"],"weights":[1,4],"target":4,'
@@ -45,7 +45,7 @@ def test_the_request_line():
 
 
 def test_the_lock_has_the_resources_that_the_server_chose_in_the_requested_order():
-    session = connected()
+    session = connected_session()
     request = pending_request(session)
     assert session.receive_data(locked(101, "1", resources=["c", "b"]), 0.0) == [(request, None, None)]
     assert request.state is RequestState.HELD
@@ -53,7 +53,7 @@ def test_the_lock_has_the_resources_that_the_server_chose_in_the_requested_order
 
 
 def test_insufficient_has_the_free_and_the_locked_sum():
-    session = connected()
+    session = connected_session()
     request = pending_request(session)
     [(call, _, caught)] = session.receive_data(released(101, "insufficient", ref="1", free=1, locked=2), 0.0)
     assert (call, request.state) == (request, RequestState.ENDED)
@@ -62,7 +62,7 @@ def test_insufficient_has_the_free_and_the_locked_sum():
 
 
 def test_large_sums_are_exact():
-    session = connected()
+    session = connected_session()
     request = pending_request(session, weights=[MAX_WEIGHT, MAX_WEIGHT - 2, 2**53 + 1], target=MAX_WEIGHT)
     payload = orjson.loads(request.line)["payload"]
     assert (payload["weights"], payload["target"]) == (
@@ -83,7 +83,7 @@ def test_large_sums_are_exact():
     ("weights", "target"), [([MAX_WEIGHT + 1, 5], 3), ([2, 5], MAX_WEIGHT + 1), (None, 10**78 - 1)]
 )
 def test_weights_beyond_the_integer_limit_are_sent_as_strings(weights, target):
-    session = connected()
+    session = connected_session()
     request = pending_request(session, weights=weights and [*weights, 1], target=target)
     payload = orjson.loads(request.line)["payload"]
     assert payload.get("weights") == (weights and [str(weight) for weight in [*weights, 1]])
@@ -95,7 +95,7 @@ def test_weights_beyond_the_integer_limit_are_sent_as_strings(weights, target):
 
 
 def test_insufficient_without_sums_is_a_plain_lock_error():
-    session = connected()
+    session = connected_session()
     pending_request(session)
     [(_, _, caught)] = session.receive_data(released(101, "insufficient", "1"), 0.0)
     assert type(caught) is LockError
@@ -103,42 +103,42 @@ def test_insufficient_without_sums_is_a_plain_lock_error():
 
 class TestReconnect:
     def test_the_same_line_is_sent_again(self):
-        session = connected()
+        session = connected_session()
         request = pending_request(session)
         line = request.line
-        assert cut(session) == []
+        assert reconnect(session) == []
         assert session.data_to_send() == line
         assert session.receive_data(locked(101, "1", resources=["a"]), 0.0) == [(request, None, None)]
         assert request.resources == ("exclusive:a",)
 
     def test_the_resumption_has_the_chosen_resources(self):
-        session = connected()
+        session = connected_session()
         request = pending_request(session)
         told = locked(101, "1", resources=["b"], expiresIn=4000)
-        assert cut(session, told, now=2.0) == [(request, None, None)]
+        assert reconnect(session, told, now=2.0) == [(request, None, None)]
         assert (request.resources, request.expires_at) == (("shared:b",), 6.0)
         assert session.data_to_send() == b""
-        assert cut(session, told, now=3.0) == []
+        assert reconnect(session, told, now=3.0) == []
         assert request.resources == ("shared:b",)
 
     def test_the_resumption_can_reject_it_as_insufficient(self):
-        session = connected()
+        session = connected_session()
         request = pending_request(session)
-        [(call, _, caught)] = cut(session, released(101, "insufficient", ref="1", free=0, locked=3))
+        [(call, _, caught)] = reconnect(session, released(101, "insufficient", ref="1", free=0, locked=3))
         assert call is request
         assert isinstance(caught, Insufficient)
 
     def test_a_server_without_the_session_gets_the_same_line(self):
-        session = connected()
+        session = connected_session()
         request = pending_request(session)
         line = request.line
-        assert cut(session, resumed=False, now=0.5) == []
+        assert reconnect(session, resumed=False, now=0.5) == []
         assert session.data_to_send() == line
         assert b"queueTimeout" not in line
 
 
 def test_a_cancelled_call_releases_the_chosen_resources():
-    session = connected()
+    session = connected_session()
     request = pending_request(session)
     request.future = Future()
     session.abandon(request, 0.0)
@@ -149,7 +149,7 @@ def test_a_cancelled_call_releases_the_chosen_resources():
 
 
 def test_a_silent_server_is_not_waited_for_beyond_the_response_timeout():
-    session = connected()
+    session = connected_session()
     request = pending_request(session)
     assert session.on_timer(9.9) == []
     [(call, _, caught)] = session.on_timer(10.0)
@@ -158,7 +158,7 @@ def test_a_silent_server_is_not_waited_for_beyond_the_response_timeout():
 
 
 def test_an_error_reply_fails_only_that_request():
-    session = connected()
+    session = connected_session()
     request = pending_request(session)
     [(call, _, caught)] = session.receive_data(error("bad-request", "target", ref="1"), 0.0)
     assert call is request

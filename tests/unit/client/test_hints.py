@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from genie import QueueTimeout
-from scripted_server import connected, held, released, waiting
+from scripted_server import connected_session, granted_request, released, sent_request
 
 
 def blocker(id: int, transaction: str | None = None, resource: str = "a", state: str = "held") -> dict[str, object]:
@@ -15,7 +15,7 @@ def blocker(id: int, transaction: str | None = None, resource: str = "a", state:
 
 def timeout(session, *blockers: dict[str, object], id: int = 902, **options: object) -> QueueTimeout:
     """What a request of this client ends with that these were in the way of."""
-    request = waiting(session, **options)
+    request = sent_request(session, **options)
     answer = released(id, "queue-timeout", request.ref, waited=10, blockers=blockers, blockersTotal=len(blockers))
     [(_, _, error)] = session.receive_data(answer, 0.0)
     assert isinstance(error, QueueTimeout)
@@ -30,8 +30,8 @@ def test_it_is_a_timeout_error():
 
 @pytest.mark.parametrize(("its", "asked"), [(None, None), ("t", None), (None, "t")])
 def test_a_request_blocked_by_its_own_client_gets_a_hint(its, asked):
-    session = connected()
-    held(session, 901, transaction=its)
+    session = connected_session()
+    granted_request(session, 901, transaction=its)
     error = timeout(session, blocker(900), blocker(901, its), transaction=asked)
     assert error.hint.startswith("this client itself holds 901: ")
     assert "transaction=NAME" in error.hint
@@ -39,8 +39,8 @@ def test_a_request_blocked_by_its_own_client_gets_a_hint(its, asked):
 
 
 def test_a_request_blocked_by_another_client_of_the_process_gets_a_hint():
-    session, other = connected(), connected()
-    held(other, 903)
+    session, other = connected_session(), connected_session()
+    granted_request(other, 903)
     error = timeout(session, blocker(903))
     assert error.hint.startswith("another client of this process itself holds 903: ")
 
@@ -56,21 +56,21 @@ def test_a_request_blocked_by_another_client_of_the_process_gets_a_hint():
     ids=["transactions of two names", "another process", "another server's id", "ahead in the queue"],
 )
 def test_blockers_of_other_processes_cause_no_hint(row):
-    session = connected()
-    held(session, 904, transaction="t")
+    session = connected_session()
+    granted_request(session, 904, transaction="t")
     error = timeout(session, row, transaction="u")
     assert error.hint == ""
 
 
 def test_a_released_lock_causes_no_hint():
-    session = connected()
-    session.release(held(session, 906), 0.0)
+    session = connected_session()
+    session.release(granted_request(session, 906), 0.0)
     session.data_to_send()
     assert timeout(session, blocker(906)).hint == ""
 
 
 def test_a_lost_lock_causes_no_hint():
-    session = connected()
-    held(session, 907)
+    session = connected_session()
+    granted_request(session, 907)
     session.receive_data(released(907, "transaction-timeout", "1"), 0.0)
     assert timeout(session, blocker(907), id=908).hint == ""

@@ -9,16 +9,29 @@ import pytest
 from genie.client.commands import Extend, Inspect, Ping, Release
 from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S, PING_TIMEOUT_STEPS
 from genie.client.session import ClientSession
-from scripted_server import SECRET, InOrder, ask, cut, error, greet, held, locked, queued, released, say, waiting
-from scripted_server import connected as connect_session
+from scripted_server import (
+    SECRET,
+    RefIgnoringSession,
+    complete_handshake,
+    encode,
+    error,
+    granted_request,
+    locked,
+    queued,
+    reconnect,
+    released,
+    send_request,
+    sent_request,
+)
+from scripted_server import connected_session as connected_session_of
 
-PING = say("ping")
-PONG = say("pong")
+PING = encode("ping")
+PONG = encode("pong")
 GONE_S = PING_INTERVAL_S + PING_TIMEOUT_STEPS * PING_TIMEOUT_STEP_S
 
 
-def connected(*, watching: bool) -> ClientSession:
-    return connect_session(InOrder, watching=watching)
+def connected(*, keepalive: bool) -> ClientSession:
+    return connected_session_of(RefIgnoringSession, keepalive=keepalive)
 
 
 def run(session: ClientSession, until: float) -> list[tuple[float, bytes]]:
@@ -36,32 +49,39 @@ def run(session: ClientSession, until: float) -> list[tuple[float, bytes]]:
 
 
 def with_pending_ping(session: ClientSession) -> None:
-    ask(session)
+    send_request(session)
 
 
 def with_pending_release(session: ClientSession) -> None:
-    session.release(held(session), 0.0)
+    session.release(granted_request(session), 0.0)
 
 
 def with_held_lock(session: ClientSession) -> None:
-    held(session, transaction_timeout=1000)
+    granted_request(session, transaction_timeout=1000)
 
 
 def with_abandoned_request(session: ClientSession) -> None:
-    session.abandon(ask(session), 0.0)
+    session.abandon(send_request(session), 0.0)
 
 
 def with_pending_extension(session: ClientSession) -> None:
-    lock = held(session)
+    lock = granted_request(session)
     session.send(Extend(lock.id, 1000, lock), 0.0)
 
 
 @pytest.mark.parametrize(
     "expect_messages",
-    [with_pending_ping, waiting, with_held_lock, with_pending_release, with_abandoned_request, with_pending_extension],
+    [
+        with_pending_ping,
+        sent_request,
+        with_held_lock,
+        with_pending_release,
+        with_abandoned_request,
+        with_pending_extension,
+    ],
 )
 def test_a_hung_server_is_pinged_once_and_then_left(expect_messages):
-    session = connected(watching=True)
+    session = connected(keepalive=True)
     expect_messages(session)
     session.data_to_send()
     assert run(session, GONE_S - 0.001) == [(PING_INTERVAL_S, PING)]
@@ -72,7 +92,7 @@ def test_a_hung_server_is_pinged_once_and_then_left(expect_messages):
 
 @pytest.mark.parametrize("call", [Ping(), Inspect(), Release(7)])
 def test_a_server_that_does_not_reply_to_a_call_is_left(call):
-    session = connected(watching=True)
+    session = connected(keepalive=True)
     session.send(call, 0.0)
     session.data_to_send()
     assert run(session, GONE_S) == [(PING_INTERVAL_S, PING)]
@@ -80,10 +100,10 @@ def test_a_server_that_does_not_reply_to_a_call_is_left(call):
 
 
 def test_an_idle_client_sends_no_pings():
-    session = connected(watching=True)
+    session = connected(keepalive=True)
     assert run(session, 100.0) == []
     assert session.next_timer == math.inf
-    lock = held(session, now=100.0, transaction_timeout=1000)
+    lock = granted_request(session, now=100.0, transaction_timeout=1000)
     assert session.next_timer == 100.0 + PING_INTERVAL_S
     session.release(lock, 101.0)
     session.receive_data(released(101, "success", "2"), 101.0)
@@ -93,8 +113,8 @@ def test_an_idle_client_sends_no_pings():
 
 
 def test_a_server_that_replies_is_pinged_again_after_the_next_interval():
-    session = connected(watching=True)
-    held(session, transaction_timeout=1000)
+    session = connected(keepalive=True)
+    granted_request(session, transaction_timeout=1000)
     assert run(session, PING_INTERVAL_S) == [(PING_INTERVAL_S, PING)]
     late = GONE_S - 0.5
     assert run(session, late) == []
@@ -106,8 +126,8 @@ def test_a_server_that_replies_is_pinged_again_after_the_next_interval():
 
 @pytest.mark.parametrize("word", [PONG[:5], queued(101, "1")])
 def test_any_received_bytes_restart_the_interval(word):
-    session = connected(watching=True)
-    ask(session)
+    session = connected(keepalive=True)
+    send_request(session)
     session.data_to_send()
     session.receive_data(word, PING_INTERVAL_S - 0.5)
     assert run(session, GONE_S + PING_INTERVAL_S - 0.501) == [(2 * PING_INTERVAL_S - 0.5, PING)]
@@ -115,8 +135,8 @@ def test_any_received_bytes_restart_the_interval(word):
 
 
 def test_the_reply_to_a_keepalive_ping_completes_no_other_ping():
-    session = connected(watching=True)
-    waiting(session)
+    session = connected(keepalive=True)
+    sent_request(session)
     run(session, PING_INTERVAL_S)
     mine = Ping()
     session.send(mine, PING_INTERVAL_S)
@@ -126,16 +146,16 @@ def test_the_reply_to_a_keepalive_ping_completes_no_other_ping():
 
 
 def test_a_server_that_replies_unavailable_is_left_at_once():
-    session = connected(watching=True)
-    waiting(session)
+    session = connected(keepalive=True)
+    sent_request(session)
     run(session, PING_INTERVAL_S)
     session.receive_data(error("unavailable", "no store"), PING_INTERVAL_S + 2)
     assert "no store" in session.close_reason
 
 
 def test_a_suspended_client_reads_before_the_timeout_counts():
-    session = connected(watching=True)
-    waiting(session, queue_timeout=1000)
+    session = connected(keepalive=True)
+    sent_request(session, queue_timeout=1000)
     run(session, PING_INTERVAL_S)
     session.on_timer(PING_INTERVAL_S + 100.0)
     assert not session.close_reason
@@ -145,8 +165,8 @@ def test_a_suspended_client_reads_before_the_timeout_counts():
 
 
 def test_the_next_connection_has_its_own_keepalive():
-    session = connected(watching=True)
-    request = waiting(session, queue_timeout=1000)
+    session = connected(keepalive=True)
+    request = sent_request(session, queue_timeout=1000)
     run(session, GONE_S)
     assert session.close_reason
     session.on_disconnected("gone", 0.0)
@@ -155,23 +175,23 @@ def test_the_next_connection_has_its_own_keepalive():
     session.on_timer(51.0)
     assert not session.close_reason
     session.on_disconnected("gone again", 0.0)
-    greet(session, now=60.0)
+    complete_handshake(session, now=60.0)
     assert session.data_to_send() == request.line
     assert run(session, 60.0 + GONE_S - 0.001) == [(60.0 + PING_INTERVAL_S, PING)]
     assert session.receive_data(locked(101, "1"), 60.0 + GONE_S - 0.001) == [(request, None, None)]
 
 
 def test_a_held_lock_keeps_the_keepalive_running_after_a_reconnect():
-    session = connected(watching=True)
-    held(session, transaction_timeout=1000)
-    cut(session, locked(101, "1", expiresIn=1_000_000), now=10.0)
+    session = connected(keepalive=True)
+    granted_request(session, transaction_timeout=1000)
+    reconnect(session, locked(101, "1", expiresIn=1_000_000), now=10.0)
     assert run(session, 10.0 + PING_INTERVAL_S) == [(10.0 + PING_INTERVAL_S, PING)]
 
 
 def test_a_short_connect_timeout_shortens_the_keepalive():
-    session = InOrder(SECRET, response_timeout=1.0)
-    greet(session, resumed=False)
-    ask(session)
+    session = RefIgnoringSession(SECRET, response_timeout=1.0)
+    complete_handshake(session, resumed=False)
+    send_request(session)
     session.data_to_send()
     assert run(session, 1.25) == [(0.5, PING)]
     assert session.close_reason

@@ -20,12 +20,23 @@ from genie.errors import (
     TransactionTimeout,
     Unavailable,
 )
-from scripted_server import ask, connected, error, held, locked, pong, queued, release, released, say
+from scripted_server import (
+    connected_session,
+    encode,
+    error,
+    granted_request,
+    locked,
+    pong,
+    queued,
+    release,
+    released,
+    send_request,
+)
 
 
 def test_a_request_is_sent_in_milliseconds_and_granted():
-    session = connected()
-    request = ask(
+    session = connected_session()
+    request = send_request(
         session,
         "a",
         "shared:b",
@@ -49,16 +60,16 @@ def test_a_request_is_sent_in_milliseconds_and_granted():
 
 
 def test_a_server_without_quiet_mode_sends_queued_first():
-    session = connected()
-    request = ask(session, queue_timeout=10)
+    session = connected_session()
+    request = send_request(session, queue_timeout=10)
     assert session.receive_data(queued(101, "1"), 5.0) == []
     assert (request.id, request.state, request.response_deadline) == (101, RequestState.WAITING, 25.0)
     assert session.receive_data(locked(101, "1"), 6.0) == [(request, None, None)]
 
 
 def test_messages_may_be_split_and_joined():
-    session = connected()
-    first, second = ask(session), ask(session)
+    session = connected_session()
+    first, second = send_request(session), send_request(session)
     data = (
         b'{"command":"locked","payload":{"id":102,"fence":8,"ref":"2"}}\r\n'
         b'{"command":"locked","payload":{"id":101,"fence":9,"ref":"1"}}\n'
@@ -68,8 +79,8 @@ def test_messages_may_be_split_and_joined():
 
 
 def test_a_queue_timeout_has_the_blockers():
-    session = connected()
-    request = ask(session)
+    session = connected_session()
+    request = send_request(session)
     [(call, _, error)] = session.receive_data(
         b'{"command":"released","payload":{"id":101,"reason":"queue-timeout","ref":"1","waited":1500,"blockersTotal":12,'
         b'"blockers":[{"id":90,"transactionName":"t","note":"n","resource":"a","mode":"exclusive","state":"held","since":5}]}}\n',
@@ -84,8 +95,8 @@ def test_a_queue_timeout_has_the_blockers():
 
 
 def test_a_deadlock_names_its_cycle():
-    session = connected()
-    ask(session)
+    session = connected_session()
+    send_request(session)
     waits = [{"resource": "a", "waiter": 101, "holder": 90, "note": "n"}, {"resource": "b", "waiter": 90, "holder": 80}]
     [(_, _, error)] = session.receive_data(released(101, "deadlock", "1", cycle=["t1", "t2"], waits=waits), 0.0)
     assert isinstance(error, Deadlock)
@@ -102,8 +113,8 @@ def test_a_deadlock_names_its_cycle():
     ],
 )
 def test_an_unsolicited_released_means_that_the_lock_is_lost(reason, kind):
-    session = connected()
-    request = held(session)
+    session = connected_session()
+    request = granted_request(session)
     [(call, _, error)] = session.receive_data(released(101, reason, "1"), 0.0)
     assert call is request
     assert type(error) is kind
@@ -114,8 +125,8 @@ def test_an_unsolicited_released_means_that_the_lock_is_lost(reason, kind):
 
 @pytest.mark.parametrize("reason", ["success", "disconnected", "of-tomorrow"])
 def test_a_waiting_request_ended_by_another_client_is_a_lock_error(reason):
-    session = connected()
-    ask(session)
+    session = connected_session()
+    send_request(session)
     [(_, _, error)] = session.receive_data(released(101, reason, "1"), 0.0)
     assert type(error) is LockError
     assert error.id == 101
@@ -123,25 +134,25 @@ def test_a_waiting_request_ended_by_another_client_is_a_lock_error(reason):
 
 class TestRefs:
     def test_all_commands_share_one_counter(self):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         session.send(Ping(), 0.0)
         session.release(lock, 0.0)
         session.send(Inspect(), 0.0)
-        ask(session)
+        send_request(session)
         refs = [orjson.loads(line)["payload"]["ref"] for line in session.data_to_send().splitlines()]
         assert refs == ["2", "3", "4", "5"]
 
     def test_replies_may_arrive_in_any_order(self):
-        session = connected()
+        session = connected_session()
         first, second, inspect, release_, extend = Ping(), Ping(), Inspect(), Release(55), Extend(56, 5)
         for call in (first, second, inspect, release_, extend):
             session.send(call, 0.0)
         answers = (
-            say("extended", id=56, transactionTimeout=5000, ref=extend.ref)
+            encode("extended", id=56, transactionTimeout=5000, ref=extend.ref)
             + pong(second)
             + released(55, "success", release_.ref)
-            + say("inspected", holders=[], ref=inspect.ref)
+            + encode("inspected", holders=[], ref=inspect.ref)
             + pong(first)
         )
         outcomes = session.receive_data(answers, 0.0)
@@ -150,20 +161,20 @@ class TestRefs:
     @pytest.mark.parametrize(
         "message",
         [
-            say("pong", ref="77"),
-            say("pong"),
-            say("inspected", ref="77"),
-            say("extended", id=5, transactionTimeout=1, ref="77"),
+            encode("pong", ref="77"),
+            encode("pong"),
+            encode("inspected", ref="77"),
+            encode("extended", id=5, transactionTimeout=1, ref="77"),
             released(5, "success", "77"),
             released(5, "success", None),
             error("bad-request", ref="77"),
-            say("watching", prefix="", held=[], ref="77"),
-            say("bye", ref="77"),
+            encode("watching", prefix="", held=[], ref="77"),
+            encode("bye", ref="77"),
         ],
     )
     def test_replies_with_an_unknown_ref_are_ignored(self, message):
-        session = connected()
-        ping, request = Ping(), ask(session)
+        session = connected_session()
+        ping, request = Ping(), send_request(session)
         session.send(ping, 0.0)
         assert session.receive_data(message, 0.0) == []
         assert not session.close_reason
@@ -173,15 +184,15 @@ class TestRefs:
         ]
 
     def test_replies_of_another_kind_are_ignored(self):
-        session = connected()
+        session = connected_session()
         ping = Ping()
         session.send(ping, 0.0)
-        assert session.receive_data(say("inspected", holders=[], ref=ping.ref), 0.0) == []
+        assert session.receive_data(encode("inspected", holders=[], ref=ping.ref), 0.0) == []
         assert session.receive_data(pong(ping), 0.0) == [(ping, None, None)]
 
     def test_the_id_of_another_clients_request_does_not_match(self):
-        session = connected()
-        mine, stranger = ask(session), Release(55)
+        session = connected_session()
+        mine, stranger = send_request(session), Release(55)
         session.send(stranger, 0.0)
         assert session.receive_data(released(55, "success", stranger.ref), 0.0) == [(stranger, "success", None)]
         assert mine.state is RequestState.WAITING
@@ -189,8 +200,8 @@ class TestRefs:
 
 class TestRelease:
     def test_it_has_one_outcome(self):
-        session = connected()
-        request = held(session)
+        session = connected_session()
+        request = granted_request(session)
         call = session.release(request, 0.0)
         assert session.data_to_send() == b'{"command":"release","payload":{"id":101,"ref":"2"}}\n'
         assert session.release(request, 0.0) is None
@@ -199,8 +210,8 @@ class TestRelease:
         assert request.state is RequestState.ENDED
 
     def test_a_lock_that_times_out_while_it_is_released(self):
-        session = connected()
-        request = held(session)
+        session = connected_session()
+        request = granted_request(session)
         release_ = session.release(request, 0.0)
         [(call, _, error)] = session.receive_data(released(101, "transaction-timeout", "1"), 0.0)
         assert call is request
@@ -210,8 +221,8 @@ class TestRelease:
         ]
 
     def test_the_reply_reveals_that_the_lock_had_ended(self):
-        session = connected()
-        request = held(session)
+        session = connected_session()
+        request = granted_request(session)
         release_ = session.release(request, 0.0)
         lost, answer = session.receive_data(released(101, "transaction-timeout", "2"), 0.0)
         assert lost[0] is request
@@ -219,8 +230,8 @@ class TestRelease:
         assert answer == (release_, "transaction-timeout", None)
 
     def test_by_id_of_an_own_lock_ends_it(self):
-        session = connected()
-        request = held(session)
+        session = connected_session()
+        request = granted_request(session)
         release_ = Release(101)
         session.send(release_, 0.0)
         lost, answer = session.receive_data(released(101, "success", release_.ref), 0.0)
@@ -229,8 +240,8 @@ class TestRelease:
         assert answer == (release_, "success", None)
 
     def test_by_id_of_an_own_waiting_request_ends_it(self):
-        session = connected()
-        request, release_ = ask(session), Release(101)
+        session = connected_session()
+        request, release_ = send_request(session), Release(101)
         session.send(release_, 0.0)
         session.data_to_send()
         assert session.receive_data(released(101, "success", release_.ref), 0.0) == [(release_, "success", None)]
@@ -240,7 +251,7 @@ class TestRelease:
         assert type(why) is LockError
 
     def test_of_an_unknown_id_is_rejected(self):
-        session = connected()
+        session = connected_session()
         release_ = Release(5)
         session.send(release_, 0.0)
         [(call, _, why)] = session.receive_data(error("unknown-id", id=5, ref="1"), 0.0)
@@ -249,16 +260,16 @@ class TestRelease:
         assert (why.code, why.message, why.id) == ("unknown-id", "no", 5)
 
     def test_of_a_lock_unknown_to_the_server_reports_it_as_lost(self):
-        session = connected()
-        request = held(session)
+        session = connected_session()
+        request = granted_request(session)
         release_ = session.release(request, 0.0)
         lost, answer = session.receive_data(error("unknown-id", id=101, ref="2"), 0.0)
         assert (lost[0], answer[0]) == (request, release_)
         assert isinstance(request.error, LockLost)
 
     def test_without_permission_leaves_the_lock_held(self):
-        session = connected()
-        request = held(session)
+        session = connected_session()
+        request = granted_request(session)
         release_ = session.release(request, 0.0)
         [(call, _, why)] = session.receive_data(error("unauthorized", id=101, ref="2"), 0.0)
         assert call is release_
@@ -269,21 +280,21 @@ class TestRelease:
 
 class TestExtend:
     def test_the_expiry_counts_from_the_time_of_sending(self):
-        session = connected()
-        request = held(session, transaction_timeout=10)
+        session = connected_session()
+        request = granted_request(session, transaction_timeout=10)
         extend = Extend(request.id, 30, request)
         session.send(extend, 4.0)
         assert (
             session.data_to_send()
             == b'{"command":"extend","payload":{"id":101,"transactionTimeout":30000,"ref":"2"}}\n'
         )
-        answer = say("extended", id=101, transactionTimeout=30000, ref="2")
+        answer = encode("extended", id=101, transactionTimeout=30000, ref="2")
         assert session.receive_data(answer, 5.0) == [(extend, None, None)]
         assert (request.expires_at, request.transaction_timeout) == (34.0, 30)
 
     def test_of_a_lock_that_timed_out_raises_lock_lost(self):
-        session = connected()
-        request = held(session)
+        session = connected_session()
+        request = granted_request(session)
         extend = Extend(request.id, 30, request)
         session.send(extend, 0.0)
         [(call, _, _)] = session.receive_data(released(101, "transaction-timeout", "1", held=5), 0.0)
@@ -293,8 +304,8 @@ class TestExtend:
         assert isinstance(error, TransactionTimeout)
 
     def test_of_a_lock_unknown_to_the_server_raises_lock_lost(self):
-        session = connected()
-        request = held(session)
+        session = connected_session()
+        request = granted_request(session)
         extend = Extend(request.id, 30, request)
         session.send(extend, 0.0)
         outcomes = session.receive_data(error("unknown-id", id=101, ref="2"), 0.0)
@@ -304,19 +315,19 @@ class TestExtend:
 
 class TestExtendById:
     def test_of_another_clients_lock_succeeds(self):
-        session = connected()
+        session = connected_session()
         extend = Extend(55, 30)
         session.send(extend, 0.0)
         assert (
             session.data_to_send() == b'{"command":"extend","payload":{"id":55,"transactionTimeout":30000,"ref":"1"}}\n'
         )
-        assert session.receive_data(say("extended", id=55, transactionTimeout=30000, ref="1"), 0.0) == [
+        assert session.receive_data(encode("extended", id=55, transactionTimeout=30000, ref="1"), 0.0) == [
             (extend, None, None)
         ]
 
     @pytest.mark.parametrize(("reason", "kind"), [("success", LockLost), ("transaction-timeout", TransactionTimeout)])
     def test_of_an_ended_lock_raises_lock_lost(self, reason, kind):
-        session = connected()
+        session = connected_session()
         extend = Extend(55, 30)
         session.send(extend, 0.0)
         [(call, _, error)] = session.receive_data(released(55, reason, "1"), 0.0)
@@ -325,7 +336,7 @@ class TestExtendById:
         assert "by its holder" not in str(error)
 
     def test_of_an_unknown_id_is_rejected(self):
-        session = connected()
+        session = connected_session()
         extend = Extend(55, 30)
         session.send(extend, 0.0)
         [(call, _, why)] = session.receive_data(error("unknown-id", id=55, ref="1"), 0.0)
@@ -333,8 +344,8 @@ class TestExtendById:
         assert isinstance(why, RequestRejected)
 
     def test_of_an_own_lock_updates_its_expiry(self):
-        session = connected()
-        request = held(session, transaction_timeout=10)
+        session = connected_session()
+        request = granted_request(session, transaction_timeout=10)
         assert session.find_held_lock(101) is request
         session.release(request, 0.0)
         assert session.find_held_lock(101) is None
@@ -343,8 +354,8 @@ class TestExtendById:
 
 class TestAbandon:
     def test_before_the_id_is_known_cancels_by_ref(self):
-        session = connected()
-        request = ask(session)
+        session = connected_session()
+        request = send_request(session)
         session.data_to_send()
         session.abandon(request, 0.0)
         assert session.data_to_send() == b'{"command":"release","payload":{"ref":"1"}}\n'
@@ -352,16 +363,16 @@ class TestAbandon:
         assert request.state is RequestState.ENDED
 
     def test_that_crosses_the_grant_releases_the_lock(self):
-        session = connected()
-        request = ask(session)
+        session = connected_session()
+        request = send_request(session)
         session.abandon(request, 0.0)
         assert session.receive_data(locked(101, "1"), 0.0) == []
         session.receive_data(released(101, "success", "1"), 0.0)
         assert (request.state, request.error) == (RequestState.ENDED, None)
 
     def test_that_crosses_the_end_ignores_the_second_reply(self):
-        session = connected()
-        request = ask(session)
+        session = connected_session()
+        request = send_request(session)
         session.abandon(request, 0.0)
         session.receive_data(released(101, "queue-timeout", "1", waited=5), 0.0)
         assert request.state is RequestState.ENDED
@@ -369,8 +380,8 @@ class TestAbandon:
         assert not session.close_reason
 
     def test_of_a_rejected_request_ignores_the_second_error(self):
-        session = connected()
-        request = ask(session)
+        session = connected_session()
+        request = send_request(session)
         session.abandon(request, 0.0)
         outcomes = session.receive_data(error("too-many", ref="1") + error("unknown-id", ref="1"), 0.0)
         assert all(call.future is None for call, _, _ in outcomes)
@@ -378,12 +389,12 @@ class TestAbandon:
         assert not session.close_reason
 
     def test_after_the_grant_releases_by_id(self):
-        session = connected()
-        session.abandon(held(session), 0.0)
+        session = connected_session()
+        session.abandon(granted_request(session), 0.0)
         assert session.data_to_send() == release(101, "2")
 
     def test_of_a_ping_does_not_affect_other_calls(self):
-        session = connected()
+        session = connected_session()
         first, second = Ping(), Ping()
         session.send(first, 0.0)
         session.send(second, 0.0)
@@ -394,8 +405,8 @@ class TestAbandon:
 
 class TestErrorReplies:
     def test_belong_to_the_command_with_their_ref(self):
-        session = connected()
-        first, second, ping = ask(session), ask(session), Ping()
+        session = connected_session()
+        first, second, ping = send_request(session), send_request(session), Ping()
         session.send(ping, 0.0)
         [(call, _, why)] = session.receive_data(error("too-many", ref="2"), 0.0)
         assert call is second
@@ -406,7 +417,7 @@ class TestErrorReplies:
         assert first.state is RequestState.WAITING
 
     def test_of_inspect_with_an_id_do_not_affect_the_release_of_that_id(self):
-        session = connected()
+        session = connected_session()
         inspect, release_ = Inspect(id=5), Release(5)
         session.send(inspect, 0.0)
         session.send(release_, 0.0)
@@ -414,7 +425,7 @@ class TestErrorReplies:
         assert session.receive_data(released(5, "success", release_.ref), 0.0) == [(release_, "success", None)]
 
     def test_unavailable_fails_a_ping(self):
-        session = connected()
+        session = connected_session()
         ping = Ping()
         session.send(ping, 0.0)
         [(call, _, why)] = session.receive_data(error("unavailable", "no store", ref=ping.ref), 0.0)
@@ -423,21 +434,21 @@ class TestErrorReplies:
         assert session.close_reason
 
     def test_without_a_ref_close_the_connection(self):
-        session = connected()
-        ask(session)
+        session = connected_session()
+        send_request(session)
         session.receive_data(error("line-too-long", "too long"), 0.0)
         assert "line-too-long" in session.close_reason
 
     @pytest.mark.parametrize("line", [b"[]", b"{", b"\xff", b'{"command":[]}', b'{"command":"queued","payload":{}}'])
     def test_an_invalid_line_closes_the_connection_after_the_valid_ones(self, line):
-        session = connected()
+        session = connected_session()
         ping = Ping()
         session.send(ping, 0.0)
         assert session.receive_data(pong(ping) + line + b"\n", 0.0) == [(ping, None, None)]
         assert session.close_reason
 
     def test_unknown_messages_of_a_newer_server_are_ignored(self):
-        session = connected()
+        session = connected_session()
         ping = Ping()
         session.send(ping, 0.0)
         data = b'{"command":"tomorrow","payload":{"x":1}}\n{"command":"pong","payload":{"x":1,"ref":"1"}}\n'
@@ -445,7 +456,7 @@ class TestErrorReplies:
 
 
 def test_inspect_returns_plain_data():
-    session = connected()
+    session = connected_session()
     inspect = Inspect(resource="a:b", transaction="t", id=5, limit=3, only="queue")
     session.send(inspect, 0.0)
     assert session.data_to_send() == (
@@ -456,36 +467,36 @@ def test_inspect_returns_plain_data():
 
 
 def test_bye_has_an_outcome():
-    session = connected()
+    session = connected_session()
     bye = Bye()
     session.send(bye, 0.0)
     assert session.data_to_send() == b'{"command":"bye","payload":{"ref":"1"}}\n'
-    assert session.receive_data(say("bye", ref="1"), 0.0) == [(bye, None, None)]
+    assert session.receive_data(encode("bye", ref="1"), 0.0) == [(bye, None, None)]
 
 
 class TestTimers:
     def test_released_after_the_local_expiry_is_ignored(self):
-        session = connected()
-        held(session, transaction_timeout=10)
+        session = connected_session()
+        granted_request(session, transaction_timeout=10)
         session.on_timer(10.0)
         assert session.data_to_send() == b"", "it ends at the server as it does here"
         assert session.receive_data(released(101, "transaction-timeout", "1"), 10.0) == []
         assert not session.close_reason
 
     def test_a_lock_extended_after_the_local_expiry_is_released(self):
-        session = connected()
-        lock = held(session, transaction_timeout=10)
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=10)
         extend = Extend(lock.id, 10, lock)
         session.send(extend, 9.9)
         session.data_to_send()
         session.on_timer(10.0)
-        answer = say("extended", id=101, transactionTimeout=10000, ref=extend.ref)
+        answer = encode("extended", id=101, transactionTimeout=10000, ref=extend.ref)
         assert session.receive_data(answer, 10.1) == [(extend, None, None)]
         assert session.data_to_send() == release(101, "3")
 
     def test_a_lock_expires_on_the_clients_clock(self):
-        session = connected()
-        lock = held(session, now=2.0, transaction_timeout=10)
+        session = connected_session()
+        lock = granted_request(session, now=2.0, transaction_timeout=10)
         assert session.on_timer(11.9) == []
         assert session.next_timer == 12.0
         [(call, _, error)] = session.on_timer(12.0)
@@ -493,33 +504,33 @@ class TestTimers:
         assert isinstance(error, TransactionTimeout)
 
     def test_a_lock_that_is_being_released_does_not_expire(self):
-        session = connected()
-        lock = held(session, transaction_timeout=10)
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=10)
         call = session.release(lock, 9.9)
         assert session.on_timer(10.0) == []
         assert session.receive_data(released(101, "success", "2"), 10.1) == [(call, "success", None)]
 
     def test_the_watchdog_extends_after_each_third_of_the_timeout(self):
-        session = connected()
-        lock = held(session, transaction_timeout=9, watchdog=True)
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=9, watchdog=True)
         assert session.next_timer == 3.0
         assert session.on_timer(3.0) == []
-        assert session.data_to_send() == say("extend", id=101, transactionTimeout=9000, ref="2")
-        session.receive_data(say("extended", id=101, transactionTimeout=9000, ref="2"), 3.1)
+        assert session.data_to_send() == encode("extend", id=101, transactionTimeout=9000, ref="2")
+        session.receive_data(encode("extended", id=101, transactionTimeout=9000, ref="2"), 3.1)
         assert lock.expires_at == 12.0
         session.on_timer(6.0)
-        assert session.data_to_send() == say("extend", id=101, transactionTimeout=9000, ref="3")
+        assert session.data_to_send() == encode("extend", id=101, transactionTimeout=9000, ref="3")
 
     def test_a_lock_without_watchdog_is_not_extended(self):
-        session = connected()
-        held(session, transaction_timeout=9)
+        session = connected_session()
+        granted_request(session, transaction_timeout=9)
         assert session.next_timer == 9.0
         session.on_timer(8.9)
         assert session.data_to_send() == b""
 
     def test_without_locks_there_is_no_timer(self):
-        session = connected()
-        session.release(held(session), 0.0)
+        session = connected_session()
+        session.release(granted_request(session), 0.0)
         session.receive_data(released(101, "success", "2"), 0.0)
         session.on_timer(20.0)
         assert session.next_timer == math.inf

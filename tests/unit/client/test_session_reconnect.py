@@ -27,18 +27,18 @@ from scripted_server import (
     PING,
     PONG,
     SECRET,
-    ask,
-    connected,
-    cut,
+    complete_handshake,
+    connected_session,
+    encode,
     error,
-    greet,
-    held,
+    granted_request,
     locked,
     pong,
+    reconnect,
     release,
     released,
-    say,
-    waiting,
+    send_request,
+    sent_request,
     welcome,
 )
 
@@ -46,7 +46,7 @@ from scripted_server import (
 class TestHandshake:
     def test_nothing_else_is_sent_before_the_resumption_has_ended(self):
         session = ClientSession(SECRET)
-        request = ask(session)
+        request = send_request(session)
         session.on_connected()
         assert session.data_to_send() == HELLO + PING
         assert session.receive_data(welcome(False), 0.0) == []
@@ -81,11 +81,11 @@ class TestHandshake:
 
     def test_the_server_must_confirm_the_namespace(self):
         session = ClientSession(SECRET, namespace="billing")
-        request = ask(session)
+        request = send_request(session)
         session.on_connected()
         hello = orjson.loads(session.data_to_send().splitlines()[0])["payload"]
         assert (hello["session"], hello["sessionTimeout"], hello["namespace"]) == (SECRET, 10_000, "billing")
-        for answer in (welcome(False), say("welcome", protocol=1, resumed=False)):
+        for answer in (welcome(False), encode("welcome", protocol=1, resumed=False)):
             assert session.receive_data(answer + PONG, 0.0) == []
             assert "not 'billing'" in session.close_reason
             assert not session.up
@@ -115,7 +115,7 @@ class TestHandshake:
     @pytest.mark.parametrize("code", ["unauthorized", "unknown-namespace", "unsupported-protocol"])
     def test_a_final_rejection_fails_waiting_calls(self, code):
         session = ClientSession(SECRET)
-        request = ask(session)
+        request = send_request(session)
         session.on_connected()
         session.receive_data(error(code, "no", ref="hello", supported=[7]) + error("unavailable", ref="resume"), 0.0)
         assert session.close_reason
@@ -128,13 +128,13 @@ class TestHandshake:
         assert call is request
         assert isinstance(why, RequestRejected)
         assert why.code == code
-        greet(session)
+        complete_handshake(session)
         assert session.rejection is None
         assert session.data_to_send() == b"", "it was never sent"
 
     def test_a_temporary_rejection_does_not_fail_waiting_calls(self):
         session = ClientSession(SECRET)
-        ask(session)
+        send_request(session)
         session.on_connected()
         session.receive_data(error("unavailable", "no", ref="hello"), 0.0)
         assert session.close_reason
@@ -145,7 +145,7 @@ class TestHandshake:
         session = ClientSession(SECRET, response_timeout=100.0)
         session.on_connected()
         session.receive_data(welcome(False, pingInterval=7000) + PONG, 0.0)
-        ask(session, queue_timeout=1000)
+        send_request(session, queue_timeout=1000)
         session.data_to_send()
         session.on_timer(6.9)
         assert session.data_to_send() == b""
@@ -173,7 +173,7 @@ class TestHandshake:
 
     def test_unavailable_during_the_resumption_closes_the_connection(self):
         session = ClientSession(SECRET)
-        request = ask(session)
+        request = send_request(session)
         session.on_connected()
         session.data_to_send()
         assert session.receive_data(welcome(False) + error("unavailable"), 0.0) == []
@@ -181,7 +181,7 @@ class TestHandshake:
         assert not session.up
         assert session.data_to_send() == b""
         session.on_disconnected("gone", 0.0)
-        greet(session)
+        complete_handshake(session)
         assert session.data_to_send() == request.line
 
     @pytest.mark.parametrize("line", [PONG, locked(1, "1"), released(1, "success", "1")])
@@ -194,43 +194,43 @@ class TestHandshake:
     def test_unknown_messages_of_a_newer_server_are_ignored(self):
         session = ClientSession()
         session.on_connected()
-        session.receive_data(say("tomorrow") + welcome(False) + say("tomorrow") + PONG, 0.0)
+        session.receive_data(encode("tomorrow") + welcome(False) + encode("tomorrow") + PONG, 0.0)
         assert session.up
 
     def test_a_disconnect_during_the_resumption_changes_nothing(self):
-        session = connected()
-        lock, request = held(session), waiting(session)
+        session = connected_session()
+        lock, request = granted_request(session), sent_request(session)
         session.on_disconnected("gone", 0.0)
         session.on_connected()
         session.data_to_send()
         assert session.receive_data(welcome(True) + locked(101, "1", expiresIn=5000), 0.0) == []
         assert session.on_disconnected("gone again", 0.0) == []
-        assert greet(session, locked(101, "1", expiresIn=5000)) == []
+        assert complete_handshake(session, locked(101, "1", expiresIn=5000)) == []
         assert session.data_to_send() == request.line
         assert (lock.state, request.state) == (RequestState.HELD, RequestState.WAITING)
 
 
 class TestWaitingRequest:
     def test_is_sent_again_after_a_resumption(self):
-        session = connected()
-        request = waiting(session)
+        session = connected_session()
+        request = sent_request(session)
         line = request.line
-        assert cut(session) == []
+        assert reconnect(session) == []
         assert session.data_to_send() == line
         assert session.receive_data(locked(101, "1"), 3.0) == [(request, None, None)]
         assert request.expires_at == 13.0
 
     def test_was_granted_while_disconnected(self):
-        session = connected()
-        request = waiting(session)
-        assert cut(session, locked(101, "1", expiresIn=2500), now=4.0) == [(request, None, None)]
+        session = connected_session()
+        request = sent_request(session)
+        assert reconnect(session, locked(101, "1", expiresIn=2500), now=4.0) == [(request, None, None)]
         assert (request.state, request.fence, request.expires_at) == (RequestState.HELD, 7, 6.5)
         assert session.data_to_send() == b""
 
     def test_was_granted_between_the_resumption_and_the_retry(self):
-        session = connected()
-        request = waiting(session)
-        cut(session)
+        session = connected_session()
+        request = sent_request(session)
+        reconnect(session)
         answers = locked(101, "1") + locked(101, "1", expiresIn=9_000)
         assert session.receive_data(answers, 1.0) == [(request, None, None)]
         assert request.expires_at == 10.0
@@ -246,9 +246,9 @@ class TestWaitingRequest:
     )
     @pytest.mark.parametrize("repeated", [True, False])
     def test_ended_while_disconnected(self, message, kind, repeated):
-        session = connected()
-        request = waiting(session)
-        outcomes = cut(session, *([] if repeated else [message]))
+        session = connected_session()
+        request = sent_request(session)
+        outcomes = reconnect(session, *([] if repeated else [message]))
         if repeated:
             assert session.data_to_send() == request.line
             outcomes = session.receive_data(message, 0.0)
@@ -256,45 +256,45 @@ class TestWaitingRequest:
         assert call is request
         assert type(why) is kind
         assert session.data_to_send() == b""
-        assert cut(session, message) == [], "it may come once more"
+        assert reconnect(session, message) == [], "it may come once more"
 
     @pytest.mark.parametrize("sent", [True, False])
     def test_is_sent_again_if_the_server_does_not_know_it(self, sent):
-        session = connected()
-        request = ask(session)
+        session = connected_session()
+        request = send_request(session)
         if sent:
             session.data_to_send()
-        assert cut(session) == []
+        assert reconnect(session) == []
         assert session.data_to_send() == request.line
-        assert cut(session) == []
+        assert reconnect(session) == []
         assert session.data_to_send() == request.line
         assert session.receive_data(locked(101, "1", expiresIn=2500), 1.0) == [(request, None, None)]
         assert request.expires_at == 3.5
 
     def test_is_queued_while_disconnected(self):
-        session = connected()
+        session = connected_session()
         session.on_disconnected("gone", 0.0)
-        request = ask(session)
+        request = send_request(session)
         assert session.data_to_send() == b""
-        greet(session)
+        complete_handshake(session)
         assert session.data_to_send() == request.line
 
     def test_rejected_as_unavailable_is_sent_to_the_next_server(self):
-        session = connected()
-        request = ask(session)
+        session = connected_session()
+        request = send_request(session)
         session.data_to_send()
         assert session.receive_data(error("unavailable", ref="1", leader="b:1"), 0.0) == []
         assert session.redirect == "b:1"
         assert session.close_reason
-        cut(session)
+        reconnect(session)
         assert session.data_to_send() == request.line
 
 
 class TestEndedSession:
     def test_held_locks_are_lost_and_released_by_id(self):
-        session = connected()
-        lock = held(session)
-        [(call, _, why)] = cut(session, resumed=False)
+        session = connected_session()
+        lock = granted_request(session)
+        [(call, _, why)] = reconnect(session, resumed=False)
         assert call is lock
         assert type(why) is LockLost
         assert "the session ended" in str(why)
@@ -305,9 +305,9 @@ class TestEndedSession:
         assert session.release(lock, 0.0) is None
 
     def test_waiting_requests_are_reissued_with_the_rest_of_their_queue_timeout(self):
-        session = connected()
-        request = waiting(session, now=1.0, queue_timeout=10, transaction="t")
-        assert cut(session, resumed=False, now=4.5) == []
+        session = connected_session()
+        request = sent_request(session, now=1.0, queue_timeout=10, transaction="t")
+        assert reconnect(session, resumed=False, now=4.5) == []
         again = session.data_to_send()
         assert orjson.loads(again)["payload"] == {
             "resources": ["exclusive:a"],
@@ -316,82 +316,82 @@ class TestEndedSession:
             "transactionName": "t",
             "ref": "1",
         }
-        cut(session, resumed=False, now=20.0)
+        reconnect(session, resumed=False, now=20.0)
         assert orjson.loads(session.data_to_send())["payload"]["queueTimeout"] == 0
         assert session.receive_data(locked(301, "1"), 20.0) == [(request, None, None)]
 
     def test_the_queue_timeout_starts_when_a_request_is_first_sent(self):
-        session = connected()
-        ask(session, queue_timeout=10)
+        session = connected_session()
+        send_request(session, queue_timeout=10)
         session.data_to_send()
         session.on_disconnected("gone", 0.0)
-        ask(session, queue_timeout=10, now=1.0)
-        greet(session, resumed=False, now=4.0)
+        send_request(session, queue_timeout=10, now=1.0)
+        complete_handshake(session, resumed=False, now=4.0)
         lines = [orjson.loads(line)["payload"] for line in session.data_to_send().splitlines()]
         assert [(line["ref"], line["queueTimeout"]) for line in lines] == [("1", 6000), ("2", 10000)]
 
     def test_a_pending_release_is_sent_by_id(self):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         left = session.release(lock, 0.0)
-        cut(session, resumed=False)
+        reconnect(session, resumed=False)
         assert session.data_to_send() == release(101, "2")
         assert session.receive_data(error("unknown-id", id=101, ref="2"), 0.0) == [(left, "success", None)]
         assert lock.error is None
 
     def test_a_release_that_was_never_sent_finds_the_lock_lost(self):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         session.on_disconnected("gone", 0.0)
         left = session.release(lock, 0.0)
-        greet(session, resumed=False)
+        complete_handshake(session, resumed=False)
         (lost, _, why), (answered, _, refused) = session.receive_data(error("unknown-id", id=101, ref="2"), 0.0)
         assert (lost, answered) == (lock, left)
         assert isinstance(why, LockLost)
         assert isinstance(refused, RequestRejected)
 
     def test_a_lock_that_timed_out_before_its_release_is_lost(self):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         left = session.release(lock, 0.0)
-        cut(session, resumed=False)
+        reconnect(session, resumed=False)
         outcomes = session.receive_data(released(101, "transaction-timeout", "2"), 0.0)
         assert [outcome[0] for outcome in outcomes] == [lock, left]
         assert isinstance(lock.error, TransactionTimeout)
 
     def test_a_cancelled_request_has_ended(self):
-        session = connected()
-        request = waiting(session)
+        session = connected_session()
+        request = sent_request(session)
         session.abandon(request, 0.0)
         session.data_to_send()
-        cut(session, resumed=False)
+        reconnect(session, resumed=False)
         assert session.data_to_send() == b""
         assert request.state is RequestState.ENDED
 
     def test_a_cancelled_request_that_was_granted_is_released_by_id(self):
-        session = connected()
-        request = waiting(session)
+        session = connected_session()
+        request = sent_request(session)
         session.abandon(request, 0.0)
         session.receive_data(locked(101, "1"), 0.0)
         session.data_to_send()
-        cut(session, resumed=False)
+        reconnect(session, resumed=False)
         assert session.data_to_send() == release(101, "2")
         assert session.receive_data(released(101, "success", "2"), 0.0)[0][1] == "success"
 
 
 class TestHeldLock:
     def test_stays_held_with_the_remaining_time_of_the_server(self):
-        session = connected()
-        lock = held(session, transaction_timeout=10)
-        assert cut(session, locked(101, "1", expiresIn=20_000), now=5.0) == []
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=10)
+        assert reconnect(session, locked(101, "1", expiresIn=20_000), now=5.0) == []
         assert (lock.state, lock.expires_at, session.next_timer) == (RequestState.HELD, 25.0, 10.0)
         assert session.on_timer(10.0) == []
         assert session.next_timer == 25.0
 
     def test_may_expire_earlier_than_before_the_reconnect(self):
-        session = connected()
-        held(session, transaction_timeout=10)
-        cut(session, locked(101, "1", expiresIn=1000), now=5.0)
+        session = connected_session()
+        granted_request(session, transaction_timeout=10)
+        reconnect(session, locked(101, "1", expiresIn=1000), now=5.0)
         assert session.next_timer == 6.0
         [(_, _, why)] = session.on_timer(6.0)
         assert isinstance(why, TransactionTimeout)
@@ -402,12 +402,12 @@ class TestHeldLock:
     )
     @pytest.mark.parametrize("mentioned", [True, False])
     def test_was_lost_while_disconnected(self, reason, kind, mentioned):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         if mentioned:
-            outcomes = cut(session, released(101, reason, "1"))
+            outcomes = reconnect(session, released(101, reason, "1"))
         else:
-            assert cut(session) == []
+            assert reconnect(session) == []
             assert session.data_to_send() == release(101, "2")
             outcomes = session.receive_data(released(101, reason, "2"), 0.0)[:1]
         assert session.data_to_send() == b""
@@ -416,38 +416,38 @@ class TestHeldLock:
         assert type(why) is kind
 
     def test_unknown_to_the_server_is_lost(self):
-        session = connected()
-        lock = held(session)
-        cut(session)
+        session = connected_session()
+        lock = granted_request(session)
+        reconnect(session)
         (call, _, why), _ = session.receive_data(error("unknown-id", id=101, ref="2"), 0.0)
         assert call is lock
         assert isinstance(why, LockLost)
 
     def test_that_expired_locally_while_disconnected_is_released(self):
-        session = connected()
-        lock = held(session, transaction_timeout=10)
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=10)
         session.on_disconnected("gone", 0.0)
         [(call, _, why)] = session.on_timer(10.0)
         assert call is lock
         assert isinstance(why, TransactionTimeout)
-        assert greet(session, locked(101, "1", expiresIn=3000), now=11.0) == []
+        assert complete_handshake(session, locked(101, "1", expiresIn=3000), now=11.0) == []
         assert session.data_to_send() == release(101, "2")
         [(answered, _, _)] = session.receive_data(released(101, "success", "2"), 11.0)
         assert answered is not lock
 
     def test_with_a_watchdog_is_extended_after_the_reconnect(self):
-        session = connected()
-        held(session, transaction_timeout=9, watchdog=True)
+        session = connected_session()
+        granted_request(session, transaction_timeout=9, watchdog=True)
         session.on_disconnected("gone", 0.0)
         session.on_timer(3.0)
-        greet(session, locked(101, "1", expiresIn=5000), now=4.0)
+        complete_handshake(session, locked(101, "1", expiresIn=5000), now=4.0)
         assert session.next_timer == 4.0
         session.on_timer(4.0)
-        assert session.data_to_send() == say("extend", id=101, transactionTimeout=9000, ref="2")
+        assert session.data_to_send() == encode("extend", id=101, transactionTimeout=9000, ref="2")
 
     def test_a_pending_extension_fails_and_the_lock_stays_held(self):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         extend, ping = Extend(lock.id, 5, lock), Ping()
         session.send(extend, 0.0)
         session.send(ping, 0.0)
@@ -461,26 +461,26 @@ class TestHeldLock:
 class TestRelease:
     @pytest.mark.parametrize("sent", [True, False])
     def test_is_sent_again_with_the_same_ref_after_a_reconnect(self, sent):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         if not sent:
             session.on_disconnected("gone", 0.0)
         left = session.release(lock, 0.0)
         if sent:
             assert session.data_to_send() == release(101, "2")
             session.on_disconnected("gone", 0.0)
-        assert greet(session, locked(101, "1", expiresIn=5000)) == []
+        assert complete_handshake(session, locked(101, "1", expiresIn=5000)) == []
         assert session.data_to_send() == release(101, "2")
         assert session.receive_data(released(101, "success", "2"), 0.0) == [(left, "success", None)]
         assert lock.error is None
 
     @pytest.mark.parametrize("answer", [released(101, "success", "2"), error("unknown-id", id=101, ref="2")])
     def test_executed_before_the_disconnect_is_a_success(self, answer):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         left = session.release(lock, 0.0)
         session.data_to_send()
-        cut(session)
+        reconnect(session)
         assert session.data_to_send() == release(101, "2")
         assert session.receive_data(answer, 0.0) == [(left, "success", None)]
         assert (lock.state, lock.error) == (RequestState.ENDED, None)
@@ -488,21 +488,21 @@ class TestRelease:
 
     @pytest.mark.parametrize("resumed", [True, False])
     def test_executed_after_the_lock_timed_out_reports_the_loss(self, resumed):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         left = session.release(lock, 0.0)
         late = released(101, "transaction-timeout", "1")
-        outcomes = cut(session, *([late] if resumed else []), resumed=resumed)
+        outcomes = reconnect(session, *([late] if resumed else []), resumed=resumed)
         outcomes += session.receive_data(released(101, "transaction-timeout", "2"), 0.0)
         assert [outcome[0] for outcome in outcomes] == [lock, left]
         assert isinstance(lock.error, TransactionTimeout)
 
     def test_of_a_lock_that_timed_out_and_is_unknown_since_reports_the_loss_once(self):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         session.on_disconnected("gone", 0.0)
         left = session.release(lock, 0.0)
-        [(call, _, why)] = greet(session, released(101, "transaction-timeout", "1"))
+        [(call, _, why)] = complete_handshake(session, released(101, "transaction-timeout", "1"))
         assert call is lock
         assert session.data_to_send() == release(101, "2")
         [(call, _, refused)] = session.receive_data(error("unknown-id", id=101, ref="2"), 0.0)
@@ -511,22 +511,22 @@ class TestRelease:
         assert lock.error is why
 
     def test_of_an_unknown_id_of_another_client_is_rejected_even_after_a_retry(self):
-        session = connected()
+        session = connected_session()
         call = Release(5)
         session.send(call, 0.0)
-        cut(session)
+        reconnect(session)
         [(answered, _, why)] = session.receive_data(error("unknown-id", id=5, ref="1"), 0.0)
         assert answered is call
         assert isinstance(why, RequestRejected)
 
     def test_rejected_as_unavailable_is_sent_to_the_next_server(self):
-        session = connected()
-        left = session.release(held(session), 0.0)
+        session = connected_session()
+        left = session.release(granted_request(session), 0.0)
         session.data_to_send()
         assert session.receive_data(error("unavailable", id=101, ref="2", leader="b:1"), 0.0) == []
         assert session.close_reason
         assert session.redirect == "b:1"
-        cut(session, locked(101, "1", expiresIn=5000))
+        reconnect(session, locked(101, "1", expiresIn=5000))
         assert session.data_to_send() == release(101, "2")
         assert session.receive_data(released(101, "success", "2"), 0.0) == [(left, "success", None)]
 
@@ -536,56 +536,56 @@ CANCEL = b'{"command":"release","payload":{"ref":"1"}}\n'
 
 class TestCancelledRequest:
     def test_that_was_never_sent_is_dropped(self):
-        session = connected()
+        session = connected_session()
         session.on_disconnected("gone", 0.0)
-        request = ask(session)
+        request = send_request(session)
         session.abandon(request, 0.0)
-        greet(session)
+        complete_handshake(session)
         assert session.data_to_send() == b""
         assert request.state is RequestState.ENDED
 
     def test_while_disconnected_is_released_on_the_next_connection(self):
-        session = connected()
-        request = waiting(session)
+        session = connected_session()
+        request = sent_request(session)
         session.on_disconnected("gone", 0.0)
         session.abandon(request, 0.0)
-        greet(session)
+        complete_handshake(session)
         assert session.data_to_send() == CANCEL
         session.receive_data(released(101, "success", "1"), 0.0)
         assert request.state is RequestState.ENDED
 
     @pytest.mark.parametrize("answer", [released(101, "success", "1"), error("unknown-id", ref="1")])
     def test_before_a_disconnect_is_released_again(self, answer):
-        session = connected()
-        request = waiting(session)
+        session = connected_session()
+        request = sent_request(session)
         session.abandon(request, 0.0)
         assert session.data_to_send() == CANCEL
-        assert cut(session) == []
+        assert reconnect(session) == []
         assert session.data_to_send() == CANCEL
         session.receive_data(answer, 0.0)
         assert (request.state, request.error) == (RequestState.ENDED, None)
 
     def test_that_was_granted_while_disconnected_is_released(self):
-        session = connected()
-        request = waiting(session)
+        session = connected_session()
+        request = sent_request(session)
         session.on_disconnected("gone", 0.0)
         session.abandon(request, 0.0)
-        assert greet(session, locked(101, "1", expiresIn=9000)) == []
+        assert complete_handshake(session, locked(101, "1", expiresIn=9000)) == []
         assert session.data_to_send() == CANCEL
         session.receive_data(released(101, "success", "1"), 0.0)
         assert (request.state, request.error) == (RequestState.ENDED, None)
 
     def test_that_ended_while_disconnected_is_not_released(self):
-        session = connected()
-        request = waiting(session)
+        session = connected_session()
+        request = sent_request(session)
         session.abandon(request, 0.0)
         session.data_to_send()
-        cut(session, released(101, "queue-timeout", "1"))
+        reconnect(session, released(101, "queue-timeout", "1"))
         assert session.data_to_send() == b""
 
     def test_of_an_earlier_client_with_this_secret_is_released_when_granted(self):
         session = ClientSession(SECRET)
-        assert greet(session, locked(56, "old-2", expiresIn=100), released(57, "success", "old-3")) == []
+        assert complete_handshake(session, locked(56, "old-2", expiresIn=100), released(57, "success", "old-3")) == []
         assert session.data_to_send() == b"", "what that client held stays held"
         session._ref_prefix = ""
         assert session.receive_data(locked(55, "old-1"), 0.0) == []
@@ -598,7 +598,7 @@ class TestResponseTimeout:
     def test_while_disconnected(self, queue_timeout, end):
         session = ClientSession(SECRET, response_timeout=5.0)
         session.explain_unavailable = lambda: "no server at b:1"
-        request = ask(session, queue_timeout=queue_timeout)
+        request = send_request(session, queue_timeout=queue_timeout)
         assert session.next_timer == end
         assert session.on_timer(end - 0.001) == []
         assert session.next_timer == end
@@ -611,12 +611,12 @@ class TestResponseTimeout:
         assert "no server at b:1" in str(why)
         session.on_timer(end + 1)
         assert session.next_timer == math.inf
-        greet(session)
+        complete_handshake(session)
         assert session.data_to_send() == b""
 
     def test_with_a_silent_server(self):
-        session = connected()
-        request = ask(session, queue_timeout=1)
+        session = connected_session()
+        request = send_request(session, queue_timeout=1)
         session.data_to_send()
         [(call, _, why)] = session.on_timer(11.0)
         assert call is request
@@ -624,9 +624,9 @@ class TestResponseTimeout:
         assert session.data_to_send() == CANCEL
 
     def test_restarts_with_each_connection(self):
-        session = connected()
-        request = waiting(session, queue_timeout=1, now=0.0)
-        cut(session, now=8.0)
+        session = connected_session()
+        request = sent_request(session, queue_timeout=1, now=0.0)
+        reconnect(session, now=8.0)
         assert session.data_to_send() == request.line
         assert session.on_timer(11.0) == []
         assert session.next_timer == 19.0
@@ -636,36 +636,36 @@ class TestResponseTimeout:
         assert session.data_to_send() == CANCEL
 
     def test_without_a_queue_timeout_is_infinite(self):
-        session = connected()
-        waiting(session, queue_timeout=None)
+        session = connected_session()
+        sent_request(session, queue_timeout=None)
         assert session.on_timer(1e9) == []
         assert session.next_timer == math.inf
 
     def test_does_not_apply_to_held_locks(self):
-        session = connected()
-        held(session, queue_timeout=0, transaction_timeout=100)
+        session = connected_session()
+        granted_request(session, queue_timeout=0, transaction_timeout=100)
         assert session.on_timer(50.0) == []
         assert session.next_timer == 100.0
 
 
 class TestClose:
     def test_cancels_waiting_requests_and_keeps_held_locks(self):
-        session = connected()
-        lock, request = held(session), waiting(session)
+        session = connected_session()
+        lock, request = granted_request(session), sent_request(session)
         outcomes = session.begin_close(0.0)
         assert [outcome[0] for outcome in outcomes] == [request]
         assert isinstance(outcomes[0][2], ConnectionLost)
         bye = Bye()
         session.send(bye, 0.0)
-        assert session.data_to_send() == say("release", ref="2") + say("bye", ref="3")
-        answers = released(102, "success", "2") + say("bye", ref="3")
+        assert session.data_to_send() == encode("release", ref="2") + encode("bye", ref="3")
+        answers = released(102, "success", "2") + encode("bye", ref="3")
         assert session.receive_data(answers, 0.0)[-1] == (bye, None, None)
         assert session.finish_close(0.0) == []
         assert lock.state is RequestState.HELD
 
     def test_releases_a_lock_granted_during_the_close(self):
-        session = connected()
-        request = waiting(session)
+        session = connected_session()
+        request = sent_request(session)
         session.begin_close(0.0)
         assert session.receive_data(locked(102, "1") + released(102, "success", "1"), 0.0) == [
             (request.release, "success", None)
@@ -673,20 +673,20 @@ class TestClose:
         assert request.error is None
 
     def test_ends_locks_bound_to_the_session(self):
-        session = connected()
-        lock = held(session, on_disconnect="release")
+        session = connected_session()
+        lock = granted_request(session, on_disconnect="release")
         session.begin_close(0.0)
         bye = Bye()
         session.send(bye, 0.0)
-        lost, answer = session.receive_data(released(101, "disconnected", "1") + say("bye", ref=bye.ref), 0.0)
+        lost, answer = session.receive_data(released(101, "disconnected", "1") + encode("bye", ref=bye.ref), 0.0)
         assert lost[0] is lock
         assert type(lock.error) is Disconnected
         assert answer == (bye, None, None)
         assert session.finish_close(0.0) == []
 
     def test_fails_pending_releases(self):
-        session = connected()
-        left = session.release(held(session), 0.0)
+        session = connected_session()
+        left = session.release(granted_request(session), 0.0)
         [(call, _, why)] = session.finish_close(0.0)
         assert call is left
         assert isinstance(why, ConnectionLost)
@@ -694,8 +694,8 @@ class TestClose:
 
 class TestLockBoundToTheSession:
     def test_is_lost_after_the_session_timeout(self):
-        session = connected()
-        lock = held(session, transaction_timeout=1000, on_disconnect="release")
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=1000, on_disconnect="release")
         session.on_disconnected("gone", 5.0)
         assert session.on_timer(14.9) == []
         assert lock.is_held(14.9)
@@ -707,24 +707,24 @@ class TestLockBoundToTheSession:
         assert "session_timeout" in str(why)
 
     def test_that_expired_locally_is_released_if_the_server_still_holds_it(self):
-        session = connected()
-        held(session, transaction_timeout=1000, on_disconnect="release")
+        session = connected_session()
+        granted_request(session, transaction_timeout=1000, on_disconnect="release")
         session.on_disconnected("gone", 5.0)
         session.on_timer(15.0)
-        greet(session, locked(101, "1", expiresIn=500_000), now=16.0)
+        complete_handshake(session, locked(101, "1", expiresIn=500_000), now=16.0)
         assert session.data_to_send() == release(101, "2")
 
     def test_stays_held_when_the_session_is_resumed(self):
-        session = connected()
-        lock = held(session, transaction_timeout=1000, on_disconnect="release")
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=1000, on_disconnect="release")
         session.on_disconnected("gone", 5.0)
-        greet(session, locked(101, "1", expiresIn=500_000), now=14.0)
+        complete_handshake(session, locked(101, "1", expiresIn=500_000), now=14.0)
         assert session.on_timer(16.0) == []
         assert lock.is_held(500.0)
 
     def test_is_lost_when_the_client_is_closed(self):
-        session = connected()
-        lock = held(session, on_disconnect="release")
+        session = connected_session()
+        lock = granted_request(session, on_disconnect="release")
         session.begin_close(0.0)
         [(call, _, why)] = session.finish_close(0.0)
         assert call is lock
@@ -732,8 +732,8 @@ class TestLockBoundToTheSession:
         assert not lock.is_held(0.0)
 
     def test_an_unbound_lock_outlives_the_session(self):
-        session = connected()
-        lock = held(session, transaction_timeout=1000)
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=1000)
         session.on_disconnected("gone", 5.0)
         assert session.on_timer(15.0) == []
         assert lock.is_held(999.0)
@@ -744,47 +744,47 @@ class TestDetachedLock:
     """Server: the lock is held. This client: a lock of another client."""
 
     def test_is_not_released_after_a_disconnect_longer_than_its_timeout(self):
-        session = connected()
-        lock = held(session, transaction_timeout=10)
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=10)
         session.detach(lock, 1.0)
         assert (lock.state, lock.is_held(1.0)) == (RequestState.DETACHED, False)
         session.on_disconnected("gone", 2.0)
         assert session.on_timer(10.0) == []
-        assert greet(session, locked(101, "1", expiresIn=100_000), now=11.0) == []
+        assert complete_handshake(session, locked(101, "1", expiresIn=100_000), now=11.0) == []
         assert session.on_timer(200.0) == []
         assert session.data_to_send() == b""
         assert lock.error is None
 
     def test_may_be_detached_while_disconnected(self):
-        session = connected()
-        lock = held(session, transaction_timeout=10)
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=10)
         session.on_disconnected("gone", 2.0)
         session.detach(lock, 9.9)
         assert session.on_timer(10.0) == []
-        assert greet(session, locked(101, "1", expiresIn=100_000), now=11.0) == []
+        assert complete_handshake(session, locked(101, "1", expiresIn=100_000), now=11.0) == []
         assert session.data_to_send() == b""
 
     @pytest.mark.parametrize("resumed", [True, False])
     def test_is_not_released_if_the_resumption_does_not_mention_it(self, resumed):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         session.detach(lock, 0.0)
-        assert cut(session, resumed=resumed) == []
+        assert reconnect(session, resumed=resumed) == []
         assert session.data_to_send() == b""
         assert lock.error is None
 
     @pytest.mark.parametrize("reason", ["success", "transaction-timeout"])
     def test_is_not_reported_as_lost(self, reason):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         session.detach(lock, 0.0)
         assert session.receive_data(released(101, reason, "1"), 0.0) == []
         assert (lock.state, lock.error) == (RequestState.DETACHED, None)
 
     def test_is_not_extended_by_its_watchdog(self):
-        session = connected()
-        session.detach(held(session, transaction_timeout=9, watchdog=True), 0.0)
-        cut(session, locked(101, "1", expiresIn=9000))
+        session = connected_session()
+        session.detach(granted_request(session, transaction_timeout=9, watchdog=True), 0.0)
+        reconnect(session, locked(101, "1", expiresIn=9000))
         session.on_timer(3.0)
         assert session.data_to_send() == b""
         assert session.next_timer == math.inf
@@ -792,14 +792,14 @@ class TestDetachedLock:
     @pytest.mark.parametrize(
         "answer",
         [
-            say("extended", id=101, transactionTimeout=5000, ref="2"),
+            encode("extended", id=101, transactionTimeout=5000, ref="2"),
             released(101, "success", "2"),
             error("unknown-id", id=101, ref="2"),
         ],
     )
     def test_ignores_the_reply_to_a_pending_extension(self, answer):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         extend = Extend(lock.id, 5, lock)
         session.send(extend, 0.0)
         session.data_to_send()
@@ -809,42 +809,42 @@ class TestDetachedLock:
         assert (lock.state, lock.error) == (RequestState.DETACHED, None)
 
     def test_is_not_released_when_the_client_is_closed(self):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         session.detach(lock, 0.0)
         assert session.release(lock, 0.0) is None
         assert session.begin_close(0.0) == session.finish_close(0.0) == []
         assert session.data_to_send() == b""
 
     def test_can_be_extended_and_released_by_its_id(self):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         session.detach(lock, 0.0)
         assert session.find_held_lock(101) is None
         extend, release_ = Extend(101, 5), Release(101)
         session.send(extend, 0.0)
         session.send(release_, 0.0)
-        answers = say("extended", id=101, transactionTimeout=5000, ref="2") + released(101, "success", "3")
+        answers = encode("extended", id=101, transactionTimeout=5000, ref="2") + released(101, "success", "3")
         assert session.receive_data(answers, 0.0) == [(extend, None, None), (release_, "success", None)]
         assert lock.error is None
 
     def test_a_second_detach_does_nothing(self):
-        session = connected()
-        lock = held(session, transaction_timeout=10)
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=10)
         session.detach(lock, 0.0)
         session.detach(lock, 100.0)
         assert lock.state is RequestState.DETACHED
 
     def test_a_lock_bound_to_the_session_can_not_be_detached(self):
-        session = connected()
-        lock = held(session, on_disconnect="release")
+        session = connected_session()
+        lock = granted_request(session, on_disconnect="release")
         with pytest.raises(ValueError, match="it ends with the session of this client"):
             session.detach(lock, 0.0)
         assert lock.state is RequestState.HELD
 
     def test_a_lost_lock_can_not_be_detached(self):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         session.receive_data(released(101, "transaction-timeout", "1"), 0.0)
         with pytest.raises(TransactionTimeout) as caught:
             session.detach(lock, 0.0)
@@ -852,16 +852,16 @@ class TestDetachedLock:
         assert lock.state is RequestState.ENDED
 
     def test_a_locally_expired_lock_can_not_be_detached(self):
-        session = connected()
-        lock = held(session, transaction_timeout=10)
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=10)
         with pytest.raises(TransactionTimeout):
             session.detach(lock, 10.0)
         assert [outcome[0] for outcome in session.on_timer(10.0)] == [lock]
 
     @pytest.mark.parametrize("answered", [True, False])
     def test_a_released_lock_can_not_be_detached(self, answered):
-        session = connected()
-        lock = held(session)
+        session = connected_session()
+        lock = granted_request(session)
         session.release(lock, 0.0)
         if answered:
             session.receive_data(released(101, "success", "2"), 0.0)
@@ -870,28 +870,28 @@ class TestDetachedLock:
 
 
 def test_an_incomplete_line_of_the_old_connection_is_dropped():
-    session = connected()
+    session = connected_session()
     session.receive_data(b'{"command":"po', 0.0)
-    cut(session)
+    reconnect(session)
     ping = Ping()
     session.send(ping, 1.0)
     assert session.receive_data(pong(ping), 1.0) == [(ping, None, None)]
 
 
 def test_unsent_commands_of_the_old_connection_are_dropped():
-    session = connected()
-    lock = held(session)
+    session = connected_session()
+    lock = granted_request(session)
     session.send(Extend(lock.id, 5, lock), 0.0)
     session.on_disconnected("gone", 0.0)
-    greet(session, locked(101, "1", expiresIn=5000))
+    complete_handshake(session, locked(101, "1", expiresIn=5000))
     assert session.data_to_send() == b""
 
 
 def test_a_retained_reply_for_an_ended_request_is_ignored():
-    session = connected()
-    lock = held(session)
+    session = connected_session()
+    lock = granted_request(session)
     session.release(lock, 0.0)
     session.receive_data(released(101, "success", "2"), 0.0)
     session.data_to_send()
-    assert cut(session, released(101, "success", "1"), locked(101, "1", expiresIn=1)) == []
+    assert reconnect(session, released(101, "success", "1"), locked(101, "1", expiresIn=1)) == []
     assert session.data_to_send() == b""

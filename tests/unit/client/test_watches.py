@@ -12,15 +12,24 @@ from genie.client.commands import Ping
 from genie.client.session import ClientSession
 from genie.client.watches import Watch
 from genie.errors import RequestRejected
-from scripted_server import SECRET, InOrder, cut, error, greet, held, released, say
-from scripted_server import connected as connected_core
+from scripted_server import (
+    SECRET,
+    RefIgnoringSession,
+    complete_handshake,
+    encode,
+    error,
+    granted_request,
+    reconnect,
+    released,
+)
+from scripted_server import connected_session as connected_session_of
 
-PING = say("ping")
-PONG = say("pong")
+PING = encode("ping")
+PONG = encode("pong")
 
 
-def connected(*, watching: bool = False) -> ClientSession:
-    return connected_core(InOrder, watching=watching)
+def connected(*, keepalive: bool = False) -> ClientSession:
+    return connected_session_of(RefIgnoringSession, keepalive=keepalive)
 
 
 def row(resource: str, id: int = 1, transaction: str | None = None, mode: str = "exclusive") -> dict[str, object]:
@@ -29,22 +38,22 @@ def row(resource: str, id: int = 1, transaction: str | None = None, mode: str = 
 
 
 def watching(*rows: dict[str, object], prefix: str = "t/", truncated: bool = False) -> bytes:
-    return say("watching", prefix=prefix, held=rows, truncated=truncated)
+    return encode("watching", prefix=prefix, held=rows, truncated=truncated)
 
 
 def event(state: str, resource: str, id: int = 1, transaction: str | None = None, mode: str = "exclusive") -> bytes:
-    return say("event", state=state, **row(resource, id, transaction, mode))
+    return encode("event", state=state, **row(resource, id, transaction, mode))
 
 
 def watch_line(prefix: str = "t/") -> bytes:
-    return say("watch", prefix=prefix)
+    return encode("watch", prefix=prefix)
 
 
 def unwatch_line(prefix: str = "t/") -> bytes:
-    return say("unwatch", prefix=prefix)
+    return encode("unwatch", prefix=prefix)
 
 
-LAGGED = say("event", state="lagged")
+LAGGED = encode("event", state="lagged")
 
 
 def awaited_watch(session: ClientSession, prefix: str = "t/") -> Watch:
@@ -142,7 +151,7 @@ class TestChanges:
     def test_conflicting_locks_are_never_reported_together(self, before, after, ends):
         session = connected()
         watch = live_watch(session, before)
-        session.receive_data(say("event", state="locked", **after), 0.0)
+        session.receive_data(encode("event", state="locked", **after), 0.0)
         assert take(watch) == [
             *([f"unlocked {before['mode']} t/1 1"] if ends else []),
             f"locked {after['mode']} t/1 2",
@@ -174,7 +183,7 @@ class TestTwoWatchesOfOnePrefix:
         assert session.data_to_send() == unwatch_line()
         session.unwatch(second)
         assert session.data_to_send() == b""
-        assert session.receive_data(say("unwatched", prefix="t/") + event("locked", "t/1"), 0.0) == []
+        assert session.receive_data(encode("unwatched", prefix="t/") + event("locked", "t/1"), 0.0) == []
         assert not session.close_reason
         assert take(second) == take(other) == []
 
@@ -183,7 +192,7 @@ class TestTwoWatchesOfOnePrefix:
         session.unwatch(live_watch(session, row("t/1")))
         watch = awaited_watch(session)
         assert session.data_to_send() == unwatch_line() + watch_line()
-        assert session.receive_data(event("unlocked", "t/1") + say("unwatched", prefix="t/"), 0.0) == []
+        assert session.receive_data(event("unlocked", "t/1") + encode("unwatched", prefix="t/"), 0.0) == []
         assert session.receive_data(watching(row("t/2", 2)), 0.0) == [(watch, None, None)]
         assert take(watch) == locks("t/2 2")
 
@@ -202,12 +211,12 @@ class TestEnd:
         session.unwatch(watch)
         assert session.data_to_send() == watch_line() + unwatch_line()
         assert (
-            session.receive_data(watching(row("t/1")) + event("locked", "t/2") + say("unwatched", prefix="t/"), 0.0)
+            session.receive_data(watching(row("t/1")) + event("locked", "t/2") + encode("unwatched", prefix="t/"), 0.0)
             == []
         )
         assert not watch.changes
         assert not session.close_reason
-        assert cut(session) == []
+        assert reconnect(session) == []
         assert session.data_to_send() == b""
 
     def test_of_a_watch_that_was_never_sent_sends_nothing(self):
@@ -239,12 +248,12 @@ class TestEnd:
         session.data_to_send()
         session.receive_data(event("locked", "t/1"), 0.0)
         assert take(first) == locks("t/1 1")
-        cut(session)
+        reconnect(session)
         session.request_next(first, 0.0)
         assert session.data_to_send() == watch_line()
 
     def test_by_a_rejection_sends_nothing_more(self):
-        session = connected(watching=True)
+        session = connected(keepalive=True)
         awaited_watch(session)
         session.data_to_send()
         session.receive_data(error("too-many"), 0.0)
@@ -254,12 +263,12 @@ class TestEnd:
     def test_a_rejection_without_a_waiting_consumer_is_kept(self):
         session = connected()
         session.unwatch(awaited_watch(session))
-        assert session.receive_data(error("too-many") + say("unwatched", prefix="t/"), 0.0) == []
+        assert session.receive_data(error("too-many") + encode("unwatched", prefix="t/"), 0.0) == []
         assert not session.close_reason
 
 
 def test_an_unexpected_reply_is_ignored():
-    for line in (watching(row("t/1")), say("unwatched", prefix="t/")):
+    for line in (watching(row("t/1")), encode("unwatched", prefix="t/")):
         session = connected()
         assert session.receive_data(line, 0.0) == []
         assert not session.close_reason
@@ -270,7 +279,7 @@ class TestResync:
         session = connected()
         watch = live_watch(session, row("t/1", 1), row("t/2", 2), row("t/3", 3), row("t/4", 4))
         session.request_next(watch, 0.0)
-        cut(session)
+        reconnect(session)
         assert session.data_to_send() == watch_line()
         told = watching(row("t/2", 2), row("t/3", 5), row("t/4", 4), row("t/6", 6))
         assert session.receive_data(told, 0.0) == [(watch, None, None)]
@@ -280,7 +289,7 @@ class TestResync:
         session = connected()
         watch = live_watch(session, row("t/1"))
         session.request_next(watch, 0.0)
-        cut(session)
+        reconnect(session)
         assert session.receive_data(watching(row("t/1")), 0.0) == []
         assert session.receive_data(event("unlocked", "t/1"), 0.0) == [(watch, None, None)]
 
@@ -288,7 +297,7 @@ class TestResync:
         session = connected()
         watch = live_watch(session)
         session.receive_data(event("locked", "t/1"), 0.0)
-        cut(session, resumed=False)
+        reconnect(session, resumed=False)
         assert session.data_to_send() == b"", "it is asked for when more is wanted"
         session.receive_data(event("locked", "t/9", 9), 0.0)
         assert take(watch) == locks("t/1 1")
@@ -298,12 +307,12 @@ class TestResync:
         assert take(watch) == unlocks("t/1 1")
 
     def test_nothing_is_sent_while_disconnected(self):
-        session = InOrder(SECRET)
+        session = RefIgnoringSession(SECRET)
         watch = awaited_watch(session)
         assert session.data_to_send() == b""
-        greet(session, resumed=False)
+        complete_handshake(session, resumed=False)
         assert session.data_to_send() == watch_line()
-        assert cut(session) == [], "the answer is lost"
+        assert reconnect(session) == [], "the answer is lost"
         assert session.data_to_send() == watch_line()
         assert session.receive_data(watching(row("t/1")), 0.0) == [(watch, None, None)]
 
@@ -314,7 +323,7 @@ class TestResync:
         assert session.receive_data(error("unavailable", leader="b:1"), 0.0) == []
         assert session.close_reason
         assert session.redirect == "b:1"
-        cut(session)
+        reconnect(session)
         assert session.data_to_send() == watch_line()
 
     def test_after_lagged_all_watches_are_sent_again(self):
@@ -373,7 +382,7 @@ class TestTruncated:
         session = connected()
         watch = live_watch(session, row("t/1", 1), row("t/2", 2), row("t/3", 3))
         session.request_next(watch, 0.0)
-        cut(session)
+        reconnect(session)
         session.receive_data(watching(row("t/2", 8), row("t/4", 4), truncated=True), 0.0)
         assert watch.truncated
         assert take(watch) == unlocks("t/2 2") + locks("t/2 8", "t/4 4")
@@ -384,7 +393,7 @@ class TestTruncated:
         session = connected()
         watch = live_watch(session, row("t/1", 1), row("t/2", 2), truncated=True)
         session.request_next(watch, 0.0)
-        cut(session)
+        reconnect(session)
         session.receive_data(watching(row("t/1", 1)), 0.0)
         assert not watch.truncated
         assert take(watch) == unlocks("t/2 2")
@@ -392,7 +401,7 @@ class TestTruncated:
 
 class TestKeepalive:
     def test_pings_while_a_watch_is_open(self):
-        session = connected(watching=True)
+        session = connected(keepalive=True)
         watch = live_watch(session)
         assert session.on_timer(2.0) == []
         assert session.data_to_send() == PING
@@ -402,21 +411,21 @@ class TestKeepalive:
         assert session.close_reason
         session.on_disconnected("silent", 0.0)
         session.unwatch(watch)
-        greet(session, now=8.0)
+        complete_handshake(session, now=8.0)
         session.on_timer(10.0)
         assert session.data_to_send() == b""
 
     def test_pings_after_a_reconnect(self):
-        session = connected(watching=True)
+        session = connected(keepalive=True)
         live_watch(session)
-        cut(session, now=1.0)
+        reconnect(session, now=1.0)
         session.on_timer(3.0)
         assert session.data_to_send() == PING
 
 
 def test_messages_about_own_locks_do_not_affect_watches():
     session = connected()
-    request = held(session)
+    request = granted_request(session)
     watch = live_watch(session, row("a", 101), prefix="a")
     release = session.release(request, 0.0)
     release.future = Future()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from genie.client import watches
 from genie.client.session import ClientSession
 from genie.client.watches import Watch
-from scripted_server import say, welcome
+from scripted_server import encode, welcome
 from searches import examples
 
 PREFIXES = ("", "a", "ab", "b")
@@ -51,14 +51,14 @@ class Server:
                 case "hello", _:
                     self.outbox += welcome(resumed=True)
                 case "ping", _:
-                    self.outbox += say("pong", ref=ref)
+                    self.outbox += encode("pong", ref=ref)
                 case "watch", prefix:
                     self.prefixes.add(prefix)
                     rows = [self.row(name) for name in self.held if name.startswith(prefix)]
-                    self.outbox += say("watching", prefix=prefix, held=rows, truncated=False, ref=ref)
+                    self.outbox += encode("watching", prefix=prefix, held=rows, truncated=False, ref=ref)
                 case "unwatch", prefix:
                     self.prefixes.discard(prefix)
-                    self.outbox += say("unwatched", prefix=prefix, ref=ref)
+                    self.outbox += encode("unwatched", prefix=prefix, ref=ref)
 
     def row(self, name: str) -> dict[str, object]:
         return {"resource": name, "mode": "exclusive", "id": self.held[name]}
@@ -68,14 +68,14 @@ class Server:
         free = name not in self.held
         self.held.setdefault(name, self.ids)
         if any(map(name.startswith, self.prefixes)):
-            self.outbox += say("event", state="locked" if free else "unlocked", **self.row(name))
+            self.outbox += encode("event", state="locked" if free else "unlocked", **self.row(name))
         if not free:
             del self.held[name]
 
     def lag(self) -> None:
         if self.prefixes:
             self.prefixes.clear()
-            self.outbox += say("event", state="lagged")
+            self.outbox += encode("event", state="lagged")
 
 
 class Consumer:
