@@ -12,7 +12,7 @@ from genie.timeouts.schema import open_ledger
 from ledgers import FUTURE, PAST, Books, Desk
 
 
-async def explained(books: Books, ledger: Ledger | None = None, limit: int = 100) -> Explanation:
+async def explain_books(books: Books, ledger: Ledger | None = None, limit: int = 100) -> Explanation:
     ledger = ledger or Ledger()
     async with open_ledger(books.url, ledger, handler_tables=False) as database:
         return await explain(database, ledger, limit)
@@ -26,13 +26,13 @@ async def test_it_lists_what_the_plain_query_finds(books: Books) -> None:
     for number, states in enumerate([(), ("RESERVED",), ("RESERVED", "COMMITTED"), ("SUSPENDED",), ("ABORTED",)]):
         await books.add_transfer(f"late {number}", PAST - number, "RECEIVED_PREPARE", *states)
         await books.add_transfer(f"open {number}", FUTURE, "RECEIVED_PREPARE", *states)
-    found = await explained(books)
+    found = await explain_books(books)
     assert {one.transfer_id for one in found.expired} == await books.expired() == {"late 0", "late 1"}
     late, reserved = sorted(found.expired, key=lambda one: one.transfer_id)
     assert (late.state, late.change, reserved.state, reserved.change) == ("RECEIVED_PREPARE", 1, "RESERVED", 4)
     assert [one.transfer_id for one in found.expired] == ["late 1", "late 0"], "the longest expired first"
     assert late.expiration_date < found.now
-    assert [one.transfer_id for one in (await explained(books, limit=1)).expired] == ["late 1"]
+    assert [one.transfer_id for one in (await explain_books(books, limit=1)).expired] == ["late 1"]
 
 
 async def test_it_shows_the_progress_of_the_handler(books: Books) -> None:
@@ -43,7 +43,7 @@ async def test_it_shows_the_progress_of_the_handler(books: Books) -> None:
         await books.add_transfer(id, 3 * PAST)
     for id in ("moved", "missed"):
         await books.add_transfer(id, FUTURE)
-    assert set(progress(await explained(books)).values()) == {"not-read"}
+    assert set(progress(await explain_books(books)).values()) == {"not-read"}
     await handler.run_once()
     await books.move("moved", PAST)
     await books.move("prolonged", PAST)
@@ -52,7 +52,7 @@ async def test_it_shows_the_progress_of_the_handler(books: Books) -> None:
     await books.change("again", "ABORTED")
     await books.change("again", "RESERVED")
     await books.add_transfer("new", PAST)
-    found = await explained(books)
+    found = await explain_books(books)
     assert progress(found) == {
         "handed over": "handed-over",
         "due": "due",
@@ -73,17 +73,17 @@ async def test_it_shows_the_progress_of_the_handler(books: Books) -> None:
 async def test_it_does_not_need_the_tables_of_the_handler(books: Books) -> None:
     await books.add_transfer("a", PAST)
     await books.run("DROP TABLE `segment`")
-    assert progress(await explained(books)) == {"a": "no-handler"}
+    assert progress(await explain_books(books)) == {"a": "no-handler"}
     for table in ("transferTimeout", "timeoutInterval"):
         await books.run(f"DROP TABLE `{table}`")
-    assert progress(await explained(books)) == {"a": "no-handler"}
+    assert progress(await explain_books(books)) == {"a": "no-handler"}
     await books.run("DROP TABLE `transferStateChange`")
     with pytest.raises(WrongSchema, match=r"^there is no table transferStateChange$"):
-        await explained(books)
+        await explain_books(books)
 
 
 async def test_it_uses_the_time_zone_of_the_ledger(books: Books) -> None:
     books.zone = ZoneInfo("Asia/Kolkata")
     await books.add_transfer("over", -0.1)
     await books.add_transfer("not yet", 0.1)
-    assert progress(await explained(books, Ledger(time_zone="Asia/Kolkata"))) == {"over": "not-read"}
+    assert progress(await explain_books(books, Ledger(time_zone="Asia/Kolkata"))) == {"over": "not-read"}

@@ -40,7 +40,7 @@ async def rows_in_every_state(books: Books, desk: Desk) -> TimeoutHandler:
     return handler
 
 
-async def failed_or_done(handler: TimeoutHandler) -> TimeoutRun | str | None:
+async def run_or_error(handler: TimeoutHandler) -> TimeoutRun | str | None:
     """What a run says when it fails, or has done."""
     try:
         return await handler.run_once()
@@ -57,7 +57,7 @@ async def test_a_fault_at_any_statement_rolls_back_the_run(faulty: tuple[Books, 
     before, statements = await books.ours(), []
     for number in range(1, MAX_STATEMENTS):
         with Fault(handler, number, cause) as fault:
-            done = await failed_or_done(handler)
+            done = await run_or_error(handler)
         if not isinstance(done, str):
             break
         assert done.startswith(handler._database.name)
@@ -174,7 +174,7 @@ async def test_the_connection_that_holds_the_lock_is_lost_during_the_delivery(ne
     desk.meanwhile = cut_all_connections
     for _ in range(2):
         before = await books.ours()
-        done = await failed_or_done(handler)
+        done = await run_or_error(handler)
         assert done is not None
         assert not isinstance(done, str) or await books.ours() == before
     desk.meanwhile = None

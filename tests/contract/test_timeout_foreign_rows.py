@@ -13,12 +13,12 @@ INSERT = (
 )
 
 
-async def leave(books: Books, *ids: str) -> None:
+async def leave_rows(books: Books, *ids: str) -> None:
     """Rows of `transferTimeout`, written as the document's step 6 writes them."""
     await books.run(INSERT.format(", ".join(f"'{id}'" for id in ids)))
 
 
-async def begin_at(books: Books, value: int) -> None:
+async def set_segment(books: Books, value: int) -> None:
     insert = "INSERT INTO `segment` (`segmentType`, `enumeration`, `tableName`, `value`) VALUES ('timeout', 0, :name, :value)"
     await books.run(insert, name="transferStateChange", value=value)
 
@@ -27,8 +27,8 @@ async def test_final_rows_up_to_the_segment_are_removed_by_the_next_run(books: B
     for id, *states in (("a", "COMMITTED"), ("b", "RESERVED"), ("c", "ABORTED"), ("d", "RESERVED")):
         await books.add_transfer(id, FUTURE, "RECEIVED_PREPARE", *states)
     await books.change("d", "FAILED")
-    await leave(books, *"abcd")
-    await begin_at(books, 8)
+    await leave_rows(books, *"abcd")
+    await set_segment(books, 8)
     desk = Desk()
     run = await books.handler(desk.take).run_once()
     assert run == TimeoutRun(interval=(8, 9), cleaned=3, inserted=0, expired=0, rejected=0, lagging=False)
@@ -42,7 +42,7 @@ async def test_rows_added_while_this_handler_is_in_use_are_removed(books: Books)
     await books.add_transfer("a", FUTURE, "RECEIVED_PREPARE", "COMMITTED")
     await books.add_transfer("b", FUTURE)
     await handler.run_once()
-    await leave(books, "a")
+    await leave_rows(books, "a")
     run = await handler.run_once()
     assert run == TimeoutRun(interval=(3, 3), cleaned=1, inserted=0, expired=0, rejected=0, lagging=False)
     assert await books.kept() == {"b": False}
@@ -53,8 +53,8 @@ async def test_more_rows_than_a_run_examines(books: Books) -> None:
     ids = [f"{number}" for number in range(7)]
     for id in ids:
         await books.add_transfer(id, FUTURE, "RESERVED" if id == "3" else "COMMITTED")
-    await leave(books, *ids)
-    await begin_at(books, 7)
+    await leave_rows(books, *ids)
+    await set_segment(books, 7)
     handler = books.handler(Desk().take, batch=2)
     runs = await catch_up(handler)
     assert [run.cleaned for run in runs] == [2, 1, 2, 1]
@@ -104,8 +104,8 @@ async def test_a_segment_moved_by_another_handler_is_never_moved_back(books: Boo
 async def test_rows_of_open_transfers_are_kept(books: Books, state: str) -> None:
     desk = Desk()
     await books.add_transfer("a", FUTURE, state)
-    await leave(books, "a")
-    await begin_at(books, 1)
+    await leave_rows(books, "a")
+    await set_segment(books, 1)
     handler = books.handler(desk.take)
     await handler.run_once()
     before = await books.ours()
@@ -120,8 +120,8 @@ async def test_they_are_examined_again_after_a_failed_run(books: Books) -> None:
     desk = Desk()
     await books.add_transfer("late", PAST)
     await books.add_transfer("done", PAST, "COMMITTED")
-    await leave(books, "late", "done")
-    await begin_at(books, 2)
+    await leave_rows(books, "late", "done")
+    await set_segment(books, 2)
     handler = books.handler(desk.take)
     desk.fails = RuntimeError("the switch is away")
     with pytest.raises(RuntimeError, match="the switch"):

@@ -20,54 +20,54 @@ NEAR = 0.1
 
 
 @pytest.fixture(params=["Asia/Kolkata", "America/New_York"])
-async def local(books: Books, request: pytest.FixtureRequest) -> Books:
+async def local_books(books: Books, request: pytest.FixtureRequest) -> Books:
     books.zone = ZoneInfo(request.param)
     return books
 
 
-def of(books: Books) -> Ledger:
+def ledger_of(books: Books) -> Ledger:
     return Ledger(time_zone=str(books.zone))
 
 
-async def test_dates_are_in_the_time_zone_of_the_ledger(local: Books) -> None:
+async def test_dates_are_in_the_time_zone_of_the_ledger(local_books: Books) -> None:
     given: list[ExpiredTransfer] = []
 
     def refuse(expired: list[ExpiredTransfer]) -> list[str]:
         given.extend(expired)
         return [one.transfer_id for one in expired]
 
-    await local.add_transfer("over", -NEAR)
-    await local.add_transfer("not yet", NEAR)
+    await local_books.add_transfer("over", -NEAR)
+    await local_books.add_transfer("not yet", NEAR)
     for _ in range(2):  # from a row that the same run writes, and from one that was there
-        await local.handler(refuse, ledger=of(local)).run_once()
+        await local_books.handler(refuse, ledger=ledger_of(local_books)).run_once()
         (one,) = given
         assert one.transfer_id == "over"
         assert one.expiration_date.tzinfo is UTC
         assert abs(one.expiration_date - hours(-NEAR)) < timedelta(minutes=5)
         given.clear()
-    async with open_ledger(local.url, of(local)) as database:
-        assert (await status(database, of(local))).overdue == 1
+    async with open_ledger(local_books.url, ledger_of(local_books)) as database:
+        assert (await status(database, ledger_of(local_books))).overdue == 1
     copies = (
         "SELECT k.`expirationDate`, t.`expirationDate` FROM `transferTimeout` k "
         "JOIN `transfer` t ON t.`transferId` = k.`transferId`"
     )
-    for copy, original in await local.run(copies):
+    for copy, original in await local_books.run(copies):
         assert str(copy)[:19] == str(original)[:19], "the copy is in the ledger's time, too"
-    for (written,) in await local.run("SELECT `createdDate` FROM `transferTimeout`"):
+    for (written,) in await local_books.run("SELECT `createdDate` FROM `transferTimeout`"):
         assert abs(datetime.fromisoformat(str(written)).replace(tzinfo=UTC) - datetime.now(UTC)) < timedelta(minutes=5)
 
 
-async def test_a_moved_date_takes_effect(local: Books) -> None:
+async def test_a_moved_date_takes_effect(local_books: Books) -> None:
     desk = Desk()
-    handler = local.handler(desk.take, ledger=of(local))
+    handler = local_books.handler(desk.take, ledger=ledger_of(local_books))
     for id in "ab":
-        await local.add_transfer(id, NEAR)
+        await local_books.add_transfer(id, NEAR)
     await handler.run_once()
-    await local.move("a", -NEAR)
+    await local_books.move("a", -NEAR)
     await handler.run_once()
-    await local.move("a", NEAR)
+    await local_books.move("a", NEAR)
     await handler.run_once()
-    assert (desk.given, await local.kept()) == ([["a"]], {"a": False, "b": False})
+    assert (desk.given, await local_books.kept()) == ([["a"]], {"a": False, "b": False})
     look = await handler._scanner.scan()
     assert look.is_empty
 

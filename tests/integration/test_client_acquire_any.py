@@ -17,7 +17,7 @@ from servers import WAIT_S, Genie, Redis, running_server
 MAX_WEIGHT = 2**63 - 1
 
 
-def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+def with_timeout(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     """A test that fails where it would wait for ever."""
 
     @wraps(test)
@@ -40,7 +40,7 @@ async def other(genie: Genie):
         yield client
 
 
-@bounded
+@with_timeout
 async def test_free_resources_are_locked_until_they_reach_the_target(client, other):
     async with other.lock("any/1", "shared:any/2"):
         names = ["any/1", "shared:any/2", "any/3", "any/4"]
@@ -58,14 +58,14 @@ async def test_free_resources_are_locked_until_they_reach_the_target(client, oth
     assert not lock.lost.is_set()
 
 
-@bounded
+@with_timeout
 async def test_the_default_weight_is_one(client):
     lock = await client.acquire_any([f"one/{number}" for number in range(5)], 3)
     assert lock.resources == ("exclusive:one/0", "exclusive:one/1", "exclusive:one/2")
     await lock.release()
 
 
-@bounded
+@with_timeout
 async def test_insufficient_resources_are_not_locked_and_their_sums_are_reported(client, other):
     async with other.lock("few/1"):
         with pytest.raises(Insufficient) as caught:
@@ -75,7 +75,7 @@ async def test_insufficient_resources_are_not_locked_and_their_sums_are_reported
             pass
 
 
-@bounded
+@with_timeout
 async def test_sums_are_exact_beyond_the_precision_of_floats(client, other):
     names = [f"large/{number}" for number in range(10_000)]
     async with other.lock(*names[:1000]):
@@ -90,7 +90,7 @@ async def test_sums_are_exact_beyond_the_precision_of_floats(client, other):
     await lock.release()
 
 
-@bounded
+@with_timeout
 async def test_concurrent_calls_never_lock_the_same_resource(client, other):
     names = [f"meet/{number}" for number in range(100)]
     locks = await asyncio.gather(*(who.acquire_any(names, 5) for who in [client, other] * 10))
@@ -101,7 +101,7 @@ async def test_concurrent_calls_never_lock_the_same_resource(client, other):
     await asyncio.gather(*(lock.release() for lock in locks))
 
 
-@bounded
+@with_timeout
 async def test_resources_of_the_own_transaction_count_as_free(client):
     async with client.lock("own/1", transaction="t-own"):
         lock = await client.acquire_any(["own/1", "own/2"], 2, transaction="t-own")
@@ -109,7 +109,7 @@ async def test_resources_of_the_own_transaction_count_as_free(client):
         await lock.release()
 
 
-@bounded
+@with_timeout
 async def test_the_lock_is_lost_after_its_transaction_timeout(client):
     lock = await client.acquire_any(["short/1"], 1)
     with suppress(LockLost):
@@ -119,7 +119,7 @@ async def test_the_lock_is_lost_after_its_transaction_timeout(client):
         await lock.extend(1)
 
 
-@bounded
+@with_timeout
 async def test_a_cancelled_call_locks_nothing(client, other):
     call = asyncio.create_task(client.acquire_any(["cancel/1"], 1))
     await asyncio.sleep(0)
@@ -130,7 +130,7 @@ async def test_a_cancelled_call_locks_nothing(client, other):
         pass
 
 
-@bounded
+@with_timeout
 async def test_a_too_long_line_is_rejected_locally(client):
     with pytest.raises(RequestRejected, match="line-too-long"):
         await client.acquire_any([f"{number:05}" + "x" * 100 for number in range(10_000)], 1)
@@ -150,7 +150,7 @@ def test_threads_lock_free_resources(genie):
         assert not lock.lost.is_set()
 
 
-@bounded
+@with_timeout
 async def test_the_lock_survives_a_server_restart_and_is_granted_once(redis: Redis):
     with running_server(redis) as durable:
         async with connect(*durable.address, **LONG_TIMEOUTS) as client:
@@ -168,7 +168,7 @@ async def test_the_lock_survives_a_server_restart_and_is_granted_once(redis: Red
             await lock.release()
 
 
-@bounded
+@with_timeout
 async def test_a_grant_while_disconnected_is_reported_with_its_resources():
     async with fake_server() as fake, connect("127.0.0.1", fake.port) as client:
         line = await fake.accept()

@@ -16,45 +16,45 @@ HELD = locked("1", expires_in=10_000)
 
 
 @pytest.fixture
-async def fake():
-    async with asyncio.timeout(WAIT_S), fake_server() as fake:
-        yield fake
+async def scripted():
+    async with asyncio.timeout(WAIT_S), fake_server() as scripted:
+        yield scripted
 
 
 @pytest.fixture
-async def client(fake):
-    async with connect("127.0.0.1", fake.port) as client:
+async def client(scripted):
+    async with connect("127.0.0.1", scripted.port) as client:
         yield client
 
 
-async def gone(client: Client) -> None:
+async def wait_until_disconnected(client: Client) -> None:
     """Wait until the client knows that its connection has ended."""
     handler = client._connection._handler
     if handler is not None:
         await handler.closed.wait()
 
 
-@pytest.mark.parametrize("told", ["", HELD[:20]])
-async def test_a_request_without_a_reply_is_sent_again(client, fake, told):
-    line = await fake.accept()
+@pytest.mark.parametrize("resumption", ["", HELD[:20]])
+async def test_a_request_without_a_reply_is_sent_again(client, scripted, resumption):
+    line = await scripted.accept()
     call = asyncio.create_task(client.acquire("a"))
     asked = await line.expect("request")
-    line.writer.write(told.encode())
+    line.writer.write(resumption.encode())
     line.writer.close()
-    line = await fake.accept()
+    line = await scripted.accept()
     assert await line.expect("request") == asked
     line.say(locked("1"))
     assert (await call).id == 101
 
 
 @pytest.mark.parametrize("granted", [True, False])
-async def test_a_waiting_acquire_continues_on_the_next_connection(client, fake, granted):
-    line = await fake.accept()
+async def test_a_waiting_acquire_continues_on_the_next_connection(client, scripted, granted):
+    line = await scripted.accept()
     call = asyncio.create_task(client.acquire("a"))
     asked = await line.expect("request")
-    fake.last_words = [HELD] if granted else []
+    scripted.last_words = [HELD] if granted else []
     line.writer.close()
-    line = await fake.accept()
+    line = await scripted.accept()
     if not granted:
         assert await line.expect("request") == asked, "repeated, which is the same request"
         line.say(locked("1"))
@@ -62,13 +62,13 @@ async def test_a_waiting_acquire_continues_on_the_next_connection(client, fake, 
     assert (lock.id, lock.lost.is_set()) == (101, False)
 
 
-async def test_a_waiting_acquire_is_reissued_if_the_session_is_unknown(client, fake):
-    line = await fake.accept()
+async def test_a_waiting_acquire_is_reissued_if_the_session_is_unknown(client, scripted):
+    line = await scripted.accept()
     call = asyncio.create_task(client.acquire("a"))
     asked = await line.expect("request")
-    fake.sessions.clear()
+    scripted.sessions.clear()
     line.cut()
-    line = await fake.accept()
+    line = await scripted.accept()
     again = await line.expect("request")
     assert again.pop("queueTimeout") < asked.pop("queueTimeout")
     assert again == asked
@@ -76,19 +76,19 @@ async def test_a_waiting_acquire_is_reissued_if_the_session_is_unknown(client, f
     assert (await call).id == 201
 
 
-async def test_a_request_cancelled_while_disconnected_is_released_on_the_next_connection(client, fake):
-    line = await fake.accept()
+async def test_a_request_cancelled_while_disconnected_is_released_on_the_next_connection(client, scripted):
+    line = await scripted.accept()
     call = asyncio.create_task(client.acquire("a"))
     await line.expect("request")
     line.cut()
-    await gone(client)
+    await wait_until_disconnected(client)
     call.cancel()
     await asyncio.wait([call])
-    await (await fake.accept()).cancelled("1")
+    await (await scripted.accept()).cancelled("1")
 
 
-async def test_a_request_cancelled_before_its_id_is_known_is_released_at_once(client, fake):
-    line = await fake.accept()
+async def test_a_request_cancelled_before_its_id_is_known_is_released_at_once(client, scripted):
+    line = await scripted.accept()
     call = asyncio.create_task(client.acquire("a"))
     await line.expect("request")
     call.cancel()
@@ -98,8 +98,8 @@ async def test_a_request_cancelled_before_its_id_is_known_is_released_at_once(cl
 
 
 @pytest.mark.parametrize("name", ["ping", "inspect", "extend"])
-async def test_calls_whose_connection_is_lost_raise_connection_lost(client, fake, name):
-    line = await fake.accept()
+async def test_calls_whose_connection_is_lost_raise_connection_lost(client, scripted, name):
+    line = await scripted.accept()
     waiting = asyncio.create_task(client.acquire("a"))
     await line.grant()
     lock = await waiting
@@ -107,7 +107,7 @@ async def test_calls_whose_connection_is_lost_raise_connection_lost(client, fake
         {"ping": client.ping, "inspect": client.inspect, "extend": lambda: lock.extend(5)}[name]()
     )
     await line.expect(name)
-    fake.last_words = [HELD]
+    scripted.last_words = [HELD]
     line.cut()
     with pytest.raises(ConnectionLost):
         await call
@@ -115,59 +115,59 @@ async def test_calls_whose_connection_is_lost_raise_connection_lost(client, fake
 
 
 @pytest.mark.parametrize("reason", ["success", "transaction-timeout"])
-async def test_a_release_whose_connection_is_lost_is_sent_again(client, fake, reason):
-    line = await fake.accept()
+async def test_a_release_whose_connection_is_lost_is_sent_again(client, scripted, reason):
+    line = await scripted.accept()
     waiting = asyncio.create_task(client.acquire("a"))
     await line.grant()
     lock = await waiting
     release = asyncio.create_task(lock.release())
     await line.expect("release")
     line.cut()
-    await (await fake.accept()).release(101, reason)
+    await (await scripted.accept()).release(101, reason)
     await release
     assert lock.lost.is_set() == (reason != "success")
 
 
-async def test_a_held_lock_is_released_on_the_next_connection(client, fake):
-    line = await fake.accept()
+async def test_a_held_lock_is_released_on_the_next_connection(client, scripted):
+    line = await scripted.accept()
 
     async def work() -> None:
         async with client.lock("a"):
-            fake.last_words = [HELD]
+            scripted.last_words = [HELD]
             line.cut()
-            await gone(client)
+            await wait_until_disconnected(client)
 
     task = asyncio.create_task(work())
     await line.grant()
-    await (await fake.accept()).release(101)
+    await (await scripted.accept()).release(101)
     await task
 
 
-async def test_a_lock_of_an_unknown_session_is_lost(client, fake):
-    line = await fake.accept()
+async def test_a_lock_of_an_unknown_session_is_lost(client, scripted):
+    line = await scripted.accept()
 
     async def work() -> None:
         async with client.lock("a"):
-            fake.sessions.clear()
+            scripted.sessions.clear()
             line.cut()
             await asyncio.Event().wait()
 
     task = asyncio.create_task(work())
     await line.grant()
-    await (await fake.accept()).release(101)
+    await (await scripted.accept()).release(101)
     with pytest.raises(LockLost, match="the session ended"):
         await task
 
 
 async def test_a_lock_whose_server_has_stopped_expires_locally():
-    async with fake_server() as fake, connect("127.0.0.1", fake.port) as client:
+    async with fake_server() as scripted, connect("127.0.0.1", scripted.port) as client:
 
         async def work() -> None:
             async with client.lock("a", transaction_timeout=0.2):
                 line.cut()
                 await asyncio.Event().wait()
 
-        line = await fake.accept()
+        line = await scripted.accept()
         client._connection.connect_timeout = 0.3  # to leave by
         task = asyncio.create_task(work())
         await line.grant()
@@ -175,8 +175,8 @@ async def test_a_lock_whose_server_has_stopped_expires_locally():
             await task
 
 
-async def test_a_lock_whose_server_is_silent_expires_locally(client, fake):
-    line = await fake.accept()
+async def test_a_lock_whose_server_is_silent_expires_locally(client, scripted):
+    line = await scripted.accept()
     waiting = asyncio.create_task(client.acquire("a", transaction_timeout=0.05))
     await line.grant()
     lock = await waiting
@@ -188,32 +188,32 @@ async def test_a_lock_whose_server_is_silent_expires_locally(client, fake):
 @pytest.mark.parametrize("raises", [False, True])
 async def test_the_end_of_a_block_without_a_server_is_bounded_and_keeps_the_error(raises):
     async with asyncio.timeout(WAIT_S):
-        async with fake_server() as fake:
-            client = connect("127.0.0.1", fake.port)
+        async with fake_server() as scripted:
+            client = connect("127.0.0.1", scripted.port)
             await client.__aenter__()
-            line = await fake.accept()
+            line = await scripted.accept()
             block = client.lock("a", transaction_timeout=3600)
             entering = asyncio.create_task(line.grant())
             lock = await block.__aenter__()
             await entering
-        await gone(client)
+        await wait_until_disconnected(client)
         client._connection.connect_timeout = 0.3
         if raises:
             assert await block.__aexit__(KeyError, KeyError(), None) is None
         else:
             with pytest.raises(
-                Unavailable, match=rf"101 could not be released within 0.3 s: no server at .*{fake.port}"
+                Unavailable, match=rf"101 could not be released within 0.3 s: no server at .*{scripted.port}"
             ):
                 await block.__aexit__(None, None, None)
         assert not lock.lost.is_set()
-        async with fake_server(fake.port) as again:
-            again.sessions, again.last_words = fake.sessions, [HELD]
+        async with fake_server(scripted.port) as again:
+            again.sessions, again.last_words = scripted.sessions, [HELD]
             await (await again.accept()).release(101)
             await client.close()
 
 
-async def test_a_release_without_a_reply_is_bounded(client, fake):
-    line = await fake.accept()
+async def test_a_release_without_a_reply_is_bounded(client, scripted):
+    line = await scripted.accept()
     waiting = asyncio.create_task(client.acquire("a", transaction_timeout=3600))
     await line.grant()
     lock = await waiting
@@ -222,8 +222,8 @@ async def test_a_release_without_a_reply_is_bounded(client, fake):
         await lock.release()
 
 
-async def test_calls_rejected_as_unavailable_go_to_the_next_server(client, fake):
-    line = await fake.accept()
+async def test_calls_rejected_as_unavailable_go_to_the_next_server(client, scripted):
+    line = await scripted.accept()
 
     async def work() -> None:
         async with client.lock("a"):
@@ -232,60 +232,60 @@ async def test_calls_rejected_as_unavailable_go_to_the_next_server(client, fake)
     task = asyncio.create_task(work())
     await line.expect("request")
     line.say(error("unavailable", "no store", ref="1"))
-    line = await fake.accept()
+    line = await scripted.accept()
     await line.grant()
     await line.expect("release")
-    fake.last_words = [HELD]
+    scripted.last_words = [HELD]
     line.say(error("unavailable", "no store", id=101))
-    await (await fake.accept()).release(101)
+    await (await scripted.accept()).release(101)
     await task
 
 
 async def test_a_call_waits_for_a_server_restart():
-    async with asyncio.timeout(WAIT_S), fake_server() as fake, connect("127.0.0.1", fake.port) as client:
-        (await fake.accept()).cut()
-        await gone(client)
+    async with asyncio.timeout(WAIT_S), fake_server() as scripted, connect("127.0.0.1", scripted.port) as client:
+        (await scripted.accept()).cut()
+        await wait_until_disconnected(client)
         call = asyncio.create_task(client.acquire("a"))
-        line = await fake.accept()
+        line = await scripted.accept()
         await line.grant()
         assert (await call).id == 101
 
 
 async def test_a_call_waits_for_a_server_only_for_the_connect_timeout():
-    async with fake_server() as fake:
-        client = connect("127.0.0.1", fake.port)
+    async with fake_server() as scripted:
+        client = connect("127.0.0.1", scripted.port)
         await client.__aenter__()
-        await fake.accept()
-    await gone(client)
+        await scripted.accept()
+    await wait_until_disconnected(client)
     client._connection.connect_timeout = 0.3
     client._connection.session._response_timeout = client._connection.session._requests._response_timeout = 0.3
     for call in (client.try_acquire("a"), client.acquire("a", queue_timeout=0.05), client.ping(), client.release(5)):
-        with pytest.raises(Unavailable, match=rf"no server at 127\.0\.0\.1:{fake.port}: .*"):
+        with pytest.raises(Unavailable, match=rf"no server at 127\.0\.0\.1:{scripted.port}: .*"):
             await call
     await client.close()
 
 
 async def test_a_call_cancelled_while_disconnected_sends_nothing():
-    async with fake_server() as fake:
-        client = connect("127.0.0.1", fake.port)
+    async with fake_server() as scripted:
+        client = connect("127.0.0.1", scripted.port)
         await client.__aenter__()
-        await fake.accept()
-    await gone(client)
+        await scripted.accept()
+    await wait_until_disconnected(client)
     call = asyncio.create_task(client.acquire("a"))
     await asyncio.sleep(0)
     call.cancel()
     await asyncio.wait([call])
-    async with asyncio.timeout(WAIT_S), fake_server(fake.port) as fake:
+    async with asyncio.timeout(WAIT_S), fake_server(scripted.port) as scripted:
         ping = asyncio.create_task(client.ping())
-        line = await fake.accept()
+        line = await scripted.accept()
         await line.expect("ping")
         line.say(PONG)
         await ping
         await client.close()
 
 
-async def test_close_fails_waiting_calls_and_releases_their_requests(client, fake):
-    line = await fake.accept()
+async def test_close_fails_waiting_calls_and_releases_their_requests(client, scripted):
+    line = await scripted.accept()
     acquiring, first = asyncio.create_task(client.acquire("a")), asyncio.create_task(client.ping())
     await line.expect("request")
     await line.expect("ping")
@@ -309,36 +309,36 @@ async def test_another_server_takes_over():
         servers = [f"127.0.0.1:{first.port}", f"127.0.0.1:{second.port}"]
         async with connect(servers) as client:
             (await first.accept()).cut()
-            await gone(client)
+            await wait_until_disconnected(client)
             call = asyncio.create_task(client.acquire("a"))
             await (await second.accept()).grant()
             await call
             assert first.lines.empty()
 
 
-async def test_a_server_that_sends_an_invalid_line_is_left(client, fake):
-    line = await fake.accept()
+async def test_a_server_that_sends_an_invalid_line_is_left(client, scripted):
+    line = await scripted.accept()
     call = asyncio.create_task(client.ping())
     await line.expect("ping")
     line.say("HTTP/1.1 400 Bad Request")
     with pytest.raises(ConnectionLost, match="no message: b'HTTP"):
         await call
-    await fake.accept()
+    await scripted.accept()
 
 
-async def test_reconnects_have_a_backoff(client, fake):
-    fake.silent = True
-    (await fake.accept()).cut()
+async def test_reconnects_have_a_backoff(client, scripted):
+    scripted.silent = True
+    (await scripted.accept()).cut()
     for _ in range(3):
-        line = await fake.accept()
+        line = await scripted.accept()
         line.say(error("too-many", "full"))
         line.writer.close()
-    await fake.accept()
+    await scripted.accept()
     assert client._connection._servers.delay >= 0.1, "each attempt waits longer than the one before"
 
 
-async def test_after_a_successful_connection_the_reconnect_has_no_delay(client, fake):
-    line = await fake.accept()
+async def test_after_a_successful_connection_the_reconnect_has_no_delay(client, scripted):
+    line = await scripted.accept()
     call = asyncio.create_task(client.ping())
     await line.expect("ping")
     line.say(PONG)
@@ -346,8 +346,8 @@ async def test_after_a_successful_connection_the_reconnect_has_no_delay(client, 
     assert client._connection._servers.delay == 0
 
 
-async def test_a_lock_lost_before_its_block_raises_lock_lost(client, fake):
-    line = await fake.accept()
+async def test_a_lock_lost_before_its_block_raises_lock_lost(client, scripted):
+    line = await scripted.accept()
 
     entered = False
 
@@ -369,28 +369,28 @@ async def test_a_lock_lost_before_its_block_raises_lock_lost(client, fake):
 
 async def test_a_failed_block_does_not_wait_for_a_server():
     async with asyncio.timeout(WAIT_S):
-        async with fake_server() as fake:
-            client = connect("127.0.0.1", fake.port, connect_timeout=3600)
+        async with fake_server() as scripted:
+            client = connect("127.0.0.1", scripted.port, connect_timeout=3600)
             await client.__aenter__()
-            line = await fake.accept()
+            line = await scripted.accept()
             granting = asyncio.create_task(line.grant())
             block = client.lock("a")
             await block.__aenter__()
             await granting
-        await gone(client)
+        await wait_until_disconnected(client)
         await block.__aexit__(KeyError, KeyError(), None)
         await client.close()
 
 
-async def test_a_watchdog_continues_on_the_new_connection(client, fake):
-    line = await fake.accept()
+async def test_a_watchdog_continues_on_the_new_connection(client, scripted):
+    line = await scripted.accept()
     block = client.lock("a", transaction_timeout=20, watchdog=True)
     entering = asyncio.create_task(block.__aenter__())
     await line.grant()
     await entering
-    fake.last_words = [HELD]
+    scripted.last_words = [HELD]
     line.cut()
-    line = await fake.accept()
+    line = await scripted.accept()
     assert await line.expect("extend") == {"id": 101, "transactionTimeout": 20000}
     line.say('{"command":"extended","payload":{"id":101,"transactionTimeout":20000}}')
     leaving = asyncio.create_task(block.__aexit__(None, None, None))
@@ -402,7 +402,7 @@ async def test_a_lock_survives_a_lost_connection_to_a_real_server(genie: Genie):
     async with asyncio.timeout(WAIT_S), connect(*genie.address) as client, connect(*genie.address) as other:
         async with client.lock("survive") as lock:
             client._connection._handler.transport.abort()
-            await gone(client)
+            await wait_until_disconnected(client)
             assert await other.try_acquire("survive") is None
             await lock.extend(20)
         async with other.lock("survive", queue_timeout=0):
@@ -413,25 +413,25 @@ async def test_a_lock_survives_a_lost_connection_to_a_real_server(genie: Genie):
 # -- threads --------------------------------------------------------------------------------------------------
 
 
-async def test_threads_a_waiting_acquire_continues_on_the_next_connection(fake):
+async def test_threads_a_waiting_acquire_continues_on_the_next_connection(scripted):
     def work() -> int:
-        with sync.connect("127.0.0.1", fake.port) as client:
+        with sync.connect("127.0.0.1", scripted.port) as client:
             return client.acquire("a").id
 
     task = asyncio.create_task(asyncio.to_thread(work))
-    line = await fake.accept()
+    line = await scripted.accept()
     await line.expect("request")
     line.writer.close()
-    await (await fake.accept()).grant()
+    await (await scripted.accept()).grant()
     assert await task == 101
 
 
-async def test_threads_a_held_lock_is_released_on_the_next_connection(fake):
+async def test_threads_a_held_lock_is_released_on_the_next_connection(scripted):
     cut = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def work() -> bool:
-        with sync.connect("127.0.0.1", fake.port) as client:
+        with sync.connect("127.0.0.1", scripted.port) as client:
             with client.lock("a") as lock:
                 loop.call_soon_threadsafe(cut.set)
                 with pytest.raises(ConnectionLost):
@@ -439,31 +439,31 @@ async def test_threads_a_held_lock_is_released_on_the_next_connection(fake):
             return lock.lost.is_set()
 
     task = asyncio.create_task(asyncio.to_thread(work))
-    line = await fake.accept()
+    line = await scripted.accept()
     await line.grant()
     await cut.wait()
     await line.expect("ping")
-    fake.last_words = [HELD]
+    scripted.last_words = [HELD]
     line.cut()
-    await (await fake.accept()).release(101)
+    await (await scripted.accept()).release(101)
     assert await task is False
 
 
-async def test_threads_a_lock_of_an_unknown_session_is_lost(fake):
+async def test_threads_a_lock_of_an_unknown_session_is_lost(scripted):
     def work() -> None:
         with (
-            sync.connect("127.0.0.1", fake.port) as client,
+            sync.connect("127.0.0.1", scripted.port) as client,
             pytest.raises(LockLost, match="the session ended"),
             client.lock("a") as lock,
         ):
             assert lock.lost.wait(WAIT_S)
 
     task = asyncio.create_task(asyncio.to_thread(work))
-    line = await fake.accept()
+    line = await scripted.accept()
     await line.grant()
-    fake.sessions.clear()
+    scripted.sessions.clear()
     line.cut()
-    await (await fake.accept()).release(101)
+    await (await scripted.accept()).release(101)
     await task
 
 
@@ -476,9 +476,9 @@ async def test_threads_a_lock_whose_server_has_stopped_expires_locally():
         ):
             assert lock.lost.wait(WAIT_S)
 
-    async with fake_server() as fake:
-        task = asyncio.create_task(asyncio.to_thread(work, fake.port))
-        line = await fake.accept()
+    async with fake_server() as scripted:
+        task = asyncio.create_task(asyncio.to_thread(work, scripted.port))
+        line = await scripted.accept()
         await line.grant()
     await task
 
@@ -497,9 +497,9 @@ async def test_threads_calls_wait_for_a_server_only_for_the_connect_timeout():
             with pytest.raises(Unavailable, match=r"within 0.3 s: no server at"):
                 client.try_acquire("a")
 
-    async with fake_server() as fake:
-        task = asyncio.create_task(asyncio.to_thread(work, fake.port))
-        line = await fake.accept()
+    async with fake_server() as scripted:
+        task = asyncio.create_task(asyncio.to_thread(work, scripted.port))
+        line = await scripted.accept()
         await line.expect("ping")
     await task
 
@@ -522,9 +522,9 @@ async def test_threads_more_data_than_the_socket_buffer_is_sent():
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
             client.acquire(*(f"{number}/{'x' * 500}" for number in range(1024)))
 
-    async with asyncio.timeout(WAIT_S), fake_server() as fake:
-        task = asyncio.create_task(asyncio.to_thread(work, fake.port))
-        line = await fake.accept()
+    async with asyncio.timeout(WAIT_S), fake_server() as scripted:
+        task = asyncio.create_task(asyncio.to_thread(work, scripted.port))
+        line = await scripted.accept()
         line.writer.transport.pause_reading()
         await full.wait()
         line.writer.transport.resume_reading()

@@ -20,7 +20,7 @@ from genie import RequestRejected, Unavailable, connect, sync
 from genie.client import config
 from servers import WAIT_S, Genie
 
-MUST = "must be a string of 1 to 128 letters, digits or any of _.:-"
+NAMESPACE_ERROR = "must be a string of 1 to 128 letters, digits or any of _.:-"
 SECRET = "a-secret-of-the-tests"  # noqa: S105 - it opens nothing
 
 
@@ -39,12 +39,12 @@ def addresses(*nodes: Fake | Genie) -> list[str]:
     return [f"127.0.0.1:{node.port}" for node in nodes]
 
 
-async def pinged(to: list[str], **options: Any) -> None:
+async def ping_with_asyncio(to: list[str], **options: Any) -> None:
     async with connect(to, **options) as client:
         await client.ping()
 
 
-async def threads_pinged(to: list[str], **options: Any) -> None:
+async def ping_with_threads(to: list[str], **options: Any) -> None:
     def work() -> None:
         with sync.connect(to, **options) as client:
             client.ping()
@@ -57,7 +57,7 @@ async def answer_ping(line: Line) -> None:
     line.say(PONG)
 
 
-both = pytest.mark.parametrize("ping", [pinged, threads_pinged])
+both = pytest.mark.parametrize("ping", [ping_with_asyncio, ping_with_threads])
 
 
 @both
@@ -137,11 +137,11 @@ async def test_a_waiting_request_is_never_sent_to_another_namespace(nodes: list[
 def test_invalid_namespaces_are_rejected_at_once(
     connect: Callable[..., Any], wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match=f"^namespace {MUST}, not '"):
+    with pytest.raises(ValueError, match=f"^namespace {NAMESPACE_ERROR}, not '"):
         connect(namespace=wrong)
     if wrong:
         monkeypatch.setenv("GENIE_NAMESPACE", wrong)
-        with pytest.raises(ValueError, match=f"^GENIE_NAMESPACE {MUST}, not '"):
+        with pytest.raises(ValueError, match=f"^GENIE_NAMESPACE {NAMESPACE_ERROR}, not '"):
             connect()
     with pytest.raises(ValueError, match=r"^namespace "):
         connect(namespace=7)
@@ -188,7 +188,7 @@ def test_commands_use_the_variable_and_report_its_errors(genie: Genie) -> None:
     assert json.loads(done.stdout)
     done = genie_cli("status", port=genie.port, namespace="a b")
     assert done.returncode == 2
-    assert f"it {MUST}, not 'a b'" in " ".join(done.stderr.split())
+    assert f"it {NAMESPACE_ERROR}, not 'a b'" in " ".join(done.stderr.split())
 
 
 async def test_commands_send_the_namespace(nodes: list[Fake]) -> None:
@@ -205,4 +205,4 @@ async def test_commands_send_the_namespace(nodes: list[Fake]) -> None:
 async def test_a_namespace_rejected_for_a_missing_permission_is_reported(nodes: list[Fake]) -> None:
     nodes[0].refusal = error("unauthorized", "this name may not ask there")
     with pytest.raises(RequestRejected, match="may not ask there"):
-        await pinged(addresses(nodes[0]), namespace="billing")
+        await ping_with_asyncio(addresses(nodes[0]), namespace="billing")

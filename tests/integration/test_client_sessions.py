@@ -202,7 +202,7 @@ class TestFailover:
         async with connect(addresses(*pair), **LONG_TIMEOUTS) as client:
             failing = asyncio.create_task(fail_over())
             while not failing.done():
-                await work(client, "failovers", 10)
+                await run_workers(client, "failovers", 10)
             await failing
             found = await client.inspect()
             assert found.holders_total == found.queue_total == 0
@@ -255,7 +255,7 @@ class TestThreads:
 # -- connections that are cut ---------------------------------------------------------------------------------
 
 
-def once(command: str, number: int) -> Decide:
+def cut_once(command: str, number: int) -> Decide:
     """Cut the first time that this command comes, after so many of it."""
     seen = 0
 
@@ -270,7 +270,7 @@ def once(command: str, number: int) -> Decide:
 WORKERS = 4
 
 
-async def work(client: Client, name: str, rounds: int) -> None:
+async def run_workers(client: Client, name: str, rounds: int) -> None:
     """Many take turns, and nobody is inside with another. Whoever is cancelled gives back what they asked for."""
     inside = 0
 
@@ -307,9 +307,9 @@ async def is_free(genie: Genie, name: str) -> bool:
 )
 async def test_a_connection_lost_instead_of_any_message_is_invisible_to_callers(genie, command, number):
     name = f"cut/{command}/{number}"
-    async with proxy(genie.port, lines, once(command, number)) as between:
+    async with proxy(genie.port, lines, cut_once(command, number)) as between:
         async with connect(f"127.0.0.1:{between.port},127.0.0.1:{between.port}") as client:
-            await work(client, name, 3)
+            await run_workers(client, name, 3)
         assert between.cuts == ({} if command == "hello" and number else {command: 1})
     assert await is_free(genie, name)
 
@@ -321,6 +321,6 @@ async def test_many_lost_connections_are_invisible_to_callers(genie, seed):
     async with proxy(genie.port, lines, lambda *_: "before" if dice.random() < 0.03 else None) as between:
         servers = [f"127.0.0.1:{between.port}"] * 10
         async with connect(servers) as client:
-            await work(client, name, 10)
+            await run_workers(client, name, 10)
         assert sum(between.cuts.values()) >= 5
     assert await is_free(genie, name)

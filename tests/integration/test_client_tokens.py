@@ -18,7 +18,7 @@ from ports import free_port
 from servers import WAIT_S, Genie, running_server
 
 TOKEN, OTHER = "a-token-of-the-tests", "another-token-of-the-tests"
-WRONG = "a-token-of-nobody's"
+WRONG = "an-unknown-token-value"
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +27,11 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def sections(**tokens: str) -> str:
+def toml_sections(**tokens: str) -> str:
     return "".join(f'[{name}]\ntoken = "{token}"\n' for name, token in tokens.items())
 
 
-def written(folder: Path, text: str) -> Path:
+def write_token_file(folder: Path, text: str) -> Path:
     path = folder / "tokens"
     path.write_text(text)
     path.chmod(0o600)
@@ -48,7 +48,7 @@ async def test_a_valid_and_an_invalid_token(tmp_path: Path, monkeypatch: pytest.
                     pass
             assert caught.value.code == "unauthorized"
             assert WRONG not in str(caught.value)
-        monkeypatch.setenv("GENIE_TOKEN_FILE", str(written(tmp_path, TOKEN + "\n")))
+        monkeypatch.setenv("GENIE_TOKEN_FILE", str(write_token_file(tmp_path, TOKEN + "\n")))
         async with genie.connect(*server.address) as client:
             await client.ping()
             assert TOKEN not in repr(client)
@@ -73,11 +73,11 @@ def test_threads_a_valid_and_an_invalid_token() -> None:
 
 def test_the_sources_of_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.find_token() is None
-    path = written(tmp_path, f" {TOKEN}\n")
+    path = write_token_file(tmp_path, f" {TOKEN}\n")
     monkeypatch.setenv("GENIE_TOKEN_FILE", str(path))
     assert config.find_token() == TOKEN
     assert config.find_token("") is None
-    path.write_text(sections(payments=TOKEN))
+    path.write_text(toml_sections(payments=TOKEN))
     with pytest.raises(ValueError, match=f"^GENIE_TOKEN_FILE: {path} must contain one word, the token, not 4$"):
         config.find_token()  # that is a server's
     assert config.find_token("") is None
@@ -104,7 +104,7 @@ def revoke(server: Genie, path: Path, text: str) -> None:
 
 
 async def test_waiting_calls_fail_when_the_token_is_revoked(tmp_path: Path) -> None:
-    path = written(tmp_path, sections(a=TOKEN, b=OTHER))
+    path = write_token_file(tmp_path, toml_sections(a=TOKEN, b=OTHER))
     with running_server(token_file=path) as server:
         async with genie.connect(*server.address, token=OTHER) as holder:
             await holder.acquire("a")
@@ -112,13 +112,13 @@ async def test_waiting_calls_fail_when_the_token_is_revoked(tmp_path: Path) -> N
                 waiting = asyncio.create_task(client.acquire("a", queue_timeout=600))
                 while (await holder.inspect()).queue_total == 0:  # noqa: ASYNC110 - the server says when
                     await asyncio.sleep(0)
-                revoke(server, path, sections(b=OTHER))
+                revoke(server, path, toml_sections(b=OTHER))
                 with pytest.raises(genie.RequestRejected, match="unauthorized"):
                     await waiting
                 for call in (client.acquire("b"), client.ping()):
                     with pytest.raises(genie.RequestRejected, match="unauthorized"):
                         await call
-                revoke(server, path, sections(a=TOKEN, b=OTHER))
+                revoke(server, path, toml_sections(a=TOKEN, b=OTHER))
                 while True:
                     try:
                         await client.ping()
@@ -131,7 +131,7 @@ async def test_waiting_calls_fail_when_the_token_is_revoked(tmp_path: Path) -> N
 def test_threads_waiting_calls_fail_when_the_token_is_revoked(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    path = written(tmp_path, sections(a=TOKEN, b=OTHER))
+    path = write_token_file(tmp_path, toml_sections(a=TOKEN, b=OTHER))
     with (
         running_server(token_file=path) as server,
         ThreadPoolExecutor(1) as pool,
@@ -142,7 +142,7 @@ def test_threads_waiting_calls_fail_when_the_token_is_revoked(tmp_path: Path) ->
         waiting = pool.submit(client.acquire, "a", queue_timeout=600)
         while holder.inspect().queue_total == 0:
             pass
-        revoke(server, path, sections(b=OTHER))
+        revoke(server, path, toml_sections(b=OTHER))
         with pytest.raises(genie.RequestRejected, match="unauthorized"):
             waiting.result(WAIT_S)
         with pytest.raises(genie.RequestRejected, match="unauthorized"):
@@ -163,12 +163,12 @@ def test_threads_waiting_calls_fail_when_the_token_is_revoked(tmp_path: Path) ->
 def test_commands_use_the_variables(words: tuple[str, ...], tmp_path: Path) -> None:
     with running_server(token=TOKEN) as server:
         assert genie_cli(*words, port=server.port, token=TOKEN).returncode == 0
-        assert genie_cli(*words, port=server.port, token_file=str(written(tmp_path, TOKEN))).returncode == 0
+        assert genie_cli(*words, port=server.port, token_file=str(write_token_file(tmp_path, TOKEN))).returncode == 0
         done = genie_cli(*words, port=server.port, token=WRONG)
         assert done.returncode != 0
         assert "unauthorized: the token of hello is not known (the token sent is that of GENIE_TOKEN)" in done.stderr
         assert WRONG not in done.stderr
-        path = str(written(tmp_path, WRONG))
+        path = str(write_token_file(tmp_path, WRONG))
         done = genie_cli(*words, port=server.port, token_file=path)
         assert f"is not known (the token sent is that of GENIE_TOKEN_FILE, {path})" in done.stderr
         done = genie_cli(*words, port=server.port)
@@ -192,7 +192,7 @@ def test_the_admin_port_distinguishes_a_wrong_and_a_missing_token(words: tuple[s
 
 
 def test_a_principal_with_inspect_can_use_the_read_only_commands(tmp_path: Path) -> None:
-    path = written(tmp_path, sections(a=TOKEN) + 'may = ["inspect"]\n')
+    path = write_token_file(tmp_path, toml_sections(a=TOKEN) + 'may = ["inspect"]\n')
     with running_server(token_file=path) as server:
         for words in (("status",), ("inspect",)):
             done = genie_cli(*words, port=server.port, token=TOKEN)
@@ -203,7 +203,7 @@ def test_a_principal_with_inspect_can_use_the_read_only_commands(tmp_path: Path)
 
 @pytest.mark.parametrize("limits", ['may = ["lock"]', 'prefixes = ["accounts/"]'])
 def test_the_health_check_of_a_restricted_principal(tmp_path: Path, limits: str) -> None:
-    path = written(tmp_path, f'[a]\ntoken = "{TOKEN}"\n{limits}\n')
+    path = write_token_file(tmp_path, f'[a]\ntoken = "{TOKEN}"\n{limits}\n')
     with running_server(token_file=path) as server:
         shown = genie_cli("status", port=server.port, token=TOKEN)
         assert (shown.returncode, shown.stderr) == (0, "")

@@ -19,7 +19,7 @@ from genie.client.aio import Watch
 from servers import WAIT_S, Genie, Redis, running_server
 
 
-def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+def with_timeout(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     """A test that fails where it would wait for ever."""
 
     @wraps(test)
@@ -43,19 +43,19 @@ async def other(genie: Genie):
 
 
 @pytest.fixture
-async def fake():
-    async with fake_server() as fake:
-        yield fake
+async def scripted():
+    async with fake_server() as scripted:
+        yield scripted
 
 
 @pytest.fixture
-async def watcher(fake):
+async def watcher(scripted):
     """A client of the server that the test speaks for."""
-    async with connect("127.0.0.1", fake.port) as client:
+    async with connect("127.0.0.1", scripted.port) as client:
         yield client
 
 
-def say(command: str, **payload: object) -> str:
+def encode(command: str, **payload: object) -> str:
     return orjson.dumps({"command": command, "payload": payload}).decode()
 
 
@@ -64,30 +64,30 @@ def row(resource: str, id: int = 1) -> dict[str, object]:
 
 
 def watching(*held: dict[str, object]) -> str:
-    return say("watching", prefix="t/", held=held, truncated=False)
+    return encode("watching", prefix="t/", held=held, truncated=False)
 
 
 def event(state: str, resource: str, id: int = 1) -> str:
-    return say("event", state=state, **row(resource, id))
+    return encode("event", state=state, **row(resource, id))
 
 
-async def until(picture: dict[tuple[str, int], Change], watch: Watch, names: set[str]) -> None:
-    """Apply the changes until the picture shows these names, each held once."""
-    while len(picture) != len(names) or {name for name, _ in picture} != names:
-        apply(picture, await anext(watch))
+async def until(applied: dict[tuple[str, int], Change], watch: Watch, names: set[str]) -> None:
+    """Apply the changes until the applied shows these names, each held once."""
+    while len(applied) != len(names) or {name for name, _ in applied} != names:
+        apply(applied, await anext(watch))
 
 
-def apply(picture: dict[tuple[str, int], Change], change: Change) -> None:
+def apply(applied: dict[tuple[str, int], Change], change: Change) -> None:
     if change.state == "locked":
-        assert picture.setdefault((change.resource, change.id), change) is change
+        assert applied.setdefault((change.resource, change.id), change) is change
     else:
-        del picture[change.resource, change.id]
+        del applied[change.resource, change.id]
 
 
 # -- a real server ----------------------------------------------------------------------------------------
 
 
-@bounded
+@with_timeout
 async def test_held_locks_then_changes(client, other):
     held = await other.acquire("first/1", transaction="t-first")
     async with client.watch("first/") as watch:
@@ -103,7 +103,7 @@ async def test_held_locks_then_changes(client, other):
         await anext(watch)
 
 
-@bounded
+@with_timeout
 async def test_changes_are_buffered_from_the_start_of_the_block(client, genie):
     async with client.watch("block/") as watch:
         await client.ping()
@@ -119,15 +119,15 @@ async def test_changes_are_buffered_from_the_start_of_the_block(client, genie):
     assert await asyncio.to_thread(work) == ["locked", "unlocked"]
 
 
-@bounded
-async def test_a_watch_rejected_before_the_first_wait_raises(fake, watcher):
-    line = await fake.accept()
+@with_timeout
+async def test_a_watch_rejected_before_the_first_wait_raises(scripted, watcher):
+    line = await scripted.accept()
     async with watcher.watch("t/") as watch:
         await line.expect("watch")
         line.say(error("too-many"))
         ping = asyncio.create_task(watcher.ping())
         await line.expect("ping")
-        line.say(say("pong"))
+        line.say(encode("pong"))
         await ping
         with pytest.raises(RequestRejected, match="too-many"):
             await anext(watch)
@@ -135,7 +135,7 @@ async def test_a_watch_rejected_before_the_first_wait_raises(fake, watcher):
             await anext(watch)
 
 
-@bounded
+@with_timeout
 async def test_two_watches_of_one_prefix_are_independent(client, other):
     first, second = client.watch("two/"), client.watch("two/")
     async with other.lock("two/1"):
@@ -147,7 +147,7 @@ async def test_two_watches_of_one_prefix_are_independent(client, other):
     assert (await anext(second)).resource == "two/1"
 
 
-@bounded
+@with_timeout
 async def test_threads_held_locks_then_changes(client, genie):
     held = await client.acquire("threads/1", transaction="t")
 
@@ -171,68 +171,68 @@ async def test_threads_held_locks_then_changes(client, genie):
     await held.release()
 
 
-@bounded
+@with_timeout
 async def test_a_server_side_overflow_causes_a_resync(client, other):
     """All at once: the server says `lagged`, or it does not; who watches needs not know."""
-    picture: dict[tuple[str, int], Change] = {}
+    applied: dict[tuple[str, int], Change] = {}
     watch = client.watch("many/")
     many = await other.acquire_any([f"many/{number}" for number in range(9_900)], 9_900, transaction_timeout=3600)
-    await until(picture, watch, {f"many/{number}" for number in range(9_900)})
+    await until(applied, watch, {f"many/{number}" for number in range(9_900)})
     few = [f"many/few/{number}" for number in range(1000)]
     _, lock = await asyncio.gather(many.release(), other.acquire(*few, transaction_timeout=3600))
-    await until(picture, watch, set(few))
+    await until(applied, watch, set(few))
     await lock.release()
-    await until(picture, watch, set())
+    await until(applied, watch, set())
 
 
-@bounded
+@with_timeout
 async def test_a_server_is_killed_and_restarted(redis: Redis):
     with running_server(redis) as durable:
         async with (
             connect(*durable.address, **LONG_TIMEOUTS) as client,
             connect(*durable.address, **LONG_TIMEOUTS) as other,
         ):
-            picture: dict[tuple[str, int], Change] = {}
+            applied: dict[tuple[str, int], Change] = {}
             stays, goes = [await other.acquire(name, transaction_timeout=3600) for name in ("k/stays", "k/goes")]
             watch = client.watch("k/")
-            await until(picture, watch, {"k/stays", "k/goes"})
+            await until(applied, watch, {"k/stays", "k/goes"})
             durable.kill()
             next_change = asyncio.create_task(anext(watch))
             release = asyncio.create_task(goes.release())
             await asyncio.to_thread(durable.start)
             await release
-            apply(picture, await next_change)
-            assert {name for name, _ in picture} == {"k/stays"}
-            assert picture["k/stays", stays.id].id == stays.id
+            apply(applied, await next_change)
+            assert {name for name, _ in applied} == {"k/stays"}
+            assert applied["k/stays", stays.id].id == stays.id
             durable.kill()
             durable.redis_url = None  # it comes back and knows of nothing
             await asyncio.to_thread(durable.start)
-            await until(picture, watch, set())
+            await until(applied, watch, set())
 
 
-@bounded
+@with_timeout
 async def test_the_next_leader_continues_the_watch(redis: Redis):
     with running_server(redis, lease=1) as leader, running_server(redis, lease=1) as follower:
         servers = [f"127.0.0.1:{node.port}" for node in (leader, follower)]
         async with connect(servers, **LONG_TIMEOUTS) as client, connect(servers, **LONG_TIMEOUTS) as other:
-            picture: dict[tuple[str, int], Change] = {}
+            applied: dict[tuple[str, int], Change] = {}
             watch = client.watch("n/")
             lock = await other.acquire("n/1", transaction_timeout=3600)
-            await until(picture, watch, {"n/1"})
+            await until(applied, watch, {"n/1"})
             next_change = asyncio.create_task(anext(watch))
             leader.kill()
             async with other.lock("n/2", queue_timeout=WAIT_S, transaction_timeout=3600):
-                apply(picture, await next_change)
-                assert {name for name, _ in picture} == {"n/1", "n/2"}
-            await until(picture, watch, {"n/1"})
+                apply(applied, await next_change)
+                assert {name for name, _ in applied} == {"n/1", "n/2"}
+            await until(applied, watch, {"n/1"})
             await lock.release()
-            await until(picture, watch, set())
+            await until(applied, watch, set())
 
 
 # -- a server that the test speaks for --------------------------------------------------------------------
 
 
-async def begin(client: Client, line: Line) -> Watch:
+async def start_watch(client: Client, line: Line) -> Watch:
     """A watch that has told of one lock."""
     watch = client.watch("t/")
     first = asyncio.create_task(anext(watch))
@@ -242,34 +242,34 @@ async def begin(client: Client, line: Line) -> Watch:
     return watch
 
 
-@bounded
-async def test_the_difference_is_reported_after_a_reconnect(fake, watcher):
-    line = await fake.accept()
-    watch = await begin(watcher, line)
+@with_timeout
+async def test_the_difference_is_reported_after_a_reconnect(scripted, watcher):
+    line = await scripted.accept()
+    watch = await start_watch(watcher, line)
     waiting = asyncio.create_task(anext(watch))
     line.cut()
-    line = await fake.accept()
+    line = await scripted.accept()
     assert await line.expect("watch") == {"prefix": "t/"}
     line.say(watching(row("t/2", 2)))
     assert await waiting == Change("t/1", "unlocked", "exclusive", 1)
     assert await anext(watch) == Change("t/2", "locked", "exclusive", 2)
 
 
-@bounded
-async def test_lagged_causes_a_resync(fake, watcher):
-    line = await fake.accept()
-    watch = await begin(watcher, line)
+@with_timeout
+async def test_lagged_causes_a_resync(scripted, watcher):
+    line = await scripted.accept()
+    watch = await start_watch(watcher, line)
     waiting = asyncio.create_task(anext(watch))
-    line.say(say("event", state="lagged"))
+    line.say(encode("event", state="lagged"))
     await line.expect("watch")
     line.say(watching(row("t/1"), row("t/2", 2)), event("unlocked", "t/1"))
     assert await waiting == Change("t/2", "locked", "exclusive", 2)
     assert await anext(watch) == Change("t/1", "unlocked", "exclusive", 1)
 
 
-@bounded
-async def test_the_end_of_the_loop_ends_the_watch(fake, watcher):
-    line = await fake.accept()
+@with_timeout
+async def test_the_end_of_the_loop_ends_the_watch(scripted, watcher):
+    line = await scripted.accept()
 
     async def first() -> Change:
         async for change in watcher.watch("t/"):
@@ -284,25 +284,25 @@ async def test_the_end_of_the_loop_ends_the_watch(fake, watcher):
     assert await line.expect("unwatch") == {"prefix": "t/"}
 
 
-@bounded
-async def test_cancelling_the_consumer_ends_the_watch(fake, watcher):
-    line = await fake.accept()
-    watch = await begin(watcher, line)
+@with_timeout
+async def test_cancelling_the_consumer_ends_the_watch(scripted, watcher):
+    line = await scripted.accept()
+    watch = await start_watch(watcher, line)
     waiting = asyncio.create_task(anext(watch))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await line.expect("unwatch")
-    line.say(event("locked", "t/2"), say("unwatched", prefix="t/"))
+    line.say(event("locked", "t/2"), encode("unwatched", prefix="t/"))
     with pytest.raises(StopAsyncIteration):
         await anext(watch)
 
 
-@bounded
-async def test_aclose_wakes_a_waiting_consumer(fake, watcher):
-    line = await fake.accept()
-    watch = await begin(watcher, line)
+@with_timeout
+async def test_aclose_wakes_a_waiting_consumer(scripted, watcher):
+    line = await scripted.accept()
+    watch = await start_watch(watcher, line)
     waiting = asyncio.create_task(anext(watch))
     await asyncio.sleep(0)
     with pytest.raises(RuntimeError, match="already waits for the next change"):
@@ -316,11 +316,11 @@ async def test_aclose_wakes_a_waiting_consumer(fake, watcher):
         await waiting
 
 
-@bounded
-async def test_closing_the_client_ends_the_loop(fake):
+@with_timeout
+async def test_closing_the_client_ends_the_loop(scripted):
     seen = []
-    async with connect("127.0.0.1", fake.port) as client:
-        line = await fake.accept()
+    async with connect("127.0.0.1", scripted.port) as client:
+        line = await scripted.accept()
 
         async def look() -> None:
             seen.extend([change async for change in client.watch("t/")])
@@ -342,7 +342,7 @@ async def test_closing_the_client_ends_the_loop(fake):
         await anext(client.watch("t/"))
 
 
-@bounded
+@with_timeout
 async def test_a_client_that_was_never_opened():
     watch = connect("127.0.0.1", 1).watch("t/")
     with pytest.raises(RuntimeError, match="not entered"):
@@ -352,9 +352,9 @@ async def test_a_client_that_was_never_opened():
         next(sync.connect("127.0.0.1", 1).watch("t/"))
 
 
-@bounded
-async def test_a_rejected_watch_raises(fake, watcher):
-    line = await fake.accept()
+@with_timeout
+async def test_a_rejected_watch_raises(scripted, watcher):
+    line = await scripted.accept()
     watch = watcher.watch("t/")
     first = asyncio.create_task(anext(watch))
     await line.expect("watch")
@@ -367,13 +367,13 @@ async def test_a_rejected_watch_raises(fake, watcher):
         watcher.watch("x" * 513)
 
 
-@bounded
-async def test_a_silent_server_is_left(fake):
+@with_timeout
+async def test_a_silent_server_is_left(scripted):
     async with fake_server() as second:
-        servers = [f"127.0.0.1:{each.port}" for each in (fake, second)]
+        servers = [f"127.0.0.1:{each.port}" for each in (scripted, second)]
         async with connect(servers) as client:
-            line = await fake.accept()
-            watch = await begin(client, line)
+            line = await scripted.accept()
+            watch = await start_watch(client, line)
             waiting = asyncio.create_task(anext(watch))
             shorten_keepalive(client._connection.session, asyncio.get_running_loop().time())
             client._connection.flush_soon()
@@ -386,12 +386,12 @@ async def test_a_silent_server_is_left(fake):
 
 
 class TestThreads:
-    @bounded
-    async def test_the_difference_is_reported_after_a_reconnect_and_the_end_of_the_loop_ends_the_watch(self, fake):
+    @with_timeout
+    async def test_the_difference_is_reported_after_a_reconnect_and_the_end_of_the_loop_ends_the_watch(self, scripted):
         left = threading.Event()
 
         def work() -> list[Change]:
-            with sync.connect("127.0.0.1", fake.port) as client:
+            with sync.connect("127.0.0.1", scripted.port) as client:
                 found = []
                 for change in client.watch("t/"):
                     found.append(change)
@@ -401,11 +401,11 @@ class TestThreads:
             return found
 
         working = asyncio.create_task(asyncio.to_thread(work))
-        line = await fake.accept()
+        line = await scripted.accept()
         await line.expect("watch")
         line.say(watching(row("t/1")))
         line.writer.write_eof()
-        line = await fake.accept()
+        line = await scripted.accept()
         await line.expect("watch")
         line.say(watching(row("t/2", 2)))
         await line.expect("unwatch")
@@ -416,12 +416,12 @@ class TestThreads:
             Change("t/2", "locked", "exclusive", 2),
         ]
 
-    @bounded
-    async def test_close_wakes_a_waiting_consumer(self, fake):
+    @with_timeout
+    async def test_close_wakes_a_waiting_consumer(self, scripted):
         asked = threading.Event()
 
         def work() -> None:
-            with sync.connect("127.0.0.1", fake.port) as client, ThreadPoolExecutor() as threads:
+            with sync.connect("127.0.0.1", scripted.port) as client, ThreadPoolExecutor() as threads:
                 watch = client.watch("t/")
                 waiting = threads.submit(list, watch)
                 assert asked.wait(WAIT_S)
@@ -435,19 +435,19 @@ class TestThreads:
                 assert waiting.result() == []
 
         working = asyncio.create_task(asyncio.to_thread(work))
-        line = await fake.accept()
+        line = await scripted.accept()
         await line.expect("watch")
         asked.set()
         await line.expect("unwatch")
         await working
 
-    @bounded
-    async def test_closing_the_client_ends_the_loop(self, fake):
+    @with_timeout
+    async def test_closing_the_client_ends_the_loop(self, scripted):
         told = threading.Event()
 
         def work() -> None:
             with ThreadPoolExecutor() as threads:
-                with sync.connect("127.0.0.1", fake.port) as client:
+                with sync.connect("127.0.0.1", scripted.port) as client:
                     watch = client.watch("t/")
                     waiting = threads.submit(lambda: [told.set() for _ in watch])
                     assert told.wait(WAIT_S)
@@ -458,22 +458,22 @@ class TestThreads:
                     next(client.watch("t/"))
 
         working = asyncio.create_task(asyncio.to_thread(work))
-        line = await fake.accept()
+        line = await scripted.accept()
         await line.expect("watch")
         line.say(watching(row("t/1")))
         await working
 
-    @bounded
-    async def test_a_rejected_watch_raises(self, fake):
+    @with_timeout
+    async def test_a_rejected_watch_raises(self, scripted):
         def work() -> None:
-            with sync.connect("127.0.0.1", fake.port) as client:
+            with sync.connect("127.0.0.1", scripted.port) as client:
                 watch = client.watch("t/")
                 with pytest.raises(RequestRejected, match="too-many"):
                     next(watch)
                 assert list(watch) == []
 
         working = asyncio.create_task(asyncio.to_thread(work))
-        line = await fake.accept()
+        line = await scripted.accept()
         await line.expect("watch")
         line.say(error("too-many"))
         await working

@@ -32,13 +32,13 @@ PING = b'{"command":"ping","payload":{}}\n'
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def tls_server(made: Certificates) -> Iterator[Genie]:
-    with running_server(tls_cert=made.server, log_level="debug") as server:
+def tls_server(certificates: Certificates) -> Iterator[Genie]:
+    with running_server(tls_cert=certificates.server, log_level="debug") as server:
         yield server
 
 
@@ -54,9 +54,11 @@ def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 
 
 @asynccontextmanager
-async def serving(made: Certificates, **settings: Any) -> AsyncIterator[tuple[Server, tuple[str, int]]]:
+async def serving(certificates: Certificates, **settings: Any) -> AsyncIterator[tuple[Server, tuple[str, int]]]:
     """A server in this event loop."""
-    server = Server(Settings.from_options(**{"port": 0, "admin_port": None, "tls_cert": str(made.server), **settings}))
+    server = Server(
+        Settings.from_options(**{"port": 0, "admin_port": None, "tls_cert": str(certificates.server), **settings})
+    )
     address = await server.start()
     try:
         yield server, address
@@ -64,7 +66,7 @@ async def serving(made: Certificates, **settings: Any) -> AsyncIterator[tuple[Se
         await server.stop()
 
 
-async def talk(address: tuple[str, int], context: ssl.SSLContext | None, data: bytes = PING) -> bytes:
+async def exchange(address: tuple[str, int], context: ssl.SSLContext | None, data: bytes = PING) -> bytes:
     """Everything that is answered until the first line ends."""
     reader, writer = await asyncio.open_connection(*address, ssl=context)
     try:
@@ -83,47 +85,49 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def test_the_client_certificate_determines_the_principal(
-    run: Callable[[Any], Any], made: Certificates, tmp_path: Path
+    run: Callable[[Any], Any], certificates: Certificates, tmp_path: Path
 ) -> None:
-    alice = made.issue("alice", "host.example", common_name="alice")
-    nameless = made.issue("nameless", "host.example", common_name=None)
+    alice = certificates.issue("alice", "host.example", common_name="alice")
+    nameless = certificates.issue("nameless", "host.example", common_name=None)
     stranger = Certificates(tmp_path).issue("mallory", "host.example", common_name="alice")
 
     async def work() -> None:
-        async with serving(made, tls_ca=str(made.ca)) as (_, address):
-            assert b"pong" in await talk(address, made.context(alice))
-            assert b"pong" in await talk(address, made.context(nameless))
+        async with serving(certificates, tls_ca=str(certificates.ca)) as (_, address):
+            assert b"pong" in await exchange(address, certificates.context(alice))
+            assert b"pong" in await exchange(address, certificates.context(nameless))
             with pytest.raises(ssl.SSLError, match="certificate required"):
-                await talk(address, made.context())
+                await exchange(address, certificates.context())
             with pytest.raises(ssl.SSLError, match="unknown ca"):
-                await talk(address, made.context(stranger))
+                await exchange(address, certificates.context(stranger))
 
     with capture_logs() as log:
         run(work())
     names = [line["certificate"] for line in log if line["event"] == "connection opened"]
     assert names == ["alice", "host.example"]
-    whys = [line["reason"] for line in log if line["event"] == "TLS handshake failed"]
-    assert "presented no certificate" in whys[0]
-    assert "certificate verification failed" in whys[1]
+    reasons = [line["reason"] for line in log if line["event"] == "TLS handshake failed"]
+    assert "presented no certificate" in reasons[0]
+    assert "certificate verification failed" in reasons[1]
 
 
-def test_versions_before_1_2_and_plain_connections_are_rejected(run: Callable[[Any], Any], made: Certificates) -> None:
-    old = made.context()
+def test_versions_before_1_2_and_plain_connections_are_rejected(
+    run: Callable[[Any], Any], certificates: Certificates
+) -> None:
+    old = certificates.context()
     old.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.warns(DeprecationWarning, match="deprecated"):
         old.minimum_version = ssl.TLSVersion.TLSv1
     with pytest.warns(DeprecationWarning, match="deprecated"):
         old.maximum_version = ssl.TLSVersion.TLSv1_1
-    still = made.context()
+    still = certificates.context()
     still.maximum_version = ssl.TLSVersion.TLSv1_2
 
     async def work() -> None:
-        async with serving(made) as (server, address):
+        async with serving(certificates) as (server, address):
             with pytest.raises(ssl.SSLError, match="protocol version"):
-                await talk(address, old)
-            assert b"pong" in await talk(address, still)
-            assert b"requires TLS" in await talk(address, None)
-            assert b"requires TLS" in await talk(address, None, b"GET / HTTP/1.1\r\n\r\n")
+                await exchange(address, old)
+            assert b"pong" in await exchange(address, still)
+            assert b"requires TLS" in await exchange(address, None)
+            assert b"requires TLS" in await exchange(address, None, b"GET / HTTP/1.1\r\n\r\n")
             await until(lambda: not len(server.connections))
 
     with capture_logs() as log:
@@ -132,10 +136,10 @@ def test_versions_before_1_2_and_plain_connections_are_rejected(run: Callable[[A
 
 
 def test_a_stalled_handshake_is_counted_and_closed(
-    run: Callable[[Any], Any], made: Certificates, monkeypatch: pytest.MonkeyPatch
+    run: Callable[[Any], Any], certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
-        async with serving(made) as (server, address):
+        async with serving(certificates) as (server, address):
             reader, writer = await asyncio.open_connection(*address)
             await until(lambda: len(server.connections) == 1)
             assert not list(server.connections)
@@ -149,23 +153,23 @@ def test_a_stalled_handshake_is_counted_and_closed(
     assert [line["reason"] for line in log if line["event"] == "TLS handshake failed"] == ["timed out after 0.2 s"]
 
 
-def test_handshakes_count_for_the_limits(run: Callable[[Any], Any], made: Certificates) -> None:
+def test_handshakes_count_for_the_limits(run: Callable[[Any], Any], certificates: Certificates) -> None:
     async def work() -> None:
-        async with serving(made, max_connections_per_address=2) as (server, address):
+        async with serving(certificates, max_connections_per_address=2) as (server, address):
             stalled = [await asyncio.open_connection(*address) for _ in range(2)]
             await until(lambda: len(server.connections) == 2)
-            assert b"too-many" in await talk(address, made.context())
+            assert b"too-many" in await exchange(address, certificates.context())
             for _, writer in stalled:
                 writer.transport.abort()
             await until(lambda: not len(server.connections))
-            assert b"pong" in await talk(address, made.context())
+            assert b"pong" in await exchange(address, certificates.context())
 
     run(work())
 
 
-def test_handshakes_beyond_the_limit_are_closed_at_once(run: Callable[[Any], Any], made: Certificates) -> None:
+def test_handshakes_beyond_the_limit_are_closed_at_once(run: Callable[[Any], Any], certificates: Certificates) -> None:
     async def work() -> None:
-        async with serving(made, max_connections=1) as (server, address):
+        async with serving(certificates, max_connections=1) as (server, address):
             many = [await asyncio.open_connection(*address) for _ in range(18)]
             assert await many[17][0].read() == b""  # one has a place, sixteen would be told why they have none
             assert server._tls_listener is not None
@@ -176,12 +180,12 @@ def test_handshakes_beyond_the_limit_are_closed_at_once(run: Callable[[Any], Any
     run(work())
 
 
-def test_a_shutdown_ends_handshakes_and_connections(run: Callable[[Any], Any], made: Certificates) -> None:
+def test_a_shutdown_ends_handshakes_and_connections(run: Callable[[Any], Any], certificates: Certificates) -> None:
     async def work() -> None:
-        async with serving(made) as (server, address):
+        async with serving(certificates) as (server, address):
             begun, writer = await asyncio.open_connection(*address)
             await until(lambda: len(server.connections) == 1)
-            done, other = await asyncio.open_connection(*address, ssl=made.context())
+            done, other = await asyncio.open_connection(*address, ssl=certificates.context())
             other.write(PING)
             await done.readline()
             await server.stop()
@@ -194,13 +198,13 @@ def test_a_shutdown_ends_handshakes_and_connections(run: Callable[[Any], Any], m
     run(work())
 
 
-def test_many_commands_at_once_are_answered_in_order(run: Callable[[Any], Any], made: Certificates) -> None:
+def test_many_commands_at_once_are_answered_in_order(run: Callable[[Any], Any], certificates: Certificates) -> None:
     many = 20_000
     command = b'{"command":"request","payload":{"resources":["exclusive:%d"],"ref":"%d"}}\n'
 
     async def work() -> None:
-        async with serving(made) as (_, address):
-            reader, writer = await asyncio.open_connection(*address, ssl=made.context())
+        async with serving(certificates) as (_, address):
+            reader, writer = await asyncio.open_connection(*address, ssl=certificates.context())
             writer.write(b"".join(command % (n, n) for n in range(many)))
             refs = []
             while len(refs) < many:
@@ -213,10 +217,10 @@ def test_many_commands_at_once_are_answered_in_order(run: Callable[[Any], Any], 
     run(work())
 
 
-def test_both_clients_lock(run: Callable[[Any], Any], made: Certificates, tls_server: Genie) -> None:
+def test_both_clients_lock(run: Callable[[Any], Any], certificates: Certificates, tls_server: Genie) -> None:
     async def work() -> None:
         async with (
-            genie.connect(*tls_server.address, ssl=made.context()) as client,
+            genie.connect(*tls_server.address, ssl=certificates.context()) as client,
             client.lock("mine"),
             asyncio.TaskGroup() as group,
         ):
@@ -224,11 +228,11 @@ def test_both_clients_lock(run: Callable[[Any], Any], made: Certificates, tls_se
                 group.create_task(client.ping())
 
     run(work())
-    with genie.sync.connect(*tls_server.address, ssl=made.context()) as client, client.lock("mine") as lock:
+    with genie.sync.connect(*tls_server.address, ssl=certificates.context()) as client, client.lock("mine") as lock:
         assert client.inspect(resource="mine").holders[0].id == lock.id
 
 
-def test_threads_share_a_tls_connection(made: Certificates, tls_server: Genie) -> None:
+def test_threads_share_a_tls_connection(certificates: Certificates, tls_server: Genie) -> None:
     inside, most = 0, 0
     failed: list[BaseException] = []
 
@@ -244,7 +248,7 @@ def test_threads_share_a_tls_connection(made: Certificates, tls_server: Genie) -
         except BaseException as error:  # noqa: BLE001 - told below
             failed.append(error)
 
-    with genie.sync.connect(*tls_server.address, ssl=made.context()) as client:
+    with genie.sync.connect(*tls_server.address, ssl=certificates.context()) as client:
         threads = [threading.Thread(target=work, args=(client,)) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -254,17 +258,17 @@ def test_threads_share_a_tls_connection(made: Certificates, tls_server: Genie) -
     assert most == 1
 
 
-def test_data_larger_than_a_tls_record_arrives_complete(made: Certificates, tls_server: Genie) -> None:
+def test_data_larger_than_a_tls_record_arrives_complete(certificates: Certificates, tls_server: Genie) -> None:
     names = [f"{'x' * 200}{n}" for n in range(1000)]
-    with genie.sync.connect(*tls_server.address, ssl=made.context()) as client:
+    with genie.sync.connect(*tls_server.address, ssl=certificates.context()) as client:
         lock = client.acquire_any(names, len(names))
         assert [resource.removeprefix("exclusive:") for resource in lock.resources] == names
         lock.release()
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_a_client_reconnects_after_a_killed_server(made: Certificates, threads: bool) -> None:
-    with running_server(tls_cert=made.server) as server:
+def test_a_client_reconnects_after_a_killed_server(certificates: Certificates, threads: bool) -> None:
+    with running_server(tls_cert=certificates.server) as server:
         up, again = threading.Event(), threading.Event()
 
         def kill() -> None:
@@ -276,7 +280,7 @@ def test_a_client_reconnects_after_a_killed_server(made: Certificates, threads: 
         killer = threading.Thread(target=kill)
         killer.start()
         if threads:
-            with genie.sync.connect(*server.address, ssl=made.context()) as client:
+            with genie.sync.connect(*server.address, ssl=certificates.context()) as client:
                 client.ping()
                 up.set()
                 assert again.wait(WAIT_S)
@@ -285,7 +289,7 @@ def test_a_client_reconnects_after_a_killed_server(made: Certificates, threads: 
         else:
 
             async def work() -> None:
-                async with genie.connect(*server.address, ssl=made.context()) as client:
+                async with genie.connect(*server.address, ssl=certificates.context()) as client:
                     await client.ping()
                     up.set()
                     await asyncio.to_thread(again.wait, WAIT_S)
@@ -296,7 +300,7 @@ def test_a_client_reconnects_after_a_killed_server(made: Certificates, threads: 
         killer.join()
 
 
-def why_not(address: tuple[str, int], context: ssl.SSLContext | None) -> set[str]:
+def connection_errors(address: tuple[str, int], context: ssl.SSLContext | None) -> set[str]:
     """What both clients say."""
     said = []
 
@@ -319,25 +323,27 @@ def why_not(address: tuple[str, int], context: ssl.SSLContext | None) -> set[str
     [(("127.0.0.1",), True, "certificate has expired"), (("elsewhere.example",), False, "not valid for '127.0.0.1'")],
 )
 def test_a_wrong_server_certificate_is_explained(
-    made: Certificates, names: tuple[str, ...], expired: bool, why: str
+    certificates: Certificates, names: tuple[str, ...], expired: bool, why: str
 ) -> None:
-    with running_server(tls_cert=made.issue("wrong", *names, expired=expired)) as server:
-        (said,) = why_not(server.address, made.context())
+    with running_server(tls_cert=certificates.issue("wrong", *names, expired=expired)) as server:
+        (said,) = connection_errors(server.address, certificates.context())
         assert why in said
 
 
-def test_incompatible_peers_are_explained(made: Certificates, tls_server: Genie, genie: Genie) -> None:
-    assert why_not(tls_server.address, ssl.create_default_context()).pop().endswith("local issuer certificate")
-    assert why_not(genie.address, made.context()) == {"TLS: the peer does not speak TLS"}
-    (said,) = why_not(tls_server.address, None)
+def test_incompatible_peers_are_explained(certificates: Certificates, tls_server: Genie, genie: Genie) -> None:
+    assert (
+        connection_errors(tls_server.address, ssl.create_default_context()).pop().endswith("local issuer certificate")
+    )
+    assert connection_errors(genie.address, certificates.context()) == {"TLS: the peer does not speak TLS"}
+    (said,) = connection_errors(tls_server.address, None)
     assert "this server requires TLS" in said
-    with running_server(tls_cert=made.server, tls_ca=made.ca) as strict:
-        assert why_not(strict.address, made.context()) == {
+    with running_server(tls_cert=certificates.server, tls_ca=certificates.ca) as strict:
+        assert connection_errors(strict.address, certificates.context()) == {
             "TLS: the peer requires a certificate, and none was presented"
         }
 
 
-def test_the_command_line_uses_tls(made: Certificates, tls_server: Genie) -> None:
+def test_the_command_line_uses_tls(certificates: Certificates, tls_server: Genie) -> None:
     host = f"genies://127.0.0.1:{tls_server.port}"
     for parts in (
         ("status",),
@@ -346,25 +352,25 @@ def test_the_command_line_uses_tls(made: Certificates, tls_server: Genie) -> Non
         ("bench", "own", "--connections", "2", "--seconds", "1", "--warm-up", "0"),
     ):
         name, *rest = parts
-        done = genie_cli(name, "--host", host, *rest, tls_ca=made.ca)
+        done = genie_cli(name, "--host", host, *rest, tls_ca=certificates.ca)
         assert done.returncode == 0, done.stderr
     assert "certificate verification failed" in genie_cli("status", "--host", host).stderr
     assert "GENIE_TLS_CA: /nowhere can't be read" in genie_cli("status", "--host", host, tls_ca="/nowhere").stderr
 
 
-def test_certificates_are_reloaded(made: Certificates) -> None:
-    certificate = made.issue("renewed", "127.0.0.1")
+def test_certificates_are_reloaded(certificates: Certificates) -> None:
+    certificate = certificates.issue("renewed", "127.0.0.1")
     with running_server(tls_cert=certificate) as server:
 
         def serial() -> object:
             with (
                 socket.create_connection(server.address) as plain,
-                made.context().wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
+                certificates.context().wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
             ):
                 return wrapped.getpeercert()["serialNumber"]  # type: ignore[index]
 
         before = serial()
-        made.issue("renewed", "127.0.0.1")
+        certificates.issue("renewed", "127.0.0.1")
         assert serial() == before
         server.send(signal.SIGHUP)
         server.until("certificates reloaded")
@@ -390,12 +396,16 @@ def test_certificates_are_reloaded(made: Certificates) -> None:
         ({"tls_cert": "{broken}"}, "GENIE_TLS_CERT: {broken} can't be used"),
     ],
 )
-def test_wrong_settings_are_explained(made: Certificates, settings: dict[str, str], why: str) -> None:
+def test_wrong_settings_are_explained(certificates: Certificates, settings: dict[str, str], why: str) -> None:
     from cryptography.hazmat.primitives import serialization
 
-    files = {"server": made.server, "ca": made.ca, "foreign": made.issue("foreign", "x.example")}
-    files |= {name: made.folder / name for name in ("locked", "junk", "broken")}
-    key = serialization.load_pem_private_key(made.server.read_bytes(), None)
+    files = {
+        "server": certificates.server,
+        "ca": certificates.ca,
+        "foreign": certificates.issue("foreign", "x.example"),
+    }
+    files |= {name: certificates.folder / name for name in ("locked", "junk", "broken")}
+    key = serialization.load_pem_private_key(certificates.server.read_bytes(), None)
     files["locked"].write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -404,28 +414,28 @@ def test_wrong_settings_are_explained(made: Certificates, settings: dict[str, st
         )
     )
     files["junk"].write_text("junk")
-    files["broken"].write_bytes(made.server.read_bytes().replace(b"M", b"!"))
+    files["broken"].write_bytes(certificates.server.read_bytes().replace(b"M", b"!"))
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the text is compared
         Server(Settings.from_options(**{name: value.format(**files) for name, value in settings.items()}))
     assert why.format(**files) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-async def test_the_admin_port_uses_tls(made: Certificates, tmp_path: Path) -> None:
+async def test_the_admin_port_uses_tls(certificates: Certificates, tmp_path: Path) -> None:
     other = Certificates(tmp_path)
-    alice = made.issue("alice", "host.example", common_name="alice")
+    alice = certificates.issue("alice", "host.example", common_name="alice")
     stranger = other.issue("mallory", "host.example", common_name="mallory")
-    certificate = made.issue("admin", "127.0.0.1")
-    with running_server(tls_cert=certificate, tls_ca=made.ca, admin_port=(port := Genie().port)) as server:
+    certificate = certificates.issue("admin", "127.0.0.1")
+    with running_server(tls_cert=certificate, tls_ca=certificates.ca, admin_port=(port := Genie().port)) as server:
 
         async def live(context: ssl.SSLContext) -> str:
             async with aiohttp.ClientSession() as web, web.get(f"https://127.0.0.1:{port}/livez", ssl=context) as got:
                 return await got.text()
 
-        assert await live(made.context()) == "ok\n"
-        assert await live(made.context(alice)) == "ok\n"
+        assert await live(certificates.context()) == "ok\n"
+        assert await live(certificates.context(alice)) == "ok\n"
         with pytest.raises(aiohttp.ClientError):
-            await live(made.context(stranger))
+            await live(certificates.context(stranger))
         new = other.issue("new", "127.0.0.1")
         certificate.write_bytes(new.read_bytes())
         server.send(signal.SIGHUP)
@@ -434,15 +444,15 @@ async def test_the_admin_port_uses_tls(made: Certificates, tmp_path: Path) -> No
 
 
 def test_close_notify_is_sent_at_once(
-    run: Callable[[Any], Any], made: Certificates, monkeypatch: pytest.MonkeyPatch
+    run: Callable[[Any], Any], certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS can't be half-closed: waiting for the client to close first would tell it nothing."""
     monkeypatch.setattr(connection, "LINGER_S", 10 * WAIT_S)
     monkeypatch.setattr(connection, "LINGER_IDLE_S", 10 * WAIT_S)
 
     async def work() -> None:
-        async with serving(made) as (_, address):
-            reader, writer = await asyncio.open_connection(*address, ssl=made.context())
+        async with serving(certificates) as (_, address):
+            reader, writer = await asyncio.open_connection(*address, ssl=certificates.context())
             writer.write(b'{"command":"bye"}\n')
             assert orjson.loads(await reader.readline())["command"] == "bye"
             assert await reader.read() == b""
