@@ -1,4 +1,4 @@
-"""The admin port of a server in a process of its own: what it tells agrees with what was done on the wire."""
+"""The admin port of a server process: its responses agree with what clients did."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def genie() -> Iterator[Genie]:
-    """A fresh server, so that its counts are those of one test."""
+    """A new server, so that its counters are those of one test."""
     with running_server(admin_port=free_port()) as server:
         yield server
 
@@ -45,25 +45,25 @@ def port_of(genie: Genie) -> int:
 
 
 async def metrics(port: int, **headers: str) -> dict[str, float]:
-    """The samples by name and labels beside the namespace, as `name{label}`."""
-    answered = await fetch(port, "/metrics", headers=headers)
-    assert answered.status == 200
-    parse = open_families if "openmetrics" in answered.headers["content-type"] else families
+    """Return the samples by name and labels without the namespace, as `name{label}`."""
+    response = await fetch(port, "/metrics", headers=headers)
+    assert response.status == 200
+    parse = open_families if "openmetrics" in response.headers["content-type"] else families
     return {
         sample.name
         + "".join(f"{{{value}}}" for label, value in sample.labels.items() if label != "namespace"): sample.value
-        for family in parse(answered.body.decode())
+        for family in parse(response.body.decode())
         for sample in family.samples
     }
 
 
-async def test_health(genie: Genie) -> None:
+async def test_health_checks(genie: Genie) -> None:
     for path in ("/livez", "/readyz", "/leaderz"):
         assert (await fetch(port_of(genie), path)).status == 200
 
 
-async def test_a_server_that_has_not_its_store_lives_and_is_not_ready() -> None:
-    """It waits for its Redis: the admin port is there before it."""
+async def test_a_server_without_its_store_is_live_but_not_ready() -> None:
+    """The admin port is opened before the server has connected to Redis."""
     server = Genie(admin_port=free_port(), redis_port=free_port())
     server.start(wait=False)
     try:
@@ -77,8 +77,11 @@ async def test_a_server_that_has_not_its_store_lives_and_is_not_ready() -> None:
                     await asyncio.sleep(0.01)
         assert live.status == 200
         for path in ("/readyz", "/leaderz"):
-            told = await fetch(port, path)
-            assert (told.status, told.body) == (503, b"genie: starting\n" if path == "/readyz" else b"starting\n"), path
+            response = await fetch(port, path)
+            assert (response.status, response.body) == (
+                503,
+                b"genie: starting\n" if path == "/readyz" else b"starting\n",
+            ), path
         state = (await fetch(port, "/api/state")).as_(models.State)
         assert (state.role, state.leader, state.store, state.held) == ("starting", None, "redis", 0)
         waits = await fetch(port, "/api/waits")
@@ -87,7 +90,7 @@ async def test_a_server_that_has_not_its_store_lives_and_is_not_ready() -> None:
         server.kill()
 
 
-async def test_a_follower_tells_who_leads(redis: Redis) -> None:
+async def test_a_follower_names_the_leader(redis: Redis) -> None:
     with (
         running_server(redis, admin_port=free_port()) as leader,
         running_server(redis, admin_port=free_port()) as follower,
@@ -98,12 +101,12 @@ async def test_a_follower_tells_who_leads(redis: Redis) -> None:
         state = (await fetch(port, "/api/state")).as_(models.State)
         assert (state.role, state.leader, state.held, state.queues) == ("follower", address, 0, [])
         for path in ("/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/a"):
-            refused = await fetch(port, path)
-            assert refused.problem[:2] == (503, "unavailable")
-            assert refused.leader == address
-            assert refused.headers["retry-after"] == "1"
-        refused = await release(port, b'{"id":7}')
-        assert (refused.problem[0], refused.leader) == (503, address)
+            rejected = await fetch(port, path)
+            assert rejected.problem[:2] == (503, "unavailable")
+            assert rejected.leader == address
+            assert rejected.headers["retry-after"] == "1"
+        rejected = await release(port, b'{"id":7}')
+        assert (rejected.problem[0], rejected.leader) == (503, address)
         assert (await metrics(port))["genie_leader"] == 0
         assert (await metrics(port_of(leader)))["genie_leader"] == 1
         state = (await fetch(port_of(leader), "/api/state")).as_(models.State)
@@ -114,7 +117,7 @@ async def test_a_follower_tells_who_leads(redis: Redis) -> None:
         assert (await fetch(port, "/api/waits")).as_(models.Waits).nodes == []
 
 
-async def test_the_state_agrees_with_the_wire(genie: Genie) -> None:
+async def test_the_state_agrees_with_the_clients(genie: Genie) -> None:
     one, two = await Wire.connect(genie.address), await Wire.connect(genie.address)
     held = await one.lock("exclusive:a", "shared:b", transactionName="t1", transactionTimeout=HOUR_MS)
     await one.lock("shared:b")
@@ -152,7 +155,7 @@ async def test_the_state_agrees_with_the_wire(genie: Genie) -> None:
     assert samples["genie_errors_total{bad-json}"] == 1
 
 
-async def test_notes_are_shown_and_a_wait_without_a_limit_has_no_end(genie: Genie) -> None:
+async def test_notes_and_waits_without_a_timeout(genie: Genie) -> None:
     wire, client = await Wire.connect(genie.address), await Wire.connect(genie.address)
     held = await wire.lock("exclusive:noted", transactionName="t1", note="cron@host-1")
     other = await client.lock("exclusive:other", transactionName="t2")
@@ -179,7 +182,7 @@ async def test_notes_are_shown_and_a_wait_without_a_limit_has_no_end(genie: Geni
     assert [await client.release(id_) for id_ in (waits, other)] == ["success"] * 2
 
 
-async def test_rates_and_quantiles_follow(genie: Genie) -> None:
+async def test_rates_and_quantiles_are_updated(genie: Genie) -> None:
     one, two = await Wire.connect(genie.address), await Wire.connect(genie.address)
     held = await one.lock("exclusive:a")
     await two.request("exclusive:a")
@@ -195,7 +198,7 @@ async def test_rates_and_quantiles_follow(genie: Genie) -> None:
     assert 0 < state.wait_p50 <= state.wait_p99
 
 
-async def test_only_so_many_may_be_connected(genie: Genie) -> None:
+async def test_the_number_of_connections_is_limited(genie: Genie) -> None:
     import http.client
 
     connections = []
@@ -204,39 +207,42 @@ async def test_only_so_many_may_be_connected(genie: Genie) -> None:
             connections.append(http.client.HTTPConnection("127.0.0.1", port_of(genie), timeout=WAIT_S))
             connections[-1].request("GET", "/livez")
             assert connections[-1].getresponse().read() == b"ok\n"
-        refused = await fetch(port_of(genie), "/livez")
-        assert refused.problem == (503, "too-many", f"{MAX_CONNECTIONS} connections are already open; try again later")
+        rejected = await fetch(port_of(genie), "/livez")
+        assert rejected.problem == (503, "too-many", f"{MAX_CONNECTIONS} connections are already open; try again later")
         connections.pop().close()
         async with asyncio.timeout(WAIT_S):
-            while refused.status != 200:
-                refused = await fetch(port_of(genie), "/livez")
+            while rejected.status != 200:
+                rejected = await fetch(port_of(genie), "/livez")
     finally:
         for connection in connections:
             connection.close()
 
 
-async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "IDLE_TIMEOUT_S", 0.05)
     server = Server(Settings.from_options(port=0, admin_port=0))
     admin = AdminServer(server)
     await admin.start()
     assert admin.address is not None
     now = asyncio.get_running_loop().time
-    asked_at = now()
+    last_request_at = now()
     try:
         silent, busy = [await asyncio.open_connection(*admin.address) for _ in range(2)]
-        silent[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and never the end of it
+        silent[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # an incomplete request
         async with asyncio.timeout(WAIT_S):
             while not silent[0].at_eof():
-                asks_at = now()
+                request_at = now()
                 try:
                     busy[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
                     assert b"200 OK" in await busy[0].readuntil(b"ok\n")
-                except (ConnectionError, asyncio.IncompleteReadError):  # this process was stopped for so long
-                    assert now() - asked_at >= http.IDLE_TIMEOUT_S
+                except (
+                    ConnectionError,
+                    asyncio.IncompleteReadError,
+                ):  # this process was suspended for longer than the timeout
+                    assert now() - last_request_at >= http.IDLE_TIMEOUT_S
                     busy[1].close()
                     busy = await asyncio.open_connection(*admin.address)
-                asked_at = asks_at
+                last_request_at = request_at
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.01):
                         assert await silent[0].read() == b""
@@ -246,43 +252,43 @@ async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
         await admin.stop()
 
 
-async def test_who_reads_nothing_is_cut_off_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_do_not_read_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "IDLE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(http, "RESPONSE_TIMEOUT_S", 0.05)
     admin = AdminServer(Server(Settings.from_options(port=0, admin_port=0)))
     await admin.start()
     assert admin.address is not None
     loop = asyncio.get_running_loop()
-    with socket.socket() as deaf:
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.setblocking(False)
-        await loop.sock_connect(deaf, admin.address)
+    with socket.socket() as not_reading:
+        not_reading.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        not_reading.setblocking(False)
+        await loop.sock_connect(not_reading, admin.address)
         with pytest.raises(ConnectionError):
             async with asyncio.timeout(WAIT_S):
                 while True:
-                    await loop.sock_sendall(deaf, b"GET /page.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100)
+                    await loop.sock_sendall(not_reading, b"GET /page.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100)
     async with asyncio.timeout(WAIT_S):
-        while admin._runner._idle_timer._last_active:  # type: ignore[union-attr]  # noqa: ASYNC110 - nobody is told when it forgets
+        while admin._runner._idle_timer._last_active:  # type: ignore[union-attr]  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
     await admin.stop()
 
 
-async def test_what_is_no_http_is_not_repeated(shared: Genie) -> None:
-    secret = b"a token of nobody that is said"
+async def test_input_that_is_not_http_is_not_echoed(shared: Genie) -> None:
+    secret = b"a token that must not be echoed"
     for lines in (b"GET /api/state HTTP/1.1\r\nAuthorization : " + secret, b"GET \x00" + secret + b" HTTP/1.1"):
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(shared))
         writer.write(lines + b"\r\nHost: 127.0.0.1\r\n\r\n")
         async with asyncio.timeout(WAIT_S):
-            told = await reader.read()
-        assert b" 400 " in told.partition(b"\r\n")[0]
-        assert b"Server: genie\r\n" in told
-        assert b"Content-Security-Policy: default-src 'none'" in told
-        assert b'"code":"bad-request"' in told
-        assert secret not in told
+            response = await reader.read()
+        assert b" 400 " in response.partition(b"\r\n")[0]
+        assert b"Server: genie\r\n" in response
+        assert b"Content-Security-Policy: default-src 'none'" in response
+        assert b'"code":"bad-request"' in response
+        assert secret not in response
         writer.close()
 
 
-async def test_who_waits_for_whom(genie: Genie) -> None:
+async def test_the_wait_for_graph(genie: Genie) -> None:
     client = await Wire.connect(genie.address)
     held = await client.lock("exclusive:a", transactionName="t1")
     first = await client.request("exclusive:a", transactionName="t2")
@@ -307,53 +313,55 @@ async def test_who_waits_for_whom(genie: Genie) -> None:
 @pytest.mark.parametrize(
     "name", ["a", "a/b//c/", "../..", "%", "a%2Fb", "é ☃ 𝄞", "?limit=1", "#x", "a:b", "x" * 512, "+ &"]
 )
-async def test_a_resource_by_its_name(shared: Genie, name: str) -> None:
+async def test_a_resource_by_its_encoded_name(shared: Genie, name: str) -> None:
     client = await Wire.connect(shared.address)
     held = await client.lock(f"shared:{name}", transactionTimeout=HOUR_MS)
     waiting = await client.request(f"exclusive:{name}", transactionName="t", priority=3, queueTimeout=HOUR_MS)
     client.send("inspect", resource=name)
     inspected = await client.expect("inspected")
-    told = (await fetch(port_of(shared), f"/api/resources/{quote(name, safe='')}")).as_(models.Resource)
-    assert told.resource == name
-    assert (told.holders_total, told.queue_total) == (1, 1)
-    assert (told.holders[0].id, told.queue[0].id) == (held, waiting)
-    for mine, wire in ((told.holders, inspected["holders"]), (told.queue, inspected["queue"])):
-        assert [still(msgspec.to_builtins(row)) for row in mine] == [still(row) for row in wire]
-    left = (await fetch(port_of(shared), f"/api/resources/{quote(name[:500])}%21")).as_(models.Resource)
-    assert (left.holders_total, left.queue_total) == (0, 0)
+    resource = (await fetch(port_of(shared), f"/api/resources/{quote(name, safe='')}")).as_(models.Resource)
+    assert resource.resource == name
+    assert (resource.holders_total, resource.queue_total) == (1, 1)
+    assert (resource.holders[0].id, resource.queue[0].id) == (held, waiting)
+    for rows, wire_rows in ((resource.holders, inspected["holders"]), (resource.queue, inspected["queue"])):
+        assert [without_timeout(msgspec.to_builtins(row)) for row in rows] == [
+            without_timeout(row) for row in wire_rows
+        ]
+    other = (await fetch(port_of(shared), f"/api/resources/{quote(name[:500])}%21")).as_(models.Resource)
+    assert (other.holders_total, other.queue_total) == (0, 0)
 
 
-def still(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without what time changes."""
+def without_timeout(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without the field that changes with time."""
     return {key: value for key, value in row.items() if key != "expiresIn"}
 
 
-async def test_what_is_hot_and_which_deadlocks_there_were(genie: Genie) -> None:
+async def test_hot_resources_and_deadlocks(genie: Genie) -> None:
     client = await Wire.connect(genie.address)
     for name in "ab":
         await client.lock(f"exclusive:{name}", transactionName=f"t{name}", transactionTimeout=HOUR_MS)
     waiting = await client.request("exclusive:b", transactionName="ta", queueTimeout=HOUR_MS)
     victim = await client.request("exclusive:a", transactionName="tb", queueTimeout=HOUR_MS)
     assert (await client.expect("released"))["reason"] == "deadlock"
-    told = (await fetch(port_of(genie), "/api/deadlocks")).as_(models.Deadlocks)
-    assert told.total == 1
-    (row,) = told.deadlocks
+    deadlocks = (await fetch(port_of(genie), "/api/deadlocks")).as_(models.Deadlocks)
+    assert deadlocks.total == 1
+    (row,) = deadlocks.deadlocks
     assert (row.id, row.transaction_name, row.cycle, row.steps_total) == (victim, "tb", ["tb", "ta"], 2)
     assert [(step.waiter, step.resource) for step in row.waits] == [(victim, "a"), (waiting, "b")]
-    told_hot = (await fetch(port_of(genie), "/api/hot")).as_(models.HotList)
-    assert {(hot.resource, hot.conflicts, hot.waiting, hot.holders) for hot in told_hot.resources} == {
+    hot_list = (await fetch(port_of(genie), "/api/hot")).as_(models.HotList)
+    assert {(hot.resource, hot.conflicts, hot.waiting, hot.holders) for hot in hot_list.resources} == {
         ("a", 1, 0, 1),
         ("b", 1, 1, 1),
     }
     assert len((await fetch(port_of(genie), "/api/hot?limit=1")).as_(models.HotList).resources) == 1
-    assert told_hot.resources[0].resource == "b", "somebody waits for it"
+    assert hot_list.resources[0].resource == "b", "a request waits for it now"
     state = (await fetch(port_of(genie), "/api/state")).as_(models.State)
     assert (state.deadlocks, state.outcomes["deadlock"]) == (1, 1)
     assert (await metrics(port_of(genie)))["genie_deadlocks_total"] == 1
 
 
-async def test_waits_that_go_on_make_hot() -> None:
-    """A resource on which one waits for an hour comes before one on which many waited for a while."""
+async def test_ongoing_waits_count_as_contention() -> None:
+    """A resource with hour-long ongoing waits ranks before one with more, but shorter, ended waits."""
     manager, stats, budget = LockManager(unix_offset_ms=time.time() * 1000 - HOUR_MS), Stats(), WorkBudget()
     for names in (("stuck",), ("stuck",), ("free", "stuck")):
         manager.step(Request(exclusive=names, queue_timeout_ms=2 * HOUR_MS, transaction_timeout_ms=2 * HOUR_MS), 0.0)
@@ -362,30 +370,30 @@ async def test_waits_that_go_on_make_hot() -> None:
     rows = (await state.hot(stats, manager.table, 10, budget)).resources
     assert [(row.resource, row.conflicts, row.waiting) for row in rows] == [("stuck", 0, 2), ("busy", 1, 0)]
     assert rows[0].waited >= 2.5 * HOUR_MS
-    assert rows[1].waited == HOUR_MS / 2, "what has ended"
+    assert rows[1].waited == HOUR_MS / 2, "only ended waits"
 
 
-async def test_of_the_waits_that_go_on_a_bounded_number_is_looked_at() -> None:
+async def test_the_number_of_scanned_waits_is_limited() -> None:
     manager, budget = LockManager(), WorkBudget()
     for number in range(MAX_SCANNED_WAITERS + 2):
         manager.step(Request(exclusive=(f"r{number // 2}",), queue_timeout_ms=HOUR_MS), 0.0)
-    many = len(manager.table.waiting)
+    distinct = len(manager.table.waiting)
     for _ in range(MAX_SCANNED_WAITERS):
         manager.step(Request(exclusive=("r0",), queue_timeout_ms=HOUR_MS), 0.0)
-    found = await ongoing_waits(manager.table, 1.0, budget)
-    assert sum(found.values()) == MAX_SCANNED_WAITERS, "each has waited for a millisecond"
-    assert found["r0"] == MAX_SCANNED_WAITERS - many + 1
+    waited = await ongoing_waits(manager.table, 1.0, budget)
+    assert sum(waited.values()) == MAX_SCANNED_WAITERS, "each has waited for one millisecond"
+    assert waited["r0"] == MAX_SCANNED_WAITERS - distinct + 1
     assert budget.max_spent <= MAX_SLICE_WORK
 
 
-async def test_a_release_is_told_to_the_holder_and_lets_the_next_in(genie: Genie) -> None:
+async def test_a_release_notifies_the_holder_and_grants_the_next_request(genie: Genie) -> None:
     one, two = await Wire.connect(genie.address), await Wire.connect(genie.address)
     held = await one.lock("exclusive:a")
     waiting = await two.request("exclusive:a")
     cancelled = await two.request("exclusive:a")
     for id_ in (held, cancelled):
-        told = (await release(port_of(genie), msgspec.json.encode({"id": id_}))).as_(models.Released)
-        assert (told.id, told.reason) == (id_, "success")
+        response = (await release(port_of(genie), msgspec.json.encode({"id": id_}))).as_(models.Released)
+        assert (response.id, response.reason) == (id_, "success")
     assert await one.expect("released") == {"id": held, "reason": "success"}
     assert (await two.expect("locked"))["id"] == waiting
     assert (await two.expect("released"))["id"] == cancelled
@@ -396,7 +404,7 @@ async def test_a_release_is_told_to_the_holder_and_lets_the_next_in(genie: Genie
     assert unknown.problem == (404, "unknown-id", "there is no request 7, or it ended long ago")
 
 
-async def test_a_release_waits_for_the_store_no_longer_than_it_may(redis: Redis) -> None:
+async def test_a_release_times_out_without_the_store(redis: Redis) -> None:
     import signal
 
     with running_server(redis, admin_port=free_port(), store_timeout_ms=1000, lease=600) as genie:
@@ -404,10 +412,10 @@ async def test_a_release_waits_for_the_store_no_longer_than_it_may(redis: Redis)
         held = await client.lock("exclusive:a", transactionTimeout=HOUR_MS)
         redis.send(signal.SIGSTOP)
         try:
-            refused = await release(port_of(genie), msgspec.json.encode({"id": held}))
+            rejected = await release(port_of(genie), msgspec.json.encode({"id": held}))
         finally:
             redis.send(signal.SIGCONT)
-        assert refused.problem[:2] == (503, "unavailable")
+        assert rejected.problem[:2] == (503, "unavailable")
 
 
 @pytest.mark.parametrize(
@@ -437,13 +445,13 @@ async def test_a_release_waits_for_the_store_no_longer_than_it_may(redis: Redis)
         ("/api/resources/%FF", ["the name of a resource", "UTF-8"]),
     ],
 )
-async def test_a_wrong_question_is_told_what_would_be_right(shared: Genie, path: str, words: list[str]) -> None:
-    refused = await fetch(port_of(shared), path)
-    status, code, message = refused.problem
+async def test_invalid_parameters_are_explained(shared: Genie, path: str, words: list[str]) -> None:
+    rejected = await fetch(port_of(shared), path)
+    status, code, message = rejected.problem
     assert (status, code) == (400, "bad-request")
     for word in words:
         assert word in message
-    assert refused.headers["cache-control"] == "no-store"
+    assert rejected.headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize(
@@ -462,13 +470,13 @@ async def test_a_wrong_question_is_told_what_would_be_right(shared: Genie, path:
         (b'{"id":7,"\xff":1}', "id"),
     ],
 )
-async def test_a_wrong_release(shared: Genie, body: bytes, word: str) -> None:
+async def test_an_invalid_release_body_is_explained(shared: Genie, body: bytes, word: str) -> None:
     status, code, message = (await release(port_of(shared), body)).problem
     assert (status, code) == (400, "bad-request")
     assert word in message
 
 
-async def test_what_is_not_there(shared: Genie) -> None:
+async def test_unknown_paths_and_methods(shared: Genie) -> None:
     port = port_of(shared)
     assert (await fetch(port, "/api/nothing")).problem == (
         *(404, "not-found"),
@@ -482,22 +490,22 @@ async def test_what_is_not_there(shared: Genie) -> None:
     assert large.problem == (413, "bad-request", "the body exceeds 4096 bytes")
 
 
-async def test_the_schema_is_that_of_the_answers(shared: Genie) -> None:
+async def test_the_schema_describes_the_responses(shared: Genie) -> None:
     schema = msgspec.json.decode((await fetch(port_of(shared), "/api/schema")).body)
-    asked = {path: next(iter(methods.items())) for path, methods in schema["paths"].items()}
-    assert {path for path, (method, _) in asked.items() if method == "get"} == {
+    operations = {path: next(iter(methods.items())) for path, methods in schema["paths"].items()}
+    assert {path for path, (method, _) in operations.items() if method == "get"} == {
         *("/api/state", "/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/{name}")
     }
-    limit, namespace = asked["/api/waits"][1]["parameters"]
+    limit, namespace = operations["/api/waits"][1]["parameters"]
     assert (namespace["name"], namespace["in"], "required" in namespace) == ("namespace", "query", False)
-    assert all(question["parameters"][-1] == namespace for _, question in asked.values())
+    assert all(operation["parameters"][-1] == namespace for _, operation in operations.values())
     assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": 1000, "default": 500}
     state = (await fetch(port_of(shared), "/api/state")).body
     properties = schema["components"]["schemas"]["State"]["properties"]
     assert set(properties) == set(msgspec.json.decode(state))
 
 
-async def test_the_metrics_in_both_formats(shared: Genie) -> None:
+async def test_metrics_in_both_formats(shared: Genie) -> None:
     port = port_of(shared)
     plain = await fetch(port, "/metrics", headers={"Accept": "text/plain"})
     assert plain.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -510,15 +518,15 @@ async def test_the_metrics_in_both_formats(shared: Genie) -> None:
     assert b"# EOF" not in plain.body
     both = [await metrics(port), await metrics(port, Accept="application/openmetrics-text")]
     assert set(both[0]) == set(both[1])
-    for told in (plain, as_open):
-        assert b"resource=" not in told.body
-        assert told.headers["cache-control"] == "no-store"
+    for response in (plain, as_open):
+        assert b"resource=" not in response.body
+        assert response.headers["cache-control"] == "no-store"
 
 
-async def test_polls_at_the_same_time_share_an_answer(shared: Genie) -> None:
-    told = await asyncio.gather(*(fetch(port_of(shared), "/api/state") for _ in range(20)))
-    assert {answered.status for answered in told} == {200}
-    assert len({answered.body for answered in told}) < 20
+async def test_concurrent_polls_share_responses(shared: Genie) -> None:
+    responses = await asyncio.gather(*(fetch(port_of(shared), "/api/state") for _ in range(20)))
+    assert {response.status for response in responses} == {200}
+    assert len({response.body for response in responses}) < 20
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
-"""However much is held and waits, whoever looks does little between two turns of the event loop.
+"""The admin port does little work in an iteration of the event loop, however many locks and requests there are.
 
-What is done in a turn is counted, not timed: calls, as the interpreter's profiler sees them. So the result is the same on
-every machine. `benchmarks/admin.py` measures the time.
+Work is counted, not timed: calls, as reported to the profiler of the interpreter. So the result is the same on every
+machine. `benchmarks/admin.py` measures the time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from searches import SOAK
 pytestmark = pytest.mark.soak
 T = TypeVar("T")
 MANY = 100_000 if SOAK else 20_000
-"""Held locks. To look at each of them would be more calls than a turn may make."""
-LINES = 10_000
+"""Held locks. Reading each of them would exceed the limit of calls."""
+QUEUES = 10_000
 HOUR_MS = 3_600_000
-MOST_CALLS = 10_000
-"""In one turn of the loop: about two or three milliseconds."""
+MAX_CALLS = 10_000
+"""In one iteration of the event loop: about two or three milliseconds."""
 PATHS = (
     "/livez",
     "/metrics",
@@ -50,23 +50,23 @@ def name(number: int) -> str:
     return f"accounts/{number:07}"
 
 
-def take(manager: LockManager, names: Iterable[str], **settings: str) -> None:
-    for one in names:
-        request = Request((), (one,), HOUR_MS, HOUR_MS, **settings)  # type: ignore[arg-type]
+def request_all(manager: LockManager, names: Iterable[str], **settings: str) -> None:
+    for name_ in names:
+        request = Request((), (name_,), HOUR_MS, HOUR_MS, **settings)  # type: ignore[arg-type]
         manager.step(request, 0)
 
 
 def fill(server: Server, waiting: Iterable[str]) -> None:
-    """Hold, wait, deadlock, and be hot: as it is after much of all."""
+    """Create many locks, waits, deadlocks and hot resources."""
     manager = server.default_namespace.manager
     assert manager is not None
-    take(manager, map(name, range(MANY)))
-    take(manager, waiting)
+    request_all(manager, map(name, range(MANY)))
+    request_all(manager, waiting)
     for number in range(5_000):
         server.stats.contention.record_wait([f"hot/{number}"], number)
     ring = 60
     for owner in range(ring):
-        take(manager, [f"ring/{owner}"], transaction=f"t{owner}")
+        request_all(manager, [f"ring/{owner}"], transaction=f"t{owner}")
     for owner in range(ring):
         for _ in range(100 if owner == ring - 1 else 1):
             victim = Request((), (f"ring/{(owner + 1) % ring}",), HOUR_MS, HOUR_MS, f"t{owner}")
@@ -75,26 +75,26 @@ def fill(server: Server, waiting: Iterable[str]) -> None:
                     server.stats.record_ended(event, 0)
 
 
-class ResponseCache:
-    """Counts the calls in each turn of the loop."""
+class CallCounter:
+    """Counts the calls in each iteration of the event loop."""
 
     def __init__(self) -> None:
-        self.most = self._calls = 0
+        self.max_calls = self._calls = 0
         self._loop = asyncio.get_running_loop()
 
-    def _seen(self, _: FrameType, event: str, __: object) -> None:
+    def _on_event(self, _: FrameType, event: str, __: object) -> None:
         if event.endswith("call"):
             self._calls += 1
 
-    def _turn(self) -> None:
-        self.most, self._calls = max(self.most, self._calls), 0
-        self._next = self._loop.call_soon(self._turn)
+    def _on_iteration(self) -> None:
+        self.max_calls, self._calls = max(self.max_calls, self._calls), 0
+        self._next = self._loop.call_soon(self._on_iteration)
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
+    def counting(self) -> Iterator[None]:
         self._calls = 0
-        self._turn()
-        sys.setprofile(self._seen)
+        self._on_iteration()
+        sys.setprofile(self._on_event)
         try:
             yield
         finally:
@@ -103,20 +103,20 @@ class ResponseCache:
 
 
 def poll(port: int, path: str, times: int) -> list[int]:
-    """From a thread, which is not counted: the sizes of the answers."""
+    """Poll a path, from a thread whose calls are not counted; return the sizes of the responses."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     sizes = []
     for _ in range(times):
         connection.request("GET", path)
-        answer = connection.getresponse()
-        sizes.append(len(answer.read()))
-        assert answer.status == 200
+        response = connection.getresponse()
+        sizes.append(len(response.read()))
+        assert response.status == 200
     connection.close()
     return sizes
 
 
 @asynccontextmanager
-async def full(waiting: Iterable[str]) -> AsyncIterator[tuple[AdminServer, int]]:
+async def loaded_server(waiting: Iterable[str]) -> AsyncIterator[tuple[AdminServer, int]]:
     server = Server(Settings.from_options(port=0, admin_port=0, slow_wait=0))
     admin = AdminServer(server)
     await server.start()
@@ -130,26 +130,26 @@ async def full(waiting: Iterable[str]) -> AsyncIterator[tuple[AdminServer, int]]
         await server.stop()
 
 
-async def bounded(admin: AdminServer, port: int) -> None:
-    """Poll every path, and all at the same time: no turn is long."""
+async def assert_bounded(admin: AdminServer, port: int) -> None:
+    """Poll each path, then all concurrently; assert that no iteration makes too many calls."""
     for path in PATHS:
-        turns = ResponseCache()
-        with turns.counted():
+        counter = CallCounter()
+        with counter.counting():
             await asyncio.to_thread(poll, port, path, 1)
-        assert 0 < turns.most <= MOST_CALLS, path
-    turns = ResponseCache()
-    with turns.counted():
+        assert 0 < counter.max_calls <= MAX_CALLS, path
+    counter = CallCounter()
+    with counter.counting():
         await asyncio.gather(*(asyncio.to_thread(poll, port, path, 2) for path in PATHS))
-    assert turns.most <= MOST_CALLS, "all at the same time"
-    assert admin.budget.max_spent <= 3 * MAX_SLICE_WORK, "a slice, and what is done at one go beside"
+    assert counter.max_calls <= MAX_CALLS, "all concurrently"
+    assert admin.budget.max_spent <= 3 * MAX_SLICE_WORK, "a slice, and one indivisible unit more"
 
 
-async def test_no_look_at_one_long_line_holds_the_loop_for_long() -> None:
-    async with full(name(0) for _ in range(MANY)) as (admin, port):
-        await bounded(admin, port)
+async def test_one_long_queue_does_not_block_the_event_loop() -> None:
+    async with loaded_server(name(0) for _ in range(MANY)) as (admin, port):
+        await assert_bounded(admin, port)
         state = await _get(port, "/api/state", models.State)
         assert (state.queues[0].resource, state.queues[0].waiting) == (name(0), MANY)
-        assert not state.queues_complete, "only the first 10,000 were looked at"
+        assert not state.queues_complete, "only the first 10,000 were scanned"
         waits = await _get(port, "/api/waits?limit=1000", models.Waits)
         assert len(waits.nodes) <= 1_000
         assert len(waits.edges) <= 4_000
@@ -161,20 +161,20 @@ async def test_no_look_at_one_long_line_holds_the_loop_for_long() -> None:
         assert [row.blockers_total for row in resource.queue] == list(range(1, 101))
 
 
-async def test_no_look_at_many_lines_holds_the_loop_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with full(name(number % LINES) for number in range(MANY)) as (admin, port):
-        await bounded(admin, port)
+async def test_many_queues_do_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with loaded_server(name(number % QUEUES) for number in range(MANY)) as (admin, port):
+        await assert_bounded(admin, port)
         waits = await _get(port, "/api/waits?limit=999", models.Waits)
-        assert (len(waits.nodes), waits.queue_shown) == (999, 500), "each with the one that it waits for"
+        assert (len(waits.nodes), waits.queue_shown) == (999, 500), "each with its blocker"
 
-        async def on_and_on(_: WorkBudget, __: int) -> bool:
+        async def never_pause(_: WorkBudget, __: int) -> bool:
             return False
 
-        monkeypatch.setattr(WorkBudget, "spend", on_and_on)
-        turns = ResponseCache()
-        with turns.counted():
+        monkeypatch.setattr(WorkBudget, "spend", never_pause)
+        counter = CallCounter()
+        with counter.counting():
             await asyncio.to_thread(poll, port, "/api/waits?limit=998", 1)
-        assert turns.most > MOST_CALLS, "without pauses it would be seen"
+        assert counter.max_calls > MAX_CALLS, "the counter detects missing pauses"
 
 
 async def _get(port: int, path: str, kind: type[T]) -> T:

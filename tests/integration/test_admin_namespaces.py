@@ -1,4 +1,4 @@
-"""The admin port of a server with several namespaces: each is looked at by itself, and none is told of another."""
+"""The admin port of a server with several namespaces: each response is about one of them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def genie() -> Iterator[Genie]:
 
 
 @pytest.fixture
-async def quiet() -> AsyncIterator[int]:
-    """The admin port of one that nothing happens to, in this process."""
+async def idle_port() -> AsyncIterator[int]:
+    """The admin port of an idle server in this process."""
     server = Server(Settings.from_options(port=0, admin_port=0, namespaces=("orders", "billing")))
     admin = AdminServer(server)
     await server.start()
@@ -61,19 +61,19 @@ async def connected(genie: Genie, namespace: str) -> Wire:
 
 
 async def until_ready(genie: Genie) -> None:
-    """A server listens already when it knows of one namespace who leads."""
+    """Wait until the leaders of all namespaces are known: a server listens as soon as it knows one."""
     async with asyncio.timeout(WAIT_S):
         while (ready := await fetch(port_of(genie), "/readyz")).status != 200:
             assert ready.body in (b"orders: starting\n", b"billing: starting\n")
 
 
-async def sampled(port: int, accept: str = "text/plain") -> list[Sample]:
-    told = await fetch(port, "/metrics", headers={"Accept": accept})
-    parse = open_families if "openmetrics" in told.headers["content-type"] else families
-    return [sample for family in parse(told.body.decode()) for sample in family.samples]
+async def fetch_samples(port: int, accept: str = "text/plain") -> list[Sample]:
+    response = await fetch(port, "/metrics", headers={"Accept": accept})
+    parse = open_families if "openmetrics" in response.headers["content-type"] else families
+    return [sample for family in parse(response.body.decode()) for sample in family.samples]
 
 
-async def test_each_is_shown_by_itself(genie: Genie) -> None:
+async def test_each_namespace_has_its_own_responses(genie: Genie) -> None:
     port, orders, billing = port_of(genie), await connected(genie, "orders"), await connected(genie, "billing")
     await orders.lock("exclusive:a", "exclusive:b", **LONG)
     held = await billing.lock("exclusive:a", transactionName="t1", **LONG)
@@ -81,13 +81,13 @@ async def test_each_is_shown_by_itself(genie: Genie) -> None:
     billing.raw(b"nonsense\n")
     await billing.expect("error")
     first, second = [
-        (await fetch(port, f"/api/state{asked}")).as_(models.State) for asked in ("", "?namespace=billing")
+        (await fetch(port, f"/api/state{query}")).as_(models.State) for query in ("", "?namespace=billing")
     ]
     assert (first.namespace, first.locks, first.held, first.waiting, first.errors) == ("orders", 2, 1, 0, {})
     assert (second.namespace, second.locks, second.held, second.waiting) == ("billing", 1, 1, 1)
     assert second.errors == {"bad-json": 1}
     assert [line.resource for line in second.queues] == ["a"]
-    assert first.connections == second.connections == 2, "they are the server's"
+    assert first.connections == second.connections == 2, "connections are those of the server"
     assert (
         first.namespaces
         == second.namespaces
@@ -97,16 +97,19 @@ async def test_each_is_shown_by_itself(genie: Genie) -> None:
         ]
     )
     shown: dict[str, Any] = {}
-    for namespace in ("orders", "billing"):  # within half a second: what was kept for one is not told of the other
-        within = f"?namespace={namespace}"
-        nodes = (await fetch(port, f"/api/waits{within}&limit=5")).as_(models.Waits).nodes
-        holders = (await fetch(port, f"/api/resources/a{within}")).as_(models.Resource).holders
-        hot = (await fetch(port, f"/api/hot{within}")).as_(models.HotList).resources
+    for namespace in (
+        "orders",
+        "billing",
+    ):  # within the cache's TTL: a cached response of one is not used for the other
+        query = f"?namespace={namespace}"
+        nodes = (await fetch(port, f"/api/waits{query}&limit=5")).as_(models.Waits).nodes
+        holders = (await fetch(port, f"/api/resources/a{query}")).as_(models.Resource).holders
+        hot = (await fetch(port, f"/api/hot{query}")).as_(models.HotList).resources
         shown[namespace] = {node.id for node in nodes}, len(holders[0].resources), [row.resource for row in hot]
     assert shown == {"orders": (set(), 2, []), "billing": ({held, waits}, 1, ["a"])}
 
 
-async def test_deadlocks_and_slow_waits_are_told_of_the_namespace_where_they_are(genie: Genie) -> None:
+async def test_deadlocks_and_slow_waits_are_those_of_their_namespace(genie: Genie) -> None:
     port, client = port_of(genie), await connected(genie, "billing")
     for name in "ab":
         await client.lock(f"exclusive:{name}", transactionName=f"t{name}", **LONG)
@@ -124,11 +127,11 @@ async def test_deadlocks_and_slow_waits_are_told_of_the_namespace_where_they_are
     assert (line["namespace"], line["id"]) == ("billing", victim)
 
 
-async def test_a_release_is_of_the_namespace_that_is_said(genie: Genie) -> None:
+async def test_a_release_is_executed_in_the_requested_namespace(genie: Genie) -> None:
     port, wire = port_of(genie), await connected(genie, "billing")
     held = await wire.lock("exclusive:a", **LONG)
     body = msgspec.json.encode({"id": held})
-    assert (await release(port, body)).problem[:2] == (404, "unknown-id"), "of the first it is another's"
+    assert (await release(port, body)).problem[:2] == (404, "unknown-id"), "the id is unknown in the first namespace"
     assert (await release(port, body, "?namespace=stock")).problem == (404, "not-found", UNSERVED)
     assert (await release(port, body, "?namespace=billing")).as_(models.Released).reason == "success"
     assert (await wire.expect("released"))["id"] == held
@@ -136,52 +139,52 @@ async def test_a_release_is_of_the_namespace_that_is_said(genie: Genie) -> None:
     assert (line["namespace"], line["id"]) == ("billing", held)
 
 
-async def test_one_that_is_not_served(quiet: int) -> None:
+async def test_an_unserved_namespace_is_not_found(idle_port: int) -> None:
     for path in ("/api/state", "/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/a", "/leaderz"):
-        refused = await fetch(quiet, f"{path}?namespace=stock")
-        assert refused.problem == (404, "not-found", UNSERVED), path
+        rejected = await fetch(idle_port, f"{path}?namespace=stock")
+        assert rejected.problem == (404, "not-found", UNSERVED), path
 
 
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
-async def test_metrics_of_each_have_its_name_and_those_of_the_server_have_none(quiet: int, accept: str) -> None:
-    told = await sampled(quiet, accept)
-    assert len(told) == len({(sample.name, *sorted(sample.labels.items())) for sample in told}), "each is told once"
-    by: dict[str | None, set[tuple[str, ...]]] = {None: set(), "orders": set(), "billing": set()}
-    for sample in told:
+async def test_metrics_of_namespaces_have_a_label_and_those_of_the_server_do_not(idle_port: int, accept: str) -> None:
+    samples = await fetch_samples(idle_port, accept)
+    assert len(samples) == len({(sample.name, *sorted(sample.labels.items())) for sample in samples}), "no duplicates"
+    by_namespace: dict[str | None, set[tuple[str, ...]]] = {None: set(), "orders": set(), "billing": set()}
+    for sample in samples:
         labels = dict(sample.labels)
-        by[labels.pop("namespace", None)].add((sample.name, *labels.values()))
-    assert by["orders"] == by["billing"]
+        by_namespace[labels.pop("namespace", None)].add((sample.name, *labels.values()))
+    assert by_namespace["orders"] == by_namespace["billing"]
     for suffix in ("_bucket", "_count", "_sum", "_total", "_info"):
-        by[None] = {(name.removesuffix(suffix), *labels) for name, *labels in by[None]}
-    assert {name for name, *_ in by[None]} == OF_THE_SERVER
+        by_namespace[None] = {(name.removesuffix(suffix), *labels) for name, *labels in by_namespace[None]}
+    assert {name for name, *_ in by_namespace[None]} == OF_THE_SERVER
 
 
-async def test_metrics_of_several_namespaces_have_one_head(quiet: int) -> None:
-    body = (await fetch(quiet, "/metrics")).body.decode()
-    heads = [line for line in body.splitlines() if line.startswith("# TYPE")]
-    assert len(heads) == len(set(heads))
+async def test_metrics_of_several_namespaces_have_one_header(idle_port: int) -> None:
+    body = (await fetch(idle_port, "/metrics")).body.decode()
+    headers = [line for line in body.splitlines() if line.startswith("# TYPE")]
+    assert len(headers) == len(set(headers))
     last = [line.partition(" ")[0] for line in body.splitlines() if line.startswith("genie_wait_seconds_count")]
     assert last == ['genie_wait_seconds_count{namespace="orders"}', 'genie_wait_seconds_count{namespace="billing"}']
 
 
-async def test_metrics_count_where_it_happens(genie: Genie) -> None:
+async def test_metrics_are_counted_in_their_namespace(genie: Genie) -> None:
     wire = await connected(genie, "billing")
     await wire.lock("exclusive:a", **LONG)
-    stranger = await Wire.connect(genie.address)
-    stranger.send("hello", namespace="stock")
-    await stranger.expect("error")
-    told = {
+    other = await Wire.connect(genie.address)
+    other.send("hello", namespace="stock")
+    await other.expect("error")
+    values = {
         (sample.name, *(value for label, value in sorted(sample.labels.items()))): sample.value
-        for sample in await sampled(port_of(genie))
+        for sample in await fetch_samples(port_of(genie))
     }
-    assert [told["genie_held_locks", namespace] for namespace in ("orders", "billing")] == [0, 1]
-    assert [told["genie_requests_total", namespace, "granted"] for namespace in ("orders", "billing")] == [0, 1]
-    refused = [told["genie_errors_total", "unknown-namespace", namespace] for namespace in ("orders", "billing")]
-    assert refused == [1, 0], "of those who are nowhere"
-    assert told["genie_connections",] == 2
+    assert [values["genie_held_locks", namespace] for namespace in ("orders", "billing")] == [0, 1]
+    assert [values["genie_requests_total", namespace, "granted"] for namespace in ("orders", "billing")] == [0, 1]
+    rejected = [values["genie_errors_total", "unknown-namespace", namespace] for namespace in ("orders", "billing")]
+    assert rejected == [1, 0], "an unknown namespace counts for the first"
+    assert values["genie_connections",] == 2
 
 
-async def test_one_may_be_led_here_and_another_followed(redis: Redis) -> None:
+async def test_a_server_may_lead_one_namespace_and_follow_another(redis: Redis) -> None:
     for namespace in ("orders", "billing"):
         redis.found(namespace)
     with (
@@ -199,22 +202,22 @@ async def test_one_may_be_led_here_and_another_followed(redis: Redis) -> None:
         ]
         assert (await fetch(port, "/api/waits")).leader == address
         assert (await fetch(port, "/api/waits?namespace=billing")).as_(models.Waits).nodes == []
-        leads = {s.labels["namespace"]: s.value for s in await sampled(port) if s.name == "genie_leader"}
+        leads = {s.labels["namespace"]: s.value for s in await fetch_samples(port) if s.name == "genie_leader"}
         assert leads == {"orders": 0, "billing": 1}
 
 
-async def test_it_is_not_ready_while_of_one_it_is_not_known_who_leads(redis: Redis) -> None:
-    """Nobody has led the second: so a lease must pass before it is known that nobody does."""
+async def test_it_is_not_ready_until_all_leaders_are_known(redis: Redis) -> None:
+    """The second namespace has never had a leader: the server waits for a lease before it takes it over."""
     redis.found("orders")
     with running_server(redis, admin_port=free_port(), namespaces="orders,billing", lease=600) as genie:
-        refused = await fetch(port_of(genie), "/readyz")
-        assert (refused.status, refused.body) == (503, b"billing: starting\n")
+        rejected = await fetch(port_of(genie), "/readyz")
+        assert (rejected.status, rejected.body) == (503, b"billing: starting\n")
         assert (await fetch(port_of(genie), "/leaderz")).status == 200
         assert (await fetch(port_of(genie), "/leaderz?namespace=billing")).status == 503
         assert [line.get("namespace") for line in genie.said() if "leadership acquired" in line["event"]] == []
 
 
-async def test_what_redis_does_is_logged_with_the_namespace(redis: Redis) -> None:
+async def test_store_failures_are_logged_with_the_namespace(redis: Redis) -> None:
     for namespace in ("orders", "billing"):
         redis.found(namespace)
     settings = {"namespaces": "orders,billing", "lease": 600, "store_timeout_ms": 600_000}
@@ -224,7 +227,7 @@ async def test_what_redis_does_is_logged_with_the_namespace(redis: Redis) -> Non
         redis.kill()
         wire.send("request", resources=["exclusive:a"])
         while (line := genie.until("store unavailable"))["namespace"] != "billing":
-            assert line["namespace"] == "orders", "its leader commits now and then"
+            assert line["namespace"] == "orders", "its leader commits heartbeats"
         redis.start()
         while (line := genie.until("store available again"))["namespace"] != "billing":
             assert line["namespace"] == "orders"

@@ -43,7 +43,7 @@ async def held(client: genie.Client, resource: str) -> list[int]:
 
 @asynccontextmanager
 async def waiting(client: genie.Client, resource: str, transaction: str) -> AsyncIterator[asyncio.Task[Any]]:
-    """A request that waits for a resource that is held."""
+    """Let a request wait for a held resource."""
     task = asyncio.create_task(
         client.acquire(resource, transaction=transaction, queue_timeout=HOUR, transaction_timeout=HOUR)
     )
@@ -57,13 +57,13 @@ async def waiting(client: genie.Client, resource: str, transaction: str) -> Asyn
             await task
 
 
-async def test_a_transaction_is_listed_and_released_after_the_question(server: Genie, client: genie.Client) -> None:
+async def test_a_transaction_is_listed_and_released_after_confirmation(server: Genie, client: genie.Client) -> None:
     locks = [await client.acquire(f"t/{n}", transaction="t", transaction_timeout=HOUR) for n in range(2)]
     other = await client.acquire("u/0", transaction="u", transaction_timeout=HOUR)
     async with waiting(client, "u/0", "t") as waiter:
-        refused = await release(server, "--transaction", "t", answer="n\n")
-        assert refused.exit_code == 1
-        assert "Release these 3 requests? [y/N]: n" in refused.stdout
+        declined = await release(server, "--transaction", "t", answer="n\n")
+        assert declined.exit_code == 1
+        assert "Release these 3 requests? [y/N]: n" in declined.stdout
         assert await held(client, "t/0") == [locks[0].id]
         assert not waiter.done()
 
@@ -78,7 +78,7 @@ async def test_a_transaction_is_listed_and_released_after_the_question(server: G
     await other.release()
 
 
-async def test_without_a_terminal_nothing_is_released_unless_yes_is_given(server: Genie, client: genie.Client) -> None:
+async def test_without_a_confirmation_nothing_is_released(server: Genie, client: genie.Client) -> None:
     lock = await client.acquire("t/0", transaction="t", transaction_timeout=HOUR)
     unanswered = await release(server, "--transaction", "t")
     assert unanswered.exit_code == 1
@@ -89,7 +89,7 @@ async def test_without_a_terminal_nothing_is_released_unless_yes_is_given(server
     assert (again.exit_code, again.stdout) == (0, "Nothing to release.\n")
 
 
-async def test_a_prefix_releases_locks_and_lets_waiters_have_them(server: Genie, client: genie.Client) -> None:
+async def test_a_prefix_releases_locks_and_grants_waiting_requests(server: Genie, client: genie.Client) -> None:
     both = await client.acquire("p/a", "q/a", transaction_timeout=HOUR)
     shared = [await client.acquire("shared:p/b", transaction_timeout=HOUR) for _ in range(2)]
     other = await client.acquire("q/b", "px", transaction_timeout=HOUR)
@@ -97,7 +97,9 @@ async def test_a_prefix_releases_locks_and_lets_waiters_have_them(server: Genie,
         done = await release(server, "--prefix", "p/", "--yes")
         assert done.exit_code == 0
         assert "Held: 3\n" in done.stdout
-        assert f"{both.id}  -            exclusive:p/a exclusive:q/a" in done.stdout, "all that goes with it is shown"
+        assert f"{both.id}  -            exclusive:p/a exclusive:q/a" in done.stdout, (
+            "the other resources of a request are shown"
+        )
         assert done.stdout.endswith("Released: 3\n")
         granted = await waiter
         assert await held(client, "p/a") == [granted.id]
@@ -119,8 +121,8 @@ async def test_locks_of_a_prefix_are_listed_by_name(server: Genie, client: genie
     assert listed == ["n/1", "n/2", "n/10/x", "n/12", "n/a", "n/b"]
 
 
-async def test_many_locks(server: Genie, client: genie.Client) -> None:
-    """More than are asked for, and released, at the same time."""
+async def test_many_locks_are_released(server: Genie, client: genie.Client) -> None:
+    """More than `MAX_CONCURRENT_COMMANDS`."""
     await asyncio.gather(*(client.acquire(f"m/{n}", transaction_timeout=HOUR) for n in range(250)))
     done = await release(server, "--prefix", "m/", "--yes")
     assert "Held: 250\n" in done.stdout
@@ -128,10 +130,10 @@ async def test_many_locks(server: Genie, client: genie.Client) -> None:
     assert (await client.inspect()).holders_total == 0
 
 
-async def test_what_ended_before_the_answer_is_told(
+async def test_a_lock_that_ended_before_the_confirmation_is_reported(
     server: Genie, client: genie.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One lock ends by its timeout between the list and the answer; it is no error."""
+    """A lock times out between the list and the confirmation; that is not an error."""
     short = await client.acquire("e/0", transaction="e", transaction_timeout=HOUR)
     await client.acquire("e/1", transaction="e", transaction_timeout=HOUR)
     loop = asyncio.get_running_loop()
@@ -163,7 +165,7 @@ async def test_what_ended_before_the_answer_is_told(
         (["--prefix", "", "--yes"], "--prefix must not be empty"),
     ],
 )
-async def test_wrong_arguments_release_nothing(
+async def test_invalid_arguments_release_nothing(
     server: Genie, client: genie.Client, args: list[str], expected: str
 ) -> None:
     lock = await client.acquire("a", transaction="t", transaction_timeout=HOUR)

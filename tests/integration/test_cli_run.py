@@ -1,4 +1,4 @@
-"""`genie run` as its users start it: real processes, real signals, a real server."""
+"""`genie run` with real processes, real signals and a real server."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ from servers import WAIT_S, Genie, running_server
 
 Process = subprocess.Popen[str] | Forked
 PYTHON = [sys.executable, "-uc"]
-KEYS = 10
+KEY_PRESSES = 10
 HOLD = "import sys; print('held'); sys.stdin.read()"
 """A command that runs until its standard input ends."""
-DEAF = """
+IGNORE_SIGTERM = """
 import os, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(os.environ["GENIE_LOCK_ID"])
 signal.pause()
 """
-ON_A_TERMINAL = """
+IN_FOREGROUND = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Runs a command as a terminal's shell does: in its foreground. (The session is new already.)"""
+"""Runs a command in the foreground of the terminal, as a shell does. The session must be new."""
 COUNT_INTERRUPTS = """
 import os, signal
-HEARD = {signal.SIGINT, signal.SIGUSR1}
-signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+EXPECTED = {signal.SIGINT, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, EXPECTED)
 print(os.getpid())
 interrupts = 0
 while True:
-    if signal.sigwait(HEARD) == signal.SIGINT:
+    if signal.sigwait(EXPECTED) == signal.SIGINT:
         interrupts += 1
         print("INT")
     else:
         print(interrupts)
 """
-"""Waits for signals that are blocked: one that came just before a pause(2) would not end it."""
-TELL_SIGNALS = """
+"""Waits for blocked signals by sigwait(3): a signal just before a pause(2) would be missed."""
+PRINT_SIGNALS = """
 import os, signal
-HEARD = {getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")}
-signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+EXPECTED = {getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")}
+signal.pthread_sigmask(signal.SIG_BLOCK, EXPECTED)
 print(os.getpid())
 while True:
-    print(signal.sigwait(HEARD).name.removeprefix("SIG"))
+    print(signal.sigwait(EXPECTED).name.removeprefix("SIG"))
 """
 
 
@@ -73,8 +73,8 @@ def run(genie: Genie, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def bounded(process: Process) -> Iterator[Process]:
-    """A process group of its own, which is ended with its last process when the test has failed or hangs."""
+def killed_at_end(process: Process) -> Iterator[Process]:
+    """Kill the process group of a process at the end of the test, or after a timeout."""
     with process:
         alarm = threading.Timer(2 * WAIT_S, os.killpg, (process.pid, signal.SIGKILL))
         alarm.start()
@@ -92,13 +92,15 @@ STREAMS = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subpro
 
 def started(genie: Genie, args: list[str], **options: Any) -> AbstractContextManager[Process]:
     options = STREAMS | options
-    return bounded(subprocess.Popen(args, env=environment(genie), text=True, start_new_session=True, **options))
+    return killed_at_end(subprocess.Popen(args, env=environment(genie), text=True, start_new_session=True, **options))
 
 
 def running(genie: Genie, *args: str, **options: Any) -> AbstractContextManager[Process]:
     """`genie run`."""
     options = STREAMS | options
-    return bounded(start_genie("run", *args, env=environment(genie), text=True, start_new_session=True, **options))
+    return killed_at_end(
+        start_genie("run", *args, env=environment(genie), text=True, start_new_session=True, **options)
+    )
 
 
 def line(stream: IO[str] | None) -> str:
@@ -106,7 +108,7 @@ def line(stream: IO[str] | None) -> str:
     return stream.readline().strip()
 
 
-def let_end(process: Process) -> int:
+def close_stdin_and_wait(process: Process) -> int:
     assert process.stdin is not None
     process.stdin.close()
     return process.wait(WAIT_S)
@@ -117,21 +119,21 @@ def inspected(genie: Genie, resource: str) -> Inspection:
         return client.inspect(resource=resource)
 
 
-def extend(genie: Genie, id_: int, ms: int) -> None:
-    """Let a hold end so soon, as anybody may."""
+def set_timeout(genie: Genie, id_: int, ms: int) -> None:
+    """Change the timeout of a lock, from another connection."""
     with socket.create_connection(genie.address) as other, other.makefile("rb") as lines:
         other.sendall(messages.command("extend", id=id_, transactionTimeout=ms))
         assert b"extended" in lines.readline()
 
 
-def until(true: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < end, "it never happened"
+    while not condition():
+        assert time.monotonic() < end, "the condition was not met in time"
         time.sleep(0.01)
 
 
-def waits(genie: Genie, resource: str) -> Callable[[], bool]:
+def has_waiter(genie: Genie, resource: str) -> Callable[[], bool]:
     return lambda: inspected(genie, resource).queue_total == 1
 
 
@@ -140,9 +142,11 @@ def is_free(genie: Genie, resource: str) -> bool:
     return not found.holders_total and not found.queue_total
 
 
-def test_the_command_runs_under_the_lock_and_knows_it(genie: Genie) -> None:
-    tell = "import os; print(os.environ['GENIE_LOCK_ID'], os.environ['GENIE_LOCK_FENCE']); input(); raise SystemExit(7)"
-    with running(genie, "env", "shared:env/b", "--", *PYTHON, tell) as process:
+def test_the_command_gets_the_id_and_fence_of_its_lock(genie: Genie) -> None:
+    print_lock = (
+        "import os; print(os.environ['GENIE_LOCK_ID'], os.environ['GENIE_LOCK_FENCE']); input(); raise SystemExit(7)"
+    )
+    with running(genie, "env", "shared:env/b", "--", *PYTHON, print_lock) as process:
         id_, fence = map(int, line(process.stdout).split())
         (holder,) = inspected(genie, "env").holders
         assert (holder.id, holder.fence) == (id_, fence)
@@ -152,7 +156,7 @@ def test_the_command_runs_under_the_lock_and_knows_it(genie: Genie) -> None:
     assert is_free(genie, "env")
 
 
-def test_input_output_and_other_open_files_are_the_command_s(genie: Genie) -> None:
+def test_the_command_inherits_stdio_and_open_files(genie: Genie) -> None:
     reading, writing = os.pipe()
     program = "import os, sys; os.write(int(sys.argv[1]), b'3'); print(sys.stdin.read()); print('e', file=sys.stderr)"
     args = [*CLI, "run", "files", "--", *PYTHON, program, str(writing)]
@@ -162,13 +166,13 @@ def test_input_output_and_other_open_files_are_the_command_s(genie: Genie) -> No
         assert other.read() == b"3"
 
 
-def test_a_command_that_dies_of_a_signal(genie: Genie) -> None:
+def test_the_exit_status_of_a_killed_command(genie: Genie) -> None:
     result = run(genie, "dies", "--", "sh", "-c", "kill -KILL $$")
     assert result.returncode == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize(("program", "status"), [("no-such-program", 127), ("/dev/null", 126)])
-def test_a_command_that_can_not_be_run(genie: Genie, program: str, status: int) -> None:
+def test_a_command_that_cannot_be_executed(genie: Genie, program: str, status: int) -> None:
     result = run(genie, "norun", "--", program)
     assert result.returncode == status
     assert result.stderr.startswith(f"genie: {program}: ")
@@ -176,7 +180,7 @@ def test_a_command_that_can_not_be_run(genie: Genie, program: str, status: int) 
     assert is_free(genie, "norun")
 
 
-def test_giving_up_tells_who_is_in_the_way(genie: Genie) -> None:
+def test_a_queue_timeout_names_the_blocker(genie: Genie) -> None:
     with running(genie, "taken", "--transaction", "first", "--", *PYTHON, HOLD) as holder:
         assert line(holder.stdout) == "held"
         for options, status in ((["-n"], 1), (["-w", "0"], 1), (["-w", "0.05"], 1), (["-n", "-E", "99"], 99)):
@@ -184,7 +188,7 @@ def test_giving_up_tells_who_is_in_the_way(genie: Genie) -> None:
             assert (result.returncode, result.stdout) == (status, "")
             assert "'first' holds exclusive:taken" in result.stderr
             assert result.stderr.count("\n") == 1
-        assert let_end(holder) == 0
+        assert close_stdin_and_wait(holder) == 0
 
 
 def test_a_deadlock_is_a_conflict(genie: Genie) -> None:
@@ -193,52 +197,52 @@ def test_a_deadlock_is_a_conflict(genie: Genie) -> None:
         with running(genie, "dead/b", "--transaction", "two", "--", *PYTHON, HOLD) as holder:
             assert line(holder.stdout) == "held"
             with running(genie, "dead/b", "--transaction", "one", "--", *PYTHON, HOLD) as waiter:
-                until(waits(genie, "dead/b"))
+                wait_until(has_waiter(genie, "dead/b"))
                 result = run(genie, "-E", "77", "--transaction", "two", "dead/a", "--", "true")
                 assert result.returncode == 77
                 assert "deadlock" in result.stderr
-                assert let_end(holder) == 0
+                assert close_stdin_and_wait(holder) == 0
                 assert line(waiter.stdout) == "held"
-                assert let_end(waiter) == 0
+                assert close_stdin_and_wait(waiter) == 0
 
 
-def test_it_waits_until_the_lock_is_free(genie: Genie) -> None:
+def test_it_waits_until_the_lock_is_granted(genie: Genie) -> None:
     with running(genie, "wait", "--", *PYTHON, HOLD) as first:
         assert line(first.stdout) == "held"
         with running(genie, "wait", "--", *PYTHON, HOLD) as second:
-            until(waits(genie, "wait"))
-            assert let_end(first) == 0
+            wait_until(has_waiter(genie, "wait"))
+            assert close_stdin_and_wait(first) == 0
             assert line(second.stdout) == "held"
-            assert let_end(second) == 0
+            assert close_stdin_and_wait(second) == 0
 
 
-def test_two_share(genie: Genie) -> None:
+def test_shared_locks_are_granted_together(genie: Genie) -> None:
     with running(genie, "shared:share", "--", *PYTHON, HOLD) as first:
         assert line(first.stdout) == "held"
         assert run(genie, "-n", "shared:share", "--", "echo", "too").stdout == "too\n"
-        assert let_end(first) == 0
+        assert close_stdin_and_wait(first) == 0
 
 
-def test_priority_goes_ahead(genie: Genie) -> None:
+def test_a_higher_priority_is_granted_first(genie: Genie) -> None:
     with running(genie, "prio", "--", *PYTHON, HOLD) as first:
         assert line(first.stdout) == "held"
         with running(genie, "prio", "--", *PYTHON, HOLD) as low:
-            until(waits(genie, "prio"))
+            wait_until(has_waiter(genie, "prio"))
             with running(genie, "prio", "--priority", "5", "--", *PYTHON, HOLD) as high:
-                until(lambda: inspected(genie, "prio").queue_total == 2)
-                assert let_end(first) == 0
+                wait_until(lambda: inspected(genie, "prio").queue_total == 2)
+                assert close_stdin_and_wait(first) == 0
                 assert line(high.stdout) == "held"
-                assert let_end(high) == 0
+                assert close_stdin_and_wait(high) == 0
                 assert line(low.stdout) == "held"
-                assert let_end(low) == 0
+                assert close_stdin_and_wait(low) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_while_it_waits_ends_it_and_cancels_the_request(genie: Genie, number: signal.Signals) -> None:
+def test_a_signal_during_the_wait_cancels_the_request(genie: Genie, number: signal.Signals) -> None:
     with sync.connect(*genie.address) as client:
         lock = client.acquire("signalled", transaction_timeout=WAIT_S)
         with running(genie, "signalled", "--", "echo", "ran") as process:
-            until(waits(genie, "signalled"))
+            wait_until(has_waiter(genie, "signalled"))
             process.send_signal(number)
             assert process.communicate(timeout=WAIT_S) == ("", "")
             assert process.returncode == 128 + number
@@ -246,21 +250,21 @@ def test_a_signal_while_it_waits_ends_it_and_cancels_the_request(genie: Genie, n
         lock.release()
 
 
-def test_a_signal_that_was_ignored_stays_ignored(genie: Genie) -> None:
+def test_an_ignored_signal_stays_ignored(genie: Genie) -> None:
     """As under nohup(1)."""
     with sync.connect(*genie.address) as client:
         lock = client.acquire("nohup", transaction_timeout=WAIT_S)
         ignoring = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *CLI, "run", "nohup", "--", "echo", "ran"]
         with started(genie, ignoring) as process:
-            until(waits(genie, "nohup"))
+            wait_until(has_waiter(genie, "nohup"))
             process.send_signal(signal.SIGHUP)
             lock.release()
             assert process.communicate(timeout=WAIT_S)[0] == "ran\n"
             assert process.returncode == 0
 
 
-def test_signals_are_passed_on(genie: Genie) -> None:
-    with running(genie, "pass", "--", *PYTHON, TELL_SIGNALS) as process:
+def test_signals_are_forwarded(genie: Genie) -> None:
+    with running(genie, "pass", "--", *PYTHON, PRINT_SIGNALS) as process:
         child = int(line(process.stdout))
         for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2"):
             process.send_signal(getattr(signal, f"SIG{name}"))
@@ -275,28 +279,28 @@ def test_signals_are_passed_on(genie: Genie) -> None:
         assert process.wait(WAIT_S) == 124
 
 
-def test_a_key_on_the_terminal_reaches_the_command_once(genie: Genie) -> None:
+def test_ctrl_c_reaches_the_command_once(genie: Genie) -> None:
     leader, follower = pty.openpty()
-    args = [sys.executable, "-c", ON_A_TERMINAL, *CLI, "run", "key", "--", *PYTHON, COUNT_INTERRUPTS]
+    args = [sys.executable, "-c", IN_FOREGROUND, *CLI, "run", "key", "--", *PYTHON, COUNT_INTERRUPTS]
     with started(genie, args, stdin=follower) as process:
         os.close(follower)
         child = int(line(process.stdout))
-        for pressed in range(1, KEYS + 1):  # several, as of two signals at the same time a process may hear one
+        for pressed in range(1, KEY_PRESSES + 1):  # repeatedly: two simultaneous signals may be merged into one
             os.write(leader, b"\x03")
             assert line(process.stdout) == "INT"
-            process.send_signal(signal.SIGUSR1)  # heard behind the other, and passed on behind it
+            process.send_signal(signal.SIGUSR1)  # sent, and so forwarded, after SIGINT
             assert line(process.stdout) == str(pressed)
         os.kill(child, signal.SIGKILL)
         assert process.wait(WAIT_S) == 128 + signal.SIGKILL
     os.close(leader)
 
 
-def test_the_command_is_ended_when_its_lock_times_out(genie: Genie) -> None:
+def test_the_command_is_terminated_when_its_lock_times_out(genie: Genie) -> None:
     with running(genie, "--timeout", "1000", "timeout", "--", "sh", "-c", "echo held; exec sleep 1000") as process:
         assert line(process.stdout) == "held"
         (holder,) = inspected(genie, "timeout").holders
         assert 800 < holder.expires_in <= 1000
-        extend(genie, holder.id, 1)
+        set_timeout(genie, holder.id, 1)
         _, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 124
     assert "longer than its transaction timeout" in stderr
@@ -305,64 +309,64 @@ def test_the_command_is_ended_when_its_lock_times_out(genie: Genie) -> None:
     assert is_free(genie, "timeout")
 
 
-def test_a_command_that_does_not_listen_is_killed_when_the_lock_is_released_by_its_id(genie: Genie) -> None:
-    with running(genie, "--kill-after", "0.1", "deaf", "--", *PYTHON, DEAF) as process:
+def test_a_command_that_ignores_sigterm_is_killed(genie: Genie) -> None:
+    with running(genie, "--kill-after", "0.1", "deaf", "--", *PYTHON, IGNORE_SIGTERM) as process:
         with sync.connect(*genie.address) as client:
             assert client.release(int(line(process.stdout))) == "success"
-        _, stderr = process.communicate(timeout=WAIT_S)  # which ends when nobody has these files any more
+        _, stderr = process.communicate(timeout=WAIT_S)  # ends when no process has these files open any more
         assert process.returncode == 124
         assert "was released by its id" in stderr
         assert stderr.count("\n") == 1
 
 
-def test_a_command_that_is_stopped_is_ended_too(genie: Genie) -> None:
+def test_a_stopped_command_is_terminated(genie: Genie) -> None:
     stops = "import os, signal; print(os.environ['GENIE_LOCK_ID'], os.getpid()); signal.raise_signal(signal.SIGSTOP)"
     with running(genie, "--kill-after", "1000", "stopped", "--", *PYTHON, stops) as process:
         id_, child = map(int, line(process.stdout).split())
-        until(lambda: " T " in Path(f"/proc/{child}/stat").read_text())
+        wait_until(lambda: " T " in Path(f"/proc/{child}/stat").read_text())
         with sync.connect(*genie.address) as client:
             client.release(id_)
         assert process.wait(WAIT_S) == 124
 
 
-def test_without_a_timeout_the_hold_is_extended(genie: Genie) -> None:
+def test_without_a_timeout_the_lock_is_extended(genie: Genie) -> None:
     short = "from genie.cli import main, run; run.WATCHDOG_TIMEOUT_S = 6; main()"
     args = [sys.executable, "-c", short, "run", "watch", "--", *PYTHON, HOLD]
     with started(genie, args) as process:
         assert line(process.stdout) == "held"
         left = [inspected(genie, "watch").holders[0].expires_in]
 
-        def has_more_time_than_before() -> bool:
+        def is_extended() -> bool:
             left.append(inspected(genie, "watch").holders[0].expires_in)
             return left[-1] > left[-2]
 
-        until(has_more_time_than_before)
-        assert let_end(process) == 0
+        wait_until(is_extended)
+        assert close_stdin_and_wait(process) == 0
 
 
-def test_the_server_dies_under_it() -> None:
+def test_the_command_is_terminated_when_the_server_is_lost() -> None:
     with (
-        running_server() as doomed,
-        running(doomed, "--timeout", "4", "doomed", "--", *PYTHON, HOLD) as process,
+        running_server() as server,
+        running(server, "--timeout", "4", "server", "--", *PYTHON, HOLD) as process,
     ):
         assert line(process.stdout) == "held"
-        doomed.kill()
+        server.kill()
         assert process.wait(WAIT_S) == 124
 
 
-def test_it_goes_on_waiting_when_the_server_is_started_again() -> None:
+def test_it_waits_again_after_a_restart_of_the_server() -> None:
     with running_server() as genie, sync.connect(*genie.address) as client:
         lock = client.acquire("again", transaction_timeout=3600)
         with running(genie, "again", "--", *PYTHON, HOLD) as process:
-            until(waits(genie, "again"))
+            wait_until(has_waiter(genie, "again"))
             genie.kill()
             genie.start()
             assert lock.lost.wait(WAIT_S)
             assert line(process.stdout) == "held"
-            assert let_end(process) == 0
+            assert close_stdin_and_wait(process) == 0
 
 
-def test_without_a_server_it_says_so(genie: Genie) -> None:
+def test_no_server_is_one_error(genie: Genie) -> None:
     port = free_port()
     result = run(genie, "--port", str(port), "a", "--", "echo", "ran")
     assert (result.returncode, result.stdout) == (125, "")
@@ -371,7 +375,7 @@ def test_without_a_server_it_says_so(genie: Genie) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--priority", "99999999999"], ["--transaction", ""]])
-def test_what_the_server_would_refuse_is_a_wrong_argument(genie: Genie, arguments: list[str]) -> None:
+def test_invalid_arguments_are_rejected_without_a_server(genie: Genie, arguments: list[str]) -> None:
     done = run(genie, *arguments, "a", "--", "true")
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""`genie timeouts`, as processes, on real databases."""
+"""`genie timeouts` on real databases, as processes and in this process."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 WITHOUT = "import sys; sys.modules[{name!r}] = None; from genie.cli import main; main(prog_name='genie')"
 
 
-def started(url: str, *args: str, **more: Any) -> subprocess.Popen[str] | Forked:
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+def start(url: str, *args: str, **options: Any) -> subprocess.Popen[str] | Forked:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     return start_genie("timeouts", *args, env=ENVIRONMENT | {"GENIE_DATABASE": url}, text=True, **streams)
 
 
 def genie(url: str, *args: str) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr."""
-    with started(url, *args) as process:
+    """Run a command as a process; return exit status, stdout and stderr."""
+    with start(url, *args) as process:
         out, err = process.communicate(timeout=WAIT_S)
     return process.returncode, out, err
 
 
 def in_process(url: str, *args: str) -> tuple[int, str, str]:
-    """The same without a process, which is quick: for what has nothing to do with processes."""
+    """Run a command in this process, which is faster; return exit status, stdout and stderr."""
     done = CliRunner().invoke(timeouts, args, env={"GENIE_DATABASE": url})
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -56,26 +56,27 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(file: Path) -> str:
-    """Of a ledger of 300 transfers, 6 of which are expired."""
+    """The URL of a ledger with 300 transfers, of which 6 are expired."""
     url = f"sqlite:///{file}"
     assert in_process(url, "generate", "--transfers", "300", "--expired", "6", "--seed", "1")[0] == 0
     return url
 
 
-def handed(lines: str) -> list[tuple[str, str]]:
-    found = [json.loads(line) for line in lines.splitlines()]
-    assert all(set(one) == {"transferId", "expirationDate", "state"} for one in found)
-    assert all(one["expirationDate"][-1] == "Z" and one["expirationDate"][10] == "T" for one in found)
-    return sorted((one["transferId"], one["state"]) for one in found)
+def delivered(lines: str) -> list[tuple[str, str]]:
+    """Return the ids and states of delivered transfers, after checking their format."""
+    transfers = [json.loads(line) for line in lines.splitlines()]
+    assert all(set(each) == {"transferId", "expirationDate", "state"} for each in transfers)
+    assert all(each["expirationDate"][-1] == "Z" and each["expirationDate"][10] == "T" for each in transfers)
+    return sorted((each["transferId"], each["state"]) for each in transfers)
 
 
-def stopped(process: subprocess.Popen[str] | Forked, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
+def stop(process: subprocess.Popen[str] | Forked, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
     process.send_signal(number)
     out, err = process.communicate(timeout=WAIT_S)
     return process.returncode, out, err
 
 
-# -- all of them, on all databases ------------------------------------------------------------------------
+# -- all commands, on all databases ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -87,23 +88,23 @@ def stopped(process: subprocess.Popen[str] | Forked, number: signal.Signals = si
     ],
     ids=["sqlite", "postgres", "mariadb"],
 )
-def test_from_an_empty_database_to_all_final(new: Callable[[Path], str], tmp_path: Path) -> None:
+def test_all_commands_on_an_empty_database(new: Callable[[Path], str], tmp_path: Path) -> None:
     url, seen = new(tmp_path), tmp_path / "seen"
 
-    def said(*args: str) -> str:
+    def output_of(*args: str) -> str:
         status, out, err = in_process(url, *args)
         assert status == 0, err
         return out
 
     def counts() -> dict[str, int]:
-        return json.loads(said("status", "--json"))
+        return json.loads(output_of("status", "--json"))
 
     def run() -> int:
         seen.write_text("")
-        said("run", "--once", "--on-expired", f"cat > '{seen}'")
-        return len(handed(seen.read_text()))
+        output_of("run", "--once", "--on-expired", f"cat > '{seen}'")
+        return len(delivered(seen.read_text()))
 
-    made = said("generate", "--transfers", "300", "--expired", "6", "--seed", "1")
+    made = output_of("generate", "--transfers", "300", "--expired", "6", "--seed", "1")
     assert made.startswith("300 transfers with 1,0")
     last = counts()["last"]
     assert counts() == {"segment": 0, "last": last, "lag": last, "pending": 0, "overdue": 0, "handedOver": 0}
@@ -111,11 +112,11 @@ def test_from_an_empty_database_to_all_final(new: Callable[[Path], str], tmp_pat
     waiting = counts()["pending"]
     assert waiting > 20
     assert counts() == {"segment": last, "last": last, "lag": 0, "pending": waiting, "overdue": 0, "handedOver": 6}
-    assert said("shift", "--hours", "-169.5") == "300 transfers: expiration dates shifted by -169.5 h\n"
+    assert output_of("shift", "--hours", "-169.5") == "300 transfers: expiration dates shifted by -169.5 h\n"
     assert run() == waiting
-    assert said("finalize", "--limit", "2") == "2 transfers are ABORTED\n"
-    assert said("finalize", "--overdue", "--state", "EXPIRED") == f"{waiting + 4} transfers are EXPIRED\n"
-    assert said("status") == (
+    assert output_of("finalize", "--limit", "2") == "2 transfers are ABORTED\n"
+    assert output_of("finalize", "--overdue", "--state", "EXPIRED") == f"{waiting + 4} transfers are EXPIRED\n"
+    assert output_of("status") == (
         f"segment: {last:,} of {counts()['last']:,}, lag: {waiting + 6}\n"
         f"pending: 0, overdue: 0, handed over: {waiting + 6}\n"
     )
@@ -126,7 +127,7 @@ def test_from_an_empty_database_to_all_final(new: Callable[[Path], str], tmp_pat
 # -- explain ----------------------------------------------------------------------------------------------
 
 
-def test_explain_shows_what_would_be_expired_now_and_why(file: Path, url: str) -> None:
+def test_explain_shows_expired_transfers_and_why(file: Path, url: str) -> None:
     (first, state), *_ = overdue(file)
 
     def line() -> str:
@@ -134,8 +135,8 @@ def test_explain_shows_what_would_be_expired_now_and_why(file: Path, url: str) -
         assert (code, err) == (0, "")
         *lines, summary = out.splitlines()
         assert sorted(line.partition(":")[0] for line in lines) == [transfer for transfer, _ in overdue(file)]
-        said = next(line for line in lines if line.startswith(first))
-        return f"{re.sub(r'[0-9]{4}-[^ ]*Z', 'DATE', said)} | {summary}"
+        description = next(line for line in lines if line.startswith(first))
+        return f"{re.sub(r'[0-9]{4}-[^ ]*Z', 'DATE', description)} | {summary}"
 
     number = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange WHERE transferId = ?", first)[0]
     last = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
@@ -166,52 +167,52 @@ def test_a_ledger_in_local_time(tmp_path: Path) -> None:
     assert len(overdue(file, "+330 minutes")) == 3
     assert in_process(url, "explain", *zone)[1].endswith("3 expired: 3 not read yet\n")
     status, out, err = genie(url, "run", "--once", *zone)
-    assert (status, handed(out), err) == (0, overdue(file, "+330 minutes"), "genie: 3 expired\n")
+    assert (status, delivered(out), err) == (0, overdue(file, "+330 minutes"), "genie: 3 expired\n")
 
 
 # -- progress ---------------------------------------------------------------------------------------------
 
 
-def test_progress_is_written_line_by_line_where_there_is_no_terminal(tmp_path: Path) -> None:
+def test_progress_is_printed_in_lines_without_a_terminal(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     code, out, err = genie(url, "generate", "--transfers", "25", "--seed", "1", "--progress", "10")
     assert (code, err) == (0, "genie: 10 of 25 transfers\ngenie: 20 of 25 transfers\n")
     assert out.startswith("25 transfers with ")
     code, out, err = genie(url, "shift", "--hours", "1", "--progress", "10")
-    assert (code, err) == (0, "genie: 25 of 25 transfers\n"), "it is one statement for so few"
+    assert (code, err) == (0, "genie: 25 of 25 transfers\n"), "a single statement shifts all of them"
     status, _, err = in_process(url, "generate", "--transfers", "6000", "--seed", "2")
     assert (status, err) == (0, "genie: 5,000 of 6,000 transfers\n")
     last = ask(tmp_path / "ledger.db", "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
-    process = started(url, "run", "--batch", "4000", "--progress", "8000")
-    said = [process.stderr.readline().strip() for _ in range(3)]
-    assert said == [f"genie: read up to state change {number:,} of {last:,}" for number in (8_000, 16_000, last)]
-    assert stopped(process) == (0, "", "")
+    process = start(url, "run", "--batch", "4000", "--progress", "8000")
+    lines = [process.stderr.readline().strip() for _ in range(3)]
+    assert lines == [f"genie: read up to state change {number:,} of {last:,}" for number in (8_000, 16_000, last)]
+    assert stop(process) == (0, "", "")
 
 
 # -- run --------------------------------------------------------------------------------------------------
 
 
-def test_it_runs_again_and_again_until_sigterm(file: Path, url: str) -> None:
-    """Progress while it is behind, and what expires later as soon as the next run finds it."""
-    process = started(url, "run", "--every", "0.02", "--batch", "400", "--progress", "400")
+def test_it_runs_periodically_until_sigterm(file: Path, url: str) -> None:
+    """It prints progress while it lags, and delivers a transfer that expires later in the next run."""
+    process = start(url, "run", "--every", "0.02", "--batch", "400", "--progress", "400")
     changes = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
     progress = [f"genie: read up to state change {last:,} of {changes:,}" for last in (400, 800, changes)]
-    said: list[str] = []
+    messages: list[str] = []
 
     def expired() -> int:
-        return sum(int(line.split()[1]) for line in said if line.endswith(" expired"))
+        return sum(int(line.split()[1]) for line in messages if line.endswith(" expired"))
 
-    while expired() < 6 or progress[-1] not in said:
-        said.append(process.stderr.readline().strip())
-    assert handed("".join(process.stdout.readline() for _ in range(6))) == overdue(file)
+    while expired() < 6 or progress[-1] not in messages:
+        messages.append(process.stderr.readline().strip())
+    assert delivered("".join(process.stdout.readline() for _ in range(6))) == overdue(file)
     (late,) = _waiting(file)
     ask(file, "UPDATE transfer SET expirationDate = '2026-01-31 12:00:00.5' WHERE transferId = ?", late)
     found = json.loads(process.stdout.readline())
     assert (found["transferId"], found["expirationDate"]) == (late, "2026-01-31T12:00:00.500Z")
-    said.append(process.stderr.readline().strip())
-    assert stopped(process) == (0, "", "")
+    messages.append(process.stderr.readline().strip())
+    assert stop(process) == (0, "", "")
     assert expired() == 7
-    assert [line for line in said if "state change" in line] == progress
+    assert [line for line in messages if "state change" in line] == progress
 
 
 def _waiting(file: Path) -> list[str]:
@@ -224,57 +225,57 @@ def _waiting(file: Path) -> list[str]:
     return ask(file, query)
 
 
-def test_a_command_gets_what_has_expired_and_its_status_says_whether_it_is_dealt_with(file: Path, url: str) -> None:
+def test_a_command_receives_expired_transfers_and_accepts_them_by_its_exit_status(file: Path, url: str) -> None:
     seen = file.parent / "seen"
     code, out, err = genie(url, "run", "--once", "--on-expired", f"cat > {seen}; exit 3")
     assert (code, out) == (1, "")
     assert err == "genie: 6 expired, 6 rejected: the command ended with status 3\n"
-    assert handed(seen.read_text()) == overdue(file)
+    assert delivered(seen.read_text()) == overdue(file)
     seen.unlink()
     code, out, err = genie(url, "run", "--once", "--on-expired", f"cat > {seen}; echo done")
     assert (code, out, err) == (0, "done\n", "genie: 6 expired\n")
-    assert handed(seen.read_text()) == overdue(file)
+    assert delivered(seen.read_text()) == overdue(file)
     seen.unlink()
     assert genie(url, "run", "--once", "--on-expired", f"touch {seen}") == (0, "", "")
     assert not seen.exists()
 
 
-def test_a_command_that_reads_nothing_and_one_that_a_signal_ends(url: str) -> None:
+def test_a_command_that_does_not_read_and_a_killed_command(url: str) -> None:
     code, _, err = genie(url, "run", "--once", "--on-expired", "kill -9 $$")
     assert (code, err) == (1, "genie: 6 expired, 6 rejected: the command was ended by signal 9\n")
     assert genie(url, "run", "--once", "--on-expired", "exit 0") == (0, "", "genie: 6 expired\n")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_command_too(file: Path, url: str, number: signal.Signals, status: int) -> None:
-    """All of it, and what it had not finished is handed over again."""
+def test_a_signal_also_ends_the_command(file: Path, url: str, number: signal.Signals, status: int) -> None:
+    """All its processes are ended, and the batch is delivered again."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         child = (
             "import socket, sys, time; "
             f"s = socket.create_connection(('127.0.0.1', {server.getsockname()[1]})); s.send(b'x'); time.sleep(600)"
         )
-        process = started(url, "run", "--on-expired", f'{sys.executable} -c "{child}"; true')
+        process = start(url, "run", "--on-expired", f'{sys.executable} -c "{child}"; true')
         with closing(server.accept()[0]) as connection:
             connection.settimeout(WAIT_S)
             assert connection.recv(1) == b"x"
-            assert stopped(process, number) == (status, "", "")
-            assert connection.recv(1) == b""  # what the shell had started has ended
-    assert len(handed(genie(url, "run", "--once")[1])) == 6
+            assert stop(process, number) == (status, "", "")
+            assert connection.recv(1) == b""  # the child of the shell has ended
+    assert len(delivered(genie(url, "run", "--once")[1])) == 6
     assert ask(file, "SELECT COUNT(*) FROM segment") == [1]
 
 
-def test_a_signal_while_nobody_reads_stdout(tmp_path: Path) -> None:
+def test_a_signal_while_the_pipe_of_stdout_is_full(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     assert in_process(url, "generate", "--transfers", "1500", "--expired", "1500")[0] == 0
-    process = started(url, "run")
-    process.stdout.read(1)  # it has begun to write, and there is more than the pipe takes
+    process = start(url, "run")
+    process.stdout.read(1)  # it has started to write more than fits into the pipe
     process.send_signal(signal.SIGTERM)
     assert process.wait(WAIT_S) == 0
     assert process.communicate()[1] == ""
 
 
-def test_it_ends_quietly_when_stdout_is_closed(file: Path, url: str) -> None:
-    process = started(url, "run")
+def test_it_ends_without_a_message_when_stdout_is_closed(file: Path, url: str) -> None:
+    process = start(url, "run")
     process.stdout.close()
     assert process.wait(WAIT_S) == 1
     assert process.stderr.read() == ""
@@ -282,34 +283,34 @@ def test_it_ends_quietly_when_stdout_is_closed(file: Path, url: str) -> None:
     assert ask(file, "SELECT COUNT(*) FROM segment") == [0]
 
 
-def test_another_replica_is_at_it(url: str) -> None:
+def test_another_replica_is_running(url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         wait = f"{sys.executable} -c \"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]})).recv(1)\""
-        process = started(url, "run", "--once", "--on-expired", wait)
+        process = start(url, "run", "--once", "--on-expired", wait)
         with closing(server.accept()[0]):
             assert genie(url, "run", "--once") == (0, "", "genie: another replica is running\n")
         _, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, err) == (0, "genie: 6 expired\n")
 
 
-def test_what_goes_wrong_is_said_and_it_goes_on(file: Path, url: str) -> None:
-    process = started(url, "run", "--every", "0.01", "--on-expired", "cat")
+def test_errors_are_printed_and_retried(file: Path, url: str) -> None:
+    process = start(url, "run", "--every", "0.01", "--on-expired", "cat")
     assert process.stderr.readline() == "genie: 6 expired\n"
-    ask(file, "ALTER TABLE segment RENAME TO away")
+    ask(file, "ALTER TABLE segment RENAME TO renamed_segment")
     assert process.stderr.readline() == f"genie: sqlite+aiosqlite:///{file}: no such table: segment\n"
-    ask(file, "ALTER TABLE transfer RENAME TO away_too")
-    ask(file, "ALTER TABLE away RENAME TO segment")
+    ask(file, "ALTER TABLE transfer RENAME TO renamed_transfer")
+    ask(file, "ALTER TABLE renamed_segment RENAME TO segment")
     assert process.stderr.readline() == f"genie: sqlite+aiosqlite:///{file}: no such table: transfer\n"
-    ask(file, "ALTER TABLE away_too RENAME TO transfer")
+    ask(file, "ALTER TABLE renamed_transfer RENAME TO transfer")
     ask(file, "UPDATE transfer SET expirationDate = '2026-01-31' WHERE transferId = ?", *_waiting(file))
     assert process.stderr.readline() == "genie: 1 expired\n"
-    assert stopped(process)[::2] == (0, "")
+    assert stop(process)[::2] == (0, "")
 
 
-def test_runs_under_a_lock_of_genie(file: Path, url: str) -> None:
+def test_a_run_holds_a_lock_of_genie(file: Path, url: str) -> None:
     with running_server() as server:
         locked = ["run", "--once", "--lock", "a ledger", "--port", str(server.port)]
-        assert len(handed(genie(url, *locked)[1])) == 6
+        assert len(delivered(genie(url, *locked)[1])) == 6
         assert ask(file, "SELECT fence IS NULL FROM segment") == [0]
         hold = [
             sys.executable,
@@ -323,18 +324,18 @@ def test_runs_under_a_lock_of_genie(file: Path, url: str) -> None:
         with subprocess.Popen([*hold, "--", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
             holder.stdin.write(b"x\n")
             holder.stdin.flush()
-            holder.stdout.readline()  # it runs, so the lock is held
+            holder.stdout.readline()  # the command runs, so the lock is held
             assert genie(url, *locked) == (0, "", "genie: another replica is running\n")
             holder.stdin.close()
 
 
-# -- bad input --------------------------------------------------------------------------------------------
+# -- invalid input --------------------------------------------------------------------------------------------
 
 
-def failed(url: str, *args: str, status: int = 1) -> str:
-    """The one line of a command that could not do anything."""
-    ended, out, err = in_process(url, *args)
-    assert (ended, out) == (status, ""), err
+def error_of(url: str, *args: str, status: int = 1) -> str:
+    """Run a command that fails; return its error, which must be one line."""
+    code, out, err = in_process(url, *args)
+    assert (code, out) == (status, ""), err
     (line,) = err.splitlines()
     return line.removeprefix("Error: ")
 
@@ -343,7 +344,7 @@ def failed(url: str, *args: str, status: int = 1) -> str:
     "command", ["run", "status", "explain", "finalize", "generate --transfers 1", "shift --hours 1"]
 )
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("oracle://host/ledger", "unknown database 'oracle'"),
         ("ledger.db", "invalid database URL"),
@@ -355,19 +356,19 @@ def failed(url: str, *args: str, status: int = 1) -> str:
         ("postgresql://127.0.0.1:99999/a", "postgresql+asyncpg://127.0.0.1:99999/a: invalid URL: "),
     ],
 )
-def test_a_url_that_leads_nowhere(command: str, url: str, said: str) -> None:
-    """Exit status 2, unless a server had to be asked."""
-    asked = said == "postgresql+asyncpg://127.0.0.1:1/ledger: "
-    assert failed(url, *command.split(), status=1 if asked else 2).startswith(said)
+def test_an_invalid_or_unreachable_url(command: str, url: str, message: str) -> None:
+    """The exit status is 2, unless a server was queried."""
+    queried = message == "postgresql+asyncpg://127.0.0.1:1/ledger: "
+    assert error_of(url, *command.split(), status=1 if queried else 2).startswith(message)
 
 
 @pytest.mark.parametrize("command", ["status", "explain", "finalize", "shift --hours 1"])
-def test_what_only_looks_creates_nothing(command: str, tmp_path: Path) -> None:
+def test_commands_that_only_read_create_no_file(command: str, tmp_path: Path) -> None:
     file = tmp_path / "typo.db"
-    assert failed(f"sqlite:///{file}", *command.split()).endswith(f"{file}: there is no such file")
+    assert error_of(f"sqlite:///{file}", *command.split()).endswith(f"{file}: there is no such file")
     assert not file.exists()
     ask(file, "CREATE TABLE transfer (transferId VARCHAR(36) NOT NULL PRIMARY KEY, expirationDate DATETIME NOT NULL)")
-    assert failed(f"sqlite:///{file}", *command.split()).startswith("there is no table transferStateChange")
+    assert error_of(f"sqlite:///{file}", *command.split()).startswith("there is no table transferStateChange")
     assert ask(file, "SELECT name FROM sqlite_master WHERE type = 'table'") == ["transfer"]
 
 
@@ -379,13 +380,13 @@ def test_what_only_looks_creates_nothing(command: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_password_is_not_shown(url: str, shown: str) -> None:
-    line = failed(url, "status")
+    line = error_of(url, "status")
     assert line.startswith(shown)
     assert "secret" not in line
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["status", "--name", "transfer"], "--name transfer: it must be OURS=THEIRS"),
         (["status", "--name", "transfers=t"], "transfers: no such table or column in the document"),
@@ -409,10 +410,10 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
         (["run", "--lock", "a", "--port", str(free_port())], "no server at 127.0.0.1:"),
     ],
 )
-def test_what_cannot_be_is_one_line(url: str, args: list[str], said: str) -> None:
-    """Exit status 2, unless a server had to be asked."""
-    asked = said.startswith(("there is no table", "no server"))
-    assert said in failed(url, *args, status=1 if asked else 2)
+def test_invalid_arguments_are_one_error(url: str, args: list[str], message: str) -> None:
+    """The exit status is 2, unless a server was queried."""
+    queried = message.startswith(("there is no table", "no server"))
+    assert message in error_of(url, *args, status=1 if queried else 2)
 
 
 @pytest.mark.parametrize(
@@ -426,22 +427,22 @@ def test_what_cannot_be_is_one_line(url: str, args: list[str], said: str) -> Non
         (["generate", "--transfers", "1", "--amount", "1-1.5"], "--amount"),
     ],
 )
-def test_wrong_options(url: str, args: list[str], option: str) -> None:
+def test_invalid_options_are_usage_errors(url: str, args: list[str], option: str) -> None:
     status, _, err = in_process(url, *args)
     assert status == 2
     assert f"Invalid value for '{option}'" in err
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "said"),
+    ("name", "status", "message"),
     [
         ("sqlalchemy", 1, "genie.timeouts needs more packages: pip install 'genie-lock[sql]'"),
         ("asyncpg", 2, "postgresql needs the package asyncpg: pip install 'genie-lock[sql]'"),
     ],
 )
-def test_without_the_packages(name: str, status: int, said: str) -> None:
+def test_missing_packages_are_one_error(name: str, status: int, message: str) -> None:
     command = [sys.executable, "-c", WITHOUT.format(name=name), "timeouts", "status", "--database"]
     done = subprocess.run(
         [*command, "postgresql://127.0.0.1/l"], env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"Error: {said}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"Error: {message}\n")

@@ -1,4 +1,4 @@
-"""`genie watch`, at a real server that comes and goes, and at one that the test speaks for."""
+"""`genie watch`, at a real server that restarts, and at a fake server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = {"transaction_timeout": 3_600.0}
 
 @contextmanager
 def watching(port: int, *args: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str] | Forked]:
-    """A `genie watch` that is ended at the latest when reading from it would hang. Its output is buffered."""
+    """Run `genie watch` with buffered output; kill it at the end, or after a timeout."""
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -37,12 +37,12 @@ def watching(port: int, *args: str, stdout: int = subprocess.PIPE) -> Iterator[s
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        bound = Timer(WAIT_S, process.kill)
-        bound.start()
+        timer = Timer(WAIT_S, process.kill)
+        timer.start()
         try:
             yield process
         finally:
-            bound.cancel()
+            timer.cancel()
             process.kill()
 
 
@@ -51,7 +51,7 @@ def line(process: subprocess.Popen[str] | Forked) -> str:
     return process.stdout.readline()
 
 
-def test_what_is_held_then_what_happens_until_ctrl_c(genie: Genie) -> None:
+def test_held_locks_then_changes_until_ctrl_c(genie: Genie) -> None:
     with sync.connect(*genie.address) as client:
         held = client.acquire("shared:watch/a", transaction="t1", **LONG)
         with watching(genie.port, "watch/") as process:
@@ -68,7 +68,7 @@ def test_what_is_held_then_what_happens_until_ctrl_c(genie: Genie) -> None:
         taken.release()
 
 
-def test_a_line_of_json_for_each_change(genie: Genie) -> None:
+def test_json_prints_one_line_for_each_change(genie: Genie) -> None:
     with sync.connect(*genie.address) as client, watching(genie.port, "json/", "--json") as process:
         with client.lock("json/a", transaction="t1", **LONG) as lock:
             first = json.loads(line(process))
@@ -83,7 +83,7 @@ def test_a_line_of_json_for_each_change(genie: Genie) -> None:
     assert second == first | {"state": "unlocked"}
 
 
-def test_nobody_reads_any_more_though_nothing_happens(genie: Genie) -> None:
+def test_it_exits_when_the_reader_of_its_pipe_has_exited(genie: Genie) -> None:
     with (
         sync.connect(*genie.address) as client,
         client.lock("quiet", **LONG),
@@ -97,8 +97,8 @@ def test_nobody_reads_any_more_though_nothing_happens(genie: Genie) -> None:
         assert process.wait(WAIT_S) == 0
 
 
-def test_nobody_reads_what_is_printed(genie: Genie) -> None:
-    ours, theirs = socket.socketpair()  # which tells its end only to who writes
+def test_it_exits_when_writing_to_a_closed_socket_fails(genie: Genie) -> None:
+    ours, theirs = socket.socketpair()  # its end is noticed only by a write
     with sync.connect(*genie.address) as client, ours, theirs:
         held = client.acquire("unread", **LONG)
         with watching(genie.port, "unread", stdout=theirs.fileno()) as process, ours.makefile() as lines:
@@ -110,14 +110,14 @@ def test_nobody_reads_what_is_printed(genie: Genie) -> None:
             assert process.returncode == 0
 
 
-def test_it_goes_on_through_a_lost_connection_with_the_difference() -> None:
+def test_after_a_lost_connection_the_difference_is_printed() -> None:
     with running_server() as genie, sync.connect(*genie.address) as client:
         client.acquire("lost/1", **LONG)
         with watching(genie.port, "lost/") as process:
             first = line(process)
             genie.kill()
             assert process.stderr is not None
-            said = process.stderr.readline()
+            message = process.stderr.readline()
             genie.start()
             assert line(process) == first.replace("locked  ", "unlocked")
             with client.lock("lost/2", **LONG):
@@ -125,19 +125,19 @@ def test_it_goes_on_through_a_lost_connection_with_the_difference() -> None:
             process.send_signal(signal.SIGINT)
             more = process.communicate(timeout=WAIT_S)[1]
     assert first.startswith("locked    exclusive:lost/1 ")
-    assert said.startswith("genie: connection lost (")
-    assert "hello" not in said + more  # attempts to connect again are none that are lost
+    assert message.startswith("genie: connection lost (")
+    assert "hello" not in message + more  # failed attempts to reconnect are not reported as lost
     assert more == ""
 
 
-async def test_it_says_that_the_server_does_not_tell_all() -> None:
+async def test_a_truncated_list_of_held_locks_is_reported() -> None:
     async with fake_server() as node:
         with watching(node.port, "t/") as process:
-            told = await node.accept()
-            assert await told.expect("watch") == {"prefix": "t/"}
+            connection = await node.accept()
+            assert await connection.expect("watch") == {"prefix": "t/"}
             held = {"prefix": "t/", "held": [{"resource": "t/1", "mode": "shared", "id": 7}], "truncated": True}
-            told.say(orjson.dumps({"command": "watching", "payload": held}).decode())
+            connection.say(orjson.dumps({"command": "watching", "payload": held}).decode())
             assert await asyncio.to_thread(line, process) == "locked    shared:t/1  7\n"
             process.send_signal(signal.SIGINT)
-            _, said = await asyncio.to_thread(process.communicate, timeout=WAIT_S)
-    assert said == "genie: the server did not list all held locks: the output is incomplete\n"
+            _, stderr = await asyncio.to_thread(process.communicate, timeout=WAIT_S)
+    assert stderr == "genie: the server did not list all held locks: the output is incomplete\n"

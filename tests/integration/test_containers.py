@@ -1,7 +1,7 @@
-"""What can be said of the image and of the compose file where there is no container engine.
+"""Checks of the image and of the compose file that need no container engine.
 
-The wheel that the image installs is built and installed, and the image's own command lines are run from it: with the
-image's environment, as nobody, with nowhere to write.
+The wheel of the image is built and installed, and the commands of the image are run from it: with the environment of
+the image, as an unprivileged user, without a writable folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ports import free_port
 from servers import WAIT_S, running_redis
 
 ROOT = Path(__file__).parents[2]
-NOBODY = 65534
+UNPRIVILEGED = 65534
 LOOPBACK = "127.0.0.1"
 
 
@@ -38,7 +38,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def dockerfile() -> list[tuple[str, str]]:
-    """Instructions with their arguments, in order."""
+    """Return the instructions of the Dockerfile with their arguments, in order."""
     text = re.sub(r"\\\n", "", (ROOT / "Dockerfile").read_text())
     lines = [line.strip() for line in text.splitlines()]
     found = [line.partition(" ") for line in lines if line and not line.startswith("#")]
@@ -46,7 +46,7 @@ def dockerfile() -> list[tuple[str, str]]:
 
 
 def final_stage() -> dict[str, list[str]]:
-    """The instructions of the last stage, which is the image."""
+    """Return the arguments of the instructions of the last stage, the image, by instruction."""
     instructions = dockerfile()
     start = max(i for i, (word, _) in enumerate(instructions) if word == "FROM")
     stage: dict[str, list[str]] = {}
@@ -55,13 +55,13 @@ def final_stage() -> dict[str, list[str]]:
     return stage
 
 
-def only(word: str) -> str:
+def argument_of(word: str) -> str:
     (rest,) = final_stage()[word]
     return rest
 
 
 def exec_form(text: str) -> list[str]:
-    """A command in the form that needs no shell, and gets the signals itself."""
+    """Parse a command in exec form: without a shell, so that it receives the signals."""
     command = json.loads(text)
     assert isinstance(command, list)
     assert all(isinstance(part, str) for part in command)
@@ -74,7 +74,7 @@ def image_environment() -> dict[str, str]:
 
 
 def compose() -> dict[str, Any]:
-    """The compose file."""
+    """Return the compose file."""
     found = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     assert isinstance(found, dict)
     return found
@@ -83,7 +83,7 @@ def compose() -> dict[str, Any]:
 # -- the image ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_copied_is_there_and_not_ignored() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().split("\n") if line and not line.startswith("#")]
     sources = []
     for word, rest in dockerfile():
@@ -99,33 +99,33 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
         assert not ignored, source
 
 
-def test_stages_are_copied_from_that_exist() -> None:
+def test_copied_stages_exist() -> None:
     stages = [rest.rpartition(" AS ")[2] for word, rest in dockerfile() if word == "FROM" and " AS " in rest]
     assert [rest.split()[0] for word, rest in dockerfile() if rest.startswith("--from=")] == [f"--from={stages[0]}"]
 
 
-def test_the_image_needs_no_root_and_no_place_to_write() -> None:
-    user, group = map(int, only("USER").split(":"))
+def test_the_image_needs_neither_root_nor_a_writable_folder() -> None:
+    user, group = map(int, argument_of("USER").split(":"))
     assert user
     assert group
     assert "VOLUME" not in final_stage()
-    assert "RUN" not in final_stage(), "what is made is made in the stage before"
+    assert "RUN" not in final_stage(), "everything is built in the previous stage"
     assert image_environment()["PYTHONDONTWRITEBYTECODE"] == "1"
 
 
-def test_the_image_is_stopped_as_the_server_is() -> None:
-    assert only("STOPSIGNAL") == "SIGTERM"
-    assert exec_form(only("ENTRYPOINT")) == ["genie"]
-    assert exec_form(only("CMD")) == ["serve"]
+def test_the_image_starts_and_stops_the_server() -> None:
+    assert argument_of("STOPSIGNAL") == "SIGTERM"
+    assert exec_form(argument_of("ENTRYPOINT")) == ["genie"]
+    assert exec_form(argument_of("CMD")) == ["serve"]
     environment = image_environment()
-    assert environment["GENIE_HOST"] == "0.0.0.0"  # noqa: S104 - inside; what is published is said outside
+    assert environment["GENIE_HOST"] == "0.0.0.0"  # noqa: S104 - in the container; the compose file limits what is published
     assert environment["GENIE_ADMIN_HOST"] == environment["GENIE_HOST"]
-    assert only("EXPOSE").split() == [environment["GENIE_PORT"], environment["GENIE_ADMIN_PORT"]]
+    assert argument_of("EXPOSE").split() == [environment["GENIE_PORT"], environment["GENIE_ADMIN_PORT"]]
 
 
-def test_its_python_is_one_that_genie_runs_on() -> None:
+def test_the_image_has_a_supported_python() -> None:
     bases = [rest.split()[0] for word, rest in dockerfile() if word == "FROM"]
-    assert len(set(bases)) == 1, "what is built on one Python may not run on another"
+    assert len(set(bases)) == 1, "the stages must have the same Python"
     (version,) = {re.fullmatch(r"python:3\.(\d+)-slim", base) for base in bases}.pop().groups()  # type: ignore[union-attr]
     (needed,) = re.findall(r'^requires-python = ">=3\.(\d+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert int(version) >= int(needed)
@@ -134,7 +134,7 @@ def test_its_python_is_one_that_genie_runs_on() -> None:
 # -- the compose file -----------------------------------------------------------------------------------------
 
 
-def test_compose() -> None:
+def test_the_services_of_the_compose_file() -> None:
     found = compose()
     redis, genie = found["services"]["redis"], found["services"]["genie"]
     assert found["services"].keys() == {"redis", "token", "genie"}
@@ -159,7 +159,7 @@ def test_compose() -> None:
         "token": {"condition": "service_completed_successfully"},
     }
     ports = [image_environment()[name] for name in ("GENIE_PORT", "GENIE_ADMIN_PORT")]
-    assert genie["ports"] == [f"{LOOPBACK}:{port}:{port}" for port in ports], "tokens go over plain connections"
+    assert genie["ports"] == [f"{LOOPBACK}:{port}:{port}" for port in ports], "connections are not encrypted"
     assert genie["volumes"] == ["token:/run/genie:ro"]
     assert "token" in found["volumes"]
     assert genie["read_only"] is True
@@ -168,19 +168,21 @@ def test_compose() -> None:
     assert redis["restart"] == genie["restart"] == "unless-stopped"
 
 
-def test_compose_makes_a_token_or_takes_one(tmp_path: Path) -> None:
+def test_compose_generates_a_token_or_uses_the_given_one(tmp_path: Path) -> None:
     from genie.access import AccessControl
 
     service = compose()["services"]["token"]
     assert service["volumes"] == ["token:/run/genie"]
     assert service["environment"] == {"GENIE_TOKEN": "${GENIE_TOKEN:-}"}
     uid, gid = service["user"].split(":")
-    assert (uid, gid) == ("0", only("USER").split(":")[1]), "it needs no capability to write what genie may read"
+    assert (uid, gid) == ("0", argument_of("USER").split(":")[1]), (
+        "root can write without capabilities, and the group of genie can read"
+    )
     assert service["cap_drop"] == ["ALL"]
     assert service["network_mode"] == "none"
     program, *arguments = service["entrypoint"]
     assert program == "python"
-    assert not any("$" in argument for argument in arguments), "compose would put a variable there"
+    assert not any("$" in argument for argument in arguments), "compose would substitute a variable"
     path = tmp_path / "token"
     script = [argument.replace("/run/genie/token", str(path)) for argument in arguments]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
@@ -192,11 +194,11 @@ def test_compose_makes_a_token_or_takes_one(tmp_path: Path) -> None:
         assert access.by_token(path.read_text()) is not None
         return path.read_text()
 
-    made = token("")
-    assert token("") == made, "it is kept"
+    generated = token("")
+    assert token("") == generated, "a generated token is kept"
     assert token("a-token-of-the-tests") == "a-token-of-the-tests"
     for wrong in ("too-short", "a token of the tests", "a-token-of-the-tests\n"):
-        refused = subprocess.run(
+        rejected = subprocess.run(
             [sys.executable, *script],
             env=clean | {"GENIE_TOKEN": wrong},
             capture_output=True,
@@ -204,14 +206,14 @@ def test_compose_makes_a_token_or_takes_one(tmp_path: Path) -> None:
             timeout=WAIT_S,
             check=False,
         )
-        assert (refused.returncode, refused.stderr) == (
+        assert (rejected.returncode, rejected.stderr) == (
             1,
             "GENIE_TOKEN must have 16 characters or more, and no spaces\n",
         )
-        assert path.read_text() == "a-token-of-the-tests", "genie goes on with the one that it has"
+        assert path.read_text() == "a-token-of-the-tests", "the previous token is kept"
 
 
-def test_the_server_has_more_time_to_stop_than_it_takes() -> None:
+def test_the_grace_period_exceeds_the_drain_timeout() -> None:
     from genie.config import Settings
 
     grace = compose()["services"]["genie"]["stop_grace_period"]
@@ -237,7 +239,7 @@ def test_the_redis_options_and_its_health_check_work(tmp_path: Path) -> None:
             redis.kill()
 
 
-def test_compose_itself_reads_it() -> None:
+def test_docker_compose_accepts_the_file() -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("docker compose is not installed")
@@ -249,12 +251,12 @@ def test_compose_itself_reads_it() -> None:
     assert found["services"]["genie"]["read_only"] is True
 
 
-# -- the wheel, installed and run as the image runs it --------------------------------------------------------
+# -- the wheel, installed and run as in the image --------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from what the image is built from, and nothing else."""
+    """Build a wheel from the files that the image copies, and no others."""
     source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
     for word, rest in dockerfile():
         if word == "COPY" and not rest.startswith("--from="):
@@ -263,7 +265,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
                 else:
                     shutil.copy(ROOT / name, source)
-    here = ["--no-build-isolation"] if find_spec("hatchling") else []  # else it is fetched
+    here = ["--no-build-isolation"] if find_spec("hatchling") else []  # otherwise pip downloads it
     pip("wheel", "--no-deps", *here, "--wheel-dir", str(folder), str(source))
     (found,) = folder.glob("*.whl")
     return found
@@ -271,12 +273,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the wheel alone is installed. Its dependencies are those of this Python."""
+    """Install the wheel into a folder of its own. Its dependencies are those of this Python."""
     folder = tmp_path_factory.mktemp("image")
     pip("install", "--no-deps", "--no-index", "--target", str(folder), str(wheel))
     base = tmp_path_factory.getbasetemp()
     for path in (folder, base, base.parent):
-        path.chmod(path.stat().st_mode | 0o555)  # pytest's folders are its user's alone
+        path.chmod(path.stat().st_mode | 0o555)  # only the user of pytest may read its folders
     return folder
 
 
@@ -286,7 +288,7 @@ def pip(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_wheel_has_everything(wheel: Path) -> None:
+def test_the_wheel_contains_all_files(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     package = {
@@ -304,10 +306,10 @@ Identity = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def python(installed: Path) -> tuple[str, Identity]:
-    """A Python and who runs it: nobody, where we may become that and one is there that nobody can use; else we."""
+    """Return a Python and the user to run it: an unprivileged one if this is root and such a Python exists, else this user."""
     ours = {"PYTHONPATH": f"{installed}:{sysconfig.get_path('platlib')}"}
     if os.geteuid() == 0:
-        nobody: Identity = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        unprivileged: Identity = {"user": UNPRIVILEGED, "group": UNPRIVILEGED, "extra_groups": []}
         for program in (
             sys.executable,
             shutil.which(f"python3.{sys.version_info.minor}", path="/usr/local/bin:/usr/bin"),
@@ -319,16 +321,16 @@ def python(installed: Path) -> tuple[str, Identity]:
                     capture_output=True,
                     cwd="/",
                     env=ours,
-                    **nobody,
+                    **unprivileged,
                 )
             except (OSError, subprocess.CalledProcessError):
                 continue
-            return str(program), nobody
+            return str(program), unprivileged
     return sys.executable, {}
 
 
 class Container:
-    """The commands of the image, started as a container would: its environment, as nobody, with nowhere to write."""
+    """Starts the commands of the image as in a container: with its environment, unprivileged, without a writable folder."""
 
     def __init__(self, installed: Path, python: tuple[str, Identity]) -> None:
         self.port = free_port()
@@ -356,18 +358,18 @@ class Container:
             **self.identity,
         )
 
-    def healthy(self, patience_s: float | None = None) -> bool:
-        """What the check says, or would say if it had this patience."""
-        options, _, command = only("HEALTHCHECK").partition(" CMD ")
+    def healthy(self, timeout_s: float | None = None) -> bool:
+        """Return whether the health check succeeds, with another timeout if given."""
+        options, _, command = argument_of("HEALTHCHECK").partition(" CMD ")
         allowed = float(re.findall(r"--timeout=(\d+)s", options)[0])
         arguments = exec_form(command)
-        patience = arguments.index("--timeout") + 1
-        assert float(arguments[patience]) < allowed, "it must answer before it is killed"
-        if patience_s is not None:
-            arguments[patience] = str(patience_s)
+        timeout_index = arguments.index("--timeout") + 1
+        assert float(arguments[timeout_index]) < allowed, "the check must end before it is killed"
+        if timeout_s is not None:
+            arguments[timeout_index] = str(timeout_s)
         with self.start(arguments) as check:
-            said, _ = check.communicate(timeout=2 * WAIT_S)
-        assert check.returncode in (0, 1), said
+            output, _ = check.communicate(timeout=2 * WAIT_S)
+        assert check.returncode in (0, 1), output
         return check.returncode == 0
 
 
@@ -375,17 +377,17 @@ class Container:
 def container(installed: Path, python: tuple[str, Identity]) -> Iterator[Container]:
     before = files(installed)
     yield Container(installed, python)
-    assert files(installed) == before, "it has written where it was installed"
+    assert files(installed) == before, "it has written into its installation"
 
 
 def files(folder: Path) -> set[Path]:
     return set(folder.rglob("*"))
 
 
-def test_the_wheel_is_what_runs(container: Container) -> None:
-    say = "import genie.cli, sys; sys.stdout.write(genie.cli.__file__)"
+def test_the_installed_wheel_is_used(container: Container) -> None:
+    script = "import genie.cli, sys; sys.stdout.write(genie.cli.__file__)"
     done = subprocess.run(
-        [container.python, "-c", say],
+        [container.python, "-c", script],
         cwd="/",
         env=container.environment,
         capture_output=True,
@@ -396,9 +398,9 @@ def test_the_wheel_is_what_runs(container: Container) -> None:
     assert Path(done.stdout).is_relative_to(container.installed)
 
 
-def test_it_serves_is_healthy_and_stops(container: Container) -> None:
+def test_the_server_is_healthy_and_stops(container: Container) -> None:
     assert not container.healthy()
-    with container.start([*exec_form(only("ENTRYPOINT")), *exec_form(only("CMD"))]) as server:
+    with container.start([*exec_form(argument_of("ENTRYPOINT")), *exec_form(argument_of("CMD"))]) as server:
         try:
             assert server.stdout is not None
             first = json.loads(server.stdout.readline())
@@ -408,15 +410,15 @@ def test_it_serves_is_healthy_and_stops(container: Container) -> None:
                 container.port,
             )
             assert container.healthy(WAIT_S)
-            server.send_signal(getattr(signal, only("STOPSIGNAL")))
+            server.send_signal(getattr(signal, argument_of("STOPSIGNAL")))
             assert server.wait(WAIT_S) == 0
             assert not container.healthy()
         finally:
             server.kill()
 
 
-def test_it_serves_from_redis_by_the_name_that_compose_gives(container: Container, tmp_path: Path) -> None:
-    """The Lua scripts come out of the wheel, and a Redis that stalls makes it unhealthy."""
+def test_the_server_uses_the_redis_of_the_compose_file(container: Container, tmp_path: Path) -> None:
+    """The Lua scripts are loaded from the wheel, and a stopped Redis makes the server unhealthy."""
     with running_redis() as redis:
         redis.found()
         variables = compose()["services"]["genie"]["environment"]
@@ -426,19 +428,19 @@ def test_it_serves_from_redis_by_the_name_that_compose_gives(container: Containe
         token.write_text(container.environment.pop("GENIE_TOKEN"))
         token.chmod(0o600)
         if container.identity:
-            os.chown(token, NOBODY, NOBODY)
+            os.chown(token, UNPRIVILEGED, UNPRIVILEGED)
         for folder in (token.parent, token.parent.parent):
             folder.chmod(0o755)
         container.environment |= dict.fromkeys(variables, LOOPBACK) | {"GENIE_REDIS_PORT": str(redis.port)}
         container.environment |= {"GENIE_TOKEN_FILE": str(token)}
         container.environment |= {"GENIE_STORE_TIMEOUT_MS": "100", "GENIE_LEASE": "600"}
-        with container.start([*exec_form(only("ENTRYPOINT")), *exec_form(only("CMD"))]) as server:
-            bound = threading.Timer(WAIT_S, server.kill)
-            bound.start()
+        with container.start([*exec_form(argument_of("ENTRYPOINT")), *exec_form(argument_of("CMD"))]) as server:
+            timer = threading.Timer(WAIT_S, server.kill)
+            timer.start()
             try:
                 assert server.stdout is not None
-                said = next(said for said in map(json.loads, server.stdout) if said["event"] == "listening")
-                assert said["store"] == "redis"
+                line = next(line for line in map(json.loads, server.stdout) if line["event"] == "listening")
+                assert line["store"] == "redis"
                 assert container.healthy(WAIT_S)
                 redis.send(signal.SIGSTOP)
                 assert any("store unavailable" in line for line in server.stdout)
@@ -447,5 +449,5 @@ def test_it_serves_from_redis_by_the_name_that_compose_gives(container: Containe
                 assert any("store available again" in line for line in server.stdout)
                 assert container.healthy(WAIT_S)
             finally:
-                bound.cancel()
+                timer.cancel()
                 server.kill()

@@ -1,4 +1,4 @@
-"""`genie serve` as an operator sees it."""
+"""`genie serve`: options, errors, log, and the connection to Redis."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_setting_is_an_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "expected"),
     [
         (["--port", "70000"], "port"),
         (["--port", "x"], "port"),
@@ -50,17 +50,17 @@ def test_every_setting_is_an_option() -> None:
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
     ],
 )
-def test_a_wrong_setting_is_one_line(arguments: list[str], named: str) -> None:
+def test_an_invalid_setting_is_one_error(arguments: list[str], expected: str) -> None:
     port = ["--port", "0"] if "--port" not in arguments else []
     done = genie_cli("serve", *port, *arguments, admin_port="")
     assert done.returncode != 0
-    assert named in done.stderr
+    assert expected in done.stderr
     assert "Traceback" not in done.stderr
     assert len([line for line in done.stderr.splitlines() if line.startswith("Error")]) == 1
 
 
 @pytest.mark.parametrize(("level", "connections"), [("info", []), ("debug", ["connection"])])
-async def test_memory_is_warned_about_and_a_connection_is_one_line_at_debug(level: str, connections: list[str]) -> None:
+async def test_log_of_a_server_in_memory(level: str, connections: list[str]) -> None:
     with running_server(log_level=level) as genie:
         genie.until("locks not persistent, they end with this process")
         client = await Wire.connect(genie.address)
@@ -73,7 +73,7 @@ async def test_memory_is_warned_about_and_a_connection_is_one_line_at_debug(leve
         assert {next(iter(line)) for line in genie.log} == {"event"}
 
 
-async def test_redis_may_come_later() -> None:
+async def test_redis_may_start_after_the_server() -> None:
     with running_redis() as redis:
         redis.kill()
         genie = Genie(redis)
@@ -89,7 +89,7 @@ async def test_redis_may_come_later() -> None:
             genie.kill()
 
 
-async def test_redis_host_and_port_choose_redis() -> None:
+async def test_redis_host_and_port_select_redis() -> None:
     with running_redis() as redis:
         genie = Genie(redis_host="127.0.0.1", redis_port=redis.port, namespace="shop")
         genie.start()
@@ -117,7 +117,7 @@ async def test_a_password_and_a_database_are_used() -> None:
             genie.kill()
 
 
-def test_a_stop_while_redis_is_missing_ends_at_once() -> None:
+def test_sigterm_ends_a_server_that_waits_for_redis() -> None:
     genie = Genie()
     genie.redis_url = f"redis://127.0.0.1:{free_port()}/0"
     genie.start(wait=False)
@@ -126,18 +126,18 @@ def test_a_stop_while_redis_is_missing_ends_at_once() -> None:
     assert genie.wait() == 0
 
 
-def test_a_log_that_nobody_reads_any_more_is_no_harm() -> None:
+def test_a_closed_stdout_does_not_stop_the_server() -> None:
     environment = {**os.environ, "GENIE_PORT": str(free_port()), "GENIE_ADMIN_PORT": ""}
     process = subprocess.Popen([sys.executable, "-m", "genie.cli", "serve"], env=environment, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    asyncio.run(three_pings(("127.0.0.1", int(environment["GENIE_PORT"]))))
+    asyncio.run(ping_three_times(("127.0.0.1", int(environment["GENIE_PORT"]))))
     process.terminate()
     assert process.wait(WAIT_S) == 0
 
 
-async def three_pings(address: tuple[str, int]) -> None:
+async def ping_three_times(address: tuple[str, int]) -> None:
     for _ in range(3):
         client = await Wire.connect(address)
         client.send("ping")
@@ -145,7 +145,7 @@ async def three_pings(address: tuple[str, int]) -> None:
         await client.close()
 
 
-def test_console_logs_are_for_people() -> None:
+def test_console_logs_are_not_json() -> None:
     settings = {"GENIE_LOG_FORMAT": "console", "GENIE_PORT": str(free_port()), "GENIE_ADMIN_PORT": ""}
     environment = {**os.environ, **settings}
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The races of `genie run` that no outside event can hit on purpose, with a client that plays its part on cue."""
+"""Races of `genie run` that need exact timing, with a fake client."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from genie.cli.run import LockedCommand, RunOptions
 from genie.errors import LockLost, QueueTimeout, Unavailable
 
 
-class Hold:
-    """`client.lock(…)`, with something that happens at the grant, and something at the release."""
+class FakeLock:
+    """The result of `client.lock(…)`, with callbacks for the grant and the release."""
 
-    def __init__(self, granted: Callable[[Hold], None], released: Callable[[], None]) -> None:
-        self.granted, self.released = granted, released
+    def __init__(self, on_granted: Callable[[FakeLock], None], on_released: Callable[[], None]) -> None:
+        self.on_granted, self.on_released = on_granted, on_released
         self.lost = False
-        self.left = False
+        self.exited = False
 
     def lose(self) -> None:
         self.lost = True
@@ -32,20 +32,20 @@ class Hold:
         asyncio.get_running_loop().call_soon(task.cancel)
 
     async def __aenter__(self) -> Any:
-        self.granted(self)
+        self.on_granted(self)
         return SimpleNamespace(id=1, fence=2)
 
     async def __aexit__(self, *_: object) -> None:
-        self.left = True
+        self.exited = True
         if self.lost:
             raise LockLost("lock 1 is gone", id=1)
-        self.released()
+        self.on_released()
 
 
-class Client:
-    def __init__(self, *holds: Hold) -> None:
-        self.holds = list(holds)
-        self.asked: list[dict[str, Any]] = []
+class FakeClient:
+    def __init__(self, *locks: FakeLock) -> None:
+        self.locks = list(locks)
+        self.requested: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -53,22 +53,22 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    def lock(self, *_: str, **options: Any) -> Hold:
-        self.asked.append(options)
-        return self.holds.pop(0)
+    def lock(self, *_: str, **options: Any) -> FakeLock:
+        self.requested.append(options)
+        return self.locks.pop(0)
 
 
-def nothing(_: object = None) -> None:
+def do_nothing(_: object = None) -> None:
     pass
 
 
-def give_up(_: object = None) -> None:
+def time_out(_: object = None) -> None:
     raise QueueTimeout(id=1, waited=1.0)
 
 
-def carry_out(monkeypatch: pytest.MonkeyPatch, client: Client, program: str, wait: float | None = None) -> int:
+def run_command(monkeypatch: pytest.MonkeyPatch, client: FakeClient, program: str, wait: float | None = None) -> int:
     monkeypatch.setattr(run, "connect", lambda *_, **__: client)
-    order = RunOptions(
+    options = RunOptions(
         command=(sys.executable, "-c", program),
         resources=("exclusive:a",),
         host="",
@@ -81,56 +81,56 @@ def carry_out(monkeypatch: pytest.MonkeyPatch, client: Client, program: str, wai
         conflict_status=3,
         kill_after=30,
     )
-    return asyncio.run(LockedCommand(order).run())
+    return asyncio.run(LockedCommand(options).run())
 
 
 @pytest.fixture
-def mark(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("MARK", str(tmp_path / "mark"))
-    return tmp_path / "mark"
+def created_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("FILE", str(tmp_path / "created"))
+    return tmp_path / "created"
 
 
-LEAVE_A_MARK = "import os; open(os.environ['MARK'], 'w').close()"
+CREATE_FILE = "import os; open(os.environ['FILE'], 'w').close()"
 
 
-def test_a_lock_lost_between_grant_and_start_starts_nothing(
-    monkeypatch: pytest.MonkeyPatch, mark: Any, capsys: pytest.CaptureFixture[str]
+def test_a_lock_lost_before_the_start_prevents_the_start(
+    monkeypatch: pytest.MonkeyPatch, created_file: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert carry_out(monkeypatch, Client(Hold(Hold.lose, nothing)), LEAVE_A_MARK) == run.LOST
-    assert not mark.exists()
+    assert run_command(monkeypatch, FakeClient(FakeLock(FakeLock.lose, do_nothing)), CREATE_FILE) == run.LOST
+    assert not created_file.exists()
     assert "was not started" in capsys.readouterr().err
 
 
-def test_a_signal_between_grant_and_start_starts_nothing_and_gives_the_lock_back(
-    monkeypatch: pytest.MonkeyPatch, mark: Any
+def test_a_signal_before_the_start_prevents_it_and_releases_the_lock(
+    monkeypatch: pytest.MonkeyPatch, created_file: Any
 ) -> None:
-    hold = Hold(lambda _: os.kill(os.getpid(), signal.SIGUSR1), nothing)
-    assert carry_out(monkeypatch, Client(hold), LEAVE_A_MARK) == 128 + signal.SIGUSR1
-    assert not mark.exists()
-    assert hold.left
+    hold = FakeLock(lambda _: os.kill(os.getpid(), signal.SIGUSR1), do_nothing)
+    assert run_command(monkeypatch, FakeClient(hold), CREATE_FILE) == 128 + signal.SIGUSR1
+    assert not created_file.exists()
+    assert hold.exited
 
 
-def test_a_signal_in_the_moment_of_the_start_reaches_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_during_the_start_is_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
     popen = run.subprocess.Popen
     started = []
 
     def start(*args: Any, **options: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGUSR1)  # is heard when the command has been started
+        os.kill(os.getpid(), signal.SIGUSR1)  # handled after the command has been started
         started.append(popen(*args, **options))
         return started[-1]
 
     monkeypatch.setattr(run.subprocess, "Popen", start)
-    status = carry_out(monkeypatch, Client(Hold(nothing, nothing)), "import signal; signal.pause()")
+    status = run_command(monkeypatch, FakeClient(FakeLock(do_nothing, do_nothing)), "import signal; signal.pause()")
     (command,) = started
-    command.kill()  # which changes nothing for one that has ended
+    command.kill()  # no effect if it has ended
     assert command.wait() == -signal.SIGUSR1
     assert status == 128 + signal.SIGUSR1
 
 
-def test_a_loss_that_is_heard_together_with_the_end_counts(
+def test_a_loss_at_the_same_time_as_the_end_counts_as_a_loss(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hold = Hold(nothing, nothing)
+    hold = FakeLock(do_nothing, do_nothing)
     reap = LockedCommand._reap
 
     def reap_and_lose(self: LockedCommand) -> None:
@@ -140,25 +140,25 @@ def test_a_loss_that_is_heard_together_with_the_end_counts(
         self._task.cancel()
 
     monkeypatch.setattr(LockedCommand, "_reap", reap_and_lose)
-    assert carry_out(monkeypatch, Client(hold), "") == run.LOST
+    assert run_command(monkeypatch, FakeClient(hold), "") == run.LOST
     assert "had just ended" in capsys.readouterr().err
 
 
-def test_a_release_that_fails_leaves_the_command_s_status(
+def test_a_failed_release_keeps_the_status_of_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
-        raise Unavailable("nobody there")
+        raise Unavailable("no connection")
 
-    assert carry_out(monkeypatch, Client(Hold(nothing, fail)), "raise SystemExit(7)") == 7
-    assert "will time out: nobody there" in capsys.readouterr().err
-
-
-def test_it_asks_again_when_the_wire_s_longest_wait_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Client(Hold(give_up, nothing), Hold(nothing, nothing))
-    assert carry_out(monkeypatch, client, "raise SystemExit(7)") == 7
-    assert [options["queue_timeout"] for options in client.asked] == [2_147_483.647] * 2
+    assert run_command(monkeypatch, FakeClient(FakeLock(do_nothing, fail)), "raise SystemExit(7)") == 7
+    assert "will time out: no connection" in capsys.readouterr().err
 
 
-def test_it_does_not_ask_again_when_its_own_wait_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert carry_out(monkeypatch, Client(Hold(give_up, nothing)), LEAVE_A_MARK, wait=5) == 3
+def test_it_queues_again_after_the_maximum_queue_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient(FakeLock(time_out, do_nothing), FakeLock(do_nothing, do_nothing))
+    assert run_command(monkeypatch, client, "raise SystemExit(7)") == 7
+    assert [options["queue_timeout"] for options in client.requested] == [2_147_483.647] * 2
+
+
+def test_it_does_not_queue_again_after_its_own_queue_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_command(monkeypatch, FakeClient(FakeLock(time_out, do_nothing)), CREATE_FILE, wait=5) == 3

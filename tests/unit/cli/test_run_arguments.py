@@ -11,11 +11,11 @@ from genie.cli.run import RunOptions
 
 
 @pytest.fixture
-def orders(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
-    """What `genie run` would carry out."""
-    taken: list[RunOptions] = []
-    monkeypatch.setattr(importlib.import_module("genie.cli.run"), "run_locked", lambda order: taken.append(order) or 42)
-    return taken
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
+    """Record the options of `genie run` instead of running it."""
+    options: list[RunOptions] = []
+    monkeypatch.setattr(importlib.import_module("genie.cli.run"), "run_locked", lambda each: options.append(each) or 42)
+    return options
 
 
 def genie_run(*args: str, **variables: str) -> Result:
@@ -24,7 +24,7 @@ def genie_run(*args: str, **variables: str) -> Result:
     )
 
 
-def order(**given: Any) -> RunOptions:
+def run_options(**changes: Any) -> RunOptions:
     defaults: dict[str, Any] = {"command": ("true",), "resources": ("exclusive:a",), "host": "127.0.0.1", "port": 7077}
     defaults |= {
         "namespace": None,
@@ -34,30 +34,30 @@ def order(**given: Any) -> RunOptions:
         "priority": 0.0,
         "conflict_status": 1,
     }
-    return RunOptions(**(defaults | {"kill_after": 10.0} | given))
+    return RunOptions(**(defaults | {"kill_after": 10.0} | changes))
 
 
-def test_the_first_dashes_separate_and_everything_behind_them_is_the_command_s(orders: list[RunOptions]) -> None:
+def test_the_first_double_dash_separates_the_command(recorded: list[RunOptions]) -> None:
     assert genie_run("a", "--", "true").exit_code == 42
     assert genie_run("a", "shared:b:c", "-w", "1.5", "--", "ls", "-n", "--", "--host").exit_code == 42
-    assert orders == [
-        order(),
-        order(resources=("exclusive:a", "shared:b:c"), wait=1.5, command=("ls", "-n", "--", "--host")),
+    assert recorded == [
+        run_options(),
+        run_options(resources=("exclusive:a", "shared:b:c"), wait=1.5, command=("ls", "-n", "--", "--host")),
     ]
 
 
-def test_every_option(orders: list[RunOptions]) -> None:
+def test_all_options(recorded: list[RunOptions]) -> None:
     args = "-n --timeout 20 --transaction t --priority -3 -E 99 --kill-after 0 a -- true"
     genie_run(*args.split())
     genie_run("a", "--", "true", GENIE_HOST="::1", GENIE_PORT="17", GENIE_NAMESPACE="b")
-    assert orders == [
-        order(wait=0, hold=20.0, transaction="t", priority=-3.0, conflict_status=99, kill_after=0.0),
-        order(host="::1", port=17, namespace="b"),
+    assert recorded == [
+        run_options(wait=0, hold=20.0, transaction="t", priority=-3.0, conflict_status=99, kill_after=0.0),
+        run_options(host="::1", port=17, namespace="b"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         ("a", "put -- between"),
         ("a --", "COMMAND is missing after --"),
@@ -74,16 +74,16 @@ def test_every_option(orders: list[RunOptions]) -> None:
         ("--port 0 a -- true", "a port is a number from 1 to 65535"),
     ],
 )
-def test_wrong_arguments_are_explained(orders: list[RunOptions], args: str, says: str) -> None:
+def test_invalid_arguments_are_usage_errors(recorded: list[RunOptions], args: str, message: str) -> None:
     result = genie_run(*args.split())
     assert result.exit_code == 2
-    assert says in result.stderr
-    assert not orders
+    assert message in result.stderr
+    assert not recorded
 
 
-def test_an_empty_command_is_none(orders: list[RunOptions]) -> None:
+def test_an_empty_command_is_a_usage_error(recorded: list[RunOptions]) -> None:
     assert genie_run("a", "--", "").exit_code == 2
-    assert not orders
+    assert not recorded
 
 
 def test_help_needs_no_command() -> None:

@@ -1,4 +1,4 @@
-"""`genie status`, `inspect` and `release`, against a real server and against what is none."""
+"""The commands that query a server, at real servers, at other programs, and without a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from servers import WAIT_S, Genie, Redis, running_server
 
 COMMANDS = (["status"], ["inspect"], ["explain", "7"], ["waits"], ["watch", "a"], ["release", "7"])
 
-PATIENCES = ("0.5", "5", "60")
+TIMEOUTS = ("0.5", "5", "60")
 
 
 def genie_cli(port: int, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -30,26 +30,26 @@ def genie_cli(port: int, *args: str, **variables: str) -> subprocess.CompletedPr
     return run_genie(*args, "--port", str(port), env=variables, timeout=WAIT_S)
 
 
-def patiently(port: int, *args: str) -> subprocess.CompletedProcess[str]:
-    """What comes of it when all its timeout is used up: as much as it takes to hear anything at all."""
-    for timeout in PATIENCES:
+def with_longer_timeouts(port: int, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that uses up its timeout; repeat with a longer one until the server had time to reply."""
+    for timeout in TIMEOUTS:
         result = genie_cli(port, *args, "--timeout", timeout)
-        if not is_silence(result.stderr):
+        if not is_timeout(result.stderr):
             break
     return result
 
 
-def is_silence(error: str) -> bool:
-    """Whether it is complained of that nothing was heard, not of what was."""
+def is_timeout(error: str) -> bool:
+    """Return whether an error reports that there was no reply, rather than what the reply was."""
     return ": no answer" in error or "did not respond within" in error
 
 
 @contextmanager
 def listening(greeting: bytes, *, then_close: bool = False) -> Iterator[tuple[int, threading.Event]]:
-    """Something else on a port: says its greeting, and nothing more. The event: somebody asked it something."""
+    """Listen on a port; send a greeting to each connection, then nothing. The event: data was received."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         connections: list[socket.socket] = []
-        asked = threading.Event()
+        received = threading.Event()
 
         def serve() -> None:
             while True:
@@ -58,17 +58,17 @@ def listening(greeting: bytes, *, then_close: bool = False) -> Iterator[tuple[in
                 except OSError:
                     return
                 connections.append(connection)
-                with suppress(OSError):  # it has left already
+                with suppress(OSError):  # the client has disconnected already
                     connection.sendall(greeting)
                     if then_close:
                         connection.close()
                     elif connection.recv(1):
-                        asked.set()
+                        received.set()
 
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield server.getsockname()[1], asked
+            yield server.getsockname()[1], received
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
@@ -80,21 +80,21 @@ def is_one_line(error: str) -> bool:
     return error.startswith("Error: ") and error.count("\n") == 1 and error.endswith("\n")
 
 
-def test_status_of_a_server_that_is_there(genie: Genie) -> None:
+def test_status_of_a_server(genie: Genie) -> None:
     with sync.connect(*genie.address) as client:
         lock = client.acquire("status", transaction_timeout=3600)
-        said = genie_cli(genie.port, "status")
-        told = json.loads(genie_cli(genie.port, "status", "--json").stdout)
+        text = genie_cli(genie.port, "status")
+        document = json.loads(genie_cli(genie.port, "status", "--json").stdout)
         lock.release()
-    assert said.returncode == 0
-    assert said.stdout.startswith(f"127.0.0.1:{genie.port} responded in ")
-    assert said.stdout.endswith("requests held: 1, waiting: 0\n")
-    assert (told["address"], told["held"], told["waiting"]) == (f"127.0.0.1:{genie.port}", 1, 0)
-    assert told["roundTripMs"] > 0
+    assert text.returncode == 0
+    assert text.stdout.startswith(f"127.0.0.1:{genie.port} responded in ")
+    assert text.stdout.endswith("requests held: 1, waiting: 0\n")
+    assert (document["address"], document["held"], document["waiting"]) == (f"127.0.0.1:{genie.port}", 1, 0)
+    assert document["roundTripMs"] > 0
 
 
 @pytest.mark.parametrize("args", COMMANDS)
-def test_nobody_is_there(args: list[str]) -> None:
+def test_no_server_is_one_error(args: list[str]) -> None:
     port = free_port()
     result = genie_cli(port, *args)
     assert (result.returncode, result.stdout) == (1, "")
@@ -114,7 +114,7 @@ def test_nobody_is_there(args: list[str]) -> None:
         b"",
     ],
 )
-def test_something_else_is_there(args: list[str], greeting: bytes) -> None:
+def test_another_program_on_the_port_is_one_error(args: list[str], greeting: bytes) -> None:
     with listening(greeting, then_close=True) as (port, _):
         result = genie_cli(port, *args, "--timeout", "0.5")
     assert (result.returncode, result.stdout) == (1, "")
@@ -122,7 +122,7 @@ def test_something_else_is_there(args: list[str], greeting: bytes) -> None:
 
 
 @pytest.mark.parametrize("args", COMMANDS)
-def test_somebody_is_there_and_never_answers(args: list[str]) -> None:
+def test_a_program_that_does_not_reply_is_one_error(args: list[str]) -> None:
     with listening(b"") as (port, _):
         result = genie_cli(port, *args, "--timeout", "0.3")
     assert (result.returncode, result.stdout) == (1, "")
@@ -130,30 +130,30 @@ def test_somebody_is_there_and_never_answers(args: list[str]) -> None:
 
 
 @pytest.mark.parametrize("args", COMMANDS)
-async def test_nobody_leads(args: list[str]) -> None:
+async def test_no_leader_is_one_error(args: list[str]) -> None:
     async with fake_server() as node:
-        node.refusal = error("unavailable", "nobody leads")
-        result = await asyncio.to_thread(patiently, node.port, *args)
+        node.refusal = error("unavailable", "no leader is known")
+        result = await asyncio.to_thread(with_longer_timeouts, node.port, *args)
     assert (result.returncode, result.stdout) == (1, "")
-    assert f"no server at 127.0.0.1:{node.port}: the server answered nobody leads" in result.stderr
+    assert f"no server at 127.0.0.1:{node.port}: the server answered no leader is known" in result.stderr
     assert is_one_line(result.stderr)
 
 
-async def test_a_server_that_can_not_release_says_why() -> None:
-    for timeout in PATIENCES:
+async def test_a_rejected_release_names_the_reason() -> None:
+    for timeout in TIMEOUTS:
         async with fake_server() as node:
-            refusing = asyncio.create_task(refuse_a_release(node))
+            rejecting = asyncio.create_task(reject_release(node))
             result = await asyncio.to_thread(genie_cli, node.port, "release", "7", "--timeout", timeout)
-            refusing.cancel()
-        if not is_silence(result.stderr):
+            rejecting.cancel()
+        if not is_timeout(result.stderr):
             break
     assert (result.returncode, result.stdout) == (1, "")
     assert "the server answered no store" in result.stderr
     assert is_one_line(result.stderr)
-    await refusing
+    await rejecting
 
 
-async def refuse_a_release(node: Fake) -> None:
+async def reject_release(node: Fake) -> None:
     line = await node.accept()
     await line.expect("release")
     node.refusal = error("unavailable", "no store")
@@ -161,44 +161,44 @@ async def refuse_a_release(node: Fake) -> None:
 
 
 @pytest.mark.parametrize("args", COMMANDS)
-def test_the_store_is_away(redis: Redis, args: list[str]) -> None:
+def test_an_unavailable_store_is_one_error(redis: Redis, args: list[str]) -> None:
     with running_server(redis, lease=600, store_timeout_ms=100) as genie:
         with sync.connect(*genie.address) as client:
             redis.send(signal.SIGSTOP)
             with suppress(Unavailable):
-                while True:  # what is not stored is answered until the next commit is due
+                while True:  # a ping needs no commit: it is answered until the next commit fails
                     client.ping()
-        result = patiently(genie.port, *args)
+        result = with_longer_timeouts(genie.port, *args)
     assert (result.returncode, result.stdout) == (1, "")
     assert "the store is unavailable" in result.stderr
     assert is_one_line(result.stderr)
 
 
 @pytest.mark.parametrize("args", [["inspect"], ["explain", "7"], ["waits"]])
-async def test_a_server_of_another_kind_whose_answer_has_other_fields(args: list[str]) -> None:
+async def test_a_reply_with_unexpected_fields_is_one_error(args: list[str]) -> None:
     async with fake_server() as node:
-        asking = asyncio.create_task(asyncio.to_thread(genie_cli, node.port, *args))
+        query = asyncio.create_task(asyncio.to_thread(genie_cli, node.port, *args))
         line = await node.accept()
         await line.expect("inspect")
         line.say('{"command":"inspected","payload":{"holders":3}}')
-        result = await asking
+        result = await query
     assert (result.returncode, result.stdout) == (1, "")
     assert "the server may have another version" in result.stderr
     assert is_one_line(result.stderr), result.stderr
 
 
 @pytest.mark.parametrize("args", COMMANDS)
-def test_ctrl_c(args: list[str]) -> None:
-    with listening(b"") as (port, asked):
+def test_ctrl_c_ends_without_a_message(args: list[str]) -> None:
+    with listening(b"") as (port, received):
         arguments = [*args, "--port", str(port), "--timeout", "1000"]
         process = start_genie(*arguments, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert asked.wait(WAIT_S)
+        assert received.wait(WAIT_S)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=WAIT_S) == ("", "")
         assert process.returncode == 130
 
 
-def test_inspect_shows_holders_and_who_blocks_whom(genie: Genie) -> None:
+def test_inspect_shows_holders_and_blockers(genie: Genie) -> None:
     with sync.connect(*genie.address) as client:
         lock = client.acquire("inspect/口", "shared:inspect/b", transaction="t1", transaction_timeout=3600)
         waiting = threading.Thread(target=lambda: client.acquire("inspect/口", queue_timeout=3600).release())
@@ -233,7 +233,7 @@ def test_the_limit_of_inspect_counts_holders_and_waiters_separately(genie: Genie
         while client.inspect(limit=1).queue_total < 3:
             pass
         few = genie_cli(genie.port, "inspect", "--limit", "2")
-        told = json.loads(genie_cli(genie.port, "inspect", "--limit", "2", "--json").stdout)
+        two = json.loads(genie_cli(genie.port, "inspect", "--limit", "2", "--json").stdout)
         all_ = json.loads(genie_cli(genie.port, "inspect", "--limit", "4", "--json").stdout)
         for lock in locks:
             lock.release()
@@ -242,12 +242,12 @@ def test_the_limit_of_inspect_counts_holders_and_waiters_separately(genie: Genie
     assert "Held: 4, 2 shown (see --limit)\n" in few.stdout
     assert "Waiting: 3, 2 shown (see --limit)\n" in few.stdout
     assert few.stdout.count("holds exclusive:limit/") == 2
-    assert [len(told["holders"]), told["holdersTotal"], len(told["queue"]), told["queueTotal"]] == [2, 4, 2, 3]
+    assert [len(two["holders"]), two["holdersTotal"], len(two["queue"]), two["queueTotal"]] == [2, 4, 2, 3]
     assert [len(all_["holders"]), len(all_["queue"])] == [4, 3]
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         (["inspect", "--resource", ""], "1 to 512 characters"),
         (["inspect", "--resource", "a\nb"], "control characters"),
@@ -263,25 +263,25 @@ def test_the_limit_of_inspect_counts_holders_and_waiters_separately(genie: Genie
         (["release", "5"], "there is no request 5"),
         (["status", "--host", "no such host"], "no server at no such host"),
         (["status", "--host", "127.0.0.1:http"], "a port is a number"),
-        (["status", "--host", ","], "address is given"),
+        (["status", "--host", ","], "at least one server address"),
     ],
 )
-def test_bad_input_is_explained_in_one_line(genie: Genie, args: list[str], says: str) -> None:
-    """The exit status is 1 where the server had to be asked, else 2."""
+def test_invalid_input_is_one_error(genie: Genie, args: list[str], message: str) -> None:
+    """The exit status is 1 if the server found the error, else 2."""
     result = genie_cli(genie.port, *args)
-    asked = says.startswith(("there is no request", "request 5 does not exist", "no server"))
-    assert (result.returncode, result.stdout) == (1 if asked else 2, "")
-    assert says in result.stderr
+    from_server = message.startswith(("there is no request", "request 5 does not exist", "no server"))
+    assert (result.returncode, result.stdout) == (1 if from_server else 2, "")
+    assert message in result.stderr
     assert is_one_line(result.stderr)
 
 
-def test_choices_exclude_each_other(genie: Genie) -> None:
+def test_inspect_filters_exclude_each_other(genie: Genie) -> None:
     result = genie_cli(genie.port, "inspect", "--id", "3", "--resource", "a")
     assert result.returncode == 2
     assert "exclude each other" in result.stderr
 
 
-def test_release_says_why_it_ended(genie: Genie) -> None:
+def test_release_prints_the_reason_of_the_end(genie: Genie) -> None:
     with sync.connect(*genie.address) as client:
         lock = client.acquire("release", transaction_timeout=3600)
         first = genie_cli(genie.port, "release", str(lock.id))

@@ -1,4 +1,4 @@
-"""Messages of the commands name the option or the variable that a wrong value came from, and what listens on a port."""
+"""Errors of the commands name the option or the variable of an invalid value, and the program that listens on a port."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HOST, EVERYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
         (("top",), "--admin-port", "admin_port", "", "is empty"),
     ],
 )
-def test_a_wrong_value_is_named_by_its_source(
+def test_an_error_names_the_source_of_the_value(
     command: tuple[str, ...], option: str, variable: str, value: str, expected: str
 ) -> None:
     by_option = genie_cli(command[0], option, value, *command[1:])
@@ -61,7 +61,7 @@ def test_a_wrong_value_is_named_by_its_source(
 
 
 @pytest.mark.parametrize("source", ["--token-file", "GENIE_TOKEN_FILE"])
-def test_a_wrong_token_file_is_named_by_its_source(source: str, tmp_path: Path) -> None:
+def test_an_error_in_a_token_file_names_the_source_of_its_path(source: str, tmp_path: Path) -> None:
     file = tmp_path / "tokfile"
     file.write_text("short\n")
     done = genie_cli("serve", source, str(file)) if source.startswith("--") else genie_cli("serve", token_file=file)
@@ -69,17 +69,17 @@ def test_a_wrong_token_file_is_named_by_its_source(source: str, tmp_path: Path) 
     assert (done.returncode, done.stderr) == (2, expected)
 
 
-def test_options_that_contradict_each_other_are_a_usage_error() -> None:
+def test_contradictory_options_are_a_usage_error() -> None:
     for options in (["--redis-fsync"], ["--token", TOKEN, "--token-file", "f"], ["--tls-key", "f"]):
         done = genie_cli("serve", *options)
         assert (done.returncode, done.stdout) == (2, ""), options
         assert options[0] in done.stderr
 
 
-# -- the port of a server that is there already --------------------------------------------------------------------
+# -- a port that is already in use --------------------------------------------------------------------
 
 
-def test_a_second_server_is_told_about_the_first_one() -> None:
+def test_a_second_server_reports_the_first() -> None:
     with running_server(admin_port=free_port()) as first:
         done = genie_cli("serve", **first.settings)
         on_its_admin_port = genie_cli("serve", port=free_port(), admin_port=first.settings["admin_port"])
@@ -91,8 +91,8 @@ def test_a_second_server_is_told_about_the_first_one() -> None:
     assert f"cannot listen on the admin port 127.0.0.1:{first.settings['admin_port']}: " in on_its_admin_port.stderr
 
 
-def test_a_second_server_while_the_first_one_starts() -> None:
-    """The first one waits for its Redis: it has both ports, and listens on its admin port only."""
+def test_a_second_server_reports_that_the_first_is_starting() -> None:
+    """The first server waits for its Redis: it has bound both ports, and listens on its admin port only."""
     with running_redis() as redis:
         redis.kill()
         first = Genie(redis, admin_port=free_port())
@@ -106,42 +106,42 @@ def test_a_second_server_while_the_first_one_starts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["open", "with a token", "with TLS"])
-def test_a_genie_server_is_recognized(kind: str, tmp_path: Path) -> None:
+def test_probe_recognizes_a_genie_server(kind: str, tmp_path: Path) -> None:
     settings: dict[str, object] = {
         "open": dict,
         "with a token": lambda: {"token": TOKEN},
         "with TLS": lambda: {"tls_cert": Certificates(tmp_path).server},
     }[kind]()
     with running_server(**settings) as server:
-        found = describe_listener(*server.address)
-    assert found.startswith("another Genie server")
-    assert (" (" in found) is (kind == "open")
+        description = describe_listener(*server.address)
+    assert description.startswith("another Genie server")
+    assert (" (" in description) is (kind == "open")
 
 
 @pytest.mark.parametrize(
     "reply",
     [b"-ERR unknown command\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[1]\n", b'{"command":"hi"}\n', b"\n", b""],
 )
-def test_another_program_is_not_taken_for_a_genie_server(reply: bytes) -> None:
+def test_probe_recognizes_other_programs(reply: bytes) -> None:
     with listener(reply) as port:
         assert describe_listener(HOST, port).startswith("a program that is not a Genie server")
 
 
-def test_a_program_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_of_a_program_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_probe, "PROBE_TIMEOUT_S", 0.05)
     with listener(None) as port:
         assert describe_listener(HOST, port) == "a program that did not respond within 0.05 s"
 
 
-def test_a_port_without_a_listener() -> None:
+def test_probe_of_a_port_without_a_listener() -> None:
     assert describe_listener(HOST, free_port()) == ""
 
 
 @contextmanager
 def listener(reply: bytes | None) -> Iterator[int]:
-    """A program that sends `reply` to each connection, after it received something, and closes it; None: never."""
+    """Listen on a port; reply to the first data of each connection and close it. None: never reply."""
     with socket.create_server((HOST, 0)) as server:
-        kept: list[socket.socket] = []
+        connections: list[socket.socket] = []
 
         def serve() -> None:
             while True:
@@ -149,7 +149,7 @@ def listener(reply: bytes | None) -> Iterator[int]:
                     connection, _ = server.accept()
                 except OSError:
                     return
-                kept.append(connection)
+                connections.append(connection)
                 if reply is not None:
                     with suppress(OSError):
                         connection.recv(1024)
@@ -163,5 +163,5 @@ def listener(reply: bytes | None) -> Iterator[int]:
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
-            for connection in kept:
+            for connection in connections:
                 connection.close()

@@ -19,13 +19,13 @@ async def wire(genie: Genie) -> Wire:
 HOUR_MS = 3_600_000
 
 
-async def test_explain_a_request_that_waits_and_those_that_it_waits_for(genie: Genie, wire: Wire) -> None:
+async def test_explain_a_waiting_request_and_a_holder(genie: Genie, wire: Wire) -> None:
     held = await wire.lock("exclusive:e/a", "shared:e/b", transactionName="t1", transactionTimeout=HOUR_MS)
     ahead = await wire.request("exclusive:e/b", queueTimeout=HOUR_MS)
     last = await wire.request("exclusive:e/a", "shared:e/b", transactionName="t3", queueTimeout=HOUR_MS // 2)
     waits, holds = genie_cli("explain", str(last), port=genie.port), genie_cli("explain", str(held), port=genie.port)
-    told = json.loads(genie_cli("explain", str(last), "--json", port=genie.port).stdout)
-    told_of_holder = json.loads(genie_cli("explain", str(held), "--json", port=genie.port).stdout)
+    waiter_replies = json.loads(genie_cli("explain", str(last), "--json", port=genie.port).stdout)
+    holder_replies = json.loads(genie_cli("explain", str(held), "--json", port=genie.port).stdout)
     assert (waits.returncode, holds.returncode) == (0, 0)
     assert waits.stdout.startswith(f"{last} of t3 has waited for ")
     assert f"\nBlocked by: 2\n  └ {held} of t1 holds exclusive:e/a (" in waits.stdout
@@ -37,47 +37,47 @@ async def test_explain_a_request_that_waits_and_those_that_it_waits_for(genie: G
     assert f"\nWaiting for it:\n  └ {last} of t3 for exclusive:e/a (" in holds.stdout
     assert f"\n  └ {ahead} for exclusive:e/b (" in holds.stdout
     assert holds.stdout.count("└") == 2
-    assert told["asked"]["queue"][0]["id"] == last
-    assert told["blockers"][str(held)]["holders"][0]["id"] == held
-    assert told["blockers"][str(ahead)]["queue"][0]["id"] == ahead
-    assert [row["id"] for row in told_of_holder["lines"]["e/b"]["queue"]] == [ahead, last]
+    assert waiter_replies["asked"]["queue"][0]["id"] == last
+    assert waiter_replies["blockers"][str(held)]["holders"][0]["id"] == held
+    assert waiter_replies["blockers"][str(ahead)]["queue"][0]["id"] == ahead
+    assert [row["id"] for row in holder_replies["lines"]["e/b"]["queue"]] == [ahead, last]
     for id_ in (last, ahead, held):
         wire.send("release", id=id_)
 
 
-async def test_explain_says_that_an_ended_request_is_none(genie: Genie, wire: Wire) -> None:
+async def test_explain_of_an_ended_request_is_an_error(genie: Genie, wire: Wire) -> None:
     ended = await wire.lock("exclusive:e/ended")
     await wire.release(ended)
-    said = genie_cli("explain", str(ended), port=genie.port)
-    assert (said.returncode, said.stdout) == (1, "")
-    assert said.stderr == f"Error: request {ended} does not exist or has ended\n"
+    failed = genie_cli("explain", str(ended), port=genie.port)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr == f"Error: request {ended} does not exist or has ended\n"
 
 
-async def test_waits_shows_edges_for_people_graphviz_and_programs(genie: Genie, wire: Wire) -> None:
+async def test_waits_prints_edges_as_text_dot_and_json(genie: Genie, wire: Wire) -> None:
     held = await wire.lock("shared:w/a", transactionName='t"1', transactionTimeout=HOUR_MS)
     waiter = await wire.request("exclusive:w/a", transactionName="t2", queueTimeout=HOUR_MS)
-    behind = await wire.request("shared:w/a", "shared:w/b", queueTimeout=HOUR_MS)
+    last = await wire.request("shared:w/a", "shared:w/b", queueTimeout=HOUR_MS)
     shown = genie_cli("waits", "--resource", "exclusive:w/a", port=genie.port)
     of_one = genie_cli("waits", "--transaction", "t2", "--json", port=genie.port)
     dot = genie_cli("waits", "--resource", "w/a", "--dot", port=genie.port)
-    nobody = genie_cli("waits", "--resource", "w/b", "--transaction", "t2", port=genie.port)
-    for id_ in (behind, waiter, held):
+    empty = genie_cli("waits", "--resource", "w/b", "--transaction", "t2", port=genie.port)
+    for id_ in (last, waiter, held):
         wire.send("release", id=id_)
     rows = [line.split() for line in shown.stdout.splitlines()[1:]]
     assert [row[:7] for row in rows] == [
         [str(waiter), "t2", "→", str(held), 't"1', "shared:w/a", "held"],
-        [str(behind), "-", "→", str(waiter), "t2", "exclusive:w/a", "queued"],
+        [str(last), "-", "→", str(waiter), "t2", "exclusive:w/a", "queued"],
     ]
     graph = json.loads(of_one.stdout)
     assert [(edge["waiter"], edge["blocker"]) for edge in graph["edges"]] == [(waiter, held)]
     assert {node["id"]: node["state"] for node in graph["nodes"]} == {waiter: "queued", held: "held"}
     assert f'"{held}" [label="{held}\\nt\\"1"];' in dot.stdout
     assert f'"{waiter}" -> "{held}" [style=solid, label="shared:w/a"];' in dot.stdout
-    assert f'"{behind}" -> "{waiter}" [style=dashed, label="exclusive:w/a"];' in dot.stdout
-    assert nobody.stdout == "No requests wait.\n"
+    assert f'"{last}" -> "{waiter}" [style=dashed, label="exclusive:w/a"];' in dot.stdout
+    assert empty.stdout == "No requests wait.\n"
 
 
-async def test_a_thousand_holders_do_not_hide_who_waits(genie: Genie, wire: Wire) -> None:
+async def test_waits_lists_waiters_of_a_resource_with_a_thousand_holders(genie: Genie, wire: Wire) -> None:
     for number in range(1_000):
         wire.send("request", resources=["shared:full"], transactionTimeout=HOUR_MS, ref=str(number))
     for _ in range(1_000):
@@ -94,7 +94,7 @@ async def test_a_thousand_holders_do_not_hide_who_waits(genie: Genie, wire: Wire
     assert f"\nWaiting for it:\n  └ {waiter} for exclusive:full (" in explained.stdout
 
 
-def test_one_form_at_a_time(genie: Genie) -> None:
-    said = genie_cli("waits", "--dot", "--json", port=genie.port)
-    assert said.returncode == 2
-    assert "exclude each other" in said.stderr
+def test_dot_and_json_exclude_each_other(genie: Genie) -> None:
+    failed = genie_cli("waits", "--dot", "--json", port=genie.port)
+    assert failed.returncode == 2
+    assert "exclude each other" in failed.stderr
