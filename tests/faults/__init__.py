@@ -1,8 +1,8 @@
-"""Real faults on real processes, and a proof of what they did not do.
+"""Tests with real faults on real processes, and a checker of the guarantees.
 
-Clients add one to counters, each time under an exclusive lock, while servers, Redis and connections are killed, stopped
-and cut. `watch` judges, `store` guards the counters by fences, `wire_client` and `library_client` are the clients,
-`worker` is what they do, `cluster` has the processes, `world` is all of that together, `servers_end`,
-`server_stops`, `redis_fails`, `masters_die`, `masters_change`, `slots_move` and `cuts` are the faults, `scenarios` names
-them, `figures` has what came of them. Run it by `make soak-faults`.
+Clients increment counters, each time under an exclusive lock, while servers, Redis and connections are killed, stopped and
+cut. `checker` verifies the guarantees, `fenced_counters` rejects stale fencing tokens, `wire_client` and `library_client`
+are the clients, `worker` is their workload, `cluster` has the processes, and `environment` combines all of that. The faults
+are in `server_failures`, `stopped_leader`, `redis_failures`, `primary_failures`, `primary_changes`, `slot_migration` and
+`connection_cuts`; `scenarios` lists them, and `results` has the measurements. `make soak-faults` runs them.
 """

@@ -1,4 +1,4 @@
-"""The processes: a Redis, and several servers of one namespace, started and ended without holding up the clients."""
+"""The processes: a Redis, and several servers of one namespace. Starting them does not block the event loop."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from faults.link import Address, Lost, ask
-from faults.watch import Broken, Watch
+from faults.checker import Checker, Violation
+from faults.connection import Address, ConnectionEnded, query
 from servers import WAIT_S, Genie, Ground, Redis
 
 CAUGHT_UP = "replica caught up"
-LEAD_S = WAIT_S
-"""A bound: so long may it take until somebody leads."""
+LEADER_TIMEOUT_S = WAIT_S
+"""Time limit for the election of a leader."""
 
 
-async def to_its_end(start: Callable[[], None]) -> None:
-    """Start a process in a thread, and not leave before that is done: nobody else would know of it to end it."""
+async def start_in_thread(start: Callable[[], None]) -> None:
+    """Start a process in a thread, and wait for it even if cancelled: otherwise the process would not be stopped later."""
     starting = asyncio.create_task(asyncio.to_thread(start))
     try:
         await asyncio.shield(starting)
@@ -29,87 +29,87 @@ async def to_its_end(start: Callable[[], None]) -> None:
 
 
 class Cluster:
-    """`addresses` are those by which clients reach the servers, in their order."""
+    """The processes of a test. `addresses` are those to which clients connect, in the order of the servers."""
 
-    def __init__(self, redis: Ground, servers: Sequence[Genie], addresses: Sequence[Address], watch: Watch) -> None:
+    def __init__(self, redis: Ground, servers: Sequence[Genie], addresses: Sequence[Address], checker: Checker) -> None:
         self.redis = redis
         self.servers = list(servers)
         self.addresses = list(addresses)
-        self._watch = watch
+        self._checker = checker
 
     async def start(self) -> None:
-        """Start all; the first one leads."""
+        """Start all processes; the first server becomes the leader."""
         self.redis.found()
         for server in self.servers:
             await self.restart(server)
 
     def address(self, server: Genie) -> Address:
-        """Where clients reach it."""
+        """Return the address to which clients of a server connect."""
         return self.addresses[self.servers.index(server)]
 
     async def restart(self, server: Genie, *, caught_up: bool = False) -> None:
-        """Start one that is down, and wait until it listens; `caught_up`: and, as a follower, has read all there is."""
+        """Start a server that is down, and wait until it listens or, with `caught_up`, has replicated as a follower."""
         before = len(server.log)
-        await to_its_end(server.start)
-        self._watch.note("fault", f"{server.port} listens as {server.log[-1]['role']}")
+        await start_in_thread(server.start)
+        self._checker.note("fault", f"{server.port} listens as {server.log[-1]['role']}")
         if caught_up and not any(line["event"].startswith(CAUGHT_UP) for line in server.log[before:]):
             await asyncio.to_thread(server.until, CAUGHT_UP)
 
     def kill(self, server: Genie) -> float:
-        """SIGKILL; returns when."""
-        self._watch.note("fault", f"kill -9 {server.port}")
+        """Send SIGKILL; return the time."""
+        self._checker.note("fault", f"kill -9 {server.port}")
         moment = time.monotonic()
         server.kill()
         return moment
 
     def send(self, process: Genie | Redis, number: signal.Signals) -> float:
-        """Another signal; returns when."""
-        self._watch.note("fault", f"{number.name} {process.port}")
+        """Send another signal; return the time."""
+        self._checker.note("fault", f"{number.name} {process.port}")
         moment = time.monotonic()
         process.send(number)
         return moment
 
-    async def says(self, server: Genie) -> str | None:
-        """What it says of its role: `leads`, whom it names as the leader (or nobody), or nothing."""
+    async def role_of(self, server: Genie) -> str | None:
+        """Return the role of a server by its reply to `ping`: "leader", the leader that it names or "", None without a reply."""
         try:
-            command, payload = await ask(self._watch, self.address(server), "ping")
-        except (OSError, TimeoutError, Lost):
+            command, payload = await query(self._checker, self.address(server), "ping")
+        except (OSError, TimeoutError, ConnectionEnded):
             return None
-        return "leads" if command == "pong" else str(payload.get("leader", "nobody"))
+        return "leader" if command == "pong" else str(payload.get("leader", ""))
 
     async def leader(self) -> Genie:
-        """The server that leads, as soon as one does."""
-        end = time.monotonic() + LEAD_S
+        """Wait until a server leads, and return it."""
+        end = time.monotonic() + LEADER_TIMEOUT_S
         while time.monotonic() < end:
             for server in self.servers:
-                if server.process is not None and await self.says(server) == "leads":
+                if server.process is not None and await self.role_of(server) == "leader":
                     return server
             await asyncio.sleep(0.02)
-        raise Broken(f"nobody leads within {LEAD_S:g} s")
+        raise Violation(f"no server leads within {LEADER_TIMEOUT_S:g} s")
 
-    async def followed(self) -> tuple[Genie, list[Genie]]:
-        """The server that leads, and the others, when each of them knows it."""
-        end = time.monotonic() + LEAD_S
+    async def leader_and_followers(self) -> tuple[Genie, list[Genie]]:
+        """Wait until all other servers know the leader; return it and them."""
+        end = time.monotonic() + LEADER_TIMEOUT_S
         while time.monotonic() < end:
-            leader = await self.leader()  # each time: it may be another one by now
+            leader = await self.leader()  # each time: the leader may have changed
             others = [server for server in self.servers if server is not leader]
             name = "{}:{}".format(*self.address(leader))
-            if [await self.says(server) for server in others] == [name] * len(others):
+            if [await self.role_of(server) for server in others] == [name] * len(others):
                 return leader, others
             await asyncio.sleep(0.02)
-        raise Broken(f"not all follow one within {LEAD_S:g} s")
+        raise Violation(f"the servers do not follow one leader within {LEADER_TIMEOUT_S:g} s")
 
-    async def ask(self, command: str, **payload: Any) -> dict[str, Any]:
-        """What the leader answers, whichever that is when it does."""
-        end = time.monotonic() + LEAD_S
+    async def query_leader(self, command: str, **payload: Any) -> dict[str, Any]:
+        """Send a command to the leader, and return its reply; retry while there is no leader."""
+        end = time.monotonic() + LEADER_TIMEOUT_S
         while time.monotonic() < end:
             leader = await self.leader()
-            with suppress(OSError, TimeoutError, Lost):
-                _, answer = await ask(self._watch, self.address(leader), command, **payload)
-                if answer.get("code") != "unavailable":
-                    return answer
+            with suppress(OSError, TimeoutError, ConnectionEnded):
+                _, reply = await query(self._checker, self.address(leader), command, **payload)
+                if reply.get("code") != "unavailable":
+                    return reply
             await asyncio.sleep(0.02)
-        raise Broken(f"nobody answers {command} within {LEAD_S:g} s")
+        raise Violation(f"no leader replies to {command} within {LEADER_TIMEOUT_S:g} s")
 
     def stop(self) -> None:
         """End all processes."""

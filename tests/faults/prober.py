@@ -1,4 +1,4 @@
-"""Asks those who do not lead, again and again, until one of them does."""
+"""Measures a takeover: pings the followers until one of them replies as the leader."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from faults.cluster import LEAD_S, Cluster
-from faults.link import Address, Link
-from faults.watch import Watch
+from faults.checker import Checker
+from faults.cluster import LEADER_TIMEOUT_S, Cluster
+from faults.connection import Address, Connection
 from servers import Genie
 
-EVERY_S = 0.002
+PING_INTERVAL_S = 0.002
 
 
-async def answers(addresses: Sequence[Address], watch: Watch) -> float:
-    """When the first of these answers a ping by a pong, on a connection that was there before."""
-    asking = [asyncio.create_task(_asked(address, watch)) for address in addresses]
+async def wait_for_pong(addresses: Sequence[Address], checker: Checker) -> float:
+    """Return when the first of these servers replies to a ping by a pong, on a connection that was open before."""
+    probes = [asyncio.create_task(_ping_until_pong(address, checker)) for address in addresses]
     try:
-        async with asyncio.timeout(LEAD_S):
-            done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        async with asyncio.timeout(LEADER_TIMEOUT_S):
+            done, _ = await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED)
             return min(task.result() for task in done)
     finally:
-        for task in asking:
+        for task in probes:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*probes, return_exceptions=True)
 
 
-async def _asked(address: Address, watch: Watch) -> float:
-    link = await Link.open(watch, address, set())
+async def _ping_until_pong(address: Address, checker: Checker) -> float:
+    connection = await Connection.open(checker, address, set())
     try:
         while True:
-            link.send("ping")
-            command, _ = await link.next(LEAD_S)
+            connection.send("ping")
+            command, _ = await connection.next(LEADER_TIMEOUT_S)
             if command == "pong":
                 return time.monotonic()
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(PING_INTERVAL_S)
     finally:
-        link.abort()
+        connection.abort()
 
 
-async def asking(cluster: Cluster, watch: Watch) -> tuple[Genie, asyncio.Task[float]]:
-    """Begin to ask the followers, until one of them leads: who leads now, and what returns when that was."""
-    leader, followers = await cluster.followed()
-    answer = asyncio.create_task(answers([cluster.address(server) for server in followers], watch))
+async def start_probing(cluster: Cluster, checker: Checker) -> tuple[Genie, asyncio.Task[float]]:
+    """Start pinging the followers; return the leader, and a task that returns when a follower replies as the leader."""
+    leader, followers = await cluster.leader_and_followers()
+    pong_at = asyncio.create_task(wait_for_pong([cluster.address(server) for server in followers], checker))
     await asyncio.sleep(0.05)
-    return leader, answer
+    return leader, pong_at

@@ -1,4 +1,4 @@
-"""The faults by their names. Each scenario makes so many in one world, and looks after each whether all is as it must be."""
+"""All scenarios: each injects one kind of fault several times, and checks the guarantees after each."""
 
 from __future__ import annotations
 
@@ -8,59 +8,61 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from faults.cuts import cut_and_kill, cut_clients, cut_redis
-from faults.figures import Figures
-from faults.masters_change import hand_over, isolate_master, kill_lagging
-from faults.masters_die import kill_master, stop_master
-from faults.redis_fails import kill_redis, stop_redis
-from faults.server_stops import stop_leader
-from faults.servers_end import kill_alone, kill_and_restart, kill_leader, kill_with_many, resign
-from faults.slots_move import move_slot
-from faults.world import World, world
+from faults.connection_cuts import cut_and_kill, cut_clients, cut_redis
+from faults.environment import Environment, environment
+from faults.primary_changes import fail_over, isolate_master, kill_lagging
+from faults.primary_failures import kill_master, stop_master
+from faults.redis_failures import kill_redis, stop_redis
+from faults.results import Results
+from faults.server_failures import kill_and_restart, kill_leader, kill_only_server, kill_with_many, resign
+from faults.slot_migration import move_slot
+from faults.stopped_leader import stop_leader
 from redises.cluster import running_cluster
 from redises.sentinels import running_sentinels
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`times` is how often its fault is made in the long form."""
+    """One kind of fault. `times` is the full number of faults; `settings` are arguments of `environment`."""
 
     name: str
     title: str
     times: int
-    run: Callable[[World, Figures, int], Awaitable[None]]
+    run: Callable[[Environment, Results, int], Awaitable[None]]
     settings: dict[str, Any]
 
-    async def play(self, seed: str, times: int, **settings: Any) -> Figures:
-        """One world from a seed, so many faults, and the figures. Broken, if a promise was not kept."""
-        found = Figures(self.name, self.title)
-        async with world(seed, **settings | self.settings) as made:
+    async def play(self, seed: str, times: int, **settings: Any) -> Results:
+        """Run the scenario in an environment from a seed; return the measurements. Violation if a guarantee was violated."""
+        results = Results(self.name, self.title)
+        async with environment(seed, **settings | self.settings) as env:
             try:
-                began = time.monotonic()
-                await self.run(made, found, times)
-                await made.finish()
-                found.seconds = time.monotonic() - began
+                started_at = time.monotonic()
+                await self.run(env, results, times)
+                await env.finish()
+                results.seconds = time.monotonic() - started_at
             except BaseException as error:
-                error.add_note(told(made))
+                error.add_note(history_of(env))
                 raise
-            found.increments = made.watch.store.increments
-            found.counts = made.watch.counts
-        return found
+            results.increments = env.checker.store.increments
+            results.counts = env.checker.counts
+        return results
 
 
-def told(w: World) -> str:
-    """The end of the history, and of what each server said."""
-    lines = ["the last of what happened:", *w.watch.history, *w.watch.wrong[:20]]
-    for server in w.cluster.servers:
-        lines += [f"the last that {server.port} logged:", *map(str, server.said()[-LOGGED:])]
+def history_of(env: Environment) -> str:
+    """Return the end of the history, and of the log of each server."""
+    lines = ["the end of the history:", *env.checker.history, *env.checker.violations[:20]]
+    for server in env.cluster.servers:
+        lines += [f"the end of the log of {server.port}:", *map(str, server.said()[-LOG_LINES:])]
     return "\n".join(lines)
 
 
-LOGGED = 20
-"""Lines of the log of each server that a failure shows."""
-FRONTED = partial(running_sentinels, fronts=True)
+LOG_LINES = 20
+"""How many lines of the log of each server a failure shows."""
+SENTINELS_WITH_PROXIES = partial(running_sentinels, fronts=True)
 SCENARIOS = (
-    Scenario("kill-alone", "`kill -9` of the only server, started again at once", 100, kill_alone, {"servers": 1}),
+    Scenario(
+        "kill-alone", "`kill -9` of the only server, started again at once", 100, kill_only_server, {"servers": 1}
+    ),
     Scenario("kill-leader", "`kill -9` of the leader, one follower", 60, kill_leader, {"servers": 2}),
     Scenario("kill-leader-of-3", "`kill -9` of the leader, two followers", 40, kill_leader, {"servers": 3}),
     Scenario(
@@ -75,15 +77,15 @@ SCENARIOS = (
         "a client's connection cut at every kind of message",
         990,
         cut_clients,
-        {"servers": 2, "front": True, "drops": 0.05},
+        {"servers": 2, "proxy_clients": True, "drop_probability": 0.05},
     ),
-    Scenario("cut-redis", "a connection to Redis cut", 450, cut_redis, {"servers": 2, "back": True}),
+    Scenario("cut-redis", "a connection to Redis cut", 450, cut_redis, {"servers": 2, "proxy_redis": True}),
     Scenario(
         "cut-and-kill",
-        "a commit cut off, and its server killed (started again at once)",
+        "a connection cut at a commit, and its server killed (started again at once)",
         60,
         cut_and_kill,
-        {"servers": 2, "back": True},
+        {"servers": 2, "proxy_redis": True},
     ),
     Scenario(
         "kill-master",
@@ -97,7 +99,7 @@ SCENARIOS = (
         "the same, its replicas lagging by up to 0.3 s",
         40,
         kill_lagging,
-        {"servers": 2, "redis": FRONTED},
+        {"servers": 2, "redis": SENTINELS_WITH_PROXIES},
     ),
     Scenario(
         "stop-master",
@@ -111,9 +113,9 @@ SCENARIOS = (
         "a master cut off from sentinels and replicas, not from Genie",
         40,
         isolate_master,
-        {"servers": 2, "redis": FRONTED},
+        {"servers": 2, "redis": SENTINELS_WITH_PROXIES},
     ),
-    Scenario("hand-over", "`SENTINEL FAILOVER`", 40, hand_over, {"servers": 2, "redis": running_sentinels}),
+    Scenario("hand-over", "`SENTINEL FAILOVER`", 40, fail_over, {"servers": 2, "redis": running_sentinels}),
     Scenario(
         "move-slot",
         "the slot moves in a cluster, with pauses",

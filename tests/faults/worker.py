@@ -1,4 +1,4 @@
-"""What every client does: take the lock, read, think, write one more, give the lock back."""
+"""The workload of each client: acquire locks, read the counters, wait, write them incremented, release."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 import random
 from typing import Protocol
 
-from faults.watch import Grant, Watch
+from faults.checker import Checker, Grant
 
 KEYS = ("counters/1", "counters/2", "counters/3")
 HOLD_MS = 120_000
-THINK_S = 0.004
+THINK_TIME_S = 0.004
 PAUSE_S = 0.02
-SLEEPY = 0.01
-"""The share of locks whose holder sleeps until they have timed out, and writes then."""
-NAP_MS = (60, 120)
+TIMEOUT_RATIO = 0.01
+"""The share of locks whose holder waits until they have timed out, and then writes."""
+SHORT_HOLD_MS = (60, 120)
 
 
 class Client(Protocol):
-    """One of the kinds."""
+    """A wire client or a library client."""
 
     name: str
     secret: str
@@ -27,61 +27,61 @@ class Client(Protocol):
         """Wait for a lock."""
 
     async def extend(self, hold_ms: int) -> None:
-        """Let its hold begin anew."""
+        """Extend the lock."""
 
     async def release(self) -> str:
-        """Give it back."""
+        """Release the lock; return the reason of its end."""
 
     def drop(self) -> None:
-        """Lose the connection on purpose."""
+        """Abort the connection."""
 
     async def leave(self) -> None:
-        """Be gone, with nothing left behind."""
+        """End the session, and close the client."""
 
     async def close(self) -> None:
-        """Be gone."""
+        """Close the client."""
 
 
 class Worker:
-    """One client at its work until it is told to stop, which it does between two locks."""
+    """Runs the workload of one client until `stopping` is set; it stops between two cycles."""
 
-    def __init__(self, client: Client, watch: Watch, seed: str, drops: float) -> None:
+    def __init__(self, client: Client, checker: Checker, seed: str, drop_probability: float) -> None:
         self.client = client
-        self._watch = watch
+        self._checker = checker
         self._random = random.Random(f"{seed} works as {client.name}")
-        self._drops = drops
-        """How often it loses its connection on purpose."""
+        self._drop_probability = drop_probability
+        """The probability of aborting the connection after a cycle."""
         self.stopping = False
 
     async def run(self) -> None:
-        """Cycle by cycle."""
+        """Run cycles until stopped."""
         while not self.stopping:
             await self._cycle()
-            self._watch.cycles[self.client.name] += 1
-            if self._random.random() < self._drops:
+            self._checker.cycles[self.client.name] += 1
+            if self._random.random() < self._drop_probability:
                 self.client.drop()
             await asyncio.sleep(self._random.uniform(0, PAUSE_S))
 
     async def _cycle(self) -> None:
-        random_, watch = self._random, self._watch
+        random_, checker = self._random, self._checker
         keys = tuple(random_.sample(KEYS, 1 if random_.random() < 0.7 else 2))
-        sleepy = random_.random() < SLEEPY
-        hold_ms = random_.randint(*NAP_MS) if sleepy else HOLD_MS
+        waits_for_timeout = random_.random() < TIMEOUT_RATIO
+        hold_ms = random_.randint(*SHORT_HOLD_MS) if waits_for_timeout else HOLD_MS
         grant = await self.client.lock(keys, hold_ms)
         if grant is None:
-            watch.counts["lost unheard"] += 1
+            checker.counts["timed out before the notification"] += 1
             return
-        values = {key: watch.read(grant, key) for key in keys}
-        await asyncio.sleep(random_.uniform(0, THINK_S))
-        if sleepy:
-            watch.counts["naps"] += 1
+        values = {key: checker.read(grant, key) for key in keys}
+        await asyncio.sleep(random_.uniform(0, THINK_TIME_S))
+        if waits_for_timeout:
+            checker.counts["holders waiting for the timeout"] += 1
             await asyncio.sleep(hold_ms / 1000 + random_.uniform(0, 0.05))
         elif random_.random() < 0.1:
             await self.client.extend(HOLD_MS)
         for key, value in values.items():
             if value is not None:
-                watch.write(grant, key, value + 1)
-        watch.left(grant)
+                checker.write(grant, key, value + 1)
+        checker.lost(grant)
         reason = await self.client.release()
         if reason == "transaction-timeout":
-            watch.counts["timed out"] += 1
+            checker.counts["timed out"] += 1

@@ -1,4 +1,4 @@
-"""Every real fault, a few times each: the short form of `make soak-faults`."""
+"""Short runs of all scenarios of `make soak-faults`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from faults import __main__ as soak
-from faults.figures import BEGIN, END, Figures
-from faults.redis_fails import stop_redis
+from faults.environment import Environment
+from faults.redis_failures import stop_redis
+from faults.results import BEGIN, END, Results
 from faults.scenarios import SCENARIOS, Scenario
-from faults.servers_end import kill_with_many
-from faults.world import World
+from faults.server_failures import kill_with_many
 from servers import WAIT_S
 
 TIMES = {
@@ -40,52 +40,54 @@ TIMES = {
     "stop-member": 1,
     "kill-with-many": 1,
 }
-SHORTER = {"stop-redis": partial(stop_redis, stop_s=1.0), "kill-with-many": partial(kill_with_many, many=4_000)}
+SHORT_RUNS = {"stop-redis": partial(stop_redis, stop_s=1.0), "kill-with-many": partial(kill_with_many, many=4_000)}
 LEASE_S = 0.5
-LONGER_S = {"stop-leader": 3.0, "kill-with-many": 3.0}
-"""The lease where nobody else may lose it but who is to."""
+LONG_LEASES_S = {"stop-leader": 3.0, "kill-with-many": 3.0}
+"""Longer leases for scenarios in which only the faulty server may lose leadership."""
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-async def test_promises_are_kept(scenario: Scenario) -> None:
-    short = replace(scenario, run=SHORTER.get(scenario.name, scenario.run))
-    lease_s = LONGER_S.get(scenario.name, LEASE_S)
-    found = await short.play("short", TIMES[scenario.name], clients=8, library=2, lease_s=lease_s, stuck_s=WAIT_S)
-    assert found.faults == TIMES[scenario.name] == len(found.away_s)
-    assert found.increments > 0
+async def test_a_scenario_reveals_no_violation(scenario: Scenario) -> None:
+    short = replace(scenario, run=SHORT_RUNS.get(scenario.name, scenario.run))
+    lease_s = LONG_LEASES_S.get(scenario.name, LEASE_S)
+    results = await short.play(
+        "short", TIMES[scenario.name], clients=8, library=2, lease_s=lease_s, progress_timeout_s=WAIT_S
+    )
+    assert results.faults == TIMES[scenario.name] == len(results.grant_delays_s)
+    assert results.increments > 0
 
 
-async def lose_an_update(w: World, found: Figures, times: int) -> None:
-    found.faults = times
-    await w.calm()
-    w.watch.store.accepted["counters/1"] += 1  # not by its value, which a client may be about to write
+async def lose_update(env: Environment, results: Results, times: int) -> None:
+    results.faults = times
+    await env.settle()
+    env.checker.store.accepted["counters/1"] += 1  # not the value, which a client may be about to overwrite
 
 
-def test_a_promise_that_is_broken_is_told_with_all_that_is_needed(
+def test_a_violation_is_reported_with_the_history_and_how_to_reproduce_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"{BEGIN}\nas before\n{END}\n")
-    monkeypatch.setattr(soak, "SCENARIOS", [Scenario("made-up", "", 1, lose_an_update, {"servers": 1})])
+    monkeypatch.setattr(soak, "SCENARIOS", [Scenario("made-up", "", 1, lose_update, {"servers": 1})])
     monkeypatch.setattr(sys, "argv", ["faults", "--seed", "7", "--clients", "2", "--library", "1", "--page", str(page)])
     assert soak.main() == 1
-    said = capsys.readouterr().out
-    assert "increments were acknowledged" in said
-    assert "holds counters/1" in said
-    assert 'make soak-faults FAULTS="made-up --times 1 --seed 7 --lease 1 --clients 2 --library 1"' in said
+    output = capsys.readouterr().out
+    assert "increments were acknowledged" in output
+    assert "holds counters/1" in output
+    assert 'make soak-faults FAULTS="made-up --times 1 --seed 7 --lease 1 --clients 2 --library 1"' in output
     assert "as before" in page.read_text()
 
 
-def test_turns_are_taken_with_other_seeds_and_added_up(
+def test_rounds_use_different_seeds_and_their_results_are_added(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path
 ) -> None:
     rounds = 0
 
-    async def nothing(w: World, found: Figures, times: int) -> None:
+    async def nothing(env: Environment, results: Results, times: int) -> None:
         nonlocal rounds
         rounds += 1
-        await w.calm()
-        found.faults = times
+        await env.settle()
+        results.faults = times
 
     page = tmp_path / "page.md"
     page.write_text(f"{BEGIN}\nas before\n{END}\n")
@@ -111,8 +113,8 @@ def test_turns_are_taken_with_other_seeds_and_added_up(
         ],
     )
     assert soak.main() == 0
-    said = capsys.readouterr().out
-    assert "made-up --times 2 --seed 7 " in said
-    assert "made-up --times 2 --seed 7-1 " in said
+    output = capsys.readouterr().out
+    assert "made-up --times 2 --seed 7 " in output
+    assert "made-up --times 2 --seed 7-1 " in output
     assert "| a title | 4 |" in page.read_text()
     assert json.loads(page.with_name("all").read_text())[0]["faults"] == 4

@@ -1,4 +1,4 @@
-"""One connection of the bare wire: lines come in when they come, also where nobody waits for them."""
+"""One connection of a wire client, which records every message when it arrives."""
 
 from __future__ import annotations
 
@@ -9,42 +9,44 @@ from typing import Any
 
 import orjson
 
-from faults.watch import Watch
+from faults.checker import Checker
 from servers import WAIT_S
 
 Address = tuple[str, int]
-CONNECT_S = 1.0
-"""How long one who can go elsewhere waits to be connected, or to be answered: a server that is stopped says nothing."""
+CONNECT_TIMEOUT_S = 1.0
+"""Time limit for connecting, or for a reply, where another server can be tried: a stopped server does not reply."""
 
 
-class Lost(Exception):
+class ConnectionEnded(Exception):
     """The connection has ended."""
 
 
-class Link(asyncio.Protocol):
-    """A connection to a server, told to the watch line by line."""
+class Connection(asyncio.Protocol):
+    """A connection to a server. The checker gets each message when it arrives."""
 
-    def __init__(self, watch: Watch, address: Address, open_links: set[Link]) -> None:
+    def __init__(self, checker: Checker, address: Address, open_connections: set[Connection]) -> None:
         self.address = address
         self.connected_at = time.monotonic()
-        self.heard_at: float | None = None
-        """When the first line came: since then the server knows it."""
+        self.first_message_at: float | None = None
+        """When the first message arrived: since then the server knows the connection."""
         self.closed = False
-        self._watch = watch
-        self._open = open_links
+        self._checker = checker
+        self._open = open_connections
         self._transport: asyncio.Transport | None = None
         self._rest = b""
         self._messages: deque[tuple[str, dict[str, Any]]] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     @classmethod
-    async def open(cls, watch: Watch, address: Address, open_links: set[Link], timeout_s: float = WAIT_S) -> Link:
-        """Connect, or OSError."""
+    async def open(
+        cls, checker: Checker, address: Address, open_connections: set[Connection], timeout_s: float = WAIT_S
+    ) -> Connection:
+        """Connect; OSError if that fails."""
         async with asyncio.timeout(timeout_s):
-            _, link = await asyncio.get_running_loop().create_connection(
-                lambda: cls(watch, address, open_links), *address
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: cls(checker, address, open_connections), *address
             )
-        return link
+        return connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -55,8 +57,8 @@ class Link(asyncio.Protocol):
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             message = orjson.loads(line)
-            self.heard_at = self.heard_at or time.monotonic()
-            self._watch.heard(self.address, self.heard_at, message["command"], message["payload"])
+            self.first_message_at = self.first_message_at or time.monotonic()
+            self._checker.message_received(self.address, self.first_message_at, message["command"], message["payload"])
             self._messages.append((message["command"], message["payload"]))
         self._wake()
 
@@ -70,31 +72,31 @@ class Link(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def send(self, command: str, **payload: Any) -> None:
-        """Send a command, if anybody is there."""
+        """Send a command, unless the connection has ended."""
         if not self.closed and self._transport is not None:
             self._transport.write(orjson.dumps({"command": command, "payload": payload}) + b"\n")
 
     async def next(self, timeout_s: float = WAIT_S) -> tuple[str, dict[str, Any]]:
-        """The next message; TimeoutError, or Lost at the end."""
+        """Return the next message; TimeoutError if none arrives, ConnectionEnded at the end."""
         while not self._messages:
             if self.closed:
-                raise Lost
+                raise ConnectionEnded
             self._waiter = asyncio.get_running_loop().create_future()
             async with asyncio.timeout(timeout_s):
                 await self._waiter
         return self._messages.popleft()
 
     def abort(self) -> None:
-        """End it at once."""
+        """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()
 
 
-async def ask(watch: Watch, address: Address, command: str, **payload: Any) -> tuple[str, dict[str, Any]]:
-    """One command on a connection of its own. OSError, TimeoutError or Lost where there is no answer."""
-    link = await Link.open(watch, address, set(), CONNECT_S)
+async def query(checker: Checker, address: Address, command: str, **payload: Any) -> tuple[str, dict[str, Any]]:
+    """Send a command on a connection of its own, and return the reply; OSError, TimeoutError or ConnectionEnded without."""
+    connection = await Connection.open(checker, address, set(), CONNECT_TIMEOUT_S)
     try:
-        link.send(command, **payload)
-        return await link.next(CONNECT_S)
+        connection.send(command, **payload)
+        return await connection.next(CONNECT_TIMEOUT_S)
     finally:
-        link.abort()
+        connection.abort()
