@@ -149,25 +149,26 @@ class LockContext:
     lost lock, it becomes the cause of the LockLost. A detached lock is not released at the end of the block.
     """
 
-    __slots__ = ("_cancelling", "_connection", "_lock", "_request", "_task")
+    __slots__ = ("_connection", "_earlier_cancellations", "_lock", "_request", "_task")
 
     def __init__(self, connection: AsyncConnection, request: Request) -> None:
         self._connection = connection
         self._request = request
         self._lock: Lock | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
+        self._earlier_cancellations = 0
 
     async def __aenter__(self) -> Lock:
+        """Acquire the lock. From now on its loss cancels the task that runs the block."""
         if self._request.state is not RequestState.WAITING:
             raise RuntimeError("a lock context can be entered only once; call client.lock() again")
         self._lock = await acquire(self._connection, self._request)
         self._task = asyncio.current_task()
-        self._cancelling = 0 if self._task is None else self._task.cancelling()
-        self._request.on_lost = self._cancel
+        self._earlier_cancellations = 0 if self._task is None else self._task.cancelling()
+        self._request.on_lost = self._cancel_block
         return self._lock
 
-    def _cancel(self) -> None:
+    def _cancel_block(self) -> None:
         """Cancel the task that runs the block, because the lock is lost."""
         if self._task is not None:
             self._task.cancel()
@@ -175,14 +176,15 @@ class LockContext:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Release the lock at the end of the block, or raise LockLost if it was lost meanwhile."""
         lock, task, request = self._lock, self._task, self._request
         if lock is None or task is None:
             return
         request.on_lost = None
         if request.state is RequestState.DETACHED:
             return
-        if request.error is not None:  # the lock was lost during the block, which was cancelled by `_cancel`
-            cancelled_by_another = task.uncancel() > self._cancelling
+        if request.error is not None:  # the lock was lost during the block, which `_cancel_block` cancelled
+            cancelled_by_another = task.uncancel() > self._earlier_cancellations
             if not (cancelled_by_another and isinstance(error, asyncio.CancelledError)):
                 raise copy_lock_lost(request.error) from error
             return

@@ -324,7 +324,7 @@ class ClientSession:
             elif self._keepalive.on_timer(now):
                 self.send(Ping(), now)
         if self._keepalive.timed_out:
-            self.close_reason = self.close_reason or "the server does not answer"
+            self._request_close("the server does not answer")
         return outcomes
 
     @property
@@ -406,15 +406,10 @@ class ClientSession:
         """Handle the reply to `hello`; a `welcome` must have this client's protocol version and namespace."""
         match message:
             case messages.Welcome() if message.payload.protocol != commands.PROTOCOL:
-                self.close_reason = (
-                    self.close_reason
-                    or f"the server speaks protocol {message.payload.protocol}, not {commands.PROTOCOL}"
-                )
+                self._request_close(f"the server speaks protocol {message.payload.protocol}, not {commands.PROTOCOL}")
             case messages.Welcome() if self._namespace not in (None, message.payload.namespace):
                 served = message.payload.namespace
-                self.close_reason = (
-                    self.close_reason or f"the server serves the namespace {served!r}, not {self._namespace!r}"
-                )
+                self._request_close(f"the server serves the namespace {served!r}, not {self._namespace!r}")
             case messages.Welcome():
                 self._handle_welcome(message.payload, now, outcomes)
             case messages.Error():
@@ -422,7 +417,7 @@ class ClientSession:
             case None:
                 pass
             case _:
-                self.close_reason = self.close_reason or "the server did not answer hello"
+                self._request_close("the server did not answer hello")
 
     def _handle_welcome(self, welcome: messages.Welcome.Payload, now: float, outcomes: list[Outcome]) -> None:
         """Enter the resumption. If the server does not know the session, mark held locks as lost and reissue requests."""
@@ -439,7 +434,7 @@ class ClientSession:
                 self._deferred_releases.append(Release(request.id))
                 self._requests.remove(request)
                 self._mark_lost(request, errors.session_lost(request.id), outcomes)
-            else:
+            else:  # its release is not confirmed yet
                 self._release_without_session(request, outcomes)
 
     def _release_without_session(self, request: Request, outcomes: list[Outcome]) -> None:
@@ -466,7 +461,7 @@ class ClientSession:
             if request.state is RequestState.WAITING:
                 waiting.append(request)
             elif request.release is not None:
-                if not request.release.id:
+                if not request.release.id:  # a release by `ref`; those by id are among the deferred ones
                     self._output.append(request.release.line)
             elif request.connection_number != self._connection_number:  # the resumption did not mention the lock
                 self.send(Release(request.id), now)
@@ -509,12 +504,12 @@ class ClientSession:
             self._requests.start_hold(request, now, remaining)
 
     def _handle_released(self, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
-        """Handle the end of a request: unsolicited, or in reply to a release or an `extend`."""
+        """Handle the end of a request. The message has the `ref` of the request, or of a release or extension by id."""
         call = self._pending.pop(released.ref, None) if released.ref is not None else None
         request = self._find_request(released.ref) if call is None else self._requests.by_id.get(released.id)
         if request is not None:
             self._on_request_ended(request, released, outcomes)
-            if request.release is not None and not request.release.id:
+            if request.release is not None and not request.release.id:  # the release by the `ref` of the request
                 outcomes.append((request.release, released.reason, None))
         elif isinstance(call, Release) and call.request is not None:
             self._on_request_ended(call.request, released, outcomes)
@@ -522,7 +517,7 @@ class ClientSession:
             outcomes.append((call, released.reason, None))
             if request is None and call.request is None and released.reason == errors.SUCCESS:
                 self._resend_waiting()
-        elif isinstance(call, Extend):
+        elif isinstance(call, Extend):  # the lock had ended before
             error = None if call.request is None else call.request.error
             outcomes.append((call, None, errors.copy_lock_lost(error or errors.lock_ended(released))))
 
@@ -550,7 +545,7 @@ class ClientSession:
             self._mark_lost(request, errors.lock_lost(released), outcomes)
 
     def _handle_extended(self, extended: messages.Extended.Payload, now: float, outcomes: list[Outcome]) -> None:
-        """Restart the expiry timer of an extended lock, counted from when `extend` was sent, so it is not too long."""
+        """Restart the expiry timer of an extended lock, from the time `extend` was sent: the server's timer ends later."""
         call = self._pop_pending(Extend, extended.ref)
         if call is None:
             return
@@ -606,7 +601,7 @@ class ClientSession:
         ):
             self.handshake_rejection = error
         if unavailable or not self.up:
-            self.close_reason = self.close_reason or f"the server answered {error}"
+            self._request_close(f"the server answered {error}")
             self.redirect = (reply.leader or "") if unavailable else self.redirect
         if not self.up:
             return
@@ -650,7 +645,7 @@ class ClientSession:
             self._handle_unknown_id(call, error, outcomes)
         else:
             request = call.request if isinstance(call, Release) else None
-            if request is not None and self._find_request(request.ref) is request:
+            if request is not None and self._find_request(request.ref) is request:  # the lock is still held
                 request.state, request.release = RequestState.HELD, None
             outcomes.append((call, None, error))
 
@@ -670,6 +665,10 @@ class ClientSession:
         outcomes.append((call, None, errors.unknown_to_server(call.id) if is_own_extension else error))
 
     # -- helpers ------------------------------------------------------------------------------------------
+
+    def _request_close(self, reason: str) -> None:
+        """Let the I/O layer close the connection; the first reason is kept."""
+        self.close_reason = self.close_reason or reason
 
     def _send_with_ref(self, call: Call) -> None:
         """Send a call, and register it under its `ref` to match the reply."""

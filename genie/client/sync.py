@@ -113,6 +113,7 @@ class LockContext:
         self._lock: Lock | None = None
 
     def __enter__(self) -> Lock:
+        """Acquire the lock."""
         if self._request.state is not RequestState.WAITING:
             raise RuntimeError("a lock context can be entered only once; call client.lock() again")
         self._lock = acquire(self._connection, self._request)
@@ -121,6 +122,7 @@ class LockContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Release the lock at the end of the block. Raise LockLost if it was lost meanwhile and the block succeeded."""
         lock, request = self._lock, self._request
         if lock is None or request.state is RequestState.DETACHED or self._connection.forked:
             return

@@ -121,7 +121,7 @@ class Watch(Call):
         for other in list(locks.values()):
             if change.conflicts_with(other):
                 self.apply_unlocked(other.resource, other.id)
-        self.held_locks.setdefault(row.resource, {})[row.id] = change
+        self.held_locks.setdefault(row.resource, {})[row.id] = change  # `apply_unlocked` may have removed the resource
         self.changes.append(change)
 
     def apply_unlocked(self, resource: str, id: int) -> None:
