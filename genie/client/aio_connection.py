@@ -370,7 +370,7 @@ class AsyncConnection:
         if not self._closed:
             return
         if not self._entered:
-            raise RuntimeError("the client was not entered: use async with genie.connect() as client")
+            raise RuntimeError("the client was not entered: use `async with genie.connect() as client`")
         raise ConnectionLost("the client was closed")
 
     def start_watch(self, watch: Watch) -> None:

@@ -330,7 +330,7 @@ def make_request(
 
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
-        raise ValueError(f"a request names 1 to {MAX_RESOURCES} resources, not {len(resources)}")
+        raise ValueError(f"a request must name 1 to {MAX_RESOURCES} resources, not {len(resources)}")
     parsed = _merge_duplicates([parse_resource_arg(check_resource_type(resource)) for resource in resources])
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
@@ -395,7 +395,7 @@ def make_request_line(**payload: Any) -> bytes:
     line = make_line("request", **payload)
     if len(line) > MAX_LINE_BYTES:
         raise RequestRejected(
-            Code.LINE_TOO_LONG, f"a line has at most {MAX_LINE_BYTES} bytes, this request {len(line)}"
+            Code.LINE_TOO_LONG, f"a request must have at most {MAX_LINE_BYTES} bytes, not {len(line)}"
         )
     return line
 
@@ -499,7 +499,7 @@ def make_any_request(
     if len(choices) < len(parsed):
         raise ValueError("resources must not contain a name twice")
     if weights is not None and len(weights) != len(parsed):
-        raise ValueError(f"there must be as many weights as resources, {len(parsed)}, not {len(weights)}")
+        raise ValueError(f"weights must have one entry for each of the {len(parsed)} resources, not {len(weights)}")
     for weight in weights or ():
         _check_weight(weight, "a weight")
     _check_weight(target, "target")

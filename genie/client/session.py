@@ -368,7 +368,7 @@ class ClientSession:
             try:
                 message = messages.read(line)
             except ValueError as error:
-                self.close_reason = f"the server sent a line that is no message: {line[:80]!r} ({error})"
+                self.close_reason = f"the server sent an invalid message: {line[:80]!r} ({error})"
                 break
             if (
                 type(message) is messages.Event

@@ -75,7 +75,7 @@ class SyncConnection:
             RequestRejected: if all servers reject this client for good.
         """
         if self._state is not _State.NEW or self._thread is not None:
-            raise RuntimeError("a client is opened once")
+            raise RuntimeError("a client can be opened only once: make a new one with genie.sync.connect()")
         self._start_loop()
         try:
             self._run_coroutine(self.aio.open())
@@ -274,10 +274,10 @@ class SyncConnection:
         if self._state is OPEN:
             return
         if self._state is _State.FORKED:
-            raise RuntimeError("the client was opened before this process was forked: open another one here")
+            raise RuntimeError("the client was opened before this process was forked: open a new one in this process")
         if self._state is _State.CLOSED:
             raise ConnectionLost("the client was closed")
-        raise RuntimeError("the client was not entered: use with genie.sync.connect() as client")
+        raise RuntimeError("the client was not entered: use `with genie.sync.connect() as client`")
 
     def _submit(self, function: Callable[..., None], *arguments: object) -> None:
         """Queue a function for the background thread. Its last argument is a future that it completes, or None."""

@@ -321,7 +321,7 @@ async def test_a_server_that_sends_an_invalid_line_is_left(client, scripted):
     call = asyncio.create_task(client.ping())
     await line.expect("ping")
     line.say("HTTP/1.1 400 Bad Request")
-    with pytest.raises(ConnectionLost, match="no message: b'HTTP"):
+    with pytest.raises(ConnectionLost, match="invalid message: b'HTTP"):
         await call
     await scripted.accept()
 

@@ -340,7 +340,7 @@ class TestClientThatWasNotEntered:
             client.watch("a").__aenter__(),
             client.watch("a").__anext__(),
         ):
-            with pytest.raises(RuntimeError, match=r"use async with genie\.connect\(\)"):
+            with pytest.raises(RuntimeError, match=r"use `async with genie\.connect\(\)"):
                 await call
 
     def test_of_threads(self, genie):
@@ -356,5 +356,5 @@ class TestClientThatWasNotEntered:
             client.watch("a").__enter__,
             lambda: next(client.watch("a")),
         ):
-            with pytest.raises(RuntimeError, match=r"use with genie\.sync\.connect\(\)"):
+            with pytest.raises(RuntimeError, match=r"use `with genie\.sync\.connect\(\)"):
                 call()

@@ -254,10 +254,10 @@ print("done")
 
 
 def test_in_a_forked_process_calls_raise_and_a_new_client_works(genie):
-    """The child inherits the client without its thread; leaving its blocks there leaves the parent's locks alone."""
+    """The child inherits the client without its thread. The end of its blocks does not release the locks of the parent."""
     done = python(FORKED, *map(str, genie.address))
-    told = "the client was opened before this process was forked: open another one here"
-    assert (done.stderr, done.stdout.splitlines()) == ("", [told] * 4 + ["False", "1 None", "3 True", "done"])
+    expected_error = "the client was opened before this process was forked: open a new one in this process"
+    assert (done.stderr, done.stdout.splitlines()) == ("", [expected_error] * 4 + ["False", "1 None", "3 True", "done"])
 
 
 UNCLOSED = """
