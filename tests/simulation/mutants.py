@@ -86,7 +86,7 @@ MUTANTS = [
         "storage/redis/lua/resign.lua",
         "if tonumber(index) < tonumber(ARGV[3]) then",
         "if false then",
-        first=5423,
+        first=6169,
     ),
     Mutant(
         "a take-over without a commit counts as a commit",
