@@ -1,1 +1,1 @@
-"""The clients: one core that knows the protocol and no sockets, and a shell around it for asyncio and one for threads."""
+"""The clients: a sans-I/O protocol state machine (`session`), and I/O layers for asyncio and for threads."""
