@@ -12,6 +12,7 @@ __all__ = ["FencedTable"]
 
 
 def __getattr__(name: str) -> object:
+    """Import a name on its first use: it needs an optional package."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

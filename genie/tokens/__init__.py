@@ -1,8 +1,8 @@
 """Token selection: choosing unspent tokens that together reach an amount, and holding them until
 they are spent.
 
-`SherdlockSelector` is for replicas that share wallets: what each of them holds is locked in Genie.
-`InMemorySelector` is for one process that has its wallets to itself. Both read a `TokenStore`.
+`SherdlockSelector` is for replicas that share wallets: it locks the tokens that it holds in Genie.
+`InMemorySelector` is for wallets that only one process uses. Both read a `TokenStore`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
     "TooManyTokens",
 ]
 
-_LATER = {
+_LAZY_IMPORTS = {
     "InMemorySelector": "genie.tokens.in_memory",
     "MemoryTokenStore": "genie.tokens.stores.memory",
     "SherdlockSelector": "genie.tokens.sherdlock",
@@ -49,10 +49,11 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LATER:
+    """Import a name on its first use: some need optional packages."""
+    if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        globals()[name] = value = getattr(import_module(_LATER[name]), name)
+        globals()[name] = value = getattr(import_module(_LAZY_IMPORTS[name]), name)
     except ModuleNotFoundError as error:
         if error.name not in ("sqlalchemy", "aiosqlite", "asyncpg"):
             raise

@@ -2,8 +2,8 @@
 
 GenieError
 ├── InsufficientFunds         the wallet has less than the requested amount
-│   └── FundsLocked           it has enough, but others hold too much of it
-├── TooManyTokens             it has enough, but not in as few tokens as allowed
+│   └── FundsLocked           the wallet has enough, but other transactions hold too much of it
+├── TooManyTokens             the wallet has enough, but not in as few tokens as allowed
 ├── SelectionEnded            the selection was released, spent or lost before
 └── SpentAlready              another transaction has spent a token first
 """
@@ -16,24 +16,26 @@ from genie.errors import GenieError
 
 
 class InsufficientFunds(GenieError):
-    """The wallet lacks the amount `asked`. `free` is what is not held, `locked` what others hold
-    (of the tokens that `where` accepts).
+    """The wallet has less than the requested amount, `asked`.
+
+    `free` is the amount that no transaction holds, `locked` the amount that other transactions
+    hold. Both count only the tokens that `where` accepts.
     """
 
-    def __init__(self, asked: int, free: int, locked: int, of: object = "") -> None:
+    def __init__(self, asked: int, free: int, locked: int, source: object = "") -> None:
         self.asked, self.free, self.locked = asked, free, locked
-        where = f" in {of}" if str(of) else ""
+        location = f" in {source}" if str(source) else ""
         held = f", {locked} held by others" if locked else ""
-        super().__init__(f"requested {asked}{where}: {free} free{held}")
+        super().__init__(f"requested {asked}{location}: {free} free{held}")
 
 
 class FundsLocked(InsufficientFunds):
-    """The wallet has enough, but others hold too much of it at the moment. Retry later."""
+    """The wallet has enough, but other transactions hold too much of it. Retry later."""
 
 
 class TooManyTokens(GenieError):
-    """The amount `asked` can't be reached in `limit` tokens: the largest free ones reach `reached`.
-    Consolidate, or allow more.
+    """The requested amount, `asked`, can't be reached in `limit` tokens: the sum of the largest free
+    ones is `reached`. Consolidate tokens, or allow more.
     """
 
     def __init__(self, asked: int, limit: int, reached: int) -> None:
@@ -52,5 +54,5 @@ class SpentAlready(GenieError):
 
     def __init__(self, ids: Sequence[str]) -> None:
         self.ids = tuple(ids)
-        named = ", ".join(self.ids[:10]) + (f" and {len(self.ids) - 10} more" if len(self.ids) > 10 else "")  # noqa: PLR2004
-        super().__init__(f"spent by another transaction, or never issued: {named}")
+        listed = ", ".join(self.ids[:10]) + (f" and {len(self.ids) - 10} more" if len(self.ids) > 10 else "")  # noqa: PLR2004
+        super().__init__(f"spent by another transaction, or never issued: {listed}")

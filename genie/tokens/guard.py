@@ -1,8 +1,8 @@
-"""Thread confinement: calls of a selector from another thread are rejected before they change
-anything.
+"""Thread confinement: rejects calls of a selector from other threads, before they change anything.
 
-A selector needs no lock because all its state is confined to one event loop: the code between two
-awaits is atomic. A call from another thread would break that silently.
+A selector needs no mutex because its state is confined to the thread of one event loop: the code
+between two awaits is atomic. Without this check, a call from another thread would break that
+silently.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ class Guard(Protocol):
     """Decides whether the calling thread may use a selector, and provides its clock."""
 
     def bind(self) -> None:
-        """The selector is being started."""
+        """Called when the selector is started, by the thread that starts it."""
 
     def check(self) -> None:
         """Raise RuntimeError if the caller may not use the selector."""
 
     def check_can_wait(self) -> None:
-        """Called before the store is awaited. Raises if the caller can't wait, or as `check` does."""
+        """Raise if the caller may not use the selector, or can't wait for the store."""
 
     def time(self) -> float:
-        """Return the seconds of a monotonic clock. RuntimeError if the caller may not use the
-        selector.
+        """Return the time of a monotonic clock in seconds. RuntimeError if the caller may not use
+        the selector.
         """
 
 
 class ThreadGuard:
-    """Confines a selector to the thread whose event loop starts it, or uses it before the start.
+    """Confines a selector to the thread that starts it, or that uses it first.
 
-    `instead` is appended to the error, and says what to use from other threads. The thread is
-    compared, not the event loop: before Python 3.12 finding the running loop takes a system call.
+    `advice` is appended to the error message, and says what to use from other threads. Compares the
+    thread instead of the event loop: before Python 3.12 finding the running loop takes a system
+    call.
     """
 
-    __slots__ = ("_clock", "_ident", "_instead", "_name")
+    __slots__ = ("_advice", "_clock", "_ident", "_name")
 
-    def __init__(self, instead: str) -> None:
-        self._instead = instead
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
         self._ident: int | None = None
         self._name = ""
         self._clock: Callable[[], float]
@@ -59,7 +60,7 @@ class ThreadGuard:
             self._bind_or_reject()
 
     def check_can_wait(self) -> None:
-        """Raise RuntimeError in any other thread: in its own thread a selector can always wait."""
+        """Raise RuntimeError in any other thread. In its own thread a selector can always wait."""
         self.check()
 
     def time(self) -> float:
@@ -69,6 +70,7 @@ class ThreadGuard:
         return self._clock()
 
     def _bind_or_reject(self) -> None:
+        """Bind the selector to this thread if it is not bound to another one; else raise RuntimeError."""
         if self._ident is not None:
             self._reject()
         self.bind()
@@ -76,5 +78,5 @@ class ThreadGuard:
     def _reject(self) -> NoReturn:
         raise RuntimeError(
             f"this selector and its selections belong to the event loop of thread {self._name!r}, and can't be used from"
-            f" thread {threading.current_thread().name!r}. {self._instead}"
+            f" thread {threading.current_thread().name!r}. {self._advice}"
         )

@@ -1,4 +1,6 @@
-"""Selections: tokens that are held until they are spent or released."""
+"""`Selection`, tokens that are held for a transaction until they are spent or released; argument
+checks that both selectors share.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,28 @@ from genie.tokens.token import Token
 
 
 def read_checkpoint(data: Mapping[str, Any]) -> tuple[str, int, list[Token]]:
-    """Return the transaction, the requested amount and the tokens of a checkpoint. ValueError if it
-    is invalid.
+    """Parse a checkpoint: return its transaction, requested amount and tokens. ValueError if it is
+    invalid.
     """
     try:
-        transaction, asked = data["transaction"], data["asked"]
+        transaction, amount = data["transaction"], data["asked"]
         tokens = [Token(**token) for token in data["tokens"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the checkpoint of a selection: {error!r}") from None
-    if type(transaction) is not str or type(asked) is not int or len({token.id for token in tokens}) < len(tokens):
+    if type(transaction) is not str or type(amount) is not int or len({token.id for token in tokens}) < len(tokens):
         raise ValueError("not the checkpoint of a selection: a token is contained twice, or a field has a wrong type")
-    return transaction, asked, tokens
+    return transaction, amount, tokens
 
 
 def check_limit(limit: int | None) -> int | None:
-    """Return the maximal number of tokens. ValueError if it is invalid."""
+    """Return the maximum number of tokens, or None. ValueError if it is invalid."""
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError(f"limit must be an integer of at least 1, not {limit!r}")
     return limit
 
 
 def check_duration(seconds: float, name: str) -> float:
-    """Return a duration in seconds. ValueError, which names the argument, if it is invalid."""
+    """Return a duration in seconds. ValueError with the argument's `name` if it is invalid."""
     if type(seconds) not in (int, float) or not seconds > 0:
         raise ValueError(f"{name} must be a number of seconds above 0, not {seconds!r}")
     return seconds
@@ -52,7 +54,7 @@ class State(Enum):
 
 
 class Selection(ABC):
-    """Tokens that together reach the amount `asked`, held for a transaction.
+    """Tokens that together reach the requested amount, `asked`, and are held for a transaction.
 
     An async context manager that releases the tokens if they were not spent. It belongs to its
     selector's event loop: RuntimeError if another thread uses it.
@@ -85,8 +87,8 @@ class Selection(ABC):
 
     @abstractmethod
     def checkpoint(self) -> dict[str, Any]:
-        """Return JSON-compatible data by which `selector.restore` holds these tokens again, in any
-        process.
+        """Return JSON-compatible data from which `selector.restore` creates the selection again, in
+        any process.
         """
 
     @abstractmethod
@@ -95,38 +97,40 @@ class Selection(ABC):
 
     @abstractmethod
     async def _prepare_spend(self) -> None:
-        """Make sure that the tokens stay held during the spend. SelectionEnded if they are not held
-        any more.
+        """Make sure that the tokens stay held during a spend. SelectionEnded if they are no longer
+        held.
         """
 
     @abstractmethod
     def _on_spent(self) -> None:
-        """The store has spent the tokens."""
+        """Update the selector after the store has spent the tokens."""
 
     async def spend(self, outputs: Sequence[Token] = ()) -> None:
         """Spend the tokens and issue `outputs`, all or nothing.
 
-        SelectionEnded if the tokens are not held any more; SpentAlready if another transaction has
+        SelectionEnded if the tokens are no longer held; SpentAlready if another transaction has
         spent some without holding them; ValueError if the outputs can't be issued. After any other
-        error of the store the outcome is unknown, and the same spend can be repeated.
+        error of the store the outcome is unknown, and the same spend can be retried.
         """
         self._guard.check()
-        self._check_not_ended()
+        self._check_active()
         await self._prepare_spend()
-        self._check_not_ended()  # possibly released during the await
-        again, self._state = self._state is State.SPENDING, State.SPENDING
+        self._check_active()  # it may have been released during the await
+        is_retry = self._state is State.SPENDING
+        self._state = State.SPENDING
         try:
             await self._store.spend(self.tokens, transaction=self.transaction, outputs=outputs)
         except SpentAlready:  # nothing was changed
             self._state = State.HELD
             raise
-        except ValueError:  # nor here; but an earlier attempt may have succeeded
-            self._state = State.SPENDING if again else State.HELD
+        except ValueError:  # nothing was changed now, but an earlier attempt may have succeeded
+            self._state = State.SPENDING if is_retry else State.HELD
             raise
         self._state = State.SPENT
         self._on_spent()
 
-    def _check_not_ended(self) -> None:
+    def _check_active(self) -> None:
+        """Raise SelectionEnded if the tokens were spent or released before."""
         if self._state not in (State.HELD, State.SPENDING):
             raise SelectionEnded(f"the selection of {self.transaction!r} was {self._state.name.lower()} before")
 

@@ -1,7 +1,8 @@
-"""What a selector requires of a token store, and the checks that stores share."""
+"""`TokenStore`, the interface that selectors read, and checks that its implementations share."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,9 +27,9 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Every later change is reported; what was there before must be read by `unspent`.
+    """The change feed reports every change from here on; earlier ones must be read by `unspent`.
 
-    The first item of `changes`, repeated after changes may have been lost.
+    It is the first item of `changes`, and is repeated when changes may have been lost.
     """
 
 
@@ -36,7 +37,7 @@ Change = Added | Spent | Resync
 
 
 class TokenStore(Protocol):
-    """The tokens of all wallets, and which transactions have spent them."""
+    """Stores the tokens of all wallets, and by which transaction each was spent."""
 
     async def add(self, tokens: Sequence[Token]) -> None:
         """Issue tokens, all or none. ValueError if an id exists."""
@@ -49,24 +50,24 @@ class TokenStore(Protocol):
         token_type: str | None = None,
         identifier: str | None = None,
     ) -> AsyncIterator[list[Token]]:
-        """Iterate over the unspent tokens, in pages. Arguments that are None don't restrict it.
+        """Iterate over the unspent tokens, in pages, filtered by the arguments that are not None.
 
         A token that is unspent from the first page to the last appears exactly once. One that is
-        issued or spent meanwhile may appear.
+        issued or spent meanwhile may or may not appear.
         """
 
     async def get(self, ids: Sequence[str]) -> dict[str, Token]:
-        """Return those of the tokens that are unspent, by id."""
+        """Return the tokens with these ids that are unspent, by id."""
 
     def changes(self) -> AsyncIterator[Change]:
-        """Iterate over what any process adds and spends, in commit order; begins with `Resync`."""
+        """Iterate over the changes that any process makes, in commit order; begins with `Resync`."""
 
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
         """Spend tokens and issue outputs, all or nothing.
 
-        Idempotent by transaction, so that it can be repeated if its outcome is unknown.
-        SpentAlready if another transaction was first. ValueError if a token is named twice, or the
-        id of an output exists. After either error nothing was changed.
+        Idempotent by transaction, so that it can be retried if its outcome is unknown. SpentAlready
+        if another transaction was first. ValueError if a token is listed twice, or the id of an
+        output exists already. After either error nothing was changed.
         """
 
 
@@ -74,49 +75,48 @@ class TokenStore(Protocol):
 
 
 def distinct(tokens: Sequence[Token]) -> dict[str, Token]:
-    """Return the tokens by id. ValueError if one is named twice."""
+    """Return the tokens by id. ValueError if one is listed twice."""
     by_id = {token.id: token for token in tokens}
     if len(by_id) != len(tokens):
-        seen: set[str] = set()
-        twice = [token.id for token in tokens if token.id in seen or seen.add(token.id)]  # type: ignore[func-returns-value]
-        raise ValueError(f"tokens named more than once: {id_list(twice)}")
+        counts = Counter(token.id for token in tokens)
+        duplicates = [id for id, count in counts.items() if count > 1]
+        raise ValueError(f"tokens listed more than once: {id_list(duplicates)}")
     return by_id
 
 
 def validate_spend(ids: Iterable[str], spent_by: Mapping[str, str | None], transaction: str) -> bool:
-    """Return whether the tokens can be spent; False if this transaction has spent them all before.
+    """Check that a transaction may spend tokens. Returns True if all are unspent, and False if it has
+    spent all of them before: then the call is a retry of a spend that has succeeded.
 
-    `spent_by` maps the id of each token that was ever issued to the transaction that has spent it.
-    SpentAlready names the tokens that others have spent and those that never existed; it names the
-    transaction's own if it has spent only some, since they would count twice.
+    `spent_by` maps the id of each of the tokens that exists to the transaction that has spent it,
+    or None. SpentAlready lists the tokens that do not exist or that other transactions have spent;
+    or those that this transaction has spent, if the others are unspent: that is not a retry.
     """
-    own: list[str] = []
-    others: list[str] = []
-    free = 0
+    spent_by_this: list[str] = []
+    unavailable: list[str] = []
+    unspent_count = 0
     for id in ids:
         if id not in spent_by:
-            others.append(id)
-        elif (by := spent_by[id]) is None:
-            free += 1
+            unavailable.append(id)
+        elif (spender := spent_by[id]) is None:
+            unspent_count += 1
         else:
-            (own if by == transaction else others).append(id)
-    if others or (own and free):
-        raise SpentAlready(others or own)
-    return not own
+            (spent_by_this if spender == transaction else unavailable).append(id)
+    if unavailable or (spent_by_this and unspent_count):
+        raise SpentAlready(unavailable or spent_by_this)
+    return not spent_by_this
 
 
 def check_issued(ids: Iterable[str], issued: Mapping[str, object] | set[str], transaction: str) -> None:
-    """Raise ValueError if a transaction that has spent its tokens before did so without these
-    outputs.
-    """
-    absent = [id for id in ids if id not in issued]
-    if absent:
+    """Check the outputs of a retried spend: ValueError unless all of them were issued before."""
+    missing = [id for id in ids if id not in issued]
+    if missing:
         raise ValueError(
-            f"transaction {transaction!r} has spent these tokens before, without outputs {id_list(absent)}"
+            f"transaction {transaction!r} has spent these tokens before, without outputs {id_list(missing)}"
         )
 
 
 def id_list(ids: Sequence[str]) -> str:
-    """Return the first ten ids for an error message."""
+    """Format ids for an error message: the first ten, and how many more there are."""
     more = f" and {len(ids) - 10} more" if len(ids) > 10 else ""  # noqa: PLR2004
     return ", ".join(map(repr, ids[:10])) + more

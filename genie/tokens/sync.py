@@ -2,9 +2,9 @@
 `genie.tokens.InMemorySelector` without `await`.
 
 Any number of threads may use one selector and its selections. A call that needs only memory is
-executed by the calling thread; one that needs the store waits for an event loop in a thread of its
-own, `genie-tokens`. Calls of the main thread are always executed there, so that Ctrl-C can't leave
-a selection half made.
+executed by the calling thread. A call that needs the store is executed by an event loop in a
+background thread, `genie-tokens`. That thread also executes all calls of the main thread, so that
+Ctrl-C can't interrupt a selection halfway.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from genie.tokens.in_memory import selection, selector
-from genie.tokens.in_memory import selector as consolidation
-from genie.tokens.in_memory.background import Background, Closed, immediately
+from genie.tokens.in_memory.background import Background, Closed, run_without_waiting
 from genie.tokens.in_memory.selector import Where
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token
@@ -35,8 +34,8 @@ class InMemorySelector:
     own event loop. No other event loop may use the store meanwhile; `run` executes anything else
     that uses it.
 
-    Calls are executed one at a time. So a `where` must only look at the token: RuntimeError if it
-    calls the selector or a selection.
+    Calls are executed one at a time. So a `where` must not call the selector or a selection:
+    RuntimeError if it does.
     """
 
     def __init__(self, store: TokenStore, *, auto_unlock: float = 300.0, max_tokens: int | None = None) -> None:
@@ -52,8 +51,8 @@ class InMemorySelector:
 
     @property
     def store_error(self) -> Exception | None:
-        """The error of the store since it was last read completely: meanwhile selections use an
-        outdated copy.
+        """The store's last error, or None once it has been read completely again: until then selections
+        use an outdated copy.
         """
         return self._selector.store_error
 
@@ -79,7 +78,7 @@ class InMemorySelector:
         `release`.
         """
         try:
-            self._background.run(self._shut())
+            self._background.run(self._close())
         except Closed:
             pass
         finally:
@@ -95,10 +94,11 @@ class InMemorySelector:
         self.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Execute a coroutine in the selector's event loop, and return its result:
+        """Execute a coroutine in the selector's event loop, and return its result; for example
         `selector.run(store.add(tokens))`.
 
-        KeyboardInterrupt cancels it. RuntimeError if the selector is closed before or meanwhile.
+        KeyboardInterrupt cancels it. RuntimeError if the selector is closed, or is closed before the
+        coroutine has ended.
         """
         return self._background.run(coroutine)
 
@@ -117,9 +117,9 @@ class InMemorySelector:
     ) -> InMemorySelection:
         """Select and hold free tokens that together reach the amount, all or none.
 
-        Arguments and errors are those of `genie.tokens.InMemorySelector.select`. Waits for the
-        store only for tokens that `max_tokens` has kept out of memory. If KeyboardInterrupt
-        interrupts it nothing is held.
+        Arguments and errors are those of `genie.tokens.InMemorySelector.select`. Waits for the store
+        only for tokens that are not in memory because of `max_tokens`. After KeyboardInterrupt
+        nothing is held.
         """
         inner = self._background.call(
             lambda: self._selector.select(
@@ -133,7 +133,7 @@ class InMemorySelector:
                 limit=limit,
                 auto_unlock=auto_unlock,
             ),
-            _release,
+            _release_unclaimed,
         )
         return InMemorySelection(inner, self._background, self._spends)
 
@@ -150,8 +150,8 @@ class InMemorySelector:
         at_most: int = 100,
         auto_unlock: float | None = None,
     ) -> Consolidation | None:
-        """Select and hold the `at_most` smallest free tokens, to be joined into `into` outputs;
-        None if there is nothing to join.
+        """Select and hold the smallest free tokens, at most `at_most`, to join them into `into`
+        outputs; None if there is nothing to join.
 
         Arguments and errors are those of `genie.tokens.InMemorySelector.consolidate`.
         """
@@ -167,41 +167,41 @@ class InMemorySelector:
                 at_most=at_most,
                 auto_unlock=auto_unlock,
             ),
-            _release,
+            _release_unclaimed,
         )
         return None if inner is None else Consolidation(inner, self._background, self._spends)
 
     def restore(self, data: Mapping[str, Any], *, auto_unlock: float | None = None) -> InMemorySelection:
-        """Hold the tokens of a selection's `checkpoint` again. To be called before `start`.
+        """Create a selection again from its `checkpoint`, and hold its tokens. Call it before `start`.
 
-        See `genie.tokens.InMemorySelector.restore`; the checkpoint of a consolidation returns a
-        consolidation.
+        See `genie.tokens.InMemorySelector.restore`. From the checkpoint of a consolidation it creates
+        a consolidation.
         """
-        inner = self._background.call(lambda: self._selector.restore(data, auto_unlock=auto_unlock), _release)
-        kind = Consolidation if isinstance(inner, consolidation.Consolidation) else InMemorySelection
-        return kind(inner, self._background, self._spends)
+        inner = self._background.call(lambda: self._selector.restore(data, auto_unlock=auto_unlock), _release_unclaimed)
+        facade = Consolidation if isinstance(inner, selector.Consolidation) else InMemorySelection
+        return facade(inner, self._background, self._spends)
 
     # -- in the event loop ----------------------------------------------------------------------------------
 
     async def _open(self) -> None:
+        """Enter the store, if it is a context manager, and the selector; `_close` exits both."""
         async with AsyncExitStack() as stack:
             if isinstance(self._store, AbstractAsyncContextManager):
                 await stack.enter_async_context(self._store)
             await stack.enter_async_context(self._selector)
             self._resources = stack.pop_all()
 
-    async def _shut(self) -> None:
+    async def _close(self) -> None:
         async with self._closing:
             await self._spends.close()
             await self._resources.aclose()
 
 
 class InMemorySelection:
-    """Tokens that are held in memory until they are spent or released, or their time expires.
+    """Tokens that are held in memory until they are spent or released, or their reservation expires.
 
-    A context manager that releases the tokens if they were not spent. Any thread may use it.
-    Created by a selector; after its close all calls but `release` and the plain attributes raise
-    RuntimeError.
+    A context manager that releases the tokens if they were not spent. Any thread may use it. Once
+    the selector is closed, `held`, `lost`, `checkpoint` and `spend` raise RuntimeError.
     """
 
     __slots__ = ("_background", "_inner", "_spends")
@@ -247,9 +247,9 @@ class InMemorySelection:
         return self._background.call(lambda: _evaluate(lambda: self._inner.lost))
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return JSON-compatible data by which `restore` holds these tokens again.
+        """Return JSON-compatible data from which `restore` creates the selection again.
 
-        SelectionEnded if they are not held any more.
+        SelectionEnded if the tokens are no longer held.
         """
         return self._background.call(lambda: _evaluate(self._inner.checkpoint))
 
@@ -258,7 +258,7 @@ class InMemorySelection:
 
         SelectionEnded, SpentAlready and ValueError as in `genie.tokens.Selection.spend`. After any
         other error, and after KeyboardInterrupt, the outcome is unknown: the tokens stay held, and
-        the same spend can be repeated.
+        the same spend can be retried.
         """
         self._background.run(self._spends.spend(self._inner, outputs))
 
@@ -279,8 +279,8 @@ class InMemorySelection:
 
 
 class Consolidation(InMemorySelection):
-    """Small tokens, held to be joined: spend them into outputs of `amounts`, which begin with the
-    largest.
+    """Small tokens that are held to be joined into fewer, larger ones: spend them with outputs of
+    these `amounts`, the largest first.
     """
 
     __slots__ = ()
@@ -289,12 +289,12 @@ class Consolidation(InMemorySelection):
     def amounts(self) -> tuple[int, ...]:
         """The amounts of the outputs; their sum is that of the tokens."""
         inner = self._inner
-        assert isinstance(inner, consolidation.Consolidation)  # noqa: S101 - only such are made into one
+        assert isinstance(inner, selector.Consolidation)  # noqa: S101 - by its construction
         return inner.amounts
 
 
 class _Spends:
-    """The spends in progress. Closing waits for them, so that the outcome of each is known."""
+    """The spends in progress. `close` waits for them, so that the result of each is known."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -319,10 +319,10 @@ class _Spends:
             await asyncio.wait(self._tasks)
 
 
-def _release(inner: selection.InMemorySelection | None) -> None:
-    """Undo a selection whose caller was interrupted. Runs in the event loop."""
+def _release_unclaimed(inner: selection.InMemorySelection | None) -> None:
+    """Release a selection whose caller was interrupted before it got it. Runs in the event loop."""
     if inner is not None:
-        immediately(inner.release())
+        run_without_waiting(inner.release())
 
 
 async def _evaluate(read: Callable[[], T]) -> T:

@@ -18,8 +18,8 @@ class Token:
     """An amount that can be spent once.
 
     `amount` counts the smallest unit: 1 to 2^63-1. `owner` is the key that can spend it, `account`
-    groups the keys of several owners. `token_type` and `identifier` say what it is an amount of
-    ("Fiat", "GBP"). `metadata` is JSON-compatible data without a meaning here.
+    groups the keys of several owners. `token_type` and `identifier` are the kind of the token
+    ("Fiat", "GBP"). `metadata` is JSON-compatible data that Genie does not interpret.
     """
 
     id: str
@@ -39,13 +39,13 @@ class Token:
             raise ValueError(f"amount must be an integer from 1 to {MAX_AMOUNT}, not {self.amount!r}")
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON-compatible data; `Token(**data)` is the token again."""
+        """Return the token as JSON-compatible data, from which `Token(**data)` creates it again."""
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"metadata": dict(self.metadata)}
 
 
 class Wallet(NamedTuple):
     """The tokens of one kind that belong to one owner's key, or to all keys of an account. Created
-    by `wallet`.
+    by `make_wallet`.
     """
 
     token_type: str
@@ -62,11 +62,11 @@ class Wallet(NamedTuple):
         )
 
     def __str__(self) -> str:
-        whose = f"owner {self.owner!r}" if self.account is None else f"account {self.account!r}"
-        return f"{self.token_type} {self.identifier} of {whose}"
+        holder = f"owner {self.owner!r}" if self.account is None else f"account {self.account!r}"
+        return f"{self.token_type} {self.identifier} of {holder}"
 
 
-def wallet(*, owner: str | None, account: str | None, token_type: str, identifier: str) -> Wallet:
+def make_wallet(*, owner: str | None, account: str | None, token_type: str, identifier: str) -> Wallet:
     """Return the wallet of an owner's key or of an account. ValueError unless exactly one of them
     is given.
     """
@@ -77,10 +77,10 @@ def wallet(*, owner: str | None, account: str | None, token_type: str, identifie
 
 def wallets_of(token: Token) -> tuple[Wallet, ...]:
     """Return the wallets that contain a token: its owner's, and its account's if it has one."""
-    by_owner = Wallet(token.token_type, token.identifier, token.owner, None)
+    owner_wallet = Wallet(token.token_type, token.identifier, token.owner, None)
     if token.account is None:
-        return (by_owner,)
-    return by_owner, Wallet(token.token_type, token.identifier, None, token.account)
+        return (owner_wallet,)
+    return owner_wallet, Wallet(token.token_type, token.identifier, None, token.account)
 
 
 def check_amount(amount: int) -> int:

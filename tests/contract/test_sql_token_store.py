@@ -173,7 +173,7 @@ def test_sqlite_in_memory_is_rejected(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["mysql://root:secret@h/d", "sqlite:///tokens.db", "postgresql://me:secret@h/d"])
 def test_an_unsupported_database_is_rejected(url: str) -> None:
-    with pytest.raises(ValueError, match=r"one of sqlite\+aiosqlite or postgresql\+asyncpg, not") as refused:
+    with pytest.raises(ValueError, match=r"begin with sqlite\+aiosqlite or postgresql\+asyncpg, not") as refused:
         SqlTokenStore(url)
     assert "secret" not in str(refused.value)
 

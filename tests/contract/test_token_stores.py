@@ -99,7 +99,7 @@ async def test_an_id_can_be_issued_only_once(store: Store) -> None:
     for there in "ab":
         with pytest.raises(ValueError, match=f"exist already: '{there}'"):
             await store.add([token("new"), token(there)])
-    with pytest.raises(ValueError, match="named more than once: 'new'"):
+    with pytest.raises(ValueError, match="listed more than once: 'new'"):
         await store.add([token("new"), token("new", amount=2)])
     await store.add([])
     assert await ids(store) == {"a"}
@@ -153,11 +153,11 @@ async def test_invalid_spends_are_rejected(store: Store) -> None:
         await store.spend([token("a")], transaction="T", outputs=[token("c"), token("b")])
     with pytest.raises(ValueError, match="exist already: 'a'"):
         await store.spend([token("a")], transaction="T", outputs=[token("a")])
-    with pytest.raises(ValueError, match="named more than once: 'a'"):
+    with pytest.raises(ValueError, match="listed more than once: 'a'"):
         await store.spend([token("a"), token("a")], transaction="T")
-    with pytest.raises(ValueError, match="named more than once: 'c'"):
+    with pytest.raises(ValueError, match="listed more than once: 'c'"):
         await store.spend([token("a")], transaction="T", outputs=[token("c"), token("c")])
-    with pytest.raises(ValueError, match="no token to spend"):
+    with pytest.raises(ValueError, match="at least one token to spend"):
         await store.spend([], transaction="T", outputs=[token("c")])
     assert await ids(store) == set("ab")
 

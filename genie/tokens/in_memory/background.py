@@ -1,14 +1,14 @@
-"""An event loop in a thread of its own whose state other threads may use too.
+"""An event loop in a background thread, whose state other threads may use directly under a mutex.
 
-Between two awaits the state of a selector changes atomically. A mutex extends this to threads: the
-loop's thread holds it whenever it runs, and releases it only while it polls for I/O. A thread that
-holds the mutex has exclusive access, like a callback of the loop. A call that awaits nothing is
-therefore executed by the calling thread itself, in some microseconds; passing it to the loop and
-back takes about a hundred.
+In an event loop the code between two awaits is atomic. A mutex extends this to other threads: the
+loop's thread holds it whenever it runs code, and releases it only while it polls for I/O. So a
+thread that holds the mutex has exclusive access to the state, like a callback of the loop. A call
+that awaits nothing is executed by the calling thread itself, in some microseconds; passing it to
+the loop and back takes about a hundred.
 
-The main thread never takes the mutex. Signal handlers run there between any two instructions and
-may raise, as Ctrl-C does, which would leave the state half changed. Its calls are passed to the
-loop.
+The main thread never acquires the mutex: its calls are always passed to the loop. Signal handlers
+run in the main thread between any two instructions and may raise, as Ctrl-C does, which would leave
+the state half changed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ class Closed(RuntimeError):
 
 
 class NeedsLoop(Exception):
-    """A call would have to wait, and does not run in the event loop. It has changed nothing."""
+    """A call must wait, but does not run in the event loop. It has changed nothing, and can be
+    repeated there.
+    """
 
 
 class Mutex:
-    """Mutual exclusion of the event loop's thread and other threads. It is the guard of the
+    """Mutual exclusion between the event loop's thread and other threads. Also the `Guard` of the
     selector that it protects.
     """
 
@@ -48,20 +50,20 @@ class Mutex:
         self._lock = threading.Lock()
         self._owner: int | None = None
         self.loop_thread: int | None = None
-        """The thread that may await while it holds the mutex: polling releases it."""
+        """The event loop's thread, which may await while it holds the mutex: polling releases it."""
 
     def acquire(self) -> None:
-        """Wait for the mutex. RuntimeError as in `check_free`."""
-        self.check_free()
+        """Wait for the mutex. RuntimeError if this thread holds it already."""
+        self.check_not_held()
         self._lock.acquire()
         self._owner = get_ident()
 
-    def check_free(self) -> None:
-        """Raise RuntimeError if this thread holds the mutex: it would deadlock."""
+    def check_not_held(self) -> None:
+        """Raise RuntimeError if this thread holds the mutex: waiting for it would be a deadlock."""
         if self._owner == get_ident():
             raise RuntimeError(
-                "a selector for threads can't be called while it executes a call: neither by a `where`, nor by its store, nor"
-                " by what `run` executes"
+                "a selector for threads can't be called by code that it executes: by a `where`, by its store, or by a"
+                " coroutine passed to `run`"
             )
 
     def release(self) -> None:
@@ -69,7 +71,7 @@ class Mutex:
         self._owner = None
         self._lock.release()
 
-    # -- as a guard -----------------------------------------------------------------------------------------
+    # -- implementation of `Guard` --------------------------------------------------------------------------
 
     def bind(self) -> None:
         """Do nothing: any thread that holds the mutex may use the selector."""
@@ -85,13 +87,15 @@ class Mutex:
             raise NeedsLoop
 
     def time(self) -> float:
-        """Return the monotonic clock's seconds, which is also the event loop's clock."""
+        """Return the time of the monotonic clock, which event loops use too, in seconds. RuntimeError
+        if this thread does not hold the mutex.
+        """
         self.check()
         return time.monotonic()
 
 
 class _PollingSelector(selectors.DefaultSelector):
-    """Releases a mutex while the event loop polls for I/O."""
+    """An I/O selector for an event loop. It releases a mutex while it polls."""
 
     def __init__(self, mutex: Mutex) -> None:
         super().__init__()
@@ -106,9 +110,11 @@ class _PollingSelector(selectors.DefaultSelector):
 
 
 class _Call(Generic[T]):
-    """A coroutine that a thread has passed to the loop. Its methods run in the loop's thread."""
+    """A coroutine that a thread has passed to the event loop, and its result. The methods run in the
+    loop's thread.
+    """
 
-    __slots__ = ("_abandoned", "_coroutine", "_task", "_undo", "outcome", "posted")
+    __slots__ = ("_abandoned", "_coroutine", "_task", "_undo", "future", "posted")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None) -> None:
         self._coroutine = coroutine
@@ -116,41 +122,46 @@ class _Call(Generic[T]):
         self._task: asyncio.Task[None] | None = None
         self._abandoned = False
         self.posted = False
-        """Whether the loop may have received it."""
-        self.outcome: Future[T] = Future()
+        """Whether the call may have been passed to the loop."""
+        self.future: Future[T] = Future()
 
     def begin(self) -> None:
         """Start the coroutine."""
         self._task = asyncio.get_running_loop().create_task(self._execute())
-        self._task.add_done_callback(lambda _: self._coroutine.close())  # cancelled before it began
+        self._task.add_done_callback(lambda _: self._coroutine.close())  # in case it was cancelled before it began
 
     def abandon(self) -> None:
-        """The calling thread was interrupted: cancel the call, or undo it if it has succeeded."""
+        """Cancel the call, or undo it if it has succeeded: the calling thread was interrupted, and
+        will not get its result.
+        """
         self._abandoned = True
         if self._task is None:
             self._coroutine.close()
         elif not self._task.done():
             self._task.cancel()
-        elif self.outcome.done() and self.outcome.exception() is None:
-            self._undo_result(self.outcome.result())
+        elif self.future.done() and self.future.exception() is None:
+            self._undo_result(self.future.result())
 
     def fail(self) -> None:
-        """The loop has ended before the coroutine began. Also runs in the calling thread."""
+        """Set the exception Closed: the loop has ended before the coroutine began. Also called by the
+        calling thread.
+        """
         with suppress(InvalidStateError):
-            self.outcome.set_exception(Closed())
+            self.future.set_exception(Closed())
             self._coroutine.close()
 
     async def _execute(self) -> None:
+        """Await the coroutine, and pass its result or exception to the calling thread."""
         try:
             result = await self._coroutine
         except asyncio.CancelledError:
-            self.outcome.set_exception(Closed(": the call was cancelled"))
-        except BaseException as error:  # noqa: BLE001 - it is the thread's
-            self.outcome.set_exception(error)
+            self.future.set_exception(Closed(": the call was cancelled"))
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
+            self.future.set_exception(error)
         else:
             if self._abandoned:
                 self._undo_result(result)
-            self.outcome.set_result(result)
+            self.future.set_result(result)
 
     def _undo_result(self, result: T) -> None:
         if self._undo is not None:
@@ -158,16 +169,16 @@ class _Call(Generic[T]):
 
 
 class Background:
-    """An event loop in a daemon thread, started by the first call that needs it. For any number of
-    threads.
+    """An event loop in a daemon thread, which the first call that needs it starts. Any number of
+    threads may call it.
     """
 
     def __init__(self, name: str) -> None:
         self.mutex = Mutex()
         self._name = name
-        self._main = threading.main_thread().ident
+        self._main_thread = threading.main_thread().ident
         self._calls: set[_Call[Any]] = set()
-        self._starting = threading.Lock()
+        self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._stopping = asyncio.Event()
@@ -175,18 +186,18 @@ class Background:
         """Whether the loop is ending or has ended, or will never start."""
 
     def call(self, make: Callable[[], Coroutine[Any, Any, T]], undo: Callable[[T], object] | None = None) -> T:
-        """Execute a coroutine in this thread; in the loop if it has to wait, or if this is the main
-        thread.
+        """Execute the coroutine that `make` returns, in the calling thread if possible.
 
-        `make` is called again if its coroutine raised NeedsLoop. `undo` as in `run`.
+        The loop executes it if this is the main thread, or if it must wait, for which it raises
+        NeedsLoop: then `make` is called a second time. `undo` as in `run`.
         """
         if self.stopped:
             raise Closed
-        if get_ident() != self._main:
+        if get_ident() != self._main_thread:
             mutex = self.mutex
             mutex.acquire()
             try:
-                return immediately(make())
+                return run_without_waiting(make())
             except NeedsLoop:
                 pass
             finally:
@@ -194,29 +205,29 @@ class Background:
         return self.run(make(), undo)
 
     def run(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None = None) -> T:
-        """Execute a coroutine in the loop, and wait for its outcome.
+        """Execute a coroutine in the loop, and wait for its result.
 
-        KeyboardInterrupt in the waiting thread cancels it; if it has succeeded already its result
-        is passed to `undo`, in the loop. Closed if the loop has ended or ends before the coroutine.
+        KeyboardInterrupt in the waiting thread cancels the coroutine; if it has succeeded already its
+        result is passed to `undo`, in the loop. Raises Closed if the loop ends before the coroutine.
         """
         call = _Call(coroutine, undo)
         try:
-            self._begin()
+            self._start()
             self._calls.add(call)  # before the check: the loop first sets `stopped`, then fails all calls
             self._check_usable()
             call.posted = True
             self._post(lambda: call.fail() if self.stopped else call.begin())
-            return call.outcome.result()
+            return call.future.result()
         except BaseException as error:
-            self._drop(call, error)
+            self._abandon(call, error)
             raise
         finally:
             self._calls.discard(call)
 
     def stop(self) -> None:
-        """Cancel what runs in the loop, and end it. A second call waits for the same."""
-        self.mutex.check_free()
-        with self._starting:
+        """Cancel the calls in progress, and end the loop; wait until it has ended."""
+        self.mutex.check_not_held()
+        with self._start_lock:
             if self._thread is None:
                 self.stopped = True
                 return
@@ -224,11 +235,12 @@ class Background:
             self._post(self._stopping.set)
         self._thread.join()
 
-    # -- inside ---------------------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
+        """Start the loop's thread, unless it was started or stopped before."""
         if self._thread is None:
-            with self._starting:
+            with self._start_lock:
                 if self._thread is None and not self.stopped:
                     self._loop = asyncio.SelectorEventLoop(_PollingSelector(self.mutex))
                     thread = threading.Thread(target=self._run_loop, name=self._name, daemon=True)
@@ -238,32 +250,36 @@ class Background:
     def _check_usable(self) -> None:
         if self.stopped:
             raise Closed
-        self.mutex.check_free()
+        self.mutex.check_not_held()
 
     def _post(self, callback: Callable[[], None]) -> None:
-        """Let the loop call something. Closed if it has ended."""
+        """Let the loop call a function. Raises Closed if the loop has ended."""
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             raise Closed from None
 
     def _run_loop(self) -> None:
+        """Run the event loop until it is stopped, and fail the calls that are left. The thread's target."""
         self.mutex.loop_thread = get_ident()
         self.mutex.acquire()
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._until_stopped())
+                runner.run(self._wait_until_stopped())
         finally:
             for call in list(self._calls):
                 call.fail()
             self.mutex.release()
 
-    async def _until_stopped(self) -> None:
+    async def _wait_until_stopped(self) -> None:
         await self._stopping.wait()
         self.stopped = True  # calls in progress are cancelled, and no more are started
 
-    def _drop(self, call: _Call[Any], error: BaseException) -> None:
-        if call.outcome.done() and call.outcome.exception() is error:
+    def _abandon(self, call: _Call[Any], error: BaseException) -> None:
+        """Cancel or undo a call after an exception in the calling thread, unless `error` is the call's
+        own result.
+        """
+        if call.future.done() and call.future.exception() is error:
             return
         try:
             if call.posted:
@@ -274,12 +290,12 @@ class Background:
         call.fail()
 
 
-def immediately(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Execute a coroutine that awaits nothing, and return its result."""
+def run_without_waiting(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Execute a coroutine without an event loop, and return its result. RuntimeError if it suspends."""
     try:
         coroutine.send(None)
-    except StopIteration as done:
-        result: T = done.value
+    except StopIteration as stop:
+        result: T = stop.value
         return result
     coroutine.close()
-    raise RuntimeError("a call that must not wait did")
+    raise RuntimeError("a coroutine that must not wait has suspended")

@@ -1,12 +1,12 @@
-"""Following a token store: its tokens, then every change, none missed and none kept too long.
+"""Following a token store: loads its tokens, and then applies every change.
 
-The change feed begins with `Resync`: every later change is reported. Only then are the tokens
-loaded, page by page, while changes are applied as they arrive. A token that is added meanwhile
-appears as a change, in a page, or in both. One that is spent meanwhile may still be in a page: the
-ids spent during a load are therefore recorded, and pages do not add them back. On another `Resync`
-everything is loaded again; tokens that this load lacks were spent in between.
+The change feed begins with `Resync`: it reports every later change. Only then are the tokens
+loaded, page by page, while changes are applied as they arrive. A token that is added during the
+load appears as a change, in a page, or in both. A token that is spent during the load may still
+appear in a page: so the ids spent during a load are recorded, and pages do not add them again. On
+another `Resync` everything is loaded again; the tokens that this load lacks were spent in between.
 
-A store that fails is retried with exponential backoff.
+If the store fails, the load and the feed are retried with exponential backoff.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ T = TypeVar("T")
 
 
 class TokenSink(Protocol):
-    """What receives the tokens and changes."""
+    """A set of unspent tokens that a follower keeps current."""
 
     def add(self, token: Token) -> None:
-        """A token exists. It may have been added before."""
+        """Add an unspent token, which may be present already."""
 
     def remove(self, id: str) -> bool:
-        """A token was spent. Returns whether it was present."""
+        """Remove a spent token. Returns whether it was present."""
 
     def ids(self) -> Iterable[str]:
-        """The ids of all tokens."""
+        """Return the ids of all tokens."""
 
 
 class StoreFollower:
-    """Keeps a sink in step with the store.
+    """Keeps a sink current with a token store.
 
-    `store_error` is the store's last error until it has been loaded again: meanwhile the sink may
-    be outdated.
+    `store_error` is the last error of the store; None once it has been loaded again. Until then the
+    sink may be outdated.
     """
 
     def __init__(self, store: TokenStore, sink: TokenSink) -> None:
@@ -52,17 +52,17 @@ class StoreFollower:
         self._first_load: asyncio.Future[None] | None = None
         self._backoff = Backoff()
         self._unconfirmed: set[str] = set()
-        """Spent by this process, and not yet reported by the change feed."""
+        """Ids of tokens that this process has spent, and the change feed has not reported yet."""
         self._expected: set[str] = set()
-        """Outputs of spends in progress here that are not known to be spent."""
-        self._spent: set[str] | None = None
-        """Spent since the load began; None while there is no load."""
+        """Ids of the outputs of spends in progress in this process, unless they are known to be spent."""
+        self._spent_during_load: set[str] | None = None
+        """Ids of tokens spent since the load began; None while no load is in progress."""
         self._stale: set[str] = set()
-        """Present before the load began, and not reported since."""
+        """Ids of tokens that were present before the load began, and were not reported since."""
 
     async def start(self) -> None:
-        """Start, and wait for the first load. Raises the store's errors during it; can be called
-        again then.
+        """Start to follow the store, and wait for the first load. Raises an error of the store during
+        this load; after that it can be called again.
         """
         if self._following is not None:
             raise RuntimeError("the store is being followed already")
@@ -75,7 +75,7 @@ class StoreFollower:
             raise
 
     async def close(self) -> None:
-        """Stop to follow the store."""
+        """Stop following the store."""
         await cancel_and_wait(self._following)
         await cancel_and_wait(self._loading)
         self._following = None
@@ -84,12 +84,12 @@ class StoreFollower:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and not closed since."""
+        """Whether the follower was started, and not closed since."""
         return self._following is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether the first load has succeeded, and it was not closed since."""
+        """Whether the first load has succeeded, and the follower was not closed since."""
         first_load = self._first_load
         return (
             self._following is not None
@@ -99,78 +99,87 @@ class StoreFollower:
         )
 
     async def wait_loaded(self) -> None:
-        """Wait for the first load. Raises the error with which it failed; RuntimeError if there is
-        none in progress.
+        """Wait until the first load has ended. Raises the error with which it failed; RuntimeError if
+        the follower is not started.
         """
         if self._first_load is None or (self._following is None and self._first_load.exception() is None):
             raise RuntimeError("the selector is not open: use it as an async context manager, or start() it")
         await asyncio.shield(self._first_load)
 
     def on_spent(self, id: str) -> None:
-        """Remove a token that this process has spent. Late reports of it do not bring it back."""
+        """Remove a token that this process has spent. A late report of its issue does not add it
+        again.
+        """
         self._expected.discard(id)
         if self._sink.remove(id):
             self._unconfirmed.add(id)
-        if self._spent is not None:
-            self._spent.add(id)
+        if self._spent_during_load is not None:
+            self._spent_during_load.add(id)
 
     def expect(self, outputs: Iterable[Token]) -> None:
-        """Record whether outputs that this process is about to issue are spent before that is
-        known.
+        """Begin to record whether any of these outputs, which this process is about to issue, is
+        spent: the change feed may report that before the call that issues them has returned.
         """
         self._expected.update(token.id for token in outputs)
 
     def on_issued(self, outputs: Iterable[Token]) -> None:
-        """Expected outputs were issued: add those that are not spent already.
+        """Add expected outputs that were issued, except those that are spent already.
 
-        So change can be selected when its spend returns, however late the change feed reports it.
+        So the outputs can be selected as soon as their spend returns, however late the change feed
+        reports them.
         """
         for token in outputs:
             if token.id in self._expected:
                 self._add(token)
 
     def stop_expecting(self, outputs: Iterable[Token]) -> None:
-        """The spend has ended, with whatever outcome."""
+        """Stop recording for these outputs: their spend has ended, with whatever result."""
         self._expected.difference_update(token.id for token in outputs)
 
     # -- changes ------------------------------------------------------------------------------------------
 
     async def _follow(self, first_load: asyncio.Future[None]) -> None:
+        """Apply the changes of the feed; connect again after each error, unless the first load has
+        failed.
+        """
         while not (first_load.done() and first_load.exception()):
             try:
                 async with closing(self._store.changes()) as changes:
                     async for change in changes:
                         self._apply(change, first_load)
-                raise ConnectionError("the change feed of the store has ended")  # noqa: TRY301 - as if it had failed
-            except Exception as error:  # noqa: BLE001 - whatever a store can raise
+                raise ConnectionError("the change feed of the store has ended")  # noqa: TRY301 - handled like an error
+            except Exception as error:  # noqa: BLE001 - a store may raise anything
                 await cancel_and_wait(self._loading)
                 await self._back_off(error, first_load)
 
     def _apply(self, change: Change, first_load: asyncio.Future[None]) -> None:
+        """Apply a change of the feed to the sink; a `Resync` starts a load."""
         if isinstance(change, Added):
             self._add(change.token)
         elif isinstance(change, Spent):
             self._unconfirmed.discard(change.id)
             self._expected.discard(change.id)
             self._stale.discard(change.id)
-            if self._spent is not None:
-                self._spent.add(change.id)
+            if self._spent_during_load is not None:
+                self._spent_during_load.add(change.id)
             self._sink.remove(change.id)
         elif isinstance(change, Resync):
             if self._loading is not None:
                 self._loading.cancel()
-            self._spent = set()
+            self._spent_during_load = set()
             self._stale = set(self._sink.ids())
             self._loading = asyncio.create_task(
                 self._load(first_load, self._unconfirmed.copy()), name="tokens: load the store"
             )
 
     def _add(self, token: Token) -> None:
+        """Add a token to the sink, unless this process has spent it and the report is therefore late."""
         if token.id not in self._unconfirmed:
             self._stale.discard(token.id)
             self._sink.add(token)
 
     async def _back_off(self, error: Exception, first_load: asyncio.Future[None]) -> None:
+        """Record an error of the store, which fails a first load in progress, and pause before a retry."""
         if not first_load.done():
             self._fail_first_load(error)
         self.store_error = error
@@ -179,31 +188,36 @@ class StoreFollower:
     def _fail_first_load(self, error: Exception) -> None:
         if self._first_load is not None:
             self._first_load.set_exception(error)
-            self._first_load.exception()  # marks it as retrieved: possibly nothing awaits it
+            self._first_load.exception()  # marks it as retrieved, in case nothing awaits it
 
     # -- loading ----------------------------------------------------------------------------------------------
 
     async def _load(self, first_load: asyncio.Future[None], unconfirmed: set[str]) -> None:
+        """Load all tokens, with retries, and then remove those that are no longer in the store.
+
+        `unconfirmed`: the tokens that this process had spent before the load began.
+        """
         while True:
             try:
-                await self._read()
+                await self._read_pages()
                 break
-            except Exception as error:  # noqa: BLE001 - whatever a store can raise
+            except Exception as error:  # noqa: BLE001 - a store may raise anything
                 await self._back_off(error, first_load)
         for id in self._stale:
             self._sink.remove(id)
         self._stale = set()
-        self._spent = None
-        self._unconfirmed -= unconfirmed  # possibly reported before the feed was connected
+        self._spent_during_load = None
+        self._unconfirmed -= unconfirmed  # the feed may have reported them before it was connected
         self._backoff.reset()
         self.store_error = None
         if not first_load.done():
             first_load.set_result(None)
 
-    async def _read(self) -> None:
+    async def _read_pages(self) -> None:
+        """Read all unspent tokens, and add those that were not spent since the load began."""
         async with closing(self._store.unspent()) as pages:
             async for page in pages:
                 for token in page:
-                    if self._spent is None or token.id not in self._spent:
+                    if self._spent_during_load is None or token.id not in self._spent_during_load:
                         self._add(token)
                 await asyncio.sleep(0)  # yield to other tasks even if the store does not

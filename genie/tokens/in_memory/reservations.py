@@ -1,15 +1,15 @@
-"""Unspent tokens in memory, and the reservations of them: who holds which, and until when.
+"""The unspent tokens in memory, and their reservations for transactions.
 
 A reservation is an object, and each token's entry refers to the reservation that holds it. A late
 call of an expired reservation (a release, a spend) can therefore not affect tokens that another one
 has reserved since.
 
-Reservations of the same duration expire in the order in which they were made. They form one queue
-for each duration. Nothing waits for tokens, so expiry needs no timers: the clock is checked when
-tokens are selected.
+Reservations of the same duration expire in the order in which they were renewed. So there is one
+expiry queue for each duration. Nothing waits for tokens, so expiry needs no timers: the clock is
+checked when tokens are selected.
 
 `Buckets` index the tokens by wallet. Each bucket has a stack of free entries, from which reserving
-takes time proportional to the tokens reserved, not to those in the wallet.
+takes time proportional to the number of reserved tokens, not to the size of the wallet.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import Final
 
 from genie.tokens.token import Token, Wallet, wallets_of
 
-MAX_IDLE_QUEUES = 16
-"""Empty queues are kept up to this number: the next reservation is likely to have the same
-duration.
+MAX_QUEUES = 16
+"""Expiry queues beyond which empty ones are deleted. Otherwise they stay: the next reservation is
+likely to have the same duration.
 """
 
 
 class Reservation:
-    """Some tokens, held for a transaction for `duration` seconds from each `renew`.
+    """Tokens that are held for a transaction, for `duration` seconds from the last `renew`.
 
     `deadline` is when it expires, by the table's clock; -inf once it has ended. `pending_ids` are
-    tokens that were reserved before the store has reported them. `superseded`: a newer reservation
-    of the transaction has taken over some of its tokens.
+    tokens that were reserved by `restore` before they were loaded from the store. `superseded`: some
+    of its tokens were transferred to a newer reservation of the same transaction.
     """
 
     __slots__ = ("deadline", "duration", "entries", "pending_ids", "superseded", "transaction")
@@ -54,15 +54,15 @@ class Reservation:
 
     @property
     def spent_ids(self) -> Iterator[str]:
-        """Ids of the tokens that were spent while this reservation held them."""
+        """The ids of the tokens that were spent while this reservation held them."""
         return (entry.id for entry in self.entries if entry.reservation is SPENT)
 
 
 class ReservationTable:
-    """All reservations, and the tokens of which they are made. `clock` returns seconds.
+    """All reservations of a selector, and its unspent tokens. `clock` returns seconds.
 
-    The store's follower adds and removes tokens here. A token that was reserved before it is added
-    becomes part of its reservation when it is.
+    The store's follower adds and removes the tokens. A token that `restore` has reserved before it
+    is added joins its reservation when it is added.
     """
 
     __slots__ = ("_by_transaction", "_next_deadline", "_pending", "_queues", "buckets", "clock")
@@ -71,17 +71,18 @@ class ReservationTable:
         self.buckets = buckets
         self.clock = clock
         self._queues: dict[float, OrderedDict[Reservation, None]] = {}
-        """The reservations by duration, the first to expire first."""
+        """Expiry queues: the active reservations by duration, the first to expire first."""
         self._by_transaction: dict[str, set[Reservation]] = {}
         self._pending: dict[str, Reservation] = {}
+        """The reservations of tokens that were not loaded yet, by token id."""
         self._next_deadline = math.inf
-        """No reservation expires earlier."""
+        """A time before which no reservation expires."""
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
     def renew(self, reservation: Reservation) -> None:
-        """Start the time of a reservation, or start it again."""
+        """Activate a reservation, or extend it: it expires `duration` seconds from now."""
         reservation.deadline = deadline = self.clock() + reservation.duration
         queue = self._queues.get(reservation.duration)
         if queue is None:
@@ -93,7 +94,7 @@ class ReservationTable:
         self._by_transaction.setdefault(reservation.transaction, set()).add(reservation)
 
     def release(self, reservation: Reservation) -> None:
-        """Free the tokens that the reservation still holds, and end it. Idempotent."""
+        """End a reservation, and free the tokens that it still holds. Idempotent."""
         entries, reservation.entries = reservation.entries, []
         release_entries(entries, reservation)
         for id in self.missing(reservation):
@@ -103,36 +104,40 @@ class ReservationTable:
             reservation.deadline = -math.inf
             queue = self._queues[reservation.duration]
             del queue[reservation]
-            if not queue and len(self._queues) > MAX_IDLE_QUEUES:
+            if not queue and len(self._queues) > MAX_QUEUES:
                 del self._queues[reservation.duration]
-            same = self._by_transaction[reservation.transaction]
-            same.discard(reservation)
-            if not same:
+            of_transaction = self._by_transaction[reservation.transaction]
+            of_transaction.discard(reservation)
+            if not of_transaction:
                 del self._by_transaction[reservation.transaction]
 
     def is_active(self, reservation: Reservation) -> bool:
-        """Whether it has not expired, and holds all of its tokens but the spent ones."""
+        """Return whether a reservation still holds all of its tokens, except those that were spent: it
+        was not released, has not expired, and was not superseded.
+        """
         return self.clock() < reservation.deadline and not reservation.superseded
 
     def missing(self, reservation: Reservation) -> list[str]:
-        """Return the reserved ids that the store has not reported, or has reported spent."""
+        """Return the ids of a restored reservation that were not loaded from the store (yet). Once the
+        store is loaded these are the spent tokens.
+        """
         return [id for id in reservation.pending_ids if self._pending.get(id) is reservation]
 
     def expire(self) -> None:
-        """End the reservations that have expired. Must be called before each selection."""
+        """Release the reservations that have expired. Must be called before each selection."""
         now = self.clock()
         if now < self._next_deadline:
             return
         for queue in list(self._queues.values()):
-            for reservation in list(takewhile(lambda reservation: reservation.deadline <= now, queue)):
-                self.release(reservation)
+            for expired in list(takewhile(lambda reservation: reservation.deadline <= now, queue)):
+                self.release(expired)
         self._next_deadline = min(
             (next(iter(queue)).deadline for queue in self._queues.values() if queue), default=math.inf
         )
 
     def reserved_in(self, bucket: Bucket) -> Iterator[tuple[TokenEntry, Reservation]]:
-        """Iterate over the reserved entries of a bucket with their reservations. Visits every
-        reservation.
+        """Iterate over the reserved entries of a bucket, with their reservations. Takes time
+        proportional to all reservations.
         """
         for queue in self._queues.values():
             for reservation in queue:
@@ -141,7 +146,7 @@ class ReservationTable:
                         yield entry, reservation
 
     def held_by(self, transaction: str, bucket: Bucket) -> int:
-        """Return the amount that a transaction holds in a bucket."""
+        """Return the amount of the tokens in a bucket that a transaction has reserved."""
         return sum(
             entry.amount
             for reservation in self._by_transaction.get(transaction, ())
@@ -152,17 +157,17 @@ class ReservationTable:
     # -- restored reservations --------------------------------------------------------------------------------
 
     def restore(self, reservation: Reservation, tokens: Iterable[Token]) -> list[str]:
-        """Reserve tokens by id that were held before a restart, whether the store has reported them
-        or not.
+        """Reserve the tokens of a checkpoint by their ids, whether they were loaded from the store or
+        not.
 
-        Takes over what the same transaction holds of them. Returns the ids that other transactions
-        hold; if there are any nothing is changed.
+        Tokens that the same transaction holds are transferred to this reservation. Returns the ids
+        that other transactions hold; if there are any, nothing is changed.
         """
         self.expire()
         ids = [token.id for token in tokens]
-        others = [id for id in ids if not self._is_available_to(reservation.transaction, id)]
-        if others:
-            return others
+        unavailable = [id for id in ids if not self._is_available_to(reservation.transaction, id)]
+        if unavailable:
+            return unavailable
         reservation.pending_ids = tuple(id for id in ids if self.buckets.entry(id) is None)
         for id in reservation.pending_ids:
             self._supersede(self._pending.get(id))
@@ -182,6 +187,7 @@ class ReservationTable:
             holder.superseded = True
 
     def _is_available_to(self, transaction: str, id: str) -> bool:
+        """Return whether no other transaction has reserved a token."""
         entry = self.buckets.entry(id)
         holder = self._pending.get(id) if entry is None else entry.reservation
         return not isinstance(holder, Reservation) or holder.transaction == transaction
@@ -189,7 +195,9 @@ class ReservationTable:
     # -- changes of the store ---------------------------------------------------------------------------------
 
     def add(self, token: Token) -> None:
-        """A token was issued, or loaded. It may be present already."""
+        """Add a token that was issued or loaded, if it is not present already; reserve it if `restore`
+        has reserved its id.
+        """
         entry = self.buckets.add(token)
         reservation = self._pending.pop(token.id, None) if entry is not None and self._pending else None
         if reservation is not None and entry is not None:
@@ -197,11 +205,11 @@ class ReservationTable:
             reserve_entries([entry], reservation)
 
     def remove(self, id: str) -> bool:
-        """A token was spent. Returns whether it was present."""
+        """Remove a spent token. Returns whether it was present."""
         return self.buckets.remove(id)
 
     def ids(self) -> Iterable[str]:
-        """The ids of all tokens."""
+        """Return the ids of all tokens."""
         return self.buckets.ids()
 
 
@@ -211,23 +219,27 @@ SPENT: Final = object()
 """The `reservation` of an entry whose token was spent."""
 
 BY_OWNER = 1
+"""Flag of the buckets of owners' wallets."""
 BY_ACCOUNT = 2
-IN_ALL_STACKS = BY_OWNER | BY_ACCOUNT
+"""Flag of the buckets of accounts' wallets."""
+ALL_FLAGS = BY_OWNER | BY_ACCOUNT
 
 MAX_STALE_ENTRIES = 64
-"""Entries of spent tokens that a stack may contain, beyond the number of its tokens, before it is
-swept.
+"""A stack is compacted when it has more entries than this plus twice the number of its tokens: then
+most of them are of spent tokens.
 """
 
 
 class TokenEntry:
-    """An unspent token. `reservation` is what holds it: None, a reservation, or `SPENT`.
+    """A token in one or two buckets: that of its owner, and that of its account, if it has one.
 
-    `token` is None if only the id and the amount are kept in memory. `stacked_in` are the flags of
-    the buckets on whose stacks the entry is.
+    `reservation` is None while the token is free, else the reservation that holds it, or `SPENT`.
+    `token` is None if only the id and the amount are kept in memory. `stack_flags` are the flags of
+    the buckets on whose stacks the entry is. A reserved entry stays on the stack of its other bucket
+    until it is popped there.
     """
 
-    __slots__ = ("account", "amount", "id", "owner", "reservation", "stacked_in", "token")
+    __slots__ = ("account", "amount", "id", "owner", "reservation", "stack_flags", "token")
 
     def __init__(self, token: Token, owner: Bucket, account: Bucket | None) -> None:
         self.id = token.id
@@ -236,26 +248,26 @@ class TokenEntry:
         self.owner = owner
         self.account = account
         self.reservation: object | None = None
-        self.stacked_in = 0
+        self.stack_flags = 0
 
     def push(self) -> None:
-        """Push it onto the stacks of its buckets: it is free."""
-        if not self.stacked_in & BY_OWNER:
+        """Push a free entry onto those stacks of its buckets on which it is not yet."""
+        if not self.stack_flags & BY_OWNER:
             self.owner.stack.append(self)
-        if self.account is not None and not self.stacked_in & BY_ACCOUNT:
+        if self.account is not None and not self.stack_flags & BY_ACCOUNT:
             self.account.stack.append(self)
-        self.stacked_in = IN_ALL_STACKS
+        self.stack_flags = ALL_FLAGS
 
     def add_reserved(self, amount: int) -> None:
-        """Add to the reserved amount of its buckets."""
+        """Add to the reserved amounts of the entry's buckets."""
         self.owner.reserved += amount
         if self.account is not None:
             self.account.reserved += amount
 
 
 class Bucket:
-    """The tokens of one wallet: their number, total and reserved amount, and the stack of free
-    entries.
+    """The tokens of one wallet: their number (`count`), their `total` and `reserved` amount, and a
+    stack with all free entries, which may also contain reserved and spent ones.
     """
 
     __slots__ = ("count", "flag", "reserved", "stack", "total", "wallet")
@@ -273,14 +285,16 @@ class Bucket:
         """The amount that is not reserved."""
         return self.total - self.reserved
 
-    def reserve(self, asked: int, reservation: object) -> list[TokenEntry]:
-        """Reserve free entries until they reach `asked`. The bucket must have as much free."""
-        stack, others = self.stack, ~self.flag
+    def reserve(self, target: int, reservation: object) -> list[TokenEntry]:
+        """Pop free entries from the stack and reserve them until their amounts reach `target`. The free
+        amount of the bucket must suffice.
+        """
+        stack, other_flags = self.stack, ~self.flag
         reserved: list[TokenEntry] = []
         reached = 0
-        while reached < asked:
+        while reached < target:
             entry = stack.pop()
-            entry.stacked_in &= others
+            entry.stack_flags &= other_flags
             if entry.reservation is None:
                 entry.reservation = reservation
                 amount = entry.amount
@@ -292,42 +306,43 @@ class Bucket:
         return reserved
 
     def reserve_where(
-        self, asked: int, reservation: object, where: Callable[[Token], bool], reserved: list[TokenEntry]
+        self, target: int, reservation: object, where: Callable[[Token], bool], reserved: list[TokenEntry]
     ) -> list[TokenEntry]:
-        """Reserve free entries that `where` accepts, into `reserved`, until they reach `asked` or
-        there are no more.
+        """Reserve free entries whose tokens `where` accepts, until their amounts reach `target` or the
+        stack is empty; append them to `reserved`.
 
-        Rejected entries keep their places on the stack. Returns the entries that `where` could not
-        be asked about because only their id and amount are in memory.
+        Rejected entries are pushed back in their order. Returns the entries whose tokens are not in
+        memory, so that `where` could not be called.
         """
-        stack, others = self.stack, ~self.flag
-        kept: list[TokenEntry] = []
-        unread: list[TokenEntry] = []
+        stack, other_flags = self.stack, ~self.flag
+        not_reserved: list[TokenEntry] = []
+        uncached: list[TokenEntry] = []
         reached = 0
         try:
-            while stack and reached < asked:
+            while stack and reached < target:
                 entry = stack.pop()
                 if entry.reservation is not None:
-                    entry.stacked_in &= others
+                    entry.stack_flags &= other_flags
                     continue
-                kept.append(entry)
+                not_reserved.append(entry)  # before `where` is called, which may raise
                 if entry.token is None:
-                    unread.append(entry)
+                    uncached.append(entry)
                 elif where(entry.token):
-                    kept.pop().stacked_in &= others
+                    not_reserved.pop()
+                    entry.stack_flags &= other_flags
                     reserve_entries((entry,), reservation)
                     reserved.append(entry)
                     reached += entry.amount
         finally:
-            stack.extend(reversed(kept))
-        return unread
+            stack.extend(reversed(not_reserved))
+        return uncached
 
     def free_entries(self) -> Iterator[TokenEntry]:
-        """The entries that are not reserved, in no particular order."""
+        """Iterate over the entries that are not reserved, in no particular order."""
         return (entry for entry in self.stack if entry.reservation is None)
 
-    def sweep(self) -> None:
-        """Remove spent entries from the stack once they are most of it."""
+    def compact_stack(self) -> None:
+        """Remove the entries of spent tokens from the stack once they are most of it."""
         if len(self.stack) > 2 * self.count + MAX_STALE_ENTRIES:
             self.stack = [entry for entry in self.stack if entry.reservation is not SPENT]
 
@@ -348,14 +363,14 @@ def release_entries(entries: Iterable[TokenEntry], reservation: object) -> None:
             entry.push()
 
 
-def largest(entries: Iterable[TokenEntry], asked: int, limit: int) -> tuple[list[TokenEntry], int]:
-    """Return the fewest entries, at most `limit`, that reach `asked`, and their sum; it is less if
-    `limit` is too small.
+def largest(entries: Iterable[TokenEntry], target: int, limit: int) -> tuple[list[TokenEntry], int]:
+    """Return the largest entries, as few as reach `target` and at most `limit`, and their sum; it is
+    less than `target` if `limit` is too small.
     """
     chosen: list[TokenEntry] = []
     reached = 0
     for entry in heapq.nlargest(limit, entries, key=_amount):
-        if reached >= asked:
+        if reached >= target:
             break
         chosen.append(entry)
         reached += entry.amount
@@ -367,8 +382,8 @@ def _amount(entry: TokenEntry) -> int:
 
 
 class Buckets:
-    """All buckets, by wallet. At most `max_tokens` tokens are kept in memory; of the rest only the
-    id and amount.
+    """The buckets by wallet, and the entries by token id. At most `max_tokens` tokens are kept in
+    memory; of the rest only the id and the amount.
     """
 
     __slots__ = ("_buckets", "_cached_count", "_entries", "_max_tokens")
@@ -384,11 +399,11 @@ class Buckets:
 
     @property
     def cached_count(self) -> int:
-        """How many tokens are kept in memory."""
+        """The number of tokens in memory."""
         return self._cached_count
 
     def ids(self) -> Iterable[str]:
-        """The ids of all tokens."""
+        """Return the ids of all tokens."""
         return self._entries.keys()
 
     def find(self, wallet: Wallet) -> Bucket | None:
@@ -400,7 +415,7 @@ class Buckets:
         return self._entries.get(id)
 
     def add(self, token: Token) -> TokenEntry | None:
-        """Add a free token and return its entry; None if it was present already."""
+        """Add a token, which is free, and return its entry; None if it was present already."""
         if token.id in self._entries:
             return None
         wallets = wallets_of(token)
@@ -408,19 +423,19 @@ class Buckets:
         self._entries[entry.id] = entry
         entry.token = None
         self.cache_token(entry, token)
-        self._count(entry, 1)
+        self._update_totals(entry, 1)
         entry.push()
         return entry
 
     def cache_token(self, entry: TokenEntry, token: Token) -> None:
-        """Keep a token in memory if `max_tokens` allows it."""
+        """Keep an entry's token in memory, unless `max_tokens` are in memory already."""
         if entry.token is None and (self._max_tokens is None or self._cached_count < self._max_tokens):
             entry.token = token
             self._cached_count += 1
 
     def remove(self, id: str) -> bool:
-        """Remove a spent token, also from the reservation that holds it. Returns whether it was
-        present.
+        """Remove a spent token, and mark its entry as spent for the reservation that holds it. Returns
+        whether it was present.
         """
         entry = self._entries.pop(id, None)
         if entry is None:
@@ -431,7 +446,7 @@ class Buckets:
         if entry.token is not None:
             entry.token = None
             self._cached_count -= 1
-        self._count(entry, -1)
+        self._update_totals(entry, -1)
         return True
 
     def _bucket(self, wallet: Wallet) -> Bucket:
@@ -440,12 +455,15 @@ class Buckets:
             bucket = self._buckets[wallet] = Bucket(wallet)
         return bucket
 
-    def _count(self, entry: TokenEntry, one: int) -> None:
+    def _update_totals(self, entry: TokenEntry, sign: int) -> None:
+        """Add an entry to the totals of its buckets (`sign` 1), or subtract it (-1); remove empty
+        buckets.
+        """
         for bucket in (entry.owner, entry.account):
             if bucket is not None:
-                bucket.count += one
-                bucket.total += one * entry.amount
+                bucket.count += sign
+                bucket.total += sign * entry.amount
                 if not bucket.count:
                     del self._buckets[bucket.wallet]
-                elif one < 0:
-                    bucket.sweep()
+                elif sign < 0:
+                    bucket.compact_stack()

@@ -15,9 +15,9 @@ from genie.tokens.token import Token
 
 
 class InMemorySelection(Selection):
-    """Tokens that are held in memory until they are spent or released, or their time expires.
+    """Tokens that are held in memory until they are spent or released, or their reservation expires.
 
-    `restored`: its transaction may have spent them before a restart.
+    `restored`: created from a checkpoint, so the transaction may have spent the tokens before.
     """
 
     __slots__ = ("_follower", "_reservation", "_reservations", "_restored")
@@ -58,10 +58,10 @@ class InMemorySelection(Selection):
         return (*self._reservation.spent_ids, *missing)
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return JSON-compatible data by which `restore` holds these tokens again.
+        """Return JSON-compatible data from which `restore` creates the selection again, after a
+        restart. A spend with unknown outcome can then be retried.
 
-        SelectionEnded if they are not held any more. A spend with unknown outcome can be repeated
-        after a restart.
+        SelectionEnded if the tokens are no longer held.
         """
         self._guard.check()
         if self._state not in (State.HELD, State.SPENDING) or not self._reservations.is_active(self._reservation):
@@ -75,22 +75,24 @@ class InMemorySelection(Selection):
     async def spend(self, outputs: Sequence[Token] = ()) -> None:
         """Spend the tokens and issue `outputs`, all or nothing; see `Selection.spend`.
 
-        Restarts the time for which the tokens are held. Tokens that turn out to be spent are not
-        selected again. The outputs can be selected as soon as this returns.
+        Renews the reservation of the tokens. Tokens that turn out to be spent are not selected
+        again. The outputs can be selected as soon as this returns.
         """
         self._guard.check()
-        # Otherwise an earlier spend may have issued the outputs, and they may be spent since: wait for the change feed.
-        issued = () if self._restored or self._state is not State.HELD else outputs
-        self._follower.expect(issued)
+        # Outputs become selectable at once only at the first attempt. An earlier attempt may have issued them, and they
+        # may be spent since, so after a retry the change feed reports them.
+        is_first_attempt = self._state is State.HELD and not self._restored
+        expected = outputs if is_first_attempt else ()
+        self._follower.expect(expected)
         try:
             await super().spend(outputs)
-            self._follower.on_issued(issued)
+            self._follower.on_issued(expected)
         except SpentAlready as error:
             for id in set(error.ids).intersection(token.id for token in self.tokens):
                 self._follower.on_spent(id)
             raise
         finally:
-            self._follower.stop_expecting(issued)
+            self._follower.stop_expecting(expected)
 
     async def _release(self) -> None:
         self._reservations.release(self._reservation)

@@ -1,9 +1,10 @@
-"""The selector for one process that has its wallets to itself.
+"""The in-memory selector: selects tokens from a copy of the store, for wallets that only one process
+uses.
 
-`TokenPicker` reserves tokens without an await, so that each selection is atomic. Only if some of
-the chosen tokens are not in memory does it read the store. Tokens reserved by then stay reserved
+`TokenPicker` reserves tokens without an await, so that each selection is atomic. It reads the store
+only if some of the chosen tokens are not in memory. The tokens reserved so far stay reserved
 meanwhile, and are released if the selection fails: the store raises, the caller is cancelled, or
-what is left does not suffice.
+the wallet's other tokens do not suffice.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from genie.tokens.in_memory.reservations import (
 from genie.tokens.in_memory.selection import InMemorySelection
 from genie.tokens.selection import check_duration, check_limit, read_checkpoint
 from genie.tokens.store import TokenStore
-from genie.tokens.token import MAX_AMOUNT, Token, Wallet, check_amount, wallet
+from genie.tokens.token import MAX_AMOUNT, Token, Wallet, check_amount, make_wallet
 
 Where = Callable[[Token], bool]
 
@@ -48,20 +49,22 @@ class TokenPicker:
         self._store = store
 
     async def pick(
-        self, reservation: Reservation, of: Wallet, asked: int, where: Where | None, limit: int | None
+        self, reservation: Reservation, wallet: Wallet, target: int, where: Where | None, limit: int | None
     ) -> list[Token]:
-        """Reserve tokens that reach `asked`, and return them. If it raises nothing is reserved."""
+        """Reserve tokens of a wallet whose amounts reach `target`, and return them. If it raises
+        nothing stays reserved.
+        """
         try:
             while True:
                 if where is None:
-                    self._reserve_any(reservation, of, asked, limit)
+                    self._reserve_any(reservation, wallet, target, limit)
                 else:
-                    await self._reserve_where(reservation, of, asked, where, limit)
+                    await self._reserve_where(reservation, wallet, target, where, limit)
                 tokens = cached_tokens(reservation.entries)
                 if tokens is None:
                     tokens = await self.load(reservation)
-                    if sum(token.amount for token in tokens) < asked:
-                        self._reservations.release(reservation)  # some were spent meanwhile: retry without them
+                    if sum(token.amount for token in tokens) < target:
+                        self._reservations.release(reservation)  # some turned out to be spent: retry without them
                         continue
                 return tokens
         except BaseException:
@@ -69,15 +72,15 @@ class TokenPicker:
             raise
 
     async def load(self, reservation: Reservation) -> list[Token]:
-        """Return the tokens of a reservation, loaded from the store where needed; drop those that
-        turn out to be spent.
+        """Return the tokens of a reservation, and read those from the store that are not in memory.
+        Remove the tokens that turn out to be spent.
         """
-        read: dict[str, Token] = {}
-        for part in _batches([entry for entry in reservation.entries if entry.token is None]):
-            read |= await self._read(part)
+        loaded: dict[str, Token] = {}
+        for batch in _batches([entry for entry in reservation.entries if entry.token is None]):
+            loaded |= await self._read(batch)
         tokens = []
         for entry in reservation.owned:
-            token = entry.token or read.get(entry.id)
+            token = entry.token or loaded.get(entry.id)
             if token is None:
                 self._buckets.remove(entry.id)
             else:
@@ -88,48 +91,53 @@ class TokenPicker:
         return tokens
 
     async def _read(self, entries: Sequence[TokenEntry]) -> dict[str, Token]:
+        """Read the tokens of entries from the store, by id; spent ones are absent."""
         self._guard.check_can_wait()
         return await self._store.get([entry.id for entry in entries])
 
     # -- without a predicate ------------------------------------------------------------------------------
 
-    def _reserve_any(self, reservation: Reservation, of: Wallet, asked: int, limit: int | None) -> None:
-        bucket = self._buckets.find(of)
+    def _reserve_any(self, reservation: Reservation, wallet: Wallet, target: int, limit: int | None) -> None:
+        """Reserve free tokens of a wallet that reach `target`, in any order, or the largest if these
+        exceed the `limit` of tokens.
+        """
+        bucket = self._buckets.find(wallet)
         if bucket is None:
-            raise InsufficientFunds(asked, 0, 0, of)
-        if bucket.free < asked:
+            raise InsufficientFunds(target, 0, 0, wallet)
+        if bucket.free < target:
             locked = bucket.reserved - self._reservations.held_by(reservation.transaction, bucket)
-            raise _shortfall_error(asked, bucket.free, locked, of)
-        reservation.entries = bucket.reserve(asked, reservation)
+            raise _shortfall_error(target, bucket.free, locked, wallet)
+        reservation.entries = bucket.reserve(target, reservation)
         if limit is not None and len(reservation.entries) > limit:
             self._reservations.release(reservation)
-            self._reserve_largest(
-                reservation, bucket.free_entries(), self._reserved_by_others(bucket, reservation), asked, limit, of
-            )
+            locked_entries = self._reserved_by_others(bucket, reservation)
+            self._reserve_largest(reservation, list(bucket.free_entries()), locked_entries, target, limit, wallet)
         self._reservations.renew(reservation)
 
     def _reserve_largest(
         self,
         reservation: Reservation,
-        entries: Iterable[TokenEntry],
-        held: list[TokenEntry],
-        asked: int,
+        free: list[TokenEntry],
+        locked: list[TokenEntry],
+        target: int,
         limit: int,
-        of: Wallet,
+        wallet: Wallet,
     ) -> None:
-        """Reserve the largest of the entries. `held` are those of others: with them the limit might
-        suffice.
+        """Reserve the largest free entries, at most `limit`, that reach `target`.
+
+        If they don't reach it, raises FundsLocked if they would together with the entries that
+        others have locked, and TooManyTokens otherwise.
         """
-        free = list(entries)
-        chosen, reached = largest(free, asked, limit)
-        if reached < asked and largest([*free, *held], asked, limit)[1] >= asked:
-            raise FundsLocked(asked, _total(free), _total(held), of)
-        if reached < asked:
-            raise TooManyTokens(asked, limit, reached)
+        chosen, reached = largest(free, target, limit)
+        if reached < target and largest([*free, *locked], target, limit)[1] >= target:
+            raise FundsLocked(target, _total(free), _total(locked), wallet)
+        if reached < target:
+            raise TooManyTokens(target, limit, reached)
         reserve_entries(chosen, reservation)
         reservation.entries = chosen
 
     def _reserved_by_others(self, bucket: Bucket, reservation: Reservation) -> list[TokenEntry]:
+        """Return the entries of a bucket that other transactions have reserved."""
         return [
             entry
             for entry, holder in self._reservations.reserved_in(bucket)
@@ -139,66 +147,83 @@ class TokenPicker:
     # -- with a predicate -------------------------------------------------------------------------------------
 
     async def _reserve_where(
-        self, reservation: Reservation, of: Wallet, asked: int, where: Where, limit: int | None
+        self, reservation: Reservation, wallet: Wallet, target: int, where: Where, limit: int | None
     ) -> None:
-        bucket = self._buckets.find(of)
+        """Reserve free tokens of a wallet that `where` accepts and that reach `target`; the largest if
+        more than `limit` would be needed.
+
+        Tokens that are not in memory are read from the store only if the others do not suffice.
+        """
+        bucket = self._buckets.find(wallet)
         if bucket is None:
-            raise InsufficientFunds(asked, 0, 0, of)
+            raise InsufficientFunds(target, 0, 0, wallet)
         self._reservations.renew(reservation)
-        unread = bucket.reserve_where(asked, reservation, where, reservation.entries)
+        uncached = bucket.reserve_where(target, reservation, where, reservation.entries)
         reached = _total(reservation.owned)
-        for part in _batches(unread):
-            if reached >= asked:
+        for batch in _batches(uncached):
+            if reached >= target:
                 break
-            self._reserve_matching(reservation, part, await self._read(part), where, asked - reached)
+            self._reserve_matching(reservation, batch, await self._read(batch), where, target - reached)
             reached = _total(reservation.owned)
-        if reached < asked:
-            raise await self._shortfall_error_where(reservation, bucket, asked, reached, where)
+        if reached < target:
+            raise await self._shortfall_error_where(reservation, bucket, target, reached, where)
         if limit is not None and len(reservation.entries) > limit:
             self._reservations.release(reservation)
             matching = await self.matching(bucket.free_entries(), where)
             free = [entry for entry in matching if entry.reservation is None]
-            if _total(free) < asked:
-                raise await self._shortfall_error_where(reservation, bucket, asked, _total(free), where)
-            held = await self.matching(self._reserved_by_others(bucket, reservation), where)
-            free = [entry for entry in free if entry.reservation is None]
-            self._reserve_largest(reservation, free, held, asked, limit, of)
+            if _total(free) < target:
+                raise await self._shortfall_error_where(reservation, bucket, target, _total(free), where)
+            locked = await self.matching(self._reserved_by_others(bucket, reservation), where)
+            free = [entry for entry in free if entry.reservation is None]  # some may be reserved since
+            self._reserve_largest(reservation, free, locked, target, limit, wallet)
         self._reservations.renew(reservation)
 
     def _reserve_matching(
-        self, reservation: Reservation, entries: Iterable[TokenEntry], read: dict[str, Token], where: Where, asked: int
+        self,
+        reservation: Reservation,
+        entries: Iterable[TokenEntry],
+        loaded: dict[str, Token],
+        where: Where,
+        target: int,
     ) -> None:
+        """Reserve entries until they reach `target`: those that are still free, and whose token, just
+        loaded from the store, `where` accepts.
+        """
+        missing = target
         for entry in entries:
-            if asked <= 0:
+            if missing <= 0:
                 break
-            token = read.get(entry.id)
+            token = loaded.get(entry.id)
             if token is not None and entry.reservation is None and where(token):
                 reserve_entries((entry,), reservation)
                 reservation.entries.append(entry)
-                asked -= entry.amount
+                missing -= entry.amount
 
     async def _shortfall_error_where(
-        self, reservation: Reservation, bucket: Bucket, asked: int, free: int, where: Where
+        self, reservation: Reservation, bucket: Bucket, target: int, free: int, where: Where
     ) -> InsufficientFunds:
-        held = await self.matching(self._reserved_by_others(bucket, reservation), where)
-        return _shortfall_error(asked, free, _total(held), bucket.wallet)
+        """Return the error for a wallet whose free tokens that `where` accepts have only the amount
+        `free`.
+        """
+        locked = await self.matching(self._reserved_by_others(bucket, reservation), where)
+        return _shortfall_error(target, free, _total(locked), bucket.wallet)
 
     async def matching(self, entries: Iterable[TokenEntry], where: Where) -> list[TokenEntry]:
-        """Return the entries that a predicate accepts.
+        """Return the entries whose tokens `where` accepts.
 
         It may await the store: the entries may be reserved or spent when it returns.
         """
-        found: list[TokenEntry] = []
-        unread: list[TokenEntry] = []
+        accepted: list[TokenEntry] = []
+        uncached: list[TokenEntry] = []
         for entry in entries:
             if entry.token is None:
-                unread.append(entry)
+                uncached.append(entry)
             elif where(entry.token):
-                found.append(entry)
-        for part in _batches(unread):
-            read = await self._read(part)
-            found += [entry for entry in part if entry.id in read and where(read[entry.id])]
-        return found
+                accepted.append(entry)
+        for batch in _batches(uncached):
+            loaded = await self._read(batch)
+            accepted += [entry for entry in batch if entry.id in loaded and where(loaded[entry.id])]
+        return accepted
 
 
 def cached_tokens(entries: Iterable[TokenEntry]) -> list[Token] | None:
@@ -219,17 +244,20 @@ def _total(entries: Iterable[TokenEntry]) -> int:
     return sum(entry.amount for entry in entries)
 
 
-def _shortfall_error(asked: int, free: int, locked: int, of: Wallet) -> InsufficientFunds:
-    kind = FundsLocked if free + locked >= asked else InsufficientFunds
-    return kind(asked, free, locked, of)
+def _shortfall_error(target: int, free: int, locked: int, wallet: Wallet) -> InsufficientFunds:
+    """Return FundsLocked if the free and the locked amount together reach `target`, else
+    InsufficientFunds.
+    """
+    error_type = FundsLocked if free + locked >= target else InsufficientFunds
+    return error_type(target, free, locked, wallet)
 
 
 # -- consolidation ------------------------------------------------------------------------------------------
 
 
 class Consolidation(InMemorySelection):
-    """Small tokens, held to be joined: spend them into outputs of `amounts`, which begin with the
-    largest.
+    """Small tokens that are held to be joined into fewer, larger ones: spend them with outputs of
+    these `amounts`, the largest first.
     """
 
     __slots__ = ("amounts",)
@@ -257,14 +285,15 @@ class Consolidation(InMemorySelection):
 
 def split(total: int, into: int) -> tuple[int, ...]:
     """Divide a total into `into` parts that differ by at most one, the larger ones first."""
-    part, rest = divmod(total, into)
-    return (part + 1,) * rest + (part,) * (into - rest)
+    quotient, remainder = divmod(total, into)
+    return (quotient + 1,) * remainder + (quotient,) * (into - remainder)
 
 
 def smallest(entries: Iterable[TokenEntry], into: int, at_most: int) -> list[TokenEntry]:
-    """Return the `at_most` smallest entries that `into` outputs can be worth together.
+    """Return the smallest entries, at most `at_most`, to be joined into `into` outputs.
 
-    Empty if they are not more than `into`: nothing would be joined then.
+    Only as many as the outputs can hold: the amount of a token is at most `MAX_AMOUNT`. Empty if there
+    are not more entries than outputs: nothing would be joined then.
     """
     chosen: list[TokenEntry] = []
     total = 0
@@ -280,18 +309,18 @@ def smallest(entries: Iterable[TokenEntry], into: int, at_most: int) -> list[Tok
 
 
 class InMemorySelector:
-    """Selects from a copy of a store's unspent tokens, which it loads and keeps current by the
+    """Selects tokens from an in-memory copy of a store's unspent tokens, which follows the store's
     change feed.
 
     An async context manager. It belongs to the event loop in which it is started: RuntimeError if
     another thread uses it. Threads use `genie.tokens.sync.InMemorySelector`.
 
     Args:
-            store: The tokens of all wallets.
-            auto_unlock: Seconds after which a selection that was neither spent nor released ends, and its
-                tokens are free again. A single call can override it.
-            max_tokens: How many tokens to keep in memory. Of the others only ids and amounts are kept; they
-                are read from the store when they are selected, or passed to a `where`.
+        store: The tokens of all wallets.
+        auto_unlock: Seconds after which a selection that was neither spent nor released expires, and
+            its tokens are free again. Calls can override it.
+        max_tokens: Maximum number of tokens in memory. Of the others only ids and amounts are kept;
+            they are read from the store when they are selected, or passed to a `where`.
     """
 
     def __init__(
@@ -305,14 +334,16 @@ class InMemorySelector:
 
     @classmethod
     def guarded_by(cls, guard: Guard, store: TokenStore, *, auto_unlock: float, max_tokens: int | None) -> Self:
-        """Create a selector whose state a facade protects by other means than one thread."""
+        """Create a selector for a facade that protects its state by another guard than the default,
+        which confines it to one thread.
+        """
         selector = cls.__new__(cls)
         cls._set_up(selector, store, auto_unlock, max_tokens, guard)
         return selector
 
     def _set_up(self, store: TokenStore, auto_unlock: float, max_tokens: int | None, guard: Guard) -> None:
         if max_tokens is not None and max_tokens < 0:
-            raise ValueError(f"max_tokens must not be less than 0, but is {max_tokens!r}")
+            raise ValueError(f"max_tokens must be at least 0, not {max_tokens!r}")
         self._store = store
         self._auto_unlock = check_duration(auto_unlock, "auto_unlock")
         self._guard = guard
@@ -322,8 +353,8 @@ class InMemorySelector:
 
     @property
     def store_error(self) -> Exception | None:
-        """The error of the store since it was last read completely: meanwhile selections use an
-        outdated copy.
+        """The store's last error, or None once it has been read completely again: until then selections
+        use an outdated copy.
         """
         return self._follower.store_error
 
@@ -336,7 +367,9 @@ class InMemorySelector:
         await self._follower.start()
 
     async def close(self) -> None:
-        """Stop to follow the store and to select. Selections can still be spent and released."""
+        """Stop following the store; no more selections are possible. Existing ones can still be spent
+        and released.
+        """
         self._guard.check()
         await self._follower.close()
 
@@ -367,32 +400,32 @@ class InMemorySelector:
         Waits until the store is loaded, and after that only for tokens that are not in memory.
 
         Args:
-                amount: What the tokens must be worth together, in their smallest unit.
-                token_type: With `identifier`, what the tokens are an amount of.
-                identifier: See `token_type`.
-                transaction: The transaction that will spend the tokens.
-                owner: The key whose wallet it is; or
-                account: the account whose keys together are the wallet.
-                where: Accepts or rejects a token. It must only look at the token.
-                limit: How many tokens to select at most.
-                auto_unlock: Seconds for which they are held, instead of the selector's.
+            amount: What the tokens must be worth together, in their smallest unit.
+            token_type: With `identifier`, what the tokens are an amount of.
+            identifier: See `token_type`.
+            transaction: The transaction that will spend the tokens.
+            owner: The key whose wallet it is; or
+            account: the account whose keys together are the wallet.
+            where: A predicate that accepts or rejects a token. It must have no side effects.
+            limit: Maximum number of tokens to select.
+            auto_unlock: Seconds for which they are held, instead of the selector's.
 
         Raises:
-                InsufficientFunds: The wallet has less than the amount.
-                FundsLocked: Others hold too much of it.
-                TooManyTokens: The amount can't be reached in `limit` tokens.
+            InsufficientFunds: The wallet has less than the amount.
+            FundsLocked: The wallet has enough, but other transactions hold too much of it.
+            TooManyTokens: The amount can't be reached in `limit` tokens.
         """
         check_amount(amount)
         check_limit(limit)
         reservation = Reservation(
             transaction, self._auto_unlock if auto_unlock is None else self._duration(auto_unlock)
         )
-        of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
+        wallet = make_wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
         if not self._follower.is_ready:
             self._guard.check_can_wait()
             await self._follower.wait_loaded()
         self._reservations.expire()  # reads the guard's clock, which rejects calls of other threads
-        tokens = await self._picker.pick(reservation, of, amount, where, limit)
+        tokens = await self._picker.pick(reservation, wallet, amount, where, limit)
         return InMemorySelection(
             self._store, tokens, amount, reservation, self._reservations, self._follower, self._guard
         )
@@ -410,24 +443,25 @@ class InMemorySelector:
         at_most: int = 100,
         auto_unlock: float | None = None,
     ) -> Consolidation | None:
-        """Select and hold the `at_most` smallest free tokens, to be joined into `into` outputs.
+        """Select and hold the smallest free tokens of a wallet, at most `at_most`, to join them into
+        `into` outputs.
 
-        None if not more than `into` tokens are free: there is nothing to join. `where` restricts it
-        to tokens that can be joined, such as those of one issuer or one notary. `auto_unlock` as in
+        None if not more than `into` tokens are free: there is nothing to join. `where` accepts only
+        tokens that can be joined, such as those of one issuer or one notary. `auto_unlock` as in
         `select`.
         """
         self._guard.check()
         if not 1 <= into < at_most:
             raise ValueError(f"into must be at least 1 and less than at_most, not {into!r} and {at_most!r}")
         reservation = Reservation(transaction, self._duration(auto_unlock))
-        of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
+        wallet = make_wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
         if not self._follower.is_ready:
             self._guard.check_can_wait()
             await self._follower.wait_loaded()
         try:
             while True:
                 self._reservations.expire()
-                bucket = self._reservations.buckets.find(of)
+                bucket = self._reservations.buckets.find(wallet)
                 free = list(bucket.free_entries()) if bucket is not None else []
                 if where is not None:
                     free = [entry for entry in await self._picker.matching(free, where) if entry.reservation is None]
@@ -447,22 +481,22 @@ class InMemorySelector:
             raise
 
     async def restore(self, data: Mapping[str, Any], *, auto_unlock: float | None = None) -> InMemorySelection:
-        """Hold the tokens of a selection's `checkpoint` again, for as long as a new selection.
-        Awaits nothing.
+        """Create a selection again from its `checkpoint`, and hold its tokens for as long as those of a
+        new selection. Awaits nothing.
 
         Call it before `start` for each selection that was active when the process ended, so that no
-        other call selects its tokens first. Takes over what the same transaction holds of them.
-        FundsLocked if another transaction holds some; then nothing is held. Once the store is
-        loaded the selection's `lost` names the tokens that were spent meanwhile.
+        other call selects its tokens first. Tokens that the same transaction holds are transferred to
+        this selection. FundsLocked if another transaction holds any; then nothing is held. Once the
+        store is loaded, the selection's `lost` lists the tokens that were spent meanwhile.
         """
         self._guard.check()
-        transaction, asked, tokens = read_checkpoint(data)
+        transaction, amount, tokens = read_checkpoint(data)
         reservation, into = Reservation(transaction, self._duration(auto_unlock)), data.get("into")
         if into is not None and not (type(into) is int and 1 <= into < len(tokens)):
             raise ValueError(f"into must be an integer from 1 and below the number of tokens, not {into!r}")
-        others = set(self._reservations.restore(reservation, tokens))
-        if others:
-            locked = sum(token.amount for token in tokens if token.id in others)
+        unavailable = set(self._reservations.restore(reservation, tokens))
+        if unavailable:
+            locked = sum(token.amount for token in tokens if token.id in unavailable)
             total = sum(token.amount for token in tokens)
             raise FundsLocked(total, total - locked, locked, f"the checkpoint of {reservation.transaction!r}")
         if into is not None:
@@ -470,7 +504,7 @@ class InMemorySelector:
                 self._store, tokens, into, reservation, self._reservations, self._follower, self._guard, restored=True
             )
         return InMemorySelection(
-            self._store, tokens, asked, reservation, self._reservations, self._follower, self._guard, restored=True
+            self._store, tokens, amount, reservation, self._reservations, self._follower, self._guard, restored=True
         )
 
     def _duration(self, auto_unlock: float | None) -> float:

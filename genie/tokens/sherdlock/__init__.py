@@ -1,4 +1,4 @@
-"""Token selection for replicas that share wallets: what each of them holds is locked in Genie.
+"""Token selection for replicas that share wallets: selected tokens are locked in Genie.
 
 `SherdlockSelector` is the public class; `search.py` explains how tokens are found.
 """

@@ -1,8 +1,8 @@
 """Caches of wallets: their unspent tokens, loaded from the store and kept current by its change feed.
 
 `TokenPool` and `AmountIndex` draw tokens at random; `WalletCache` is one wallet; `WalletCaches` are
-all wallets in use. Adding, removing and drawing a token take constant time: a wallet may have a
-hundred thousand tokens, and a selection needs five.
+all wallets in use. A wallet may have a hundred thousand tokens, and a selection needs five: so
+adding, removing and drawing a token take constant time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ Where = Callable[[Token], bool]
 
 
 class TokenPool:
-    """An unordered set of tokens that can be sampled at random.
+    """An unordered set of tokens that can be drawn at random.
 
-    `positions` is the position of each token by id; pools that never share a token may share it.
+    `positions` maps the id of each token to its index in the list of tokens. Pools without common
+    tokens may share one mapping.
     """
 
     __slots__ = ("_positions", "_tokens")
@@ -80,7 +81,7 @@ class TokenPool:
 
 
 class AmountIndex:
-    """Tokens by amount; those of the same amount in random order."""
+    """Tokens in the order of their amounts; those of the same amount are drawn in random order."""
 
     __slots__ = ("_amounts", "_pools", "_positions")
 
@@ -121,10 +122,10 @@ class AmountIndex:
 
 
 class Load:
-    """One load of a wallet from the store.
+    """One load of a wallet from the store, in progress or ended.
 
-    `number` counts the loads of the wallet. `feed_epoch` is the epoch of the change feed when the load
-    began (0: the feed was not connected).
+    `number` counts the loads of the wallet, from 1. `feed_epoch` is the number of the change feed's
+    connection when the load began (0: it was not connected).
     """
 
     __slots__ = ("added", "error", "feed_epoch", "number", "page_count", "spent", "tokens")
@@ -134,19 +135,21 @@ class Load:
         self.feed_epoch = feed_epoch
         self.page_count = 0
         self.tokens: dict[str, Token] = {}
-        """What the pages contained."""
+        """The tokens of all pages, by id."""
         self.added: set[str] = set()
-        """Tokens added during the load: the pages may lack them."""
+        """Ids of tokens added during the load: the pages may lack them."""
         self.spent: set[str] = set()
-        """Tokens spent during the load: the pages may contain them."""
+        """Ids of tokens spent during the load: the pages may contain them."""
         self.error: Exception | None = None
+        """The error with which the load has failed."""
 
 
 class Waiter:
-    """A selection that waits for `missing` more: for tokens that become free or are added.
+    """A selection that waits until tokens worth `missing` are free.
 
-    `surplus` is what the wallet has beyond the requested amount if all reservations are released. Once
-    it is negative, waiting is pointless. `future` results in False at the deadline, else in True.
+    `surplus` is the amount that the wallet has in excess of the requested one, if all others released
+    their tokens. Once it is negative, waiting is pointless. The result of `future` is False at the
+    deadline, else True.
     """
 
     __slots__ = ("future", "missing", "surplus", "where")
@@ -158,42 +161,46 @@ class Waiter:
         self.future = future
 
     def on_free(self, token: Token) -> None:
-        """A token is free."""
-        self.missing -= self._value(token)
+        """Count a token that is free; wake the selection if the missing amount is reached."""
+        self.missing -= self._accepted_amount(token)
         if self.missing <= 0:
             self.wake()
 
-    def on_balance(self, token: Token, sign: int) -> None:
-        """A token was added to the wallet (1) or spent (-1)."""
-        before = self.surplus
-        self.surplus += sign * self._value(token)
-        if self.surplus < 0 <= before:
+    def on_wallet_changed(self, token: Token, sign: int) -> None:
+        """Count a token that was added to the wallet (`sign` 1) or spent (-1); wake the selection if the
+        wallet no longer suffices.
+        """
+        previous = self.surplus
+        self.surplus += sign * self._accepted_amount(token)
+        if self.surplus < 0 <= previous:
             self.wake()
 
-    def _value(self, token: Token) -> int:
+    def _accepted_amount(self, token: Token) -> int:
+        """Return a token's amount; 0 if `where` rejects it."""
         try:
             return token.amount if self.where is None or self.where(token) else 0
-        except Exception:  # noqa: BLE001 - the waiting selection calls `where` too, and raises it
+        except Exception:  # noqa: BLE001 - the woken selection calls `where` too, and raises its error
             self.wake()
             return 0
 
-    def wake(self, *, in_time: bool = True) -> None:
-        """End the wait; `in_time` is False at the deadline."""
+    def wake(self, *, timed_out: bool = False) -> None:
+        """End the wait."""
         if not self.future.done():
-            self.future.set_result(in_time)
+            self.future.set_result(not timed_out)
 
 
 class WalletCache:
     """The unspent tokens of one wallet. `load` is the load in progress, `last_load` the last successful one.
 
-    `waiting` is the set of caches that have waiters: the cache enters and leaves it.
+    `caches_with_waiters` is a set that all caches share. This cache adds itself while selections wait
+    for its tokens.
     """
 
     __slots__ = (
         "_by_amount",
+        "_caches_with_waiters",
         "_pool",
         "_waiters",
-        "_waiting",
         "consistent",
         "last_load",
         "last_used_at",
@@ -203,15 +210,15 @@ class WalletCache:
         "wallet",
     )
 
-    def __init__(self, wallet: Wallet, waiting: set[WalletCache]) -> None:
+    def __init__(self, wallet: Wallet, caches_with_waiters: set[WalletCache]) -> None:
         self.wallet = wallet
-        self._waiting = waiting
+        self._caches_with_waiters = caches_with_waiters
         self._pool = TokenPool()
         self._by_amount: AmountIndex | None = None
-        """Built when first needed, then kept current."""
+        """Built when it is first needed, then kept current."""
         self._waiters: dict[Waiter, None] = {}
         self.load_count = 0
-        """Loads begun so far."""
+        """The number of loads begun so far."""
         self.load: Load | None = None
         self.last_load: Load | None = None
         self.load_started_at = -float("inf")
@@ -219,7 +226,7 @@ class WalletCache:
         self.last_used_at = -float("inf")
         """When a selection last used the cache."""
         self.consistent = False
-        """Whether the last load was a snapshot of one moment."""
+        """Whether the last load has read the wallet as it was at one point in time."""
 
     def __len__(self) -> int:
         return len(self._pool)
@@ -231,7 +238,9 @@ class WalletCache:
         return id in self._pool
 
     def draw(self, prefer: Prefer | None) -> Iterator[Token]:
-        """Iterate over the tokens in the order in which to try them. The cache must not change meanwhile."""
+        """Iterate over the tokens in random order, or the smallest or largest first. The cache must not
+        change meanwhile.
+        """
         if prefer is None:
             return self._pool.draw()
         if self._by_amount is None:
@@ -241,25 +250,27 @@ class WalletCache:
     # -- changes --------------------------------------------------------------------------------------------
 
     def add(self, token: Token) -> None:
-        """A token was issued."""
+        """Add a token that was issued."""
         if self.load is not None:
             self.load.added.add(token.id)
         self._insert(token)
 
     def remove(self, id: str) -> None:
-        """A token was spent."""
+        """Remove a token that was spent."""
         if self.load is not None:
             self.load.spent.add(id)
         self._delete(id)
 
     def begin_load(self, load: Load, now: float) -> None:
-        """Begin a load."""
+        """Record a load that begins at the time `now`."""
         self.load = load
         self.load_count = load.number
         self.load_started_at = now
 
     def add_page(self, tokens: Sequence[Token]) -> list[Token]:
-        """Add a page of the load in progress, and return its new tokens."""
+        """Add a page of tokens that the load in progress has read. Returns those that were not in the
+        cache.
+        """
         load = self.load
         if load is None:
             return []
@@ -271,11 +282,11 @@ class WalletCache:
         return new
 
     def finish_load(self, error: Exception | None = None) -> list[Token]:
-        """End the load in progress, and return the tokens that it has removed.
+        """End the load in progress, and remove the tokens that it has not found; return these.
 
-        The pages of a load may be of different moments. A token that was spent in between and its
-        change may then both be missing. So a load of several pages counts as a consistent snapshot
-        only if nothing has changed since the load before.
+        Each page is read at another time: if a token is spent in between, both the token and its
+        change may be missing in the pages. So a load of several pages counts as consistent only if
+        the wallet has not changed since the previous load.
         """
         load, self.load = self.load, None
         if load is None:
@@ -284,8 +295,8 @@ class WalletCache:
         removed: list[Token] = []
         if error is None:
             removed = [token for token in self._pool if token.id not in load.tokens and token.id not in load.added]
-            before = {} if self.last_load is None else self.last_load.tokens
-            unchanged = not load.spent and not load.added and load.tokens.keys() == before.keys()
+            previous = {} if self.last_load is None else self.last_load.tokens
+            unchanged = not load.spent and not load.added and load.tokens.keys() == previous.keys()
             self.consistent = unchanged or load.page_count <= 1
             for token in removed:
                 self._delete(token.id)
@@ -297,53 +308,56 @@ class WalletCache:
 
     @property
     def has_waiters(self) -> bool:
-        """Whether a selection waits for tokens of this wallet."""
+        """Whether any selection waits for tokens of this wallet."""
         return bool(self._waiters)
 
     def on_free(self, token: Token) -> None:
-        """Report to the waiters that a token is free."""
+        """Notify the waiters that a token is free."""
         for waiter in list(self._waiters):
             waiter.on_free(token)
 
     async def wait(self, missing: int, surplus: int, where: Where | None, deadline: float | None) -> bool:
-        """Wait until tokens worth `missing` are free, more than `surplus` is spent, or a load ends.
+        """Wait until tokens worth `missing` are free, tokens worth more than `surplus` are spent, or a
+        load ends. Only tokens that `where` accepts count.
 
-        Returns False if the deadline (event-loop seconds) came first.
+        Returns False if the `deadline` (event-loop seconds) was reached before.
         """
         loop = asyncio.get_running_loop()
         waiter = Waiter(missing, surplus, where, loop.create_future())
-        timer = None if deadline is None else loop.call_at(deadline, lambda: waiter.wake(in_time=False))
+        timer = None if deadline is None else loop.call_at(deadline, lambda: waiter.wake(timed_out=True))
         self._waiters[waiter] = None
-        self._waiting.add(self)
+        self._caches_with_waiters.add(self)
         try:
             return await waiter.future
         finally:
             del self._waiters[waiter]
             if not self._waiters:
-                self._waiting.discard(self)
+                self._caches_with_waiters.discard(self)
             if timer is not None:
                 timer.cancel()
 
     def wake_waiters(self) -> None:
-        """Let all waiters try again."""
+        """Wake all waiting selections of this wallet, which then try again."""
         for waiter in list(self._waiters):
             waiter.wake()
 
     def _insert(self, token: Token) -> None:
+        """Insert a token into the pool and the index, if it is not present, and notify the waiters."""
         if token.id not in self._pool:
             self._pool.add(token)
             if self._by_amount is not None:
                 self._by_amount.add(token)
             for waiter in self._waiters:
-                waiter.on_balance(token, 1)
+                waiter.on_wallet_changed(token, 1)
 
     def _delete(self, id: str) -> None:
+        """Delete a token from the pool and the index, if it is present, and notify the waiters."""
         if id in self._pool:
             token = self._pool.pop(id)
             if self._by_amount is not None:
                 self._by_amount.remove(token)
             for waiter in self._waiters:
-                waiter.on_balance(token, -1)
+                waiter.on_wallet_changed(token, -1)
 
 
 # -- all wallets in use ----------------------------------------------------------------------------------------
@@ -353,10 +367,10 @@ IDLE_TIMEOUT_S = 600.0
 
 
 class WalletCaches:
-    """The caches by wallet. They are loaded on first use and follow the store's change feed.
+    """The caches of all wallets in use. They are loaded on first use and follow the store's change feed.
 
-    `freshness` (seconds) is how old a cache may be while the change feed is not connected. Tokens
-    that the `tracker` reports free are passed on to the waiters of their wallets.
+    `freshness` is the maximum age of a cache, in seconds, while the change feed is not connected.
+    When the `tracker` reports that a token is free, the waiters of its wallets are notified.
     """
 
     def __init__(self, store: TokenStore, freshness: float, tracker: LockTracker, guard: Guard) -> None:
@@ -366,28 +380,28 @@ class WalletCaches:
         self._guard = guard
         tracker.on_free = self.on_free
         self._caches: OrderedDict[Wallet, WalletCache] = OrderedDict()
-        """The least recently used first."""
-        self._waiting: set[WalletCache] = set()
-        """The caches that have waiters."""
+        """By wallet, the least recently used first."""
+        self._caches_with_waiters: set[WalletCache] = set()
         self._tokens: dict[str, Token] = {}
         """All tokens that are in a cache, by id."""
         self._expected: set[str] = set()
-        """Outputs of spends in progress here that are not known to be spent."""
+        """Ids of the outputs of spends in progress in this process, unless they are known to be spent."""
         self._feed_epoch = 0
-        """The connection of the change feed, counted from 1; 0 while it is not connected."""
+        """The number of the change feed's connection, from 1; 0 while it is not connected."""
         self._feed_count = 0
+        """The number of connections of the change feed so far."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = False
 
     def start(self) -> None:
-        """Follow the store's change feed."""
+        """Start to follow the store's change feed."""
         if self._open:
             raise RuntimeError("the selector is open already")
         self._open = True
         self._spawn(supervise("following the token store", self._follow_changes))
 
     async def close(self) -> None:
-        """Cancel the background tasks and wake all waiters, which raise RuntimeError."""
+        """Cancel the background tasks, and wake all waiting selections, which then raise RuntimeError."""
         self._open = False
         for task in list(self._tasks):
             await cancel_and_wait(task)
@@ -396,27 +410,29 @@ class WalletCaches:
     # -- for selections -------------------------------------------------------------------------------------
 
     def get(self, wallet: Wallet, now: float) -> WalletCache:
-        """Return the cache of a wallet: a new, empty one on first use."""
+        """Return the cache of a wallet, which is created on first use. Evicts caches that are idle."""
         cache = self._caches.get(wallet)
         if cache is None:
             self._evict_idle(now)
-            cache = self._caches[wallet] = WalletCache(wallet, self._waiting)
+            cache = self._caches[wallet] = WalletCache(wallet, self._caches_with_waiters)
         else:
             self._caches.move_to_end(wallet)
         cache.last_used_at = now
         return cache
 
     def refresh(self, cache: WalletCache, now: float) -> None:
-        """Load a cache in the background if it is neither current nor fresh."""
+        """Begin to load a cache, unless it is current, being loaded, or younger than `freshness`."""
         if cache.load is None and not self.is_current(cache) and now - cache.load_started_at > self._freshness:
             self.load(cache)
 
     def is_current(self, cache: WalletCache) -> bool:
-        """Whether the change feed has been connected without a gap since the cache was loaded."""
+        """Return whether the change feed has been connected without interruption since the cache was
+        loaded.
+        """
         return self._feed_epoch != 0 and cache.last_load is not None and cache.last_load.feed_epoch == self._feed_epoch
 
     def load(self, cache: WalletCache) -> Load:
-        """Start to load a cache, unless a load is in progress; return the load."""
+        """Return the load of a cache that is in progress; begin one if there is none."""
         load = cache.load
         if load is None:
             load = Load(cache.load_count + 1, self._feed_epoch)
@@ -425,46 +441,46 @@ class WalletCaches:
         return load
 
     def on_spent(self, id: str) -> None:
-        """A token was spent: remove it from its wallets."""
+        """Remove a token that was spent from the caches of its wallets."""
         self._expected.discard(id)
         token = self._tokens.pop(id, None)
         for cache in self._caches_of(token):
             cache.remove(id)
 
     def expect(self, outputs: Sequence[Token]) -> list[Token]:
-        """Return the outputs of a spend in progress that belong to a cached wallet.
+        """Begin to record whether any of these outputs, which this process is about to issue, is spent:
+        the change feed may report that before the call that issues them has returned.
 
-        Until `stop_expecting` it is recorded if they are spent: the change feed may report that
-        before this process knows that they were issued.
+        Returns those that belong to a cached wallet; the others are not recorded.
         """
         expected = [token for token in outputs if self._caches_of(token)]
         self._expected.update(token.id for token in expected)
         return expected
 
     def on_issued(self, expected: Sequence[Token]) -> None:
-        """Expected outputs were issued: add those that are not spent already."""
+        """Add expected outputs that were issued, except those that are spent already."""
         for token in expected:
             if token.id in self._expected:
                 self._on_added(token)
 
     def stop_expecting(self, expected: Sequence[Token]) -> None:
-        """The spend has ended, with whatever outcome."""
+        """Stop recording for these outputs: their spend has ended, with whatever result."""
         self._expected.difference_update(token.id for token in expected)
 
     def on_free(self, id: str) -> None:
-        """A token may have become free."""
-        if self._waiting:
+        """Notify the waiters of a token's wallets that it may have become free."""
+        if self._caches_with_waiters:
             token = self._tokens.get(id)
             if token is not None:
-                self._offer(token)
+                self._notify_waiters(token)
 
     def wake_waiters(self) -> None:
-        """Let all waiters of all wallets try again."""
-        for cache in list(self._waiting):
+        """Wake the waiting selections of all wallets, which then try again."""
+        for cache in list(self._caches_with_waiters):
             cache.wake_waiters()
 
     def check_open(self) -> None:
-        """Raise RuntimeError before the start and after the end."""
+        """Raise RuntimeError before `start` and after `close`."""
         if not self._open:
             raise RuntimeError("the selector is not open: use it as an async context manager, or start() it")
 
@@ -473,19 +489,23 @@ class WalletCaches:
     def _is_free(self, id: str) -> bool:
         return not self._tracker.is_held(id, self._guard.time())
 
-    def _offer(self, token: Token) -> None:
+    def _notify_waiters(self, token: Token) -> None:
+        """Notify the waiters of a token's wallets, if the token is free."""
         for wallet in wallets_of(token):
             cache = self._caches.get(wallet)
             if cache is not None and cache.has_waiters and token.id in cache and self._is_free(token.id):
                 cache.on_free(token)
 
     def _caches_of(self, token: Token | None) -> list[WalletCache]:
-        """Return the caches that a token concerns. An unknown one may still appear in those being loaded."""
+        """Return the caches of a token's wallets. If the token is unknown (None), return the caches that
+        are being loaded, because the load may still find it.
+        """
         if token is None:
             return [cache for cache in self._caches.values() if cache.load is not None]
         return [self._caches[wallet] for wallet in wallets_of(token) if wallet in self._caches]
 
     async def _follow_changes(self, backoff: Backoff) -> None:
+        """Apply the changes of the store's change feed until it fails."""
         try:
             async with closing(self._store.changes()) as changes:
                 async for change in changes:
@@ -501,14 +521,16 @@ class WalletCaches:
             self._feed_epoch = 0
 
     def _on_added(self, token: Token) -> None:
+        """Add a token that was issued to the caches of its wallets."""
         caches = self._caches_of(token)
         if caches:
             self._tokens[token.id] = token
             for cache in caches:
                 cache.add(token)
-            self._offer(token)
+            self._notify_waiters(token)
 
     async def _load(self, cache: WalletCache) -> None:
+        """Load a wallet from the store into its cache, page by page. An error is stored in the `Load`."""
         wallet = cache.wallet
         try:
             async with closing(self._store.unspent(**wallet._asdict())) as pages:
@@ -517,7 +539,7 @@ class WalletCaches:
                         self._tokens[token.id] = token
                         if cache.has_waiters and self._is_free(token.id):
                             cache.on_free(token)
-        except Exception as error:  # noqa: BLE001 - raised by the selections that need the load
+        except Exception as error:  # noqa: BLE001 - the selections that wait for the load raise it
             cache.finish_load(error)
         except BaseException:
             cache.finish_load(RuntimeError("the selector was closed"))
@@ -527,10 +549,12 @@ class WalletCaches:
                 self._discard(token)
 
     def _discard(self, token: Token) -> None:
+        """Forget a token that is in no cache any more."""
         if not any(token.id in cache for cache in self._caches_of(token)):
             self._tokens.pop(token.id, None)
 
     def _evict_idle(self, now: float) -> None:
+        """Evict the least recently used caches that no selection has used for `IDLE_TIMEOUT_S`."""
         while self._caches:
             wallet, cache = next(iter(self._caches.items()))
             if now - cache.last_used_at < IDLE_TIMEOUT_S or cache.load is not None or cache.has_waiters:

@@ -1,4 +1,4 @@
-"""Locks on tokens: requesting them in as many requests as needed, and keeping those of spent tokens."""
+"""Locks on tokens: acquiring them in one or more requests, and keeping the locks of spent tokens."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ MAX_REQUEST_BYTES = 1_000_000
 """Bytes of names and weights in one request: a line may have 1 MiB."""
 ALWAYS_FITTING_NAMES = 500
 """This many names fit into one line whatever their length."""
-MAX_PART_ATTEMPTS = 5
+MAX_REQUEST_ATTEMPTS = 5
 """Attempts to lock the free tokens of one request while other clients lock some of them."""
 
 
 class Grants:
-    """Locks on tokens that were granted to one transaction. `requested_at`: when the first was requested."""
+    """Locks on tokens that were granted to one transaction, the tokens, and their total amount.
+
+    `requested_at`: when the first lock was requested (event-loop seconds).
+    """
 
     __slots__ = ("_tracker", "amount", "locks", "requested_at", "tokens")
 
@@ -37,7 +40,7 @@ class Grants:
         self.amount = 0
 
     def add(self, lock: Lock, requested: dict[str, Token]) -> None:
-        """Add a lock. `requested`: the tokens of its request, by resource."""
+        """Add a lock and the tokens that it locks. `requested`: the tokens of its request, by resource."""
         self.locks.append(lock)
         for resource in lock.resources:
             token = requested[resource]
@@ -45,20 +48,22 @@ class Grants:
             self.amount += token.amount
 
     async def release(self) -> None:
-        """Release all locks. A lock that can't be released now is retried by the client, or expires."""
+        """Release all locks. If the server can't be reached, the client retries, or the locks expire."""
         if len(self.locks) == 1:
             await self._release(self.locks[0])
         elif self.locks:
             await gather_shielded(*(self._release(lock) for lock in self.locks))
 
     async def _release(self, lock: Lock) -> None:
-        with suppress(Unavailable, ConnectionLost):  # the client retries; if it is closed, the lease expires
+        with suppress(Unavailable, ConnectionLost):  # the client retries; if it is closed, the lock expires
             await lock.release()
             self._tracker.on_released(lock.id, [name.removeprefix(EXCLUSIVE_TOKEN_PREFIX) for name in lock.resources])
 
 
 class Shortfall(NamedTuple):
-    """Amounts of the requested tokens, which did not reach the target: of the free ones, and of those that others hold."""
+    """A failed request: the amount of its free tokens, which did not reach the target, and of those
+    that other transactions have locked.
+    """
 
     free: int
     locked: int
@@ -69,18 +74,19 @@ async def acquire(
 ) -> Grants | Shortfall:
     """Lock the first free tokens that together reach the amount, or none.
 
-    One request is atomic. Where the names need several requests, the free tokens of the first are
-    held while the next is made.
+    A request is atomic. If the names exceed the size of one request, the free tokens of each request
+    stay locked while the next one is made.
     """
     grants = Grants(asyncio.get_running_loop().time(), tracker)
-    requests = list(split_by_request(tokens))
+    chunks = list(split_by_request(tokens))
     free = locked = 0
     try:
-        for part in requests:
-            short = await _acquire_part(client, grants, part, amount, transaction, lease, last=part is requests[-1])
+        for chunk in chunks:
+            is_last = chunk is chunks[-1]
+            shortfall = await _acquire_chunk(client, grants, chunk, amount, transaction, lease, is_last=is_last)
             if grants.amount >= amount:
                 return grants
-            free, locked = free + short.free, locked + short.locked
+            free, locked = free + shortfall.free, locked + shortfall.locked
     except BaseException:
         await grants.release()
         raise
@@ -91,11 +97,15 @@ async def acquire(
 async def acquire_all(
     client: LockClient, tracker: LockTracker, tokens: Sequence[Token], transaction: str, lease: float
 ) -> Grants | Shortfall:
-    """Lock all of the tokens, or none. Each has weight 1: their sum may exceed the largest target."""
+    """Lock all of the tokens, or none.
+
+    Each counts as 1 instead of its amount, because the sum of the amounts may exceed the largest
+    target of a request.
+    """
     grants = Grants(asyncio.get_running_loop().time(), tracker)
     try:
-        for part in split_by_request(tokens):
-            requested = {EXCLUSIVE_TOKEN_PREFIX + token.id: token for token in part}
+        for chunk in split_by_request(tokens):
+            requested = {EXCLUSIVE_TOKEN_PREFIX + token.id: token for token in chunk}
             lock = await client.acquire_any(
                 list(requested), len(requested), transaction=transaction, transaction_timeout=lease
             )
@@ -109,42 +119,43 @@ async def acquire_all(
     return grants
 
 
-async def _acquire_part(
+async def _acquire_chunk(
     client: LockClient,
     grants: Grants,
-    part: Sequence[Token],
+    chunk: Sequence[Token],
     amount: int,
     transaction: str,
     lease: float,
     *,
-    last: bool,
+    is_last: bool,
 ) -> Shortfall:
-    """Lock the missing amount from one request's tokens; where it is not there and more requests follow, all free ones.
+    """Lock tokens of one request, and add them to `grants`: as many as it lacks to reach the amount.
 
-    Returns the amounts that the request came to.
+    If they do not suffice, locks all free ones, except in the last request, where that is pointless.
+    Returns the free and the locked amount at its last rejection; zeros if it was not rejected.
     """
-    requested = {EXCLUSIVE_TOKEN_PREFIX + token.id: token for token in part}
-    weights = [token.amount for token in part]
+    requested = {EXCLUSIVE_TOKEN_PREFIX + token.id: token for token in chunk}
+    weights = [token.amount for token in chunk]
     target = amount - grants.amount
-    short = Shortfall(0, 0)
-    for _ in range(MAX_PART_ATTEMPTS):
+    shortfall = Shortfall(0, 0)
+    for _ in range(MAX_REQUEST_ATTEMPTS):
         try:
             lock = await client.acquire_any(
                 list(requested), target, weights=weights, transaction=transaction, transaction_timeout=lease
             )
         except Insufficient as rejected:
-            short = Shortfall(int(rejected.free), int(rejected.locked))
-            if last or not short.free:
+            shortfall = Shortfall(int(rejected.free), int(rejected.locked))
+            if is_last or not shortfall.free:
                 break
-            target = short.free
+            target = shortfall.free
         else:
             grants.add(lock, requested)
             break
-    return short
+    return shortfall
 
 
 def split_by_request(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
-    """Split tokens into parts whose names fit into one request each."""
+    """Split tokens into chunks whose resource names fit into one request each."""
     if len(tokens) <= ALWAYS_FITTING_NAMES:
         yield tokens
         return
@@ -159,12 +170,13 @@ def split_by_request(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 
 def _encoded_size(token: Token) -> int:
+    """Return the size of a token's resource name and weight in a request, in bytes of JSON."""
     escaped = token.id.count('"') + token.id.count("\\")
     return len(token.id.encode(errors="replace")) + escaped + len(EXCLUSIVE_TOKEN_PREFIX) + len(str(token.amount)) + 4
 
 
 async def gather_shielded(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run all coroutines to completion, even if the caller is cancelled."""
+    """Run coroutines concurrently, and to completion even if the caller is cancelled."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     await asyncio.shield(asyncio.gather(*tasks))
 
@@ -172,28 +184,31 @@ async def gather_shielded(*coroutines: Coroutine[Any, Any, None]) -> None:
 # -- locks of spent tokens --------------------------------------------------------------------------------------
 
 MAX_SPENT_LOCKS = 80_000
-"""Locks on spent tokens that are kept. A session may have 100,000 requests; the rest is for tokens
-that are held and not spent yet.
+"""Maximum number of locks on spent tokens. A session may have 100,000 requests; the rest are for
+tokens that are held and not spent yet.
 """
 
 
 class SpentLocks:
-    """Locks on spent tokens. They stay until they expire, so that replicas that have not read the spend yet skip the tokens.
+    """The locks on tokens that this replica has spent. They are not released, and expire: until then
+    replicas that have not read the spend yet skip the tokens.
 
-    A busy replica would reach the limit of requests of a session before the first lock expires.
-    Beyond `MAX_SPENT_LOCKS` the oldest are therefore released: the store's change feed has reported
-    their spends long before.
+    A busy replica would reach a session's limit of requests before its first lock expires. So the
+    oldest locks beyond `MAX_SPENT_LOCKS` are released: the change feed has reported those spends
+    long before.
     """
 
     __slots__ = ("_locks", "_releases")
 
     def __init__(self) -> None:
         self._locks: deque[tuple[float, Lock]] = deque()
-        """Each with the time at which it expires."""
+        """Each lock with the time at which it expires, oldest first."""
         self._releases: set[asyncio.Task[None]] = set()
 
     def add(self, locks: Iterable[Lock], expires_at: float, now: float) -> None:
-        """Keep the locks of tokens that were spent."""
+        """Add the locks of tokens that were spent; drop expired ones, and release those beyond the
+        limit.
+        """
         self._locks.extend((expires_at, lock) for lock in locks)
         while self._locks and self._locks[0][0] <= now:
             self._locks.popleft()
@@ -209,5 +224,5 @@ class SpentLocks:
 
 
 async def _release_quietly(lock: Lock) -> None:
-    with suppress(GenieError):  # it expires
+    with suppress(GenieError):  # if the release fails the lock expires
         await lock.release()

@@ -1,4 +1,4 @@
-"""The part of a Genie client that token selection uses, as protocols: `genie.Client` implements them."""
+"""Protocols for the part of a Genie client that token selection uses; `genie.Client` implements them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXCLUSIVE_TOKEN_PREFIX = f"exclusive:{TOKEN_PREFIX}"
 
 
 class Event(Protocol):
-    """`asyncio.Event`, read only."""
+    """An `asyncio.Event` that is only read."""
 
     def is_set(self) -> bool:
         """Whether the event is set."""
@@ -22,29 +22,29 @@ class Lock(Protocol):
 
     @property
     def id(self) -> int:
-        """The id that the server has given it."""
+        """The id that the server has assigned to the lock."""
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """The resources that it holds, with their modes."""
+        """The locked resources, with their modes."""
 
     @property
     def lost(self) -> Event:
-        """Set when it ended without `release`."""
+        """Set when the lock has ended without `release`."""
 
     async def release(self) -> None:
-        """Release it. If the server can't be reached the client retries in the background."""
+        """Release the lock. If the server can't be reached the client retries in the background."""
 
     async def extend(self, seconds: float) -> None:
-        """Let it expire that many seconds from now. LockLost if it has ended."""
+        """Let the lock expire this many seconds from now. LockLost if it has ended."""
 
 
 class LockChange(Protocol):
-    """A lock on one resource was granted or has ended."""
+    """A notification: a lock on a resource was granted or has ended."""
 
     @property
     def resource(self) -> str:
-        """The name, without a mode."""
+        """The name of the resource, without a mode."""
 
     @property
     def state(self) -> str:
@@ -60,7 +60,7 @@ class LockChange(Protocol):
 
 
 class LockClient(Protocol):
-    """The calls that a selector makes."""
+    """The methods of a client that a selector calls."""
 
     async def acquire_any(
         self,
@@ -71,9 +71,10 @@ class LockClient(Protocol):
         transaction: str | None = None,
         transaction_timeout: float = 10.0,
     ) -> Lock:
-        """Lock free resources atomically, in the order given, until their weights reach the target.
+        """Lock free resources atomically, in the given order, until the sum of their weights reaches the
+        target.
 
-        Insufficient if they don't reach it. Weights and the target are integers from 1 to 2^63-1.
+        Insufficient if it doesn't reach it. Weights and the target are integers from 1 to 2^63-1.
         Without `weights` each resource has weight 1.
         """
 
@@ -81,7 +82,7 @@ class LockClient(Protocol):
         """End a lock by its id."""
 
     async def ping(self) -> None:
-        """Return when the server has answered."""
+        """Wait for a reply of the server."""
 
     def watch(self, prefix: str) -> AsyncIterator[LockChange]:
         """Iterate over the locks held on names with this prefix, then over every change."""

@@ -1,9 +1,10 @@
 """Finding free tokens of a wallet and locking them in Genie.
 
 A search draws candidates at random from the wallet's cache, skips those that are known to be held,
-and asks Genie for them together with some spares, in one request. If other clients were faster it
-retries at once with more spares. If the cache has too few free tokens it loads the wallet, or waits
-until others release theirs. Only with a consistent load does it report that funds are insufficient.
+and requests their locks, together with some spare tokens, in one request. If other clients have
+locked too many of them, it retries at once with more spares. If the cache has too few free tokens,
+it loads the wallet, or waits until others release theirs. It reports insufficient funds only after
+a consistent load.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from genie.tokens.token import MAX_AMOUNT, Token, Wallet
 
 
 class TransactionMutex:
-    """Mutual exclusion of the requests of one transaction.
+    """Serializes the requests of each transaction; different transactions never wait for each other.
 
-    Locks do not exclude their own transaction. Without the mutex two concurrent requests of one
-    transaction could be granted the same token. Different transactions never wait for each other.
+    Genie's locks do not exclude their own transaction: without this mutex, two concurrent requests
+    of one transaction could be granted the same token.
     """
 
     __slots__ = ("_locks",)
 
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
-        """By transaction: its lock, and how many tasks hold it or wait for it."""
+        """By transaction: its lock, and the number of tasks that hold it or wait for it."""
 
     @asynccontextmanager
     async def hold(self, transaction: str) -> AsyncIterator[None]:
-        """Wait for the mutex of a transaction, and hold it in the block."""
+        """Wait for the mutex of a transaction, and hold it during the block."""
         lock, users = self._locks.get(transaction) or (asyncio.Lock(), 0)
         self._locks[transaction] = (lock, users + 1)
         try:
@@ -57,14 +58,16 @@ class TransactionMutex:
 # -- candidates -------------------------------------------------------------------------------------------------
 
 MIN_SPARES = 3
+"""Minimum number of spare tokens in a request."""
 
 
-def spares(needed: int) -> int:
-    """Return how many spare tokens to request: half of those needed, and at least three.
+def spare_count(needed: int) -> int:
+    """Return the number of spare tokens to request beyond those that are needed: half as many, at
+    least `MIN_SPARES`.
 
-    With five needed, three of eight may have been locked by others a moment ago, and one round trip
-    still suffices. If one token of ten is held, one request of 200 fails. Each further name costs
-    Genie and the client time to parse.
+    With spares a request succeeds even if others have just locked some of its tokens: if five are
+    needed, three of the eight requested. If others hold one token of ten, one request of 200 fails.
+    More spares would cost Genie and the client time to parse their names.
     """
     return max(needed // 2, MIN_SPARES)
 
@@ -86,10 +89,10 @@ class SelectionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens in the order in which to request them. The first `needed` reach the amount.
+    """Tokens to request, in this order. The first `needed` reach the amount; the rest are spares.
 
-    `complete`: the wallet has no further ones. `skipped`: how many were left out because others hold
-    them.
+    `complete`: the wallet has no further candidates. `skipped`: the number of tokens left out because
+    others hold them.
     """
 
     tokens: list[Token]
@@ -99,8 +102,10 @@ class Candidates:
 
     @property
     def contended(self) -> bool:
-        """Whether a request without knowledge of the holders would have had too few spares."""
-        return self.skipped > spares(self.needed)
+        """Whether others hold so many tokens that a request without knowledge of the holders would
+        probably have failed.
+        """
+        return self.skipped > spare_count(self.needed)
 
 
 def pick_candidates(
@@ -112,20 +117,21 @@ def pick_candidates(
     include_own: bool,
     spare_factor: int,
 ) -> Candidates | None:
-    """Draw tokens that are free as far as is known; None if they don't reach the amount.
+    """Draw tokens of a wallet that are not known to be held, in the preferred order, or the largest if
+    more than `limit` would be needed. None if they don't reach the amount.
 
-    `include_own` includes tokens that the same transaction has locked, but no selection here
-    reserves. `spare_factor` multiplies the number of spares.
+    `include_own` includes tokens that the same transaction has locked, but that no selection of
+    this selector has reserved. `spare_factor` multiplies the number of spares.
     """
-    picked = _pick(request, cache.draw(request.prefer), tracker, now, include_own, spare_factor)
-    if request.limit is not None and picked is not None and picked.needed > request.limit:
-        picked = _pick(request, cache.draw("large"), tracker, now, include_own, spare_factor)
-        if picked is not None and picked.needed > request.limit:
+    candidates = _take_candidates(request, cache.draw(request.prefer), tracker, now, include_own, spare_factor)
+    if request.limit is not None and candidates is not None and candidates.needed > request.limit:
+        candidates = _take_candidates(request, cache.draw("large"), tracker, now, include_own, spare_factor)
+        if candidates is not None and candidates.needed > request.limit:
             return None
-    return picked
+    return candidates
 
 
-def _pick(
+def _take_candidates(
     request: SelectionRequest,
     drawn: Iterator[Token],
     tracker: LockTracker,
@@ -133,10 +139,13 @@ def _pick(
     include_own: bool,
     spare_factor: int,
 ) -> Candidates | None:
+    """Take tokens from an iterator, without those that are held or rejected by `where`, until they
+    reach the amount and there are enough spares. None if they don't reach the amount.
+    """
     missing, where, transaction = request.amount, request.where, request.transaction
     reservations, observed = tracker.reservations, tracker.observed
     tokens: list[Token] = []
-    wanted = -1
+    target_count = -1  # unknown until the amount is reached
     needed = skipped = 0
     for token in drawn:
         id = token.id
@@ -151,21 +160,22 @@ def _pick(
             continue
         tokens.append(token)
         missing -= token.amount
-        if wanted < 0:
+        if target_count < 0:
             if missing <= 0:
                 needed = len(tokens)
-                wanted = needed + spares(needed) * spare_factor
-        elif len(tokens) >= wanted:
+                target_count = needed + spare_count(needed) * spare_factor
+        elif len(tokens) >= target_count:
             return Candidates(tokens, needed, False, skipped)
-    return Candidates(tokens, needed, True, skipped) if wanted >= 0 else None
+    return Candidates(tokens, needed, True, skipped) if target_count >= 0 else None
 
 
 def all_candidates(
     request: SelectionRequest, cache: WalletCache, tracker: LockTracker, now: float
 ) -> Candidates | None:
-    """Return all tokens that this selector has not reserved, those believed free first; None if they are too few.
+    """Return all tokens that this selector has not reserved, even those that others are reported to
+    hold, after the free ones. None if they don't reach the amount.
 
-    For the last attempt: what is known of the holders may be out of date, Genie decides.
+    For the last attempt: the reports may be outdated, so Genie decides.
     """
     free: list[Token] = []
     locked: list[Token] = []
@@ -183,20 +193,22 @@ def all_candidates(
 
 @dataclass(slots=True)
 class Balance:
-    """What a wallet has for one request: the sum of what is `free`, and of what is `locked` by others.
+    """The amounts in a wallet that a request can use: `free` ones, and those that others have `locked`.
 
-    With a `limit`: `best_free` and `best` are the sums of its `limit` largest tokens, of the free ones
-    and of all.
+    For a request with a `limit`, `largest_free` is the sum of the `limit` largest free tokens, and
+    `largest` that of the `limit` largest tokens, free or locked.
     """
 
     free: int = 0
     locked: int = 0
-    best_free: int = 0
-    best: int = 0
+    largest_free: int = 0
+    largest: int = 0
 
     @classmethod
     def of(cls, request: SelectionRequest, tokens: Iterable[Token], tracker: LockTracker, now: float) -> Balance:
-        """Sum up all tokens."""
+        """Compute the balance of tokens for a request. It excludes those that `where` rejects, and
+        those that the same transaction holds.
+        """
         free: list[int] = []
         locked: list[int] = []
         for token in tokens:
@@ -209,69 +221,80 @@ class Balance:
                 locked.append(token.amount)
         balance = cls(sum(free), sum(locked))
         if request.limit is not None:
-            balance.best_free = sum(sorted(free, reverse=True)[: request.limit])
-            balance.best = sum(sorted(free + locked, reverse=True)[: request.limit])
+            balance.largest_free = sum(sorted(free, reverse=True)[: request.limit])
+            balance.largest = sum(sorted(free + locked, reverse=True)[: request.limit])
         return balance
 
     def suffices(self, request: SelectionRequest) -> bool:
-        """Whether the amount can be reached once all others have released their tokens."""
+        """Return whether the amount could be reached if all others released their tokens."""
         return self.surplus(request) >= 0
 
     def surplus(self, request: SelectionRequest) -> int:
-        """Return what remains beyond the amount once all others have released their tokens."""
-        return (self.free + self.locked if request.limit is None else self.best) - request.amount
+        """Return the amount in excess of the requested one, if all others released their tokens;
+        negative if it would not suffice.
+        """
+        return (self.free + self.locked if request.limit is None else self.largest) - request.amount
 
     def missing(self, request: SelectionRequest) -> int:
-        """Return the amount that must become free before another attempt makes sense."""
+        """Return the amount that must become free before another attempt can succeed.
+
+        With a `limit` any further token may suffice.
+        """
         return 1 if request.limit is not None else max(1, request.amount - self.free)
 
     def shortfall_error(self, request: SelectionRequest, wallet: Wallet) -> InsufficientFunds | TooManyTokens:
-        """Return the error that says why the amount can't be reached."""
+        """Return the error for a request that can't be granted with this balance."""
         if self.free + self.locked < request.amount:
             return InsufficientFunds(request.amount, self.free, self.locked, wallet)
-        if request.limit is not None and self.best < request.amount:
-            return TooManyTokens(request.amount, request.limit, self.best_free)
+        if request.limit is not None and self.largest < request.amount:
+            return TooManyTokens(request.amount, request.limit, self.largest_free)
         return FundsLocked(request.amount, self.free, self.locked, wallet)
 
 
 # -- the search -------------------------------------------------------------------------------------------------
 
 SPARE_FACTOR = 8
-"""By how much each immediate retry multiplies the number of spares."""
-MAX_COUNTED_TOKENS = 1_000
-"""Tokens for which Genie is asked how much others hold, only to report it in an error."""
+"""Factor by which each immediate retry increases the number of spares."""
+MAX_QUERIED_TOKENS = 1_000
+"""Maximum number of tokens for which Genie is queried how much others hold, to report it in an error."""
 MAX_RELOADS = 2
 """How often a wallet that changed during its load is loaded again at once."""
 
 
 class RetryBudget:
-    """The loads and waits that one request has used, and those that are left.
+    """The remaining retries of one request: `waits_left` for tokens that others hold, and
+    `reloads_left` of its wallet.
 
-    `since`: a load with a greater number began late enough to count. `waits` and `reloads` are left;
-    `deadline` is the end of the current wait.
+    `stale_load` is a load number: only loads with greater numbers began late enough for the request.
+    `wait_deadline` is the end of the current wait, if there is one.
     """
 
-    __slots__ = ("deadline", "has_waited", "reloads", "since", "waits")
+    __slots__ = ("has_waited", "reloads_left", "stale_load", "wait_deadline", "waits_left")
 
-    def __init__(self, since: int, waits: int) -> None:
-        self.since = since
-        self.waits = waits
+    def __init__(self, stale_load: int, waits: int) -> None:
+        self.stale_load = stale_load
+        self.waits_left = waits
         self.has_waited = False
-        self.deadline: float | None = None
-        self.reloads = MAX_RELOADS
+        self.wait_deadline: float | None = None
+        self.reloads_left = MAX_RELOADS
 
     def has_loaded(self, cache: WalletCache) -> bool:
-        """Whether a load that began late enough has succeeded."""
-        return cache.last_load is not None and cache.last_load.number > self.since
+        """Return whether a load of the wallet that began late enough has succeeded."""
+        return cache.last_load is not None and cache.last_load.number > self.stale_load
 
     def must_load(self, cache: WalletCache, *, suffices: bool, is_current: bool) -> bool:
-        """Whether the next step needs a load. A current cache with a sufficient balance waits once before it."""
-        return not self.has_loaded(cache) and not (suffices and is_current and self.waits and not self.has_waited)
+        """Return whether the wallet must be loaded before the next attempt.
 
-    def reload(self, cache: WalletCache) -> None:
-        """Require another load."""
-        self.reloads -= 1
-        self.since = cache.load_count
+        It need not if that was done, nor before the first wait if the cache is current and its
+        balance `suffices` (some of it is only locked).
+        """
+        can_wait_first = suffices and is_current and self.waits_left and not self.has_waited
+        return not self.has_loaded(cache) and not can_wait_first
+
+    def require_reload(self, cache: WalletCache) -> None:
+        """Use one of the reloads: only loads that begin from now on count."""
+        self.reloads_left -= 1
+        self.stale_load = cache.load_count
 
 
 class Match(NamedTuple):
@@ -282,7 +305,9 @@ class Match(NamedTuple):
 
 
 class Search:
-    """Executes selection requests. `immediate_retries`, `retries` and `backoff` (seconds) are the selector's."""
+    """Executes selection requests. `retries`, `backoff` (seconds) and `immediate_retries` are the
+    arguments of `SherdlockSelector`.
+    """
 
     __slots__ = ("_backoff", "_caches", "_context", "_immediate_retries", "_retries", "_tracker", "collisions", "mutex")
 
@@ -295,13 +320,15 @@ class Search:
         self._immediate_retries = immediate_retries
         self.mutex = TransactionMutex()
         self.collisions = 0
-        """Requests that Genie has rejected because other clients held more than was known here."""
+        """The number of requests that Genie has rejected because other clients held more of the tokens
+        than this selector knew.
+        """
 
     async def find(self, request: SelectionRequest, wallet: Wallet) -> Match:
-        """Find and lock tokens of a wallet.
+        """Find and lock tokens of a wallet: try, then load the wallet or wait for others, and try again.
 
-        InsufficientFunds, FundsLocked or TooManyTokens if that is impossible. After any error and when
-        cancelled nothing stays locked.
+        InsufficientFunds, FundsLocked or TooManyTokens if that is impossible. After any error, and when
+        cancelled, nothing stays locked.
         """
         now = self._context.now()
         cache = self._caches.get(wallet, now)
@@ -317,15 +344,17 @@ class Search:
             suffices = balance.suffices(request)
             if budget.must_load(cache, suffices=suffices, is_current=self._caches.is_current(cache)):
                 await self._await_load(request, cache, balance, budget)
-            elif not suffices and await self._may_have_changed(request, cache) and budget.reloads:
-                budget.reload(cache)
+            elif not suffices and await self._is_load_doubtful(request, cache) and budget.reloads_left:
+                budget.require_reload(cache)
             elif not await self._await_release(request, cache, balance, budget):
                 return await self._last_attempt(request, cache)
 
     async def reserve(
         self, reservation: Reservation, acquiring: Coroutine[Any, Any, Grants | Shortfall], limit: int | None = None
     ) -> Grants | Shortfall:
-        """Reserve tokens here while Genie locks them by `acquire` or `acquire_all`; drop the reservation if it does not.
+        """Make a reservation in the tracker, and lock its tokens in Genie by awaiting `acquiring`, which
+        is a call of `acquire` or `acquire_all`. The reservation is removed if that fails, or if it
+        locks more tokens than `limit`.
 
         The caller must hold the transaction's mutex.
         """
@@ -349,9 +378,11 @@ class Search:
     # -- attempts -------------------------------------------------------------------------------------------
 
     async def _attempt(self, request: SelectionRequest, cache: WalletCache, *, include_own: bool) -> Match | None:
-        """Request candidates, and retry at once with more spares while other clients are faster."""
+        """Request candidates, and retry at once with more spares while other clients hold too many of
+        them. None if too few tokens are known to be free, or all retries have failed.
+        """
         spare_factor = 1
-        for left in range(self._immediate_retries, -1, -1):
+        for retries_left in range(self._immediate_retries, -1, -1):
             async with self.mutex.hold(request.transaction):
                 candidates = pick_candidates(
                     request,
@@ -363,20 +394,21 @@ class Search:
                 )
                 if candidates is None:
                     return None
-                match = await self._acquire(request, candidates)
-            collided = isinstance(match, Shortfall)
+                result = await self._acquire(request, candidates)
+            collided = isinstance(result, Shortfall)
             self._context.subscription.record_request(contended=candidates.contended or collided)
-            if not isinstance(match, Shortfall):
-                return match
+            if not isinstance(result, Shortfall):
+                return result
             self.collisions += 1
             if request.limit is not None and request.prefer != "large":
                 request = replace(request, prefer="large")  # which needs the fewest tokens
             elif candidates.complete:
                 return None
-            spare_factor = spare_factor * SPARE_FACTOR if left > 1 else sys.maxsize
+            spare_factor = spare_factor * SPARE_FACTOR if retries_left > 1 else sys.maxsize  # all tokens at last
         return None
 
     async def _acquire(self, request: SelectionRequest, candidates: Candidates) -> Match | Shortfall:
+        """Reserve the needed candidates, and request their locks with the spares."""
         context = self._context
         reservation = Reservation(request.transaction, [token.id for token in candidates.tokens[: candidates.needed]])
         acquiring = acquire(
@@ -386,17 +418,19 @@ class Search:
         return grants if isinstance(grants, Shortfall) else Match(grants, reservation)
 
     async def _last_attempt(self, request: SelectionRequest, cache: WalletCache) -> Match:
-        """Request all tokens, also those that others are believed to hold; raise the error if that fails."""
+        """Request all tokens, even those that others are reported to hold; if that fails raise the error
+        that ends the search.
+        """
         async with self.mutex.hold(request.transaction):
             candidates = all_candidates(request, cache, self._tracker, self._context.now())
-            match = None if candidates is None else await self._acquire(request, candidates)
-        if isinstance(match, Match):
-            return match
+            result = None if candidates is None else await self._acquire(request, candidates)
+        if isinstance(result, Match):
+            return result
         balance = Balance.of(request, cache, self._tracker, self._context.now())
-        if match is not None and request.limit is None and balance.suffices(request):
-            raise FundsLocked(request.amount, match.free, balance.free + balance.locked - match.free, cache.wallet)
+        if result is not None and request.limit is None and balance.suffices(request):
+            raise FundsLocked(request.amount, result.free, balance.free + balance.locked - result.free, cache.wallet)
         if not balance.suffices(request) and cache.last_load is not None:
-            # The wallet has changed since it was loaded: part of what it had then is now change of other transactions.
+            # Others have spent tokens since the load, and the cache may lack their change: use the balance of the load.
             balance = Balance.of(request, cache.last_load.tokens.values(), self._tracker, self._context.now())
         raise balance.shortfall_error(request, cache.wallet)
 
@@ -405,43 +439,48 @@ class Search:
     async def _await_load(
         self, request: SelectionRequest, cache: WalletCache, balance: Balance, budget: RetryBudget
     ) -> None:
-        """Wait until a load has ended, or has brought the missing amount. Raises the store's error."""
+        """Load the wallet, and wait until the load has ended, or the tokens loaded so far may suffice.
+        Raises the error of the store if the load fails.
+        """
         load = self._caches.load(cache)
         missing = balance.missing(request) if request.limit is None else MAX_AMOUNT
         await cache.wait(missing, balance.surplus(request), request.where, None)
         self._caches.check_open()
-        if load.error is not None and load.number > budget.since:
+        if load.error is not None and load.number > budget.stale_load:
             raise load.error
 
-    async def _may_have_changed(self, request: SelectionRequest, cache: WalletCache) -> bool:
-        """Return True if the last load was not consistent, or sufficed; otherwise raise the shortfall error."""
+    async def _is_load_doubtful(self, request: SelectionRequest, cache: WalletCache) -> bool:
+        """Return True if another load of the wallet may find more: the last one was not consistent, or
+        had enough tokens. Otherwise the funds are insufficient: raise the error.
+        """
         if cache.last_load is not None and cache.consistent:
             loaded = cache.last_load.tokens.values()
             balance = Balance.of(request, loaded, self._tracker, self._context.now())
             if not balance.suffices(request):
-                raise (await self._counted(request, loaded, balance)).shortfall_error(request, cache.wallet)
+                raise (await self._query_balance(request, loaded, balance)).shortfall_error(request, cache.wallet)
         return True
 
-    async def _counted(self, request: SelectionRequest, tokens: Iterable[Token], balance: Balance) -> Balance:
-        """Return the balance with what others hold according to Genie, which knows it without a subscription too.
+    async def _query_balance(self, request: SelectionRequest, tokens: Iterable[Token], balance: Balance) -> Balance:
+        """Correct the free and the locked amount of a balance by those that Genie reports, since without
+        a subscription this selector does not know what others hold. For error messages only.
 
-        Requests more than the tokens are worth, so that Genie locks nothing and reports the sums.
+        Requests more than the sum of all tokens, so that Genie locks nothing and reports the amounts.
         """
         context = self._context
         now = context.now()
-        others = [
+        not_reserved_here = [
             token
             for token in tokens
             if self._tracker.local_reservation(token.id, now) is None and request.accepts(token)
         ]
-        total = sum(token.amount for token in others)
-        if 0 < len(others) <= MAX_COUNTED_TOKENS and total < MAX_AMOUNT:
+        total = sum(token.amount for token in not_reserved_here)
+        if 0 < len(not_reserved_here) <= MAX_QUERIED_TOKENS and total < MAX_AMOUNT:
             with suppress(GenieError):
-                short = await acquire(
-                    context.client, self._tracker, others, total + 1, request.transaction, context.lease
+                result = await acquire(
+                    context.client, self._tracker, not_reserved_here, total + 1, request.transaction, context.lease
                 )
-                if isinstance(short, Shortfall):
-                    return replace(balance, free=short.free, locked=balance.free + balance.locked - short.free)
+                if isinstance(result, Shortfall):
+                    return replace(balance, free=result.free, locked=balance.free + balance.locked - result.free)
         return balance
 
     # -- waiting --------------------------------------------------------------------------------------------
@@ -449,19 +488,23 @@ class Search:
     async def _await_release(
         self, request: SelectionRequest, cache: WalletCache, balance: Balance, budget: RetryBudget
     ) -> bool:
-        """Wait until the missing amount is free, or for a random part of `backoff`; False if no waits are left."""
-        if budget.deadline is None:
-            if not budget.waits:
+        """Wait until the missing amount is free, at most for a random part of `backoff`. Returns False
+        if no waits are left.
+
+        If the wait ends early, the next call continues it: its deadline stays in the budget.
+        """
+        if budget.wait_deadline is None:
+            if not budget.waits_left:
                 return False
-            budget.waits -= 1
-            budget.deadline = self._context.now() + random() * self._backoff  # noqa: S311 - no secret
+            budget.waits_left -= 1
+            budget.wait_deadline = self._context.now() + random() * self._backoff  # noqa: S311 - no secret
         with self._context.subscription:
-            in_time = await cache.wait(
-                balance.missing(request), balance.surplus(request), request.where, budget.deadline
+            woken = await cache.wait(
+                balance.missing(request), balance.surplus(request), request.where, budget.wait_deadline
             )
-        if not in_time:
-            budget.deadline = None
+        if not woken:
+            budget.wait_deadline = None
             budget.has_waited = True
             if not self._caches.is_current(cache):
-                budget.since = cache.load_count
+                budget.stale_load = cache.load_count
         return True

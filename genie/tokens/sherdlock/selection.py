@@ -40,7 +40,8 @@ class SelectorContext:
 class SherdlockSelection(Selection):
     """Tokens that are locked in Genie until they are spent or released, or their lease expires.
 
-    `earlier_locks` are ids of locks on the same tokens from before a `restore`.
+    `earlier_locks`: for a restored selection, the ids of the locks that the original selection had
+    on the same tokens.
     """
 
     __slots__ = ("_context", "_earlier_locks", "_grants", "_reservation")
@@ -69,9 +70,9 @@ class SherdlockSelection(Selection):
         )
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return JSON-compatible data by which `selector.restore` holds these tokens again.
+        """Return JSON-compatible data from which `selector.restore` creates the selection again.
 
-        SelectionEnded if they are not held any more.
+        SelectionEnded if the tokens are no longer held.
         """
         if not self.held:
             raise SelectionEnded(f"the selection of {self.transaction!r} has ended: there is nothing to restore")
@@ -89,7 +90,7 @@ class SherdlockSelection(Selection):
         """
         self._guard.check()
         caches = self._context.caches
-        is_first = self._state is State.HELD and not self._earlier_locks
+        is_first_attempt = self._state is State.HELD and not self._earlier_locks
         expected = caches.expect(outputs)
         try:
             await super().spend(outputs)
@@ -101,13 +102,13 @@ class SherdlockSelection(Selection):
                 self._keep_until_expiry()
             raise
         else:
-            if is_first:  # else an earlier spend may have issued the outputs, and they may be spent since
+            if is_first_attempt:  # else an earlier attempt may have issued the outputs, and they may be spent since
                 caches.on_issued(expected)
         finally:
             caches.stop_expecting(expected)
 
     async def _prepare_spend(self) -> None:
-        """Extend the locks if less than half of the lease is left: they must outlive the spend."""
+        """Extend the locks if less than half of the lease is left, so that they outlast the spend."""
         context = self._context
         if not self.held:
             raise SelectionEnded(
@@ -119,11 +120,14 @@ class SherdlockSelection(Selection):
         try:
             for lock in self._grants.locks:
                 await lock.extend(context.lease)
-        except LockLost as lost:
-            raise SelectionEnded(f"the selection of {self.transaction!r} has ended: {lost}") from lost
+        except LockLost as error:
+            raise SelectionEnded(f"the selection of {self.transaction!r} has ended: {error}") from error
         self._reservation.expires_at = now + context.lease
 
     def _on_spent(self) -> None:
+        """Keep the locks until they expire, for replicas that have not read the spend yet; remove the
+        tokens from the caches.
+        """
         self._keep_until_expiry()
         context = self._context
         context.spent_locks.add(self._grants.locks, self._reservation.expires_at, context.now())
@@ -137,6 +141,7 @@ class SherdlockSelection(Selection):
             self._context.caches.on_spent(id)
 
     async def _release(self) -> None:
+        """Release the locks of this selection, and those that the original of a restored one had."""
         try:
             if self._earlier_locks:
                 await gather_shielded(self._grants.release(), *map(self._release_earlier, self._earlier_locks))
@@ -145,15 +150,15 @@ class SherdlockSelection(Selection):
         finally:
             self._context.tracker.drop(self._reservation)
 
-    async def _release_earlier(self, lock: int) -> None:
-        with suppress(GenieError):  # it may have ended, and else expires
-            await self._context.client.release(lock)
-            self._context.tracker.on_released(lock, [token.id for token in self.tokens])
+    async def _release_earlier(self, lock_id: int) -> None:
+        with suppress(GenieError):  # if the release fails the lock expires
+            await self._context.client.release(lock_id)
+            self._context.tracker.on_released(lock_id, [token.id for token in self.tokens])
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The parsed data of `SherdlockSelection.checkpoint`. `locks` are ids."""
+    """The parsed data of `SherdlockSelection.checkpoint`. `locks` are ids of locks."""
 
     transaction: str
     asked: int
@@ -161,6 +166,6 @@ class Checkpoint:
     locks: list[int]
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Checkpoint:
+    def parse(cls, data: Mapping[str, Any]) -> Checkpoint:
         """Parse the data. ValueError if it is not a checkpoint."""
         return cls(*read_checkpoint(data), list(data.get("locks", ())))

@@ -1,9 +1,9 @@
-"""The selector for replicas that share wallets: what each of them holds is locked in Genie.
+"""The selector for replicas that share wallets: selected tokens are locked in Genie.
 
 Each selected token is locked exclusively under the name `token/<id>`; the owner of the lock is the
-transaction that will spend the token. Spent tokens stay locked until their lease expires, so that a
-replica that has not read the spend yet skips them. The tokens of a crashed replica become free in
-the same way. `search.py` explains how tokens are found.
+transaction that will spend the token. The lock of a spent token stays until its lease expires, so
+that a replica that has not read the spend yet skips the token. The tokens of a crashed replica
+become free in the same way. `search.py` explains how tokens are found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from genie.tokens.sherdlock.locks import LockClient
 from genie.tokens.sherdlock.search import Search, SelectionRequest
 from genie.tokens.sherdlock.selection import Checkpoint, SelectorContext, SherdlockSelection
 from genie.tokens.store import TokenStore
-from genie.tokens.token import check_amount, wallet
+from genie.tokens.token import check_amount, make_wallet
 
 
 class SherdlockSelector:
@@ -35,15 +35,16 @@ class SherdlockSelector:
     RuntimeError if another thread uses it.
 
     Args:
-        client: A client of `genie.connect()`.
+        client: A client created by `genie.connect()`.
         store: The tokens of all wallets.
         retries: How often to wait for tokens that others hold.
         backoff: Upper bound of each of these waits in seconds; its duration is random.
-        immediate_retries: How often to retry at once after a collision with other replicas.
-        lease: Seconds for which a selection is held at most, and for which the tokens that were
-            spent, or were held by a crashed replica, stay locked.
-        freshness: Age in seconds up to which a wallet's cache is used while the store's change feed
-            is not connected.
+        immediate_retries: How often to retry at once after other replicas were granted some of the
+            requested tokens.
+        lease: Maximum time in seconds for which a selection is held. Tokens that were spent, or were
+            held by a replica that has crashed, stay locked for as long.
+        freshness: Maximum age in seconds of a wallet's cache that is used while the store's change
+            feed is not connected.
     """
 
     def __init__(
@@ -58,11 +59,15 @@ class SherdlockSelector:
         freshness: float = 1.0,
     ) -> None:
         if retries < 0 or immediate_retries < 0:
-            raise ValueError("retries and immediate_retries must not be negative")
-        if not backoff >= 0 or not freshness >= 0 or not 0 < lease < inf:
-            raise ValueError("backoff and freshness must not be negative, and lease must be above 0")
+            raise ValueError(
+                f"retries and immediate_retries must not be negative, but are {retries} and {immediate_retries}"
+            )
+        if not backoff >= 0 or not freshness >= 0:
+            raise ValueError(f"backoff and freshness must not be negative, but are {backoff} and {freshness}")
+        if not 0 < lease < inf:
+            raise ValueError(f"lease must be a number of seconds above 0, not {lease}")
         if not iscoroutinefunction(getattr(client, "acquire_any", None)):
-            raise TypeError(f"client must be one of genie.connect() (asyncio), not {client!r}")
+            raise TypeError(f"client must be a client of genie.connect() (asyncio), not {client!r}")
         guard = ThreadGuard("Create one selector for each thread.")
         tracker = LockTracker(lease)
         caches = WalletCaches(store, freshness, tracker, guard)
@@ -79,13 +84,13 @@ class SherdlockSelector:
         self._search = Search(self._context, retries=retries, backoff=backoff, immediate_retries=immediate_retries)
 
     async def start(self) -> None:
-        """Start to follow the store's changes and the locks of tokens."""
+        """Start to follow the store's change feed, and to watch the locks of tokens."""
         self._context.caches.start()
         self._context.guard.bind()
         self._context.subscription.start()
 
     async def close(self) -> None:
-        """Cancel the background tasks. Selections stay held; waiting `select` calls raise RuntimeError."""
+        """Stop the background tasks. Selections stay held; `select` calls in progress raise RuntimeError."""
         self._context.guard.check()
         await self._context.spent_locks.close()
         await self._context.subscription.close()
@@ -125,47 +130,50 @@ class SherdlockSelector:
             transaction: The transaction that will spend the tokens.
             owner: The key whose wallet it is; or
             account: the account whose keys together are the wallet.
-            where: Accepts or rejects a token. Called often; it must only look at the token.
-            prefer: Take the smallest or the largest tokens first; by default a random order.
-            limit: How many tokens to select at most. The largest are taken if that is needed.
+            where: A predicate that accepts or rejects a token. Called often; it must have no side
+                effects.
+            prefer: "small" or "large": try the smallest or the largest tokens first. By default the
+                order is random.
+            limit: Maximum number of tokens to select. The largest are selected if that is necessary.
 
         Raises:
             InsufficientFunds: The wallet has less than the amount.
-            FundsLocked: Others still hold too much of it after all retries.
+            FundsLocked: Other transactions still hold too much of it after all retries.
             TooManyTokens: The amount can't be reached in `limit` tokens.
         """
         request = SelectionRequest(check_amount(amount), transaction, where, prefer, check_limit(limit))
         if type(transaction) is not str or not transaction:
-            raise ValueError(f"transaction must be the name of the one that will spend the tokens, not {transaction!r}")
+            raise ValueError(f"transaction must be a non-empty string, not {transaction!r}")
         if prefer not in (None, "small", "large"):
             raise ValueError(f"prefer must be 'small' or 'large', not {prefer!r}")
-        of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
+        wallet = make_wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
         self._context.caches.check_open()
         self._context.guard.check()
-        grants, reservation = await self._search.find(request, of)
+        grants, reservation = await self._search.find(request, wallet)
         return SherdlockSelection(self._context, grants, reservation, amount)
 
     @property
     def collisions(self) -> int:
-        """How many requests Genie has rejected because others held too many of the requested tokens."""
+        """The number of requests that Genie has rejected because others held too many of the tokens."""
         return self._search.collisions
 
     async def restore(self, data: Mapping[str, Any]) -> SherdlockSelection:
-        """Hold the tokens of a selection's `checkpoint` again, for the same transaction; in any replica.
+        """Create a selection again from its `checkpoint`, in any replica: lock its tokens for the same
+        transaction.
 
-        SelectionEnded if another transaction holds any of them, which is impossible before the lease
-        has expired, or if a selection of this selector still holds them. If they have been spent,
-        `spend` finds out: it has no effect if this transaction has spent them, else it raises
-        SpentAlready.
+        SelectionEnded if another transaction holds any of the tokens, which is impossible before the
+        lease has expired, or if a selection of this selector still holds them. It is not checked
+        whether the tokens were spent: `spend` has no effect if this transaction has spent them, and
+        raises SpentAlready if another one has.
         """
         context = self._context
         context.caches.check_open()
         context.guard.check()
-        checkpoint = Checkpoint.of(data)
+        checkpoint = Checkpoint.parse(data)
         transaction = checkpoint.transaction
         reservation = Reservation(transaction, [token.id for token in checkpoint.tokens])
         async with self._search.mutex.hold(transaction):
-            if context.tracker.any_releasable(reservation.ids, context.now()):
+            if context.tracker.has_releasable_reservation(reservation.ids, context.now()):
                 raise SelectionEnded(f"a selection of this selector holds the tokens of {transaction!r} already")
             acquiring = acquire_all(context.client, context.tracker, checkpoint.tokens, transaction, context.lease)
             grants = await self._search.reserve(reservation, acquiring)

@@ -1,4 +1,4 @@
-"""What an SQL token store requires of a database dialect."""
+"""The interface of a database, which each dialect implements for the SQL token store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genie.tokens.stores.change_feed import ChangeFeeds, ChangeListener, Get
 
 
 class Backend(ABC):
-    """A database: its connections, its transactions, and how commits are announced to other processes.
+    """A database: its connections, its transactions, and the publication of changes to other processes.
 
     `dedicated_options` are the engine options of connections outside of the pool.
     """
@@ -36,13 +36,13 @@ class Backend(ABC):
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction."""
+        """Provide a connection in a transaction, which is committed if the block ends without an error."""
         async with open_transaction(self._engine) as connection:
             yield connection
 
     @asynccontextmanager
     async def dedicated(self) -> AsyncIterator[AsyncConnection]:
-        """A connection that is not shared, and is closed at the end."""
+        """Provide a connection outside of the pool, which is closed at the end of the block."""
         async with open_connection(self._dedicated_engine) as connection:
             yield connection
 
@@ -54,12 +54,15 @@ class Backend(ABC):
 
     @abstractmethod
     def id_in(self, ids: Sequence[str]) -> ColumnElement[bool]:
-        """Return the condition that a token's id is one of these. They are one parameter, however many."""
+        """Return the SQL condition that a token's id is one of these, which are passed as one parameter."""
 
     @abstractmethod
     async def publish(self, connection: AsyncConnection, payloads: Iterable[str]) -> None:
-        """Announce changes to all listeners when the connection's transaction commits."""
+        """Publish changes to all listeners once the connection's transaction is committed."""
 
     @abstractmethod
     def listener(self, feeds: ChangeFeeds, get: Get) -> ChangeListener:
-        """Create the listener of what other processes publish."""
+        """Create the listener that passes the changes published by any process to `feeds`.
+
+        `get` reads tokens by id from the store.
+        """

@@ -1,7 +1,8 @@
-"""Change feeds of a token store: buffered changes for each reader, and how processes announce them
-to each other.
+"""Change feeds of a token store: a buffer of changes for each reader, and the encoding in which
+processes publish changes to each other.
 
-A process announces its commits as payloads with a line for each token: `+id` added, `-id` spent.
+A process publishes a commit as payloads with a line for each token: `+id` for an added one, `-id`
+for a spent one.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.token import Token
 
 MAX_UNREAD_CHANGES = 100_000
-"""Changes buffered for one reader. For a reader that lags by more a resync is faster."""
+"""Maximum number of changes buffered for one reader. If it lags by more, a resync is faster."""
 
 
 class ChangeFeed(AsyncIterator[Change]):
-    """The changes for one reader since the feed was made, buffered until they are read.
+    """An iterator over the changes since its creation, for one reader. It buffers unread changes.
 
-    A read can be cancelled and repeated. `start` is awaited before the first change is returned.
+    Cancelling a read loses no change. `start` is awaited before the first change is returned.
     """
 
     __slots__ = ("__weakref__", "_ended", "_ready", "_start", "_unread")
@@ -38,7 +39,7 @@ class ChangeFeed(AsyncIterator[Change]):
         self._ended = False
 
     def publish(self, changes: Sequence[Change]) -> None:
-        """Buffer changes, in this order; resync if they are too many."""
+        """Append changes to the buffer; replace it by a `Resync` if it would become too large."""
         if self._ended:
             return
         if len(self._unread) + len(changes) > MAX_UNREAD_CHANGES:
@@ -54,12 +55,13 @@ class ChangeFeed(AsyncIterator[Change]):
         self._ready.set()
 
     def end(self) -> None:
-        """End the iteration."""
+        """Discard the unread changes, and end the iteration."""
         self._ended = True
         self._unread.clear()
         self._ready.set()
 
     async def __anext__(self) -> Change:
+        """Return the next change; wait for one if there is none."""
         if self._start is not None and not self._ended:
             await self._start()
             self._start = None
@@ -72,7 +74,7 @@ class ChangeFeed(AsyncIterator[Change]):
 
 
 class ChangeFeeds:
-    """All feeds of a store. Feeds that are no longer referenced disappear."""
+    """The change feeds of all readers of a store, by weak references: an unused feed needs no `close`."""
 
     __slots__ = ("_all", "_ended")
 
@@ -84,7 +86,7 @@ class ChangeFeeds:
         return bool(self._all)
 
     def open(self, start: Callable[[], Awaitable[None]] | None = None) -> ChangeFeed:
-        """Create a feed of the changes from now on. A feed of a closed store has ended."""
+        """Create a feed of the changes from now on. If the store is closed the feed has ended."""
         feed = ChangeFeed(start)
         self._all.add(feed)
         if self._ended:
@@ -92,7 +94,7 @@ class ChangeFeeds:
         return feed
 
     def publish(self, changes: Sequence[Change]) -> None:
-        """Pass changes to all feeds, in this order."""
+        """Publish changes to all feeds."""
         for feed in self._all:
             feed.publish(changes)
 
@@ -114,15 +116,13 @@ MAX_PAYLOAD_BYTES = 7900
 """Size of a payload: PostgreSQL's NOTIFY carries less than 8,000 bytes."""
 
 PAYLOADS_PER_BATCH = 10
-"""Payloads processed at once: at most some thousand tokens, which does not block the event loop for
-long.
-"""
+"""Payloads that are processed without yielding to the event loop: at most some thousand tokens."""
 
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 """Backoff between attempts to listen for changes."""
 
 STOP_TIMEOUT_S = 5.0
-"""How long `stop` waits for a step in progress."""
+"""How long `stop` waits until the listener ends, before it is cancelled."""
 
 Get = Callable[[Sequence[str]], Awaitable[dict[str, Token]]]
 
@@ -130,7 +130,10 @@ _log = logging.getLogger(__name__)
 
 
 def payloads(*, added: Iterable[str] = (), spent: Iterable[str] = ()) -> Iterator[str]:
-    """Encode changes as payloads. An id is printable, so it contains no line break."""
+    """Encode changes as payloads of limited size, with a line for each id.
+
+    Ids contain no line breaks, because they must be printable.
+    """
     lines: list[str] = []
     size = 0
     for line in (*(f"-{id}" for id in spent), *(f"+{id}" for id in added)):
@@ -144,21 +147,24 @@ def payloads(*, added: Iterable[str] = (), spent: Iterable[str] = ()) -> Iterato
         yield "\n".join(lines)
 
 
-async def changes(payloads: Iterable[str], get: Get) -> list[Change]:
-    """Decode payloads. Reads the added tokens; those that have been spent since are left out."""
+async def decode_changes(payloads: Iterable[str], get: Get) -> list[Change]:
+    """Decode payloads. The added tokens are read by `get`; those that were spent since are left out."""
     lines = [line for payload in payloads for line in payload.split("\n")]
     tokens = await get([line[1:] for line in lines if line[0] == "+"])
-    found: list[Change] = []
+    changes: list[Change] = []
     for line in lines:
-        if line[0] == "-":
-            found.append(Spent(line[1:]))
-        elif line[1:] in tokens:
-            found.append(Added(tokens[line[1:]]))
-    return found
+        sign, id = line[0], line[1:]
+        if sign == "-":
+            changes.append(Spent(id))
+        elif id in tokens:
+            changes.append(Added(tokens[id]))
+    return changes
 
 
 class ChangeListener(ABC):
-    """Publishes the changes of the database to the feeds, in a task, until it is stopped."""
+    """A background task that receives the changes of all processes from the database, and publishes
+    them to the feeds.
+    """
 
     def __init__(self, feeds: ChangeFeeds, get: Get) -> None:
         self._feeds = feeds
@@ -169,13 +175,15 @@ class ChangeListener(ABC):
         self._stopped = False
 
     async def wait_started(self) -> None:
-        """Start, and wait until every later change is received, or until it is stopped."""
+        """Start the task, and wait until it is connected, so that every later change is received; or
+        until it is stopped.
+        """
         if self._task is None and not self._stopped:
             self._task = asyncio.create_task(self._run())
         await self._connected.wait()
 
     async def stop(self) -> None:
-        """Stop listening. Waits a moment for a step in progress."""
+        """Stop the task, and wait until it has ended."""
         self._stopped = True
         self._connected.set()
         self._wake.set()
@@ -184,6 +192,7 @@ class ChangeListener(ABC):
             await cancel_and_wait(self._task)
 
     async def _run(self) -> None:
+        """Listen until it is stopped; connect again, with backoff, after each error."""
         backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
         while not self._stopped:
             try:
@@ -203,16 +212,16 @@ class ChangeListener(ABC):
         """Connect, call `_on_connected`, and publish changes until it is stopped or fails."""
 
     def _on_connected(self) -> None:
-        """Every later change is received."""
+        """Called once every later change is received: earlier ones may have been lost."""
         self._feeds.resync()
         self._connected.set()
 
     async def _publish(self, payloads: Sequence[str]) -> None:
         if self._feeds:
-            self._feeds.publish(await changes(payloads, self._get))
+            self._feeds.publish(await decode_changes(payloads, self._get))
 
     async def _sleep(self, seconds: float) -> bool:
-        """Wait until it is woken; False if that did not happen in this time."""
+        """Wait until `_wake` is set, at most for this time; return whether it was set."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()

@@ -1,6 +1,4 @@
-"""A token store in the memory of one process: for tests, benchmarks, and ledgers that are kept
-elsewhere.
-"""
+"""A token store in memory: for tests, benchmarks, and ledgers whose durable copy is elsewhere."""
 
 from __future__ import annotations
 
@@ -17,16 +15,16 @@ PAGE = 1000
 """Tokens in a page of `unspent`."""
 
 MAX_STALE_TOKENS = 64
-"""Spent tokens that a wallet's list may contain, beyond the number of unspent ones, before it is
-compacted.
+"""A wallet's list is compacted when it is longer than this plus twice the number of unspent tokens:
+then most of it is spent.
 """
 
 
 class _WalletLog:
-    """The tokens of one wallet in the order in which they were issued, with some spent ones.
+    """The tokens of one wallet in the order in which they were issued, including some spent ones.
 
-    The list is replaced by a compacted one when most of it is spent. So spending takes constant
-    time on average, and an iteration in progress keeps its list.
+    When most of the list is spent it is replaced by a compacted one. So spending takes constant time
+    on average, and an iteration in progress is not disturbed.
     """
 
     __slots__ = ("tokens", "unspent")
@@ -37,7 +35,7 @@ class _WalletLog:
 
 
 class MemoryTokenStore:
-    """A `TokenStore` in memory. It remembers every spent token."""
+    """A `TokenStore` in memory. The ids of spent tokens are never deleted."""
 
     def __init__(self) -> None:
         self._unspent: dict[str, Token] = {}
@@ -54,7 +52,7 @@ class MemoryTokenStore:
         await self.close()
 
     async def close(self) -> None:
-        """End all change feeds. The tokens stay."""
+        """End all change feeds. The tokens are kept."""
         self._feeds.end()
 
     async def add(self, tokens: Sequence[Token]) -> None:
@@ -72,15 +70,17 @@ class MemoryTokenStore:
         token_type: str | None = None,
         identifier: str | None = None,
     ) -> AsyncIterator[list[Token]]:
-        """Iterate over the unspent tokens, in pages. Arguments that are None don't restrict it."""
-        asked = Wallet(token_type or "", identifier or "", owner, None if owner is not None else account)
+        """Iterate over the unspent tokens, in pages, filtered by the arguments that are not None."""
+        by_account = owner is None and account is not None
         if token_type is not None and identifier is not None and (owner is not None or account is not None):
-            logs = [self._wallets[asked]] if asked in self._wallets else []
+            wallet = Wallet(token_type, identifier, owner, account if by_account else None)
+            logs = [self._wallets[wallet]] if wallet in self._wallets else []
         else:
+            # Each token is in its owner's wallet, and may be in an account's wallet too: search one kind only.
             logs = [
                 log
                 for wallet, log in self._wallets.items()
-                if (wallet.account is None if asked.account is None else wallet.account == account)
+                if (wallet.account == account if by_account else wallet.account is None)
                 and (owner is None or wallet.owner == owner)
                 and (token_type is None or wallet.token_type == token_type)
                 and (identifier is None or wallet.identifier == identifier)
@@ -96,11 +96,11 @@ class MemoryTokenStore:
                 await asyncio.sleep(0)
 
     async def get(self, ids: Sequence[str]) -> dict[str, Token]:
-        """Return those of the tokens that are unspent, by id."""
+        """Return the tokens with these ids that are unspent, by id."""
         return {id: self._unspent[id] for id in ids if id in self._unspent}
 
     def changes(self) -> ChangeFeed:
-        """Iterate over what is added and spent from this call on, in order; begins with `Resync`."""
+        """Iterate over the changes from this call on, in order; begins with `Resync`."""
         return self._feeds.open()
 
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
@@ -109,10 +109,10 @@ class MemoryTokenStore:
         """
         ids, new = distinct(tokens), distinct(outputs)
         if not ids:
-            raise ValueError("no token to spend was named")
-        known: dict[str, str | None] = {id: self._spent_by.get(id) for id in ids if self._has(id)}
-        if not validate_spend(ids, known, transaction):
-            check_issued(new, {id for id in new if self._has(id)}, transaction)
+            raise ValueError("tokens must contain at least one token to spend")
+        spent_by: dict[str, str | None] = {id: self._spent_by.get(id) for id in ids if self._exists(id)}
+        if not validate_spend(ids, spent_by, transaction):  # a retry of a spend that has succeeded
+            check_issued(new, {id for id in new if self._exists(id)}, transaction)
             return
         self._check_new(new)
         for id in ids:
@@ -124,15 +124,16 @@ class MemoryTokenStore:
             changes: list[Change] = [Spent(id) for id in ids]
             self._feeds.publish(changes + [Added(token) for token in outputs])
 
-    def _has(self, id: str) -> bool:
+    def _exists(self, id: str) -> bool:
         return id in self._unspent or id in self._spent_by
 
     def _check_new(self, ids: dict[str, Token]) -> None:
-        existing = [id for id in ids if self._has(id)]
+        existing = [id for id in ids if self._exists(id)]
         if existing:
             raise ValueError(f"tokens exist already: {id_list(existing)}")
 
     def _issue(self, tokens: Sequence[Token]) -> None:
+        """Add tokens to the unspent ones, and to their wallets."""
         for token in tokens:
             self._unspent[token.id] = token
             for wallet in wallets_of(token):
@@ -143,11 +144,11 @@ class MemoryTokenStore:
                 log.unspent += 1
 
     def _remove(self, token: Token) -> None:
-        """Count a spent token out of its wallets, and compact their lists if that is due."""
+        """Update the counts of a spent token's wallets, and compact their lists if most of one is spent."""
         for wallet in wallets_of(token):
             log = self._wallets[wallet]
             log.unspent -= 1
             if not log.unspent:
                 del self._wallets[wallet]
             elif len(log.tokens) > 2 * log.unspent + MAX_STALE_TOKENS:
-                log.tokens = [each for each in log.tokens if each.id in self._unspent]
+                log.tokens = [token for token in log.tokens if token.id in self._unspent]

@@ -18,13 +18,13 @@ from genie.tokens.stores.change_feed import PAYLOADS_PER_BATCH, ChangeFeeds, Cha
 from genie.tokens.stores.schema import TOKENS, create_tables
 
 POOL_SIZE = 10
-"""Connections of a process, beside the one that listens."""
+"""Connections of a process, besides the one that receives notifications."""
 
 HEARTBEAT_INTERVAL_S = 10.0
-"""Silence after which the listening connection is tested."""
+"""Time without a notification after which the connection is tested by a query."""
 
 MAX_BUFFERED_PAYLOADS = 10_000
-"""Notifications received and not processed yet. Beyond that the feeds resync."""
+"""Notifications that are received and not processed yet. If there are more, the feeds resync."""
 
 
 class Postgres(Backend):
@@ -38,7 +38,9 @@ class Postgres(Backend):
         self.channel = ""
 
     async def prepare(self) -> None:
-        """See `Backend`. Processes create the tables one at a time: concurrent attempts would fail."""
+        """See `Backend`. An advisory lock serializes the processes: CREATE TABLE fails if another one
+        creates the same table concurrently.
+        """
         async with self.writing() as connection:
             schema = str((await connection.execute(select(func.current_schema()))).scalar_one())
             self.channel = f"genie_tokens_{hashlib.sha256(schema.encode()).hexdigest()[:16]}"
@@ -66,19 +68,24 @@ class Postgres(Backend):
 
 
 def _reject_closed(connection: Any, _record: object, _proxy: object) -> None:
-    """Make the pool replace a connection that the server has closed; no round trip is needed to see that."""
+    """Make the pool replace a connection that the server has closed. The driver knows that without a
+    round trip.
+    """
     if connection.driver_connection.is_closed():
         raise DisconnectionError
 
 
 class _NotificationListener(ChangeListener):
-    """Receives notifications, in commit order, on a connection of its own."""
+    """Receives NOTIFY messages, in commit order, on a dedicated connection."""
 
     def __init__(self, backend: Postgres, feeds: ChangeFeeds, get: Get) -> None:
         super().__init__(feeds, get)
         self._backend = backend
 
     async def _listen(self) -> None:
+        """See `ChangeListener`. Callbacks of the driver buffer the notifications, `_process` publishes
+        them.
+        """
         async with self._backend.dedicated() as connection:
             driver: Any = (await connection.get_raw_connection()).driver_connection
             buffer: deque[str] = deque(maxlen=MAX_BUFFERED_PAYLOADS + 1)
@@ -101,9 +108,12 @@ class _NotificationListener(ChangeListener):
                     await driver.remove_listener(self._backend.channel, on_notification)
 
     async def _process(self, driver: Any, buffer: deque[str]) -> None:
+        """Publish buffered notifications until it is stopped or the connection is closed. Resync if the
+        buffer has overflowed; test the connection if it is idle.
+        """
         while not self._stopped:
             if driver.is_closed():
-                raise ConnectionError("the connection that listens for token changes was closed")
+                raise ConnectionError("the connection for notifications of token changes was closed")
             if len(buffer) > MAX_BUFFERED_PAYLOADS:
                 buffer.clear()
                 self._feeds.resync()

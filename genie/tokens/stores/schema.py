@@ -31,7 +31,7 @@ from genie.sql.schema_check import check, key_problems, missing_column, reflecte
 from genie.tokens.token import Token
 
 _KEY = Text().with_variant(Text(collation="C"), "postgresql")
-"""The type of columns for lookups and sorting: compared by bytes, not by a language's rules."""
+"""The type of columns for lookups and sorting: compared by bytes, not by the rules of a language."""
 
 _METADATA = MetaData()
 
@@ -49,17 +49,17 @@ TOKENS = Table(
     Column("metadata", Text, nullable=False, server_default="{}"),
     Column("spent_by", Text),
 )
-"""Every token that was ever issued. `spent_by` is the transaction that has spent it; `metadata` is
-JSON.
+"""Every token that was ever issued. `spent_by` is the transaction that has spent the token, or NULL;
+`metadata` is JSON.
 """
 
 UNSPENT = TOKENS.c.spent_by.is_(None)
 """The condition that a token is unspent, to which the indexes are limited."""
 
-for _whose in ("owner", "account"):
+for _holder in ("owner", "account"):
     Index(
-        f"tokens_unspent_by_{_whose}",
-        *(TOKENS.c[name] for name in ("token_type", "identifier", _whose, "id")),
+        f"tokens_unspent_by_{_holder}",
+        *(TOKENS.c[name] for name in ("token_type", "identifier", _holder, "id")),
         postgresql_where=UNSPENT,
         sqlite_where=UNSPENT,
     )
@@ -75,7 +75,7 @@ CHANGES = Table(
 
 
 def create_tables(connection: Connection, tables: Sequence[Table]) -> None:
-    """Create the tables that don't exist. WrongSchema names all that is wrong with those that do."""
+    """Create the tables that don't exist. WrongSchema lists all problems of those that do."""
     inspector = inspect(connection)
     existing = set(inspector.get_table_names())
     _METADATA.create_all(connection, [table for table in tables if table.name not in existing], checkfirst=False)
@@ -88,12 +88,13 @@ def create_tables(connection: Connection, tables: Sequence[Table]) -> None:
 
 
 def _problems(inspector: Inspector, table: Table, dialect: str) -> Iterator[str]:
-    found = reflected_columns(inspector, table)
+    """Describe each difference of an existing table from its definition."""
+    reflected = reflected_columns(inspector, table)
     for column in table.columns:
-        if column.name not in found:
+        if column.name not in reflected:
             yield missing_column(column)
         else:
-            yield from _column_problems(column, found[column.name], dialect)
+            yield from _column_problems(column, reflected[column.name], dialect)
     yield from key_problems(inspector, table)
     indexed = [index["column_names"] for index in inspector.get_indexes(table.name)]
     for index in sorted(table.indexes, key=lambda index: str(index.name)):
@@ -102,15 +103,16 @@ def _problems(inspector: Inspector, table: Table, dialect: str) -> Iterator[str]
             yield f"it has no index on ({', '.join(names)}) where spent_by is null"
 
 
-def _column_problems(column: Column[object], found: ReflectedColumn, dialect: str) -> Iterator[str]:
+def _column_problems(column: Column[object], reflected: ReflectedColumn, dialect: str) -> Iterator[str]:
+    """Describe a column whose type or NOT NULL constraint differs from its definition."""
     if isinstance(column.type, String):
-        expected, fits = "TEXT", isinstance(found["type"], String)
+        expected, is_right = "TEXT", isinstance(reflected["type"], String)
     else:
-        wide = BigInteger if dialect == "postgresql" else Integer  # all of SQLite's integers have 64 bits
-        expected, fits = "BIGINT", isinstance(found["type"], wide)
-    if not fits:
-        yield wrong_type(column, found, expected)
-    if column.nullable and not found["nullable"]:
+        integer_64 = BigInteger if dialect == "postgresql" else Integer  # all of SQLite's integers have 64 bits
+        expected, is_right = "BIGINT", isinstance(reflected["type"], integer_64)
+    if not is_right:
+        yield wrong_type(column, reflected, expected)
+    if column.nullable and not reflected["nullable"]:
         yield f"column {column.name} is NOT NULL, it must be nullable"
 
 
@@ -126,28 +128,28 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 
 def row(token: Token) -> dict[str, Any]:
-    """Return a token as the values of its row."""
+    """Return the column values of a token's row."""
     values = {column.name: getattr(token, column.name) for column in COLUMNS}
     values["metadata"] = _encode(dict(token.metadata)) if token.metadata else "{}"
     return values
 
 
-def token(row: Row[Any]) -> Token:
-    """Return the token of a row that was selected by `COLUMNS`; its last value is the metadata."""
-    plain: list[Any]
-    *plain, metadata = row
-    values = [*plain, {} if metadata == "{}" else json.loads(metadata)]
+def token_of(row: Row[Any]) -> Token:
+    """Return the token of a row with the columns `COLUMNS`, of which the last is the metadata."""
+    values: list[Any]
+    *values, metadata = row
+    values.append({} if metadata == "{}" else json.loads(metadata))
     return Token(*values)
 
 
 def unspent_page(filters: Mapping[str, str], after: Token | None) -> Select[Any]:
-    """Select a page of the unspent tokens that match the filters, those after the token `after`.
+    """Select the next page of the unspent tokens that match the filters, after the token `after`.
 
-    The order is that of an index, so that a page is one range of it, whatever the filters are and
-    however many tokens were spent.
+    `filters` maps column names to values. The order is that of an index, so that a page is read as
+    one range of it, regardless of the filters and of the number of spent tokens.
     """
-    whose = "account" if "account" in filters else "owner"
-    order = [TOKENS.c[name] for name in ("token_type", "identifier", whose, "id") if name not in filters]
+    holder = "account" if "account" in filters else "owner"
+    order = [TOKENS.c[name] for name in ("token_type", "identifier", holder, "id") if name not in filters]
     query = select(*COLUMNS).where(UNSPENT, *(TOKENS.c[name] == value for name, value in filters.items()))
     if after is not None:
         query = query.where(tuple_(*order) > tuple_(*(getattr(after, column.name) for column in order)))

@@ -30,15 +30,15 @@ class SqlTokenStore:
     The URL is `sqlite+aiosqlite:///tokens.db` (a file) or
     `postgresql+asyncpg://user@host/database`. The first use, or entering it as an async context
     manager, creates the tables, or checks those that exist (WrongSchema). `close` it at the end.
-    Database errors are those of SQLAlchemy. A cancelled call is completed in the background: no
-    `spend` is left half done.
+    Database errors are those of SQLAlchemy. A call whose caller is cancelled is completed in the
+    background, so that the connection stays usable.
     """
 
     def __init__(self, url: str) -> None:
         parsed = make_url(url)
         backend = _BACKENDS.get(parsed.drivername)
         if backend is None:
-            raise ValueError(f"the database must be one of {' or '.join(_BACKENDS)}, not {parsed.drivername}")
+            raise ValueError(f"the URL must begin with {' or '.join(_BACKENDS)}, not with {parsed.drivername}")
         self._backend = backend(parsed)
         self._feeds = ChangeFeeds()
         self._listener = self._backend.listener(self._feeds, self._get)
@@ -83,15 +83,15 @@ class SqlTokenStore:
         token_type: str | None = None,
         identifier: str | None = None,
     ) -> AsyncIterator[list[Token]]:
-        """Iterate over the unspent tokens, in pages. Arguments that are None don't restrict it.
+        """Iterate over the unspent tokens, in pages, filtered by the arguments that are not None.
 
-        Each page is a query of its own: no connection is held while the caller processes it.
+        Each page is a separate query: no connection is occupied while the caller processes it.
         """
-        filters = {"owner": owner, "account": account, "token_type": token_type, "identifier": identifier}
-        wanted = {name: value for name, value in filters.items() if value is not None}
+        arguments = {"owner": owner, "account": account, "token_type": token_type, "identifier": identifier}
+        filters = {name: value for name, value in arguments.items() if value is not None}
         last: Token | None = None
         while True:
-            page = await self._run_to_completion(self._page(wanted, last))
+            page = await self._run_to_completion(self._page(filters, last))
             if page:
                 yield page
             if len(page) < schema.PAGE:
@@ -99,11 +99,11 @@ class SqlTokenStore:
             last = page[-1]
 
     async def get(self, ids: Sequence[str]) -> dict[str, Token]:
-        """Return those of the tokens that are unspent, by id."""
+        """Return the tokens with these ids that are unspent, by id."""
         return await self._run_to_completion(self._get(ids))
 
     def changes(self) -> ChangeFeed:
-        """Iterate over what any process adds and spends, in commit order; begins with `Resync`."""
+        """Iterate over the changes that any process makes, in commit order; begins with `Resync`."""
         return self._feeds.open(self._start_listener)
 
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
@@ -112,30 +112,30 @@ class SqlTokenStore:
         """
         ids, new = distinct(tokens), distinct(outputs)
         if not ids:
-            raise ValueError("no token to spend was named")
+            raise ValueError("tokens must contain at least one token to spend")
         await self._run_to_completion(self._spend(sorted(ids), new, transaction))
 
     # -- transactions ---------------------------------------------------------------------------------------
 
     async def _run_to_completion(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run work that continues in the background if the caller is cancelled; `close` waits for
-        it.
+        """Run a coroutine in a task that continues if the caller is cancelled; `close` waits for it.
 
-        An interrupted connection would have to be discarded, and an interrupted commit may happen
-        or not.
+        If it were interrupted, its connection would have to be discarded, and it would be unknown
+        whether a commit has happened.
         """
         task = asyncio.create_task(work)
         self._in_progress.add(task)
-        task.add_done_callback(self._on_done)
+        task.add_done_callback(self._on_task_done)
         await asyncio.wait({task})
         return task.result()
 
-    def _on_done(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._in_progress.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as retrieved: the caller may have been cancelled
 
     async def _open(self) -> None:
+        """Prepare the database before its first use. RuntimeError if the store is closed."""
         async with self._opening:
             if self._closed:
                 raise RuntimeError("the token store is closed")
@@ -147,60 +147,63 @@ class SqlTokenStore:
         await self._run_to_completion(self._open())
         await self._listener.wait_started()
 
-    async def _page(self, wanted: dict[str, str], after: Token | None) -> list[Token]:
+    async def _page(self, filters: dict[str, str], after: Token | None) -> list[Token]:
         await self._open()
-        return [schema.token(row) for row in await self._backend.rows(schema.unspent_page(wanted, after))]
+        return [schema.token_of(row) for row in await self._backend.rows(schema.unspent_page(filters, after))]
 
     async def _get(self, ids: Sequence[str]) -> dict[str, Token]:
         await self._open()
         if not ids:
             return {}
         query = select(*schema.COLUMNS).where(self._backend.id_in(ids), UNSPENT)
-        return {row[0]: schema.token(row) for row in await self._backend.rows(query)}
+        return {row[0]: schema.token_of(row) for row in await self._backend.rows(query)}
 
     async def _add(self, new: dict[str, Token]) -> None:
+        """Insert tokens and publish them, in one transaction."""
         await self._open()
         try:
             async with self._backend.writing() as connection:
                 await self._insert(connection, new)
                 await self._backend.publish(connection, payloads(added=new))
         except IntegrityError as error:
-            await self._raise_rejected(new, error)
+            await self._raise_conflict(new, error)
 
     async def _spend(self, ids: list[str], new: dict[str, Token], transaction: str) -> None:
+        """Spend the tokens with these ids, insert the `new` ones, and publish both, in one transaction."""
         await self._open()
-        these = self._backend.id_in(ids)
+        has_id = self._backend.id_in(ids)
         try:
             async with self._backend.writing() as connection:
-                # Locked in the order of their ids, so that two transactions with common tokens can't deadlock.
-                query = select(TOKENS.c.id, TOKENS.c.spent_by).where(these).order_by(TOKENS.c.id)
+                # The rows are locked in the order of their ids, so that two spends with common tokens can't deadlock.
+                query = select(TOKENS.c.id, TOKENS.c.spent_by).where(has_id).order_by(TOKENS.c.id)
                 rows = await connection.execute(query.with_for_update(key_share=True))
                 if not validate_spend(ids, {row.id: row.spent_by for row in rows}, transaction):
-                    check_issued(new, await self._issued(connection, new), transaction)
+                    # A retry of a spend that has succeeded.
+                    check_issued(new, await self._existing_ids(connection, new), transaction)
                     return
-                spent = await connection.execute(update(TOKENS).where(these, UNSPENT).values(spent_by=transaction))
-                if spent.rowcount != len(ids):
-                    raise RuntimeError(f"{spent.rowcount} of {len(ids)} locked tokens could be spent")
+                result = await connection.execute(update(TOKENS).where(has_id, UNSPENT).values(spent_by=transaction))
+                if result.rowcount != len(ids):
+                    raise RuntimeError(f"only {result.rowcount} of {len(ids)} locked tokens were updated")
                 await self._insert(connection, new)
                 await self._backend.publish(connection, payloads(spent=ids, added=new))
         except IntegrityError as error:
-            await self._raise_rejected(new, error)
+            await self._raise_conflict(new, error)
 
     async def _insert(self, connection: AsyncConnection, new: dict[str, Token]) -> None:
         if new:
             await connection.execute(insert(TOKENS), [schema.row(new[id]) for id in sorted(new)])
 
-    async def _issued(self, connection: AsyncConnection, ids: dict[str, Token]) -> set[str]:
-        """Return those of the ids that tokens have, spent or not."""
-        if not ids:
+    async def _existing_ids(self, connection: AsyncConnection, tokens: dict[str, Token]) -> set[str]:
+        """Return the ids of the tokens that exist in the database, spent or unspent."""
+        if not tokens:
             return set()
-        found = await connection.execute(select(TOKENS.c.id).where(self._backend.id_in(list(ids))))
-        return set(found.scalars())
+        rows = await connection.execute(select(TOKENS.c.id).where(self._backend.id_in(list(tokens))))
+        return set(rows.scalars())
 
-    async def _raise_rejected(self, new: dict[str, Token], error: IntegrityError) -> None:
-        """Raise the ValueError for outputs that the database has rejected."""
+    async def _raise_conflict(self, new: dict[str, Token], error: IntegrityError) -> None:
+        """Raise ValueError with the ids of new tokens that exist already; the original error if none does."""
         async with self._backend.writing() as connection:
-            existing = await self._issued(connection, new)
+            existing = await self._existing_ids(connection, new)
         if not existing:
             raise error
         raise ValueError(f"tokens exist already: {id_list(sorted(existing))}") from error

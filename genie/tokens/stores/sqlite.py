@@ -20,16 +20,18 @@ LOCK_TIMEOUT_S = 30.0
 """How long a writer waits for writers of other processes."""
 
 POOL_SIZE = 4
-"""Connections of a process, each with a thread of its own."""
+"""Connections of a process. Each has its own thread."""
 
 POLL_INTERVAL_S = 0.05
-"""How often to check for commits; the check reads no table."""
+"""Interval of checks for commits; a check reads no table."""
 
 MAX_LOG_ROWS = 100_000
-"""Rows of the change log, one for each payload. A reader that lags by more must resync."""
+"""Maximum number of rows in the change log, one for each payload. A reader that lags by more must
+resync.
+"""
 
 TRIM_INTERVAL_ROWS = 100
-"""Rows that a process writes before it trims the log."""
+"""Number of rows that a process writes before it trims the log."""
 
 
 class Sqlite(Backend):
@@ -58,19 +60,19 @@ class Sqlite(Backend):
 
     def id_in(self, ids: Sequence[str]) -> ColumnElement[bool]:
         """See `Backend`."""
-        each = func.json_each(json.dumps(list(ids))).table_valued("value")
-        return TOKENS.c.id.in_(select(each.c.value))
+        rows = func.json_each(json.dumps(list(ids))).table_valued("value")
+        return TOKENS.c.id.in_(select(rows.c.value))
 
     async def publish(self, connection: AsyncConnection, payloads: Iterable[str]) -> None:
-        """See `Backend`."""
+        """See `Backend`. Appends the changes to the log, and trims it from time to time."""
         rows = [{"changes": payload} for payload in payloads]
         if not rows:
             return
         await connection.execute(insert(CHANGES), rows)
         self._rows_since_trim += len(rows)
         if self._rows_since_trim >= TRIM_INTERVAL_ROWS:
-            last = select(func.max(CHANGES.c.sequence)).scalar_subquery()
-            await connection.execute(delete(CHANGES).where(CHANGES.c.sequence <= last - MAX_LOG_ROWS))
+            newest = select(func.max(CHANGES.c.sequence)).scalar_subquery()
+            await connection.execute(delete(CHANGES).where(CHANGES.c.sequence <= newest - MAX_LOG_ROWS))
             self._rows_since_trim = 0
 
     def listener(self, feeds: ChangeFeeds, get: Get) -> ChangeListener:
@@ -86,24 +88,28 @@ class _LogPoller(ChangeListener):
         self._backend = backend
 
     async def _listen(self) -> None:
+        """See `ChangeListener`. Reads the log whenever another connection has committed."""
         async with self._backend.dedicated() as connection:
-            version = None
-            last = await self._last_row(connection)
+            previous_version = None
+            last = await self._newest_sequence(connection)
             self._on_connected()
             while not self._stopped:
-                # It changes with commits of other connections, also of this process. It is read before the log:
-                # a commit in between changes it again.
-                now = (await connection.exec_driver_sql("PRAGMA data_version")).scalar_one()
-                if now != version:
-                    version = now
-                    last = await self._read_log(connection, last)
+                # `data_version` changes with each commit of another connection, in any process. It is read before the
+                # log, so that a commit in between is found at the next check.
+                version = (await connection.exec_driver_sql("PRAGMA data_version")).scalar_one()
+                if version != previous_version:
+                    previous_version = version
+                    last = await self._publish_log(connection, last)
                 await self._sleep(POLL_INTERVAL_S)
 
-    async def _last_row(self, connection: AsyncConnection) -> int:
+    async def _newest_sequence(self, connection: AsyncConnection) -> int:
         return (await connection.execute(select(func.max(CHANGES.c.sequence)))).scalar_one() or 0
 
-    async def _read_log(self, connection: AsyncConnection, last: int) -> int:
-        """Publish the rows after `last`, and return the new last row. Resync if rows were trimmed."""
+    async def _publish_log(self, connection: AsyncConnection, last: int) -> int:
+        """Publish the rows of the log after the sequence number `last`, and return the new last number.
+
+        Resync if rows after `last` were trimmed.
+        """
         query = select(CHANGES).where(CHANGES.c.sequence > bindparam("last"))
         query = query.order_by(CHANGES.c.sequence).limit(PAYLOADS_PER_BATCH)
         while not self._stopped:
@@ -111,7 +117,7 @@ class _LogPoller(ChangeListener):
             if not rows:
                 break
             if rows[0].sequence != last + 1:
-                last = await self._last_row(connection)
+                last = await self._newest_sequence(connection)
                 self._feeds.resync()
             else:
                 last = rows[-1].sequence

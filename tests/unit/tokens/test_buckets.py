@@ -21,7 +21,7 @@ from scripted_tokens import coins
 
 
 def check(buckets: Buckets, tokens: dict[str, Token], reservations: dict[str, object], whole: int | None) -> None:
-    """Sums are those of the tokens, and each free entry stacked_in exactly once in each of its buckets."""
+    """Sums are those of the tokens, and each free entry is exactly once on the stack of each of its buckets."""
     assert set(buckets.ids()) == set(tokens)
     wallets = {wallet for token in tokens.values() for wallet in wallets_of(token)}
     assert set(buckets._buckets) == wallets
@@ -35,7 +35,7 @@ def check(buckets: Buckets, tokens: dict[str, Token], reservations: dict[str, ob
         assert sorted(entry.id for entry in bucket.free_entries()) == sorted(free)
         assert len(bucket.stack) == len(set(bucket.stack)) <= 2 * bucket.count + MAX_STALE_ENTRIES
         for entry in bucket.stack:
-            assert entry.reservation is SPENT or entry.stacked_in & bucket.flag
+            assert entry.reservation is SPENT or entry.stack_flags & bucket.flag
     entries = [buckets.entry(id) for id in tokens]
     assert all(entry is not None and entry.reservation is reservations.get(entry.id) for entry in entries)
     assert buckets.cached_count == sum(entry is not None and entry.token is not None for entry in entries)
@@ -101,9 +101,9 @@ def test_what_is_spent_through_one_bucket_does_not_pile_up_in_the_other() -> Non
         bucket = buckets.find(by_owner)
         assert bucket is not None
         [entry] = bucket.reserve(1, object())
-        assert entry.stacked_in == BY_ACCOUNT
+        assert entry.stack_flags == BY_ACCOUNT
         release_entries([entry], entry.reservation)
-        assert entry.stacked_in == BY_OWNER | BY_ACCOUNT
+        assert entry.stack_flags == BY_OWNER | BY_ACCOUNT
         buckets.remove(token.id)
     other = buckets.find(by_account)
     assert other is not None

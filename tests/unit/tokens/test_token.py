@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genie.tokens.token import MAX_AMOUNT, MAX_ID, Token, Wallet, check_amount, wallet, wallets_of
+from genie.tokens.token import MAX_AMOUNT, MAX_ID, Token, Wallet, check_amount, make_wallet, wallets_of
 
 
 def token(**fields: Any) -> Token:
@@ -46,16 +46,16 @@ def test_a_token_is_a_value() -> None:
 
 
 def test_a_wallet_is_of_an_owner_or_of_an_account() -> None:
-    assert wallet(owner="a", account=None, token_type="T", identifier="I") == Wallet("T", "I", "a", None)
-    assert wallet(owner=None, account="a", token_type="T", identifier="I") == Wallet("T", "I", None, "a")
+    assert make_wallet(owner="a", account=None, token_type="T", identifier="I") == Wallet("T", "I", "a", None)
+    assert make_wallet(owner=None, account="a", token_type="T", identifier="I") == Wallet("T", "I", None, "a")
     for owner, account in ((None, None), ("a", "b")):
         with pytest.raises(ValueError, match="exactly one of owner= and account="):
-            wallet(owner=owner, account=account, token_type="T", identifier="I")
+            make_wallet(owner=owner, account=account, token_type="T", identifier="I")
 
 
 def test_a_wallet_knows_its_tokens() -> None:
-    own = wallet(owner="alice", account=None, token_type="Fiat", identifier="GBP")
-    group = wallet(owner=None, account="acme", token_type="Fiat", identifier="GBP")
+    own = make_wallet(owner="alice", account=None, token_type="Fiat", identifier="GBP")
+    group = make_wallet(owner=None, account="acme", token_type="Fiat", identifier="GBP")
     assert own.has(token())
     assert own.has(token(account="acme"))
     assert group.has(token(account="acme", owner="bob"))
