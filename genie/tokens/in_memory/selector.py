@@ -367,7 +367,7 @@ class InMemorySelector:
         await self._follower.start()
 
     async def close(self) -> None:
-        """Stop following the store; no more selections are possible. Existing ones can still be spent
+        """Stop following the store. No new selections are possible; existing ones can still be spent
         and released.
         """
         self._guard.check()
