@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from locks import Locks, locks, soon
 from redises.cluster import MIGRATE_MS, SLOTS, Cluster, Member, slot_of
-from redises.group import start, until
+from redises.group import start_all, until
 
 
 @asynccontextmanager
@@ -23,7 +23,7 @@ async def pair() -> AsyncIterator[Cluster]:
     with tempfile.TemporaryDirectory() as place:
         made = Cluster([Member(Path(place), *lines) for _ in range(2)])
         try:
-            start(made.members)
+            start_all(made.members)
             for number, node in enumerate(made.members):
                 node.id = await node.ask("CLUSTER", "MYID")
                 await node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)

@@ -14,15 +14,15 @@ from servers import WAIT_S
 POLL_S = 0.02
 
 
-def start(nodes: Sequence[Node]) -> None:
-    """Start all processes at once, and return when each replies."""
+def start_all(nodes: Sequence[Node]) -> None:
+    """Start all processes in parallel, and wait until each replies."""
     for node in nodes:
         node.spawn()
     for node in nodes:
         node.until_it_answers()
 
 
-def end(nodes: Sequence[Node]) -> None:
+def kill_all(nodes: Sequence[Node]) -> None:
     for node in nodes:
         node.kill()
 

@@ -1,4 +1,4 @@
-"""One redis-server of several: it is known to the others by its port, and keeps what they told it in a file."""
+"""One process of a Redis deployment: a redis-server or a sentinel, with its own folder and configuration file."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from servers import Redis
 
 SENTINELS_AT = "127.0.0.2"
 REDISES_AT = "127.0.0.3"
-"""From where they connect to each other, where there are proxies which must tell them from others."""
-ANSWER_S = 2.0
-"""How long one that is asked may take: one that is stopped never answers."""
+"""The source addresses of their connections: proxies can block these without blocking the servers of Genie."""
+REPLY_TIMEOUT_S = 2.0
+"""Time limit of a reply: a stopped process never replies."""
 
 
 class Node(Redis):
-    """A redis-server, or a sentinel. `lines` are its configuration, which it writes anew when it changes its part.
+    """A redis-server, or a sentinel. `lines` are its configuration, which it rewrites when its role changes.
 
-    `front` is a proxy before it: the others know it by that one's port, as does everybody whom they tell of it.
+    `front` is a proxy in front of it, whose port it announces.
     """
 
     def __init__(self, folder: Path, *lines: str, sentinel: bool = False, front: Proxy | None = None) -> None:
         super().__init__(folder)
-        while (folder / str(self.port)).exists():  # another of these has chosen it, and does not listen yet
+        while (folder / str(self.port)).exists():  # chosen by another node, which does not listen yet
             self.port = free_port()
         self.front = front
         self.known_port = self.port
@@ -38,7 +38,7 @@ class Node(Redis):
         self.folder = folder / str(self.port)
         self.folder.mkdir()
         self.stopped = False
-        """By SIGSTOP."""
+        """The process is stopped by SIGSTOP."""
         self._sentinel = sentinel
         self._file = self.folder / "redis.conf"
         common = [f"port {self.port}", "bind 127.0.0.1", f"dir {self.folder}", "loglevel warning", "logfile log"]
@@ -51,8 +51,8 @@ class Node(Redis):
         return [str(self._file), *(["--sentinel"] if self._sentinel else [])]
 
     @property
-    def lives(self) -> bool:
-        """It runs, and answers."""
+    def is_live(self) -> bool:
+        """Whether the process runs and is not stopped."""
         return self.process is not None and not self.stopped
 
     def kill(self) -> None:
@@ -60,7 +60,7 @@ class Node(Redis):
         self.stopped = False
 
     def stop(self) -> None:
-        """SIGSTOP: its connections stay open, and nobody answers."""
+        """SIGSTOP: its connections stay open without replies."""
         self.send(signal.SIGSTOP)
         self.stopped = True
 
@@ -69,42 +69,42 @@ class Node(Redis):
         self.stopped = False
 
     def isolate(self) -> None:
-        """Let neither sentinels nor other servers hear of it. It goes on, and so does everybody else who knows it."""
+        """Partition it from sentinels and other Redises; other clients can still reach it."""
         assert self.front is not None
         self.front.part(SENTINELS_AT, REDISES_AT)
 
-    def hush(self) -> None:
-        """Let the other servers hear nothing of it: its replicas lag, and nobody sees it."""
+    def stop_replication(self) -> None:
+        """Partition it from other Redises: its replicas lag, and the sentinels do not notice."""
         assert self.front is not None
         self.front.part(REDISES_AT)
 
-    def forget(self) -> None:
-        """It is dead, and what is on its way from it comes never."""
+    def discard_in_flight(self) -> None:
+        """Discard the bytes in flight from a killed process, and end the partitions."""
         assert self.front is not None
         self.front.cut()
         self.front.part()
 
     def rejoin(self) -> None:
-        """The end of that."""
+        """End the partitions."""
         assert self.front is not None
         self.front.part()
 
     def restart(self) -> None:
-        """Start one that was killed. It comes back as what it was, until the others tell it better."""
+        """Start it after it was killed, with its former role, until it is reconfigured."""
         self.start()
 
     async def ask(self, *parts: object) -> Any:
-        """One command and its answer, as RESP2 has it, with text for bytes."""
+        """Send a command, and return its reply in RESP2, with text instead of bytes."""
         async with Client(
             port=self.port,
             decode_responses=True,
             protocol=2,
-            socket_timeout=ANSWER_S,
-            socket_connect_timeout=ANSWER_S,
+            socket_timeout=REPLY_TIMEOUT_S,
+            socket_connect_timeout=REPLY_TIMEOUT_S,
         ) as client:
             return await client.execute_command(*parts)
 
     async def info(self, section: str) -> dict[str, Any]:
-        """A section of INFO."""
-        found: dict[str, Any] = await self.ask("INFO", section)
-        return found
+        """Return a section of INFO."""
+        fields: dict[str, Any] = await self.ask("INFO", section)
+        return fields

@@ -1,4 +1,4 @@
-"""One master, its replicas, and three sentinels who watch over them."""
+"""A Redis master with replicas, and three sentinels."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any
 from redis import RedisError, ResponseError
 
 from proxy import chunks, proxy
-from redises.group import end, start, until
+from redises.group import kill_all, start_all, until
 from redises.node import REDISES_AT, SENTINELS_AT, Node
 
 NAME = "locks"
 QUICK = {
-    # What takes a sentinel seconds, so that several see the same at the same time. In milliseconds.
+    # Shorter intervals than the sentinels' defaults, in milliseconds.
     "INFO-PERIOD": 200,
-    "PING-PERIOD": 300,  # who was not heard of for five of them is not promoted; INFO comes every second then
+    "PING-PERIOD": 300,  # a replica without a reply for five of these is not promoted
     "ASK-PERIOD": 100,
     "PUBLISH-PERIOD": 250,
-    # A sentinel that was not given a processor for 2 s does nothing for 30 s, lest it sees faults that are its own.
+    # By default a sentinel that was not scheduled for 2 s does nothing for 30 s (TILT mode).
     "TILT-TRIGGER": 20_000,
     "TILT-PERIOD": 1_000,
 }
 
 
 class Sentinels:
-    """A master that is replaced when it dies. `redises` are the servers of data, `sentinels` those who judge."""
+    """The deployment: `redises` are the master and its replicas."""
 
     def __init__(self, redises: list[Node], sentinels: list[Node]) -> None:
         self.redises = redises
@@ -41,109 +41,109 @@ class Sentinels:
         return f"redis+sentinel://{','.join(f'127.0.0.1:{node.port}' for node in self.sentinels)}/{NAME}"
 
     def at(self, port: object) -> Node:
-        """The server at a port."""
+        """Return the Redis at a port."""
         return next(node for node in self.redises if node.known_port == int(str(port)))
 
     async def agreed(self) -> Node | None:
-        """Whom every living sentinel names as the master, if that one thinks so, too."""
-        living = [node for node in self.sentinels if node.lives]
-        named = await asyncio.gather(*(node.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME) for node in living))
-        if len({tuple(address) for address in named}) != 1:
+        """Return the master on which all live sentinels agree, if it has that role; None otherwise."""
+        live = [node for node in self.sentinels if node.is_live]
+        addresses = await asyncio.gather(*(node.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME) for node in live))
+        if len({tuple(address) for address in addresses}) != 1:
             return None
-        master = self.at(named[0][1])
-        return master if not master.lives or (await master.ask("ROLE"))[0] == "master" else None
+        master = self.at(addresses[0][1])
+        return master if not master.is_live or (await master.ask("ROLE"))[0] == "master" else None
 
     async def master(self) -> Node:
-        """The master, as soon as the sentinels agree on one."""
-        found: list[Node] = []
+        """Wait until the sentinels agree on a master; return it."""
+        masters: list[Node] = []
 
         async def agree() -> bool:
-            found[:] = [node for node in [await self.agreed()] if node is not None]
-            return bool(found)
+            masters[:] = [node for node in [await self.agreed()] if node is not None]
+            return bool(masters)
 
         await until("the sentinels agree on a master", agree)
-        return found[0]
+        return masters[0]
 
     def found(self, namespace: str = "genie") -> None:
-        """Found a namespace, at the master."""
-        next(node for node in self.redises if node.lives and node.call("ROLE")[0] == b"master").found(namespace)
+        """Create a namespace, at the master."""
+        next(node for node in self.redises if node.is_live and node.call("ROLE")[0] == b"master").found(namespace)
 
     async def home(self, _: str = "genie") -> Node:
-        """Where a namespace is: at the master."""
+        """Return the node of a namespace: the master."""
         return await self.master()
 
     async def replicas(self) -> list[Node]:
-        """The others, dead or alive."""
+        """Return the replicas, live or not."""
         master = await self.master()
         return [node for node in self.redises if node is not master]
 
     async def successor(self, old: Node) -> Node:
-        """The next master, as soon as the sentinels agree on one."""
+        """Wait until the sentinels agree on another master; return it."""
 
         async def changed() -> bool:
             master = await self.agreed()
-            return master is not None and master is not old and master.lives
+            return master is not None and master is not old and master.is_live
 
-        await until(f"another one is the master than {old}", changed)
+        await until(f"another Redis than {old} is the master", changed)
         return await self.master()
 
     async def settled(self) -> Node:
-        """Wait until every living replica has what the master has, and the sentinels see all of that: the master."""
+        """Wait until all live replicas have caught up, and the sentinels know them; return the master."""
         await until("the master and its replicas are settled", self._is_settled)
         return await self.master()
 
     async def _is_settled(self) -> bool:
         master = await self.agreed()
-        if master is None or not master.lives:
+        if master is None or not master.is_live:
             return False
-        others = [node for node in self.redises if node.lives and node is not master]
-        seen = await master.info("replication")
-        online = [value for key, value in seen.items() if key.startswith("slave") and isinstance(value, dict)]
+        others = [node for node in self.redises if node.is_live and node is not master]
+        info = await master.info("replication")
+        online = [value for key, value in info.items() if key.startswith("slave") and isinstance(value, dict)]
         ports = {value["port"] for value in online if value["state"] == "online"}
         if not {node.known_port for node in others} <= ports:
             return False
         for node in others:
-            known = await node.info("replication")
-            if (known["master_port"], known["master_link_status"]) != (master.known_port, "up"):
+            replica_info = await node.info("replication")
+            if (replica_info["master_port"], replica_info["master_link_status"]) != (master.known_port, "up"):
                 return False
-            if known["slave_repl_offset"] < seen["master_repl_offset"]:
+            if replica_info["slave_repl_offset"] < info["master_repl_offset"]:
                 return False
-        return all(await asyncio.gather(*(self._sees(node, master, others) for node in self.sentinels if node.lives)))
+        return all(await asyncio.gather(*(self._sees(node, master, others) for node in self.sentinels if node.is_live)))
 
     async def _sees(self, sentinel: Node, master: Node, others: list[Node]) -> bool:
-        """Whether a sentinel would know whom to promote, and with whom to agree on that."""
-        found = fields(await sentinel.ask("SENTINEL", "MASTER", NAME))
-        if (found["port"], found["flags"]) != (str(master.known_port), "master"):
+        """Return whether a sentinel knows the master, the other sentinels, and replicas that it can promote."""
+        master_fields = parse_fields(await sentinel.ask("SENTINEL", "MASTER", NAME))
+        if (master_fields["port"], master_fields["flags"]) != (str(master.known_port), "master"):
             return False
-        if int(found["num-other-sentinels"]) != len(self.sentinels) - 1:
+        if int(master_fields["num-other-sentinels"]) != len(self.sentinels) - 1:
             return False
-        listed = map(fields, await sentinel.ask("SENTINEL", "REPLICAS", NAME))
+        listed = map(parse_fields, await sentinel.ask("SENTINEL", "REPLICAS", NAME))
         usable = {int(row["port"]) for row in listed if row["flags"] == "slave" and row["master-link-status"] == "ok"}
         return {node.known_port for node in others} <= usable
 
     async def failover(self) -> Node:
-        """A planned one, begun by one sentinel: the new master, when all of them know it."""
+        """SENTINEL FAILOVER: wait until all sentinels know the new master; return it."""
         old = await self.settled()
         await self.begin_failover()
         return await self.successor(old)
 
     async def begin_failover(self) -> None:
-        """Tell a sentinel to replace a master that is well. It refuses while another failover is going on."""
+        """Request a failover, as soon as a sentinel accepts it: it rejects one while another is in progress."""
 
-        async def told() -> bool:
+        async def accepted() -> bool:
             with suppress(ResponseError):
                 return bool(await self.sentinels[0].ask("SENTINEL", "FAILOVER", NAME))
             return False
 
-        await until("a sentinel begins a failover", told)
+        await until("a sentinel starts a failover", accepted)
 
     def kill(self) -> None:
         """End all processes."""
-        end([*self.sentinels, *self.redises])
+        kill_all([*self.sentinels, *self.redises])
 
 
-def fields(flat: list[Any]) -> dict[str, str]:
-    """Pairs one behind the other, as RESP2 has them."""
+def parse_fields(flat: list[Any]) -> dict[str, str]:
+    """Convert a flat list of names and values, as in RESP2, to a dict."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -171,9 +171,9 @@ async def running_sentinels(
     quick: bool = True,
     fronts: bool = False,
 ) -> AsyncIterator[Sentinels]:
-    """All of it, settled. `lines` go into the configuration of each server of data; `quick` sentinels ask more often.
+    """Run the deployment. `lines` are added to the configuration of each Redis; `quick`: use the intervals of `QUICK`.
 
-    With `fronts` each of those can be isolated (on Linux, where the loopback has more than one address).
+    With `fronts` each Redis can be isolated (on Linux, where the loopback has more than one address).
     """
     common = [
         f"appendonly {'yes' if appendonly else 'no'}",
@@ -183,25 +183,25 @@ async def running_sentinels(
     ]
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        before = [await stack.enter_async_context(proxy(0, chunks)) if fronts else None for _ in range(replicas + 1)]
+        proxies = [await stack.enter_async_context(proxy(0, chunks)) if fronts else None for _ in range(replicas + 1)]
 
-        master = Node(folder, *common, front=before[0])
+        master = Node(folder, *common, front=proxies[0])
         follow = f"replicaof 127.0.0.1 {master.known_port}"
-        others = [Node(folder, *common, follow, front=front) for front in before[1:]]
-        judges = [_sentinel(folder, master, down_after_ms, failover_timeout_ms) for _ in range(3)]
-        made = Sentinels([master, *others], judges)
+        others = [Node(folder, *common, follow, front=front) for front in proxies[1:]]
+        sentinels = [_sentinel(folder, master, down_after_ms, failover_timeout_ms) for _ in range(3)]
+        deployment = Sentinels([master, *others], sentinels)
         try:
-            start([*judges, master, *others])
+            start_all([*sentinels, master, *others])
             if quick:
-                await _hurry(made.sentinels)
-            await made.settled()
-            yield made
+                await _shorten_intervals(deployment.sentinels)
+            await deployment.settled()
+            yield deployment
         finally:
-            made.kill()
+            deployment.kill()
 
 
-async def _hurry(sentinels: list[Node]) -> None:
-    """Where a sentinel can't be told (before Redis 7) it takes its time."""
+async def _shorten_intervals(sentinels: list[Node]) -> None:
+    """Shorten the intervals of the sentinels; before Redis 7 that is not supported."""
     with suppress(RedisError):
         for node in sentinels:
             await node.ask("SENTINEL", "DEBUG", *chain(*QUICK.items()))
