@@ -433,7 +433,10 @@ MUTANTS = [
 
 
 def run_seeds(mutant: Mutant) -> tuple[Mutant, str]:
-    """Run seeds until one reveals the mutant; return the mutant and the result, "" if it survives."""
+    """Run seeds until one reveals the mutant; return the mutant and the result, "" if it survives.
+
+    A seed with violations reveals the mutant only if the original code has none with it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "genie", Path(folder, "genie"), ignore=shutil.ignore_patterns("__pycache__"))
         file = Path(folder, "genie", mutant.file)
@@ -441,24 +444,34 @@ def run_seeds(mutant: Mutant) -> tuple[Mutant, str]:
         if source.count(mutant.text) != 1:
             return mutant, f"DOES NOT APPLY: its text occurs {source.count(mutant.text)} times in {mutant.file}"
         file.write_text(source.replace(mutant.text, mutant.replacement))
-        process = subprocess.run(
-            [
-                *(sys.executable, "-m", "genie.testing.simulation.soak", "--stop", "--tail=0"),
-                *(f"--first={mutant.first}", f"--seeds={SEEDS}"),
-            ],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": folder},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if process.returncode == 0:
-        return mutant, ""
-    seed = re.search(r"--seed (\d+)", process.stdout)
-    violation = re.search(r"^\*\*\* (.*)", process.stdout, re.MULTILINE)
-    if seed is None:
-        return mutant, f"CRASHES: {process.stderr.strip().splitlines()[-1]}"
-    return mutant, f"seed {seed[1]}: {violation[1][:110] if violation else ''}"
+        first, end = mutant.first, mutant.first + SEEDS
+        while first < end:
+            process = simulate(Path(folder), first, end - first)
+            if process.returncode == 0:
+                return mutant, ""
+            seed = re.search(r"--seed (\d+)", process.stdout)
+            violation = re.search(r"^\*\*\* (.*)", process.stdout, re.MULTILINE)
+            if seed is None:
+                return mutant, f"CRASHES: {process.stderr.strip().splitlines()[-1]}"
+            if simulate(ROOT, int(seed[1]), 1).returncode == 0:
+                return mutant, f"seed {seed[1]}: {violation[1][:110] if violation else ''}"
+            first = int(seed[1]) + 1
+    return mutant, ""
+
+
+def simulate(folder: Path, first: int, seeds: int) -> subprocess.CompletedProcess[str]:
+    """Simulate consecutive seeds with the code in a folder, until the first with violations."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "genie.testing.simulation.soak", "--stop", "--tail=0"),
+            *(f"--first={first}", f"--seeds={seeds}"),
+        ],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def main() -> int:
