@@ -103,6 +103,7 @@ def _queue_length(table: LockTable, name: str) -> int:
 
 
 def _queue_summary(table: LockTable, name: str, since: int) -> models.QueueSummary:
+    """Return the length of a wait queue and its first holder. `since`: when its oldest request was queued."""
     resource = table.lookup(name)
     holders = {} if resource is None else resource.holders
     first = next(iter(holders.values()), None)
@@ -179,19 +180,19 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
     )
     for request in holders:
         if request.state is HELD:
-            response.holders.append(_row(request, now))
+            response.holders.append(_request_row(request, now))
         await budget.spend(NODE_WORK)
     for request in queue:
         if request.state is WAITING:
             blockers, total, checks = sample_blockers(table, request, MAX_COUNTED_BLOCKERS, count=True)
-            row = _row(request, now)
+            row = _request_row(request, now)
             row.blockers, row.blockers_total = [_blocker(blocker) for blocker in blockers], total
             response.queue.append(row)
             await budget.spend(checks // 4 + NODE_WORK * (1 + len(blockers)))
     return response
 
 
-def _row(request: Request, now: float) -> models.Row:
+def _request_row(request: Request, now: float) -> models.Row:
     return models.Row(
         id=request.id,
         resources=_resource_names(request),
@@ -331,12 +332,12 @@ async def deadlocks(stats: Stats, limit: int, budget: WorkBudget) -> models.Dead
     """Return the latest deadlocks, newest first."""
     rows = []
     for deadlock in list(stats.deadlocks)[: -limit - 1 : -1]:
-        rows.append(_deadlock(deadlock))
+        rows.append(_deadlock_row(deadlock))
         await budget.spend(NODE_WORK + len(rows[-1].waits))
     return models.Deadlocks(deadlocks=rows, total=stats.deadlocked)
 
 
-def _deadlock(deadlock: Deadlock) -> models.DeadlockRow:
+def _deadlock_row(deadlock: Deadlock) -> models.DeadlockRow:
     waits = deadlock.cycle.waits
     return models.DeadlockRow(
         at=int(deadlock.at_unix_ms),

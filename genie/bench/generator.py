@@ -182,6 +182,7 @@ class LoadConnection:
         return b"".join(commands)
 
     def _on_message(self, message: messages.Message | None, now_ns: int, commands: list[bytes]) -> None:
+        """Handle a message of the server; append the commands to send."""
         match message:
             case messages.Queued():
                 self._on_queued(message.payload.id, commands)

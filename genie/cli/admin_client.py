@@ -118,6 +118,7 @@ class AdminClient:
         return self._decode_body(status, body)
 
     def _decode_body(self, status: int, body: bytearray) -> Any:
+        """Return the decoded JSON of a successful response; raise the error of any other."""
         try:
             response = codec.loads(bytes(body))
             if status == HTTPStatus.OK:

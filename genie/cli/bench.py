@@ -279,6 +279,7 @@ async def _leader_address(client: Querier) -> Address:
 
 
 def _print(text: str | bytes) -> None:
+    """Print to stdout; a failed write, for example to a full disk, is an error of one line."""
     try:
         click.echo(text)
     except BrokenPipeError:
@@ -290,6 +291,7 @@ def _print(text: str | bytes) -> None:
 
 
 def _run_event_loop(session: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a new event loop, of uvloop if it is installed."""
     try:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:
@@ -334,6 +336,7 @@ class _Session:
                 return
 
     def _add_result(self, result: Result) -> None:
+        """Record and print the result of a workload, and set `failure` if it lost all connections."""
         if result.measured_s:
             self.results.append(result)
             if not self.as_json:

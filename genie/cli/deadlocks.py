@@ -49,6 +49,7 @@ def deadlocks(
 
 
 def _report_lines(listed: Deadlocks, now_ms: float) -> Iterator[str]:
+    """Yield the lines of the text output: the listed deadlocks, and the number of those not listed."""
     if not listed.total:
         yield "No deadlocks since the server started."
         return

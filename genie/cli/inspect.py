@@ -101,6 +101,7 @@ async def _query(client: Querier, limit: int | None, **filters: Any) -> dict[str
 
 
 def _report_lines(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
+    """Yield the lines of the text output: a table of holders and one of waiting requests."""
     holders, queue = payload["holders"], payload["queue"]
     if not payload["holdersTotal"] and not payload["queueTotal"]:
         yield "No locks are held and no requests wait."

@@ -233,7 +233,7 @@ def json_option(command: Command[P, T]) -> Command[P, T]:
 def seconds(minimum: float) -> Callable[[str | float], float]:
     """Return a converter for an option in seconds, from `minimum` to `MAX_SECONDS`. It rejects `nan`."""
 
-    def convert(text: str | float) -> float:
+    def to_seconds(text: str | float) -> float:
         try:
             value = float(text)
         except ValueError:
@@ -242,7 +242,7 @@ def seconds(minimum: float) -> Callable[[str | float], float]:
             raise click.BadParameter(f"{text!r} is not a number of seconds from {minimum:g} to {MAX_SECONDS:.3f}.")
         return value
 
-    return convert
+    return to_seconds
 
 
 def bare_name(resource: str) -> str:
@@ -289,7 +289,7 @@ def query(
 ) -> T:
     """Connect, run one operation and disconnect, within `timeout` seconds in all. GenieError or ValueError on failure."""
 
-    async def run() -> T:
+    async def connect_and_run() -> T:
         deadline = asyncio.get_running_loop().time() + timeout
         client = Querier(parse_addresses(host, port), connect_timeout=timeout, namespace=namespace)
         try:
@@ -306,7 +306,7 @@ def query(
             no_response = f"{format_server(host, port)} did not respond within {timeout:g} s"
             raise Unavailable(client.connection_error or no_response) from None
 
-    return asyncio.run(run())
+    return asyncio.run(connect_and_run())
 
 
 @contextmanager
@@ -326,12 +326,12 @@ def one_line(error: BaseException) -> str:
 def one_line_errors(command: Command[P, T]) -> Command[P, T]:
     """Print errors of a command as one line instead of a traceback.
 
-    Exit status: 2 for a ValueError, which is a usage error; 1 for a GenieError; 130 after Ctrl-C. Characters that the
-    encoding of the terminal lacks are escaped.
+    Exit status: 2 for a ValueError, which is a usage error; 1 for a GenieError; 130 after Ctrl-C.
     """
 
     @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+    def command_with_one_line_errors(*args: P.args, **kwargs: P.kwargs) -> T:
+        # Escape characters that the encoding of the terminal lacks.
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -344,4 +344,4 @@ def one_line_errors(command: Command[P, T]) -> Command[P, T]:
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
 
-    return wrapped
+    return command_with_one_line_errors

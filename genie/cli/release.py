@@ -172,6 +172,7 @@ async def _map_concurrently(items: list[T], function: Callable[[T], Coroutine[An
 
 
 def _target_lines(targets: ReleaseList, now_ms: float) -> Iterator[str]:
+    """Yield the list of requests that would be released, which the user is asked to confirm."""
     if not targets.ids:
         yield "Nothing to release."
         return

@@ -127,6 +127,7 @@ class LockedCommand:
             return
 
     async def _on_lock_lost(self, error: LockLost) -> None:
+        """Set the exit status, print the reason, and end the command if it is running."""
         self._status = LOST
         program = self._options.command[0]
         if self._child is None:
@@ -174,6 +175,7 @@ class LockedCommand:
             await self._ended.wait()
 
     def _send_signal(self, number: int) -> None:
+        """Send a signal to the command, if it has been started."""
         if self._child is not None:
             try:
                 self._child.send_signal(number)
@@ -258,6 +260,7 @@ class _RunCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let click parse the arguments before `--`, and store the command after it in the context."""
         separator = args.index("--") if "--" in args else len(args)
         command = args[separator + 1 :]
         ctx.meta[COMMAND_KEY] = tuple(command)

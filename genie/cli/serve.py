@@ -70,7 +70,7 @@ class AdminPortType(click.ParamType[int | None]):
     name = "port"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """Convert the text of the option."""
+        """Convert a text to a port number; an empty text to None."""
         if value in ("", None):
             return None
         return PORT.convert(value, param, ctx)
@@ -82,7 +82,7 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
     name = "names"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Convert the text of the option."""
+        """Split a text at its commas, and check each name."""
         if isinstance(value, tuple):
             return value
         names = tuple(name.strip() for name in value.split(","))
@@ -90,8 +90,8 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
             error = namespace_error(name)
             if error is not None:
                 self.fail(f"{name!r}: a namespace {error}", param, ctx)
-        if len(set(names)) < len(names):
-            self.fail("the list contains a namespace twice", param, ctx)
+            if names.count(name) > 1:
+                self.fail(f"namespace {name!r} is listed more than once", param, ctx)
         return names
 
 

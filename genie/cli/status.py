@@ -34,6 +34,7 @@ def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: 
     """
 
     async def measure(client: Querier) -> tuple[float, dict[str, Any], Address | None]:
+        """Return the round-trip time of a ping, the totals of `inspect`, and the address of the leader."""
         started = time.perf_counter()
         await client.ping()
         round_trip = time.perf_counter() - started

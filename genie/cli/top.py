@@ -59,6 +59,7 @@ class KeyReader:
             tty.setcbreak(self._file, termios.TCSANOW)
 
     def _read(self) -> None:
+        """Read the pressed keys, which the event loop has reported."""
         assert self._file is not None  # noqa: S101 - the event loop watches it
         try:
             keys = os.read(self._file, MAX_READ_BYTES)
@@ -231,6 +232,7 @@ def _format_quantile(wait_ms: float | None) -> str:
 
 
 def _warning_lines(state: State, columns: int) -> Iterator[Line]:
+    """Yield warnings if the store is unavailable, or if the server is not the leader."""
     warnings = []
     if not state.store_available:
         warnings.append("The store is unavailable.")
@@ -298,6 +300,7 @@ def _label(id_: int, transaction: str | UnsetType | None) -> str:
 
 
 def _hot_resources(hot: HotList) -> Section:
+    """Return the most contended resources."""
     rows = [
         [row.resource, duration(row.waited), f"{row.conflicts:,}", f"{row.waiting:,}", f"{row.holders:,}"]
         for row in hot.resources
@@ -355,6 +358,7 @@ async def _query_state(client: AdminClient) -> Any:
 
 
 async def _query_snapshot(client: AdminClient) -> Snapshot:
+    """Query everything that the screen shows; of a follower only its state."""
     state = decode_response(await client.get("/api/state"), State)
     if state.role != LEADER:
         return Snapshot(state)
@@ -418,6 +422,7 @@ class _Screen:
             await asyncio.sleep(max(0, next_at - loop.time()))
 
     def _draw(self) -> None:
+        """Draw the last snapshot, or the status if the last query failed, in the current size of the terminal."""
         columns, rows = self._console.size
         lines = (
             render(self._snapshot, columns, rows, "q: quit")

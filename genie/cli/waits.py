@@ -101,6 +101,7 @@ def _json_node(row: Row, state: str) -> dict[str, Any]:
 
 
 def _report_lines(payload: Payload, now_ms: float) -> Iterator[str]:
+    """Yield the lines of the text output: a table of the edges, and what it omits."""
     if not payload["queueTotal"]:
         yield "No requests wait."
         return

@@ -89,14 +89,14 @@ def _print_message(text: str) -> None:
 
 
 class _PipeMonitor:
-    """Cancels this task when stdout is a pipe and its reader exits, even if nothing is being printed."""
+    """Cancels the current task when stdout is a pipe whose reader exits, also while nothing is printed."""
 
     def __init__(self) -> None:
         self.reader_exited = False
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         self._pipe: int | None = None
-        with suppress(OSError, ValueError):  # stdout is not a file
+        with suppress(OSError, ValueError):  # stdout has no file descriptor
             stdout = sys.stdout.fileno()
             if stat.S_ISFIFO(os.fstat(stdout).st_mode):
                 # The write end of a pipe becomes readable only when the read end is closed.

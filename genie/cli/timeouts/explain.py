@@ -59,6 +59,7 @@ async def _explain(url: str, ledger: Ledger, limit: int) -> Explanation:
 
 
 def _json_fields(transfer: Explained) -> dict[str, object]:
+    """Return the fields that `--json` prints for a transfer."""
     handed_over = {} if transfer.handed_over is None else {"handedOver": _utc(transfer.handed_over)}
     return {
         "transferId": transfer.transfer_id,
@@ -78,6 +79,7 @@ def _describe(transfer: Explained, explanation: Explanation) -> str:
 
 
 def _describe_progress(transfer: Explained, segment: int) -> str:
+    """Describe the progress of the handler with a transfer. `segment`: the last state change that it has read."""
     handed_over = "" if transfer.handed_over is None else f"handed over {_utc(transfer.handed_over)}"
     match transfer.progress:
         case Progress.NO_HANDLER:

@@ -66,7 +66,7 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Time zone of the expiration dates in the ledger, as Africa/Nairobi.",
     )
     @functools.wraps(command)
-    def wrapped(
+    def command_with_ledger(
         database: str,
         names: tuple[str, ...],
         processing: tuple[str, ...],
@@ -74,10 +74,11 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
         time_zone: str,
         **options: Any,
     ) -> Any:
-        own_names = dict(_parse_name_mapping(text) for text in names)
+        """Construct the ledger from its options, and call the command with it."""
+        names_in_ledger = dict(_parse_name_mapping(text) for text in names)
         try:
             ledger = Ledger(
-                names=own_names,
+                names=names_in_ledger,
                 processing_states=processing or PROCESSING_STATES,
                 final_states=final or FINAL_STATES,
                 time_zone=time_zone,
@@ -87,7 +88,7 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise ValueError(f"{OPTIONS.get(parameter, parameter)}{colon}{message}") from None
         return command(url=database, ledger=ledger, **options)
 
-    return wrapped
+    return command_with_ledger
 
 
 def _parse_name_mapping(text: str) -> tuple[str, str]:
@@ -105,7 +106,7 @@ def parse_number(text: str | float) -> float:
     except ValueError:
         value = math.nan
     if not abs(value) <= MAX_NUMBER:
-        raise click.BadParameter(f"{text!r} is not a number.")
+        raise click.BadParameter(f"{text!r} is not a number from {-MAX_NUMBER:g} to {MAX_NUMBER:g}.")
     return value
 
 

@@ -59,6 +59,7 @@ class StdoutDelivery:
     """Writes each batch of expired transfers to stdout."""
 
     last_error = ""
+    """Always empty: a written batch counts as accepted."""
 
     async def deliver(self, expired: list[ExpiredTransfer]) -> None:
         """Write the batch. BrokenPipeError if the reader of the pipe has exited.
@@ -69,8 +70,9 @@ class StdoutDelivery:
         written: asyncio.Future[None] = loop.create_future()
         sys.stdout.flush()
 
-        def set_result(error: OSError | None) -> None:
-            if written.done():  # cancelled
+        def complete(error: OSError | None) -> None:
+            """Complete the future `written`, in the event loop."""
+            if written.done():  # the delivery was cancelled
                 return
             if error is None:
                 written.set_result(None)
@@ -84,13 +86,14 @@ class StdoutDelivery:
             except OSError as caught:
                 error = caught
             with suppress(RuntimeError):  # the event loop was closed
-                loop.call_soon_threadsafe(set_result, error)
+                loop.call_soon_threadsafe(complete, error)
 
         threading.Thread(target=write, daemon=True).start()
         await written
 
 
 def _json_lines(expired: Iterable[ExpiredTransfer]) -> bytes:
+    """Encode transfers as JSON, one on each line."""
     return b"".join(
         codec.dumps(
             {
@@ -190,6 +193,7 @@ class _Service:
             return 0 if self.stop_signal == signal.SIGTERM else SIGNAL_BASE + self.stop_signal
 
     async def _run_handler(self) -> int:
+        """Connect to Genie and to the ledger, then run the handler, once or forever; return the exit status."""
         options = self.options
         client = None if options.lock is None else connect(options.host, options.port, namespace=options.namespace)
         handler = TimeoutHandler(
