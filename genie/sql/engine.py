@@ -16,8 +16,9 @@ from genie.tasks import run_to_completion
 def server_engine(url: URL, *, pool_size: int, **options: Any) -> AsyncEngine:
     """Create an engine for a database server, with at most `pool_size` connections.
 
-    The isolation level is READ COMMITTED: a statement that has waited for a locked row must see what the other
-    transaction wrote; stricter levels fail then. `options` are those of SQLAlchemy's `create_async_engine`.
+    The isolation level is READ COMMITTED: a statement that has waited for a locked row must see
+    what the other transaction wrote; stricter levels fail then. `options` are those of SQLAlchemy's
+    `create_async_engine`.
     """
     return create_async_engine(url, isolation_level="READ COMMITTED", pool_size=pool_size, max_overflow=0, **options)
 
@@ -47,17 +48,22 @@ async def open_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection
 
 
 def schema_lock(name: str) -> tuple[ColumnElement[int], ColumnElement[int]]:
-    """Return the two key arguments of a PostgreSQL advisory lock, which identify a name in the current schema."""
+    """Return the two key arguments of a PostgreSQL advisory lock, which identify a name in the
+    current schema.
+    """
     return func.hashtext(literal(name)), func.hashtext(func.current_schema())
 
 
 async def lock_schema(connection: AsyncConnection, name: str) -> None:
-    """Acquire a PostgreSQL advisory lock for a name in the current schema; it ends with the transaction."""
+    """Acquire a PostgreSQL advisory lock for a name in the current schema; it ends with the
+    transaction.
+    """
     await connection.execute(select(func.pg_advisory_xact_lock(*schema_lock(name))))
 
 
 async def release_or_invalidate(connection: AsyncConnection, release: Executable) -> None:
-    """Release a lock that belongs to a connection's session; if that fails, close the connection, which ends the lock.
+    """Release a lock that belongs to a connection's session; if that fails, close the connection,
+    which ends the lock.
 
     Closing alone would not suffice: a server may notice late that a connection was closed.
     """

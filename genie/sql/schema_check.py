@@ -11,7 +11,9 @@ from genie.errors import GenieError
 
 
 class WrongSchema(GenieError):
-    """A table of an expected name exists, and lacks what is needed; or it does not exist and can't be created."""
+    """A table of an expected name exists, and lacks what is needed; or it does not exist and can't
+    be created.
+    """
 
 
 def check(problems: Iterable[str]) -> None:

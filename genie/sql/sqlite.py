@@ -19,10 +19,11 @@ WAL_RETRY_INTERVAL_S = 0.05
 
 
 def file_engine(url: URL, *, lock_timeout_s: float, pool_size: int, instead: str) -> AsyncEngine:
-    """Create an engine for an SQLite file. `lock_timeout_s` is the timeout for locks, and for a free connection.
+    """Create an engine for an SQLite file. `lock_timeout_s` is the timeout for locks, and for a
+    free connection.
 
-    ValueError for an in-memory database, of which each connection would have its own; `instead` is appended to the
-    message and says what to use.
+    ValueError for an in-memory database, of which each connection would have its own; `instead` is
+    appended to the message and says what to use.
     """
     if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
         raise ValueError(f"an SQLite database in memory belongs to one connection: {instead}")
@@ -40,8 +41,8 @@ def file_engine(url: URL, *, lock_timeout_s: float, pool_size: int, instead: str
 async def write_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """Begin a transaction that acquires SQLite's write lock at once, and provide its connection.
 
-    A transaction that acquires the write lock later, at its first write, fails if another connection has written since
-    its first read.
+    A transaction that acquires the write lock later, at its first write, fails if another
+    connection has written since its first read.
     """
     async with open_transaction(engine) as connection:
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -49,10 +50,12 @@ async def write_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnectio
 
 
 async def enable_wal(connection: AsyncConnection, timeout_s: float) -> None:
-    """Set a file's journal mode to WAL, in which readers and the writer don't block each other. The mode is persistent.
+    """Set a file's journal mode to WAL, in which readers and the writer don't block each other. The
+    mode is persistent.
 
-    While another connection writes, SQLite rejects this immediately, whatever the lock timeout. So it is retried for
-    `timeout_s`. Raises SQLAlchemy's OperationalError after that, or for any other reason.
+    While another connection writes, SQLite rejects this immediately, whatever the lock timeout. So
+    it is retried for `timeout_s`. Raises SQLAlchemy's OperationalError after that, or for any other
+    reason.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     while (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar_one() != "wal":

@@ -34,7 +34,7 @@ class Applier:
         self, result: ScanResult, delivered: AbstractSet[str], fence: int | None, check: Callable[[], None]
     ) -> None:
         """Write the result of a scan and the ids of the transfers that were delivered, and move the
-        segment, in one transaction (steps 3, 6, 9 and 10).
+        segment, in one transaction (steps 3, 6, 9 and 10 of the reference design).
 
         Rolled back with RunSuperseded if another run has written since the scan, or has a greater
         fencing token; and with whatever `check` raises, which is called last.

@@ -1,5 +1,5 @@
-"""Explaining expired transfers: the document's plain query finds them without the handler's tables,
-and each is shown with the handler's progress.
+"""Explaining expired transfers: the reference design's plain query finds them without the handler's
+tables, and each is shown with the handler's progress.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class _Row(NamedTuple):
 
 
 async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation:
-    """Find the expired transfers of a ledger, at most `limit`, and the handler's progress with each.
+    """Find the expired transfers of a ledger, at most `limit`, and the handler's progress with
+    each.
 
     Reads all state changes, which takes seconds in a large ledger; writes and locks nothing.
     DatabaseFailed if the database can't be read; WrongDate for an invalid date.
@@ -108,8 +109,9 @@ async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation
 
 
 def _expired_query(database: Database, ledger: Ledger, now: datetime, *, has_handler: bool) -> Select[Any]:
-    """Return the document's query "Select transfers for expiration without intermediate structures";
-    with the columns of `_Row`, those of `transferTimeout` only if the ledger `has_handler` tables.
+    """Return the reference design's query "Select transfers for expiration without intermediate
+    structures"; with the columns of `_Row`, those of `transferTimeout` only if the ledger
+    `has_handler` tables.
     """
     transfer, changes, timeout = ledger.tables.transfer, ledger.tables.state_change, ledger.tables.timeout
     newest = select(changes.c.transferId, func.max(changes.c.transferStateChangeId).label("change"))

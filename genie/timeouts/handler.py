@@ -1,10 +1,10 @@
 """The timeout handler: finds the transfers of a ledger that are still in processing after their
 expiration date.
 
-It implements the document "Design Timeout DAO Layer". A run executes steps 1 to 10 of the document
-in three phases: scan (read only), deliver, apply (one transaction). So nothing is locked during the
-delivery, and the callback may write to the ledger. A fault in any phase leaves the tables as they
-were, and the next run repeats the work.
+It implements a reference design, the document "Design Timeout DAO Layer". A run executes its steps
+1 to 10 in three phases: scan (read only), deliver, apply (one transaction). So nothing is locked
+during the delivery, and the callback may write to the ledger. A fault in any phase leaves the
+tables as they were, and the next run repeats the work.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class TimeoutRun:
 
     `interval`: the new state changes are those with ids above the first number and up to the second
     (equal if there were none). `cleaned`: tracked transfers that became final. `inserted`: newly
-    tracked transfers. `expired`: transfers delivered to the callback; it has `rejected` this many of
-    them. `lagging`: there is more to do, so that the next run should follow at once.
+    tracked transfers. `expired`: transfers delivered to the callback; it has `rejected` this many
+    of them. `lagging`: there is more to do, so that the next run should follow at once.
     """
 
     interval: tuple[int, int]
@@ -97,7 +97,7 @@ class TimeoutHandler:
         every: Seconds between two runs of `run`.
         longest_transaction: Seconds that a transaction of the ledger may be open. What is committed
             later may be missed.
-        ledger: The names and states of the ledger, if they are not those of the document.
+        ledger: The names and states of the ledger, if they are not those of the reference design.
     """
 
     def __init__(
@@ -213,8 +213,8 @@ class TimeoutHandler:
     async def run_once(self) -> TimeoutRun | None:
         """Execute one run: scan, deliver, apply. Returns None if another replica is running.
 
-        Raises DatabaseFailed, LockLost, RunSuperseded, WrongSchema, or what `on_expired` has raised;
-        then nothing was changed.
+        Raises DatabaseFailed, LockLost, RunSuperseded, WrongSchema, or what `on_expired` has
+        raised; then nothing was changed.
         """
         await self.open()
         if self._running:

@@ -1,5 +1,5 @@
-"""A ledger's tables and states. The code uses the names of the document; `Ledger` maps them to the
-ledger's own.
+"""A ledger's tables and states. The code uses the names of the reference design; `Ledger` maps them
+to the ledger's own.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _GROWING_IDS = {"sqlite_autoincrement": True, **_MYSQL}
 
 
 class LedgerTables:
-    """`transfer`, `state_change`, `segment`, `timeout` and `interval`, with the document's column
-    names as keys.
+    """`transfer`, `state_change`, `segment`, `timeout` and `interval`, with the reference design's
+    column names as keys.
 
     The first two belong to the ledger, and are only read. The others belong to the handler. The
     document lacks `fence` and `readValue` (of `segment`), `handedOverDate` and `stateChangeId` (of
-    `transferTimeout`), and the table `timeoutInterval`. `names` maps the document's names to the
-    ledger's, where they differ. `zone` is the time zone of the expiration dates in both tables;
-    None for UTC.
+    `transferTimeout`), and the table `timeoutInterval`. `names` maps the reference design's names
+    to the ledger's, where they differ. `zone` is the time zone of the expiration dates in both
+    tables; None for UTC.
 
     `readValue` is the id of the last state change that this handler has read; `value` differs if
-    another implementation of the document has moved it. `stateChangeId` is the transfer's last
-    state change when its row was inserted or delivered; NULL in rows of another implementation,
-    which are checked once.
+    another implementation of the reference design has moved it. `stateChangeId` is the transfer's
+    last state change when its row was inserted or delivered; NULL in rows of another
+    implementation, which are checked once.
     """
 
     def __init__(self, names: Mapping[str, str], zone: ZoneInfo | None = None) -> None:
@@ -112,7 +112,9 @@ class LedgerTables:
         return self.transfer, self.state_change
 
     def _table(self, name: str, *columns: Column[Any], **options: Any) -> Table:
-        """Define a table under the ledger's names; its columns keep the document's names as keys."""
+        """Define a table under the ledger's names; its columns keep the reference design's names as
+        keys.
+        """
         for column in columns:
             column.key = column.name
             column.name = self._names.get(f"{name}.{column.name}", column.name)
@@ -121,8 +123,8 @@ class LedgerTables:
     def _index(self, name: str, *columns: Column[Any], unique: bool = False) -> None:
         """Define an index of the columns' table.
 
-        Its name begins with that of the table: in PostgreSQL and SQLite the names of indexes must be
-        unique in the whole schema.
+        Its name begins with that of the table: in PostgreSQL and SQLite the names of indexes must
+        be unique in the whole schema.
         """
         table = columns[0].table
         purpose = name.partition("_")[2]
@@ -134,7 +136,7 @@ def _created_date() -> Column[Any]:
 
 
 def _document_names(tables: LedgerTables) -> list[str]:
-    """Return the document's names of all tables, and of all columns as `table.column`."""
+    """Return the reference design's names of all tables, and of all columns as `table.column`."""
     return [
         name
         for table in tables.all
@@ -170,15 +172,15 @@ class Ledger:
     """The tables of one ledger, and the meaning of its states.
 
     Args:
-        names: Maps a table, or `table.column`, of the document to this ledger's name, where they differ:
-            `{"transfer": "transfers", "transfer.expirationDate": "expires_at"}`.
+        names: Maps a table, or `table.column`, of the reference design to this ledger's name, where
+            they differ: `{"transfer": "transfers", "transfer.expirationDate": "expires_at"}`.
         processing_states: The states in which a transfer can expire. States are compared as written.
         final_states: The states in which a transfer is finished.
         time_zone: The IANA name of the zone of the expiration dates, such as "Africa/Nairobi".
 
     Raises:
-        ValueError: A name is not one of the document's, a state has two meanings, or the time zone
-            is unknown.
+        ValueError: A name is not one of the reference design, a state has two meanings, or the time
+            zone is unknown.
     """
 
     def __init__(
@@ -193,7 +195,7 @@ class Ledger:
         unknown = sorted(set(mapping) - set(NAMES))
         if unknown:
             raise ValueError(
-                f"{', '.join(unknown)}: no such table or column in the document; it has {', '.join(NAMES)}"
+                f"{', '.join(unknown)}: no such table or column in the reference design; it has {', '.join(NAMES)}"
             )
         if not all(mapping.values()):
             raise ValueError(f"{', '.join(name for name in mapping if not mapping[name])}: a name can't be empty")

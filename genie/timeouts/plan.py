@@ -1,4 +1,5 @@
-"""The decisions of a run: which ranges to scan again, and what to write. Pure: no database, no clock.
+"""The decisions of a run: which ranges to scan again, and what to write. Pure: no database, no
+clock.
 
 Ids of state changes are assigned at insert but become visible at commit, so a lower id can appear
 after a higher one. A scanned range is therefore kept as a recheck window, with its number of state
@@ -55,8 +56,8 @@ def windows_to_recount(
     """Return the windows to recount in this run: the oldest expired ones with together at most
     `max_changes` state changes (but at least one window), and the newest open ones.
 
-    A window is recounted a last time after it has expired, which finds every late commit. Recounting
-    open windows finds most of them sooner, unless the handler is lagging.
+    A window is recounted a last time after it has expired, which finds every late commit.
+    Recounting open windows finds most of them sooner, unless the handler is lagging.
     """
     expired = [window for window in windows if now - window.scanned_at >= max_transaction_age]
     open_ = [window for window in windows if now - window.scanned_at < max_transaction_age]
@@ -103,8 +104,8 @@ class Segment:
     """The handler's row of `segment`, the high-water mark of the scan.
 
     `value`: the id of the last state change that was read, by this handler or another
-    implementation of the document. `read`: the value that this handler has written last; None
-    before its first write. `fence`: the fencing token of the last run under a lock of Genie.
+    implementation of the reference design. `read`: the value that this handler has written last;
+    None before its first write. `fence`: the fencing token of the last run under a lock of Genie.
     """
 
     id: int | None = None
@@ -129,8 +130,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanResult:
-    """The result of the scan phase. `last` is the new value of the segment, `change_count` the number
-    of new state changes.
+    """The result of the scan phase. `last` is the new value of the segment, `change_count` the
+    number of new state changes.
 
     `due_until`: date and id of the last due row, if there may be more than those that were read.
     `more_unchecked`: there may be more rows of another implementation. `compared`: the rows whose
@@ -157,7 +158,7 @@ class ScanResult:
 # -- the plan ----------------------------------------------------------------------------------------------
 
 DATE_TOLERANCE = timedelta(seconds=1)
-"""A copied date that differs by less is unchanged: copies made by the document's own implementation
+"""A copied date that differs by less is unchanged: copies made by other implementations
 have no fractions of a second.
 """
 

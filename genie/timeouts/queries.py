@@ -1,4 +1,5 @@
-"""The queries of a run: the steps of the document, bounded, and correct under concurrent writes.
+"""The queries of a run: the steps of the reference design, bounded, and correct under concurrent
+writes.
 
 A transfer's state is that of its last state change over all, whatever the scanned range: a final
 transfer is not delivered because an older change was read. Its expiration date is the ledger's; the
@@ -35,7 +36,7 @@ from genie.timeouts.plan import DATE_TOLERANCE
 from genie.timeouts.times import utc_now
 
 SEGMENT = {"segmentType": "timeout", "enumeration": 0, "tableName": "transferStateChange"}
-"""Key of the row of the document's `segment` that is the handler's high-water mark."""
+"""Key of the row of the reference design's `segment` that is the handler's high-water mark."""
 
 
 class Queries:
@@ -52,18 +53,20 @@ class Queries:
         self._date, self._shifted = database.comparable_date, database.shifted_date
 
     def segment(self) -> Select[Any]:
-        """Select the handler's row of `segment` (steps 1 and 2)."""
+        """Select the handler's row of `segment` (steps 1 and 2 of the reference design)."""
         is_ours = and_(*(self._segment.c[key] == value for key, value in SEGMENT.items()))
         columns = (self._segment.c.segmentId, self._segment.c.value, self._segment.c.fence, self._segment.c.readValue)
         return select(*columns).where(is_ours).order_by(self._segment.c.segmentId).limit(1)
 
     def now(self) -> Select[Any]:
-        """Select the time of the run (step 5): the database's, which all replicas share."""
+        """Select the time of the run (step 5 of the reference design): the database's, which all
+        replicas share.
+        """
         return select(utc_now())
 
     def new_changes(self, after: int, limit: int) -> Executable:
         """Select the number of state changes with greater ids than `after`, at most `limit`, and
-        the id of the last of them (step 4).
+        the id of the last of them (step 4 of the reference design).
         """
         id = self._changes.c.transferStateChangeId
         ids = select(id).where(id > after).order_by(id).limit(limit).subquery()
@@ -83,7 +86,7 @@ class Queries:
 
     def newly_processing(self, first: int, last: int, now: datetime) -> Select[Any]:
         """Select transfers in processing whose last state change is in the range (`first`, `last`]
-        (step 6).
+        (step 6 of the reference design).
 
         Of the tracked ones only those whose date has changed or has passed.
         """
@@ -103,7 +106,8 @@ class Queries:
         return _in_order(query.where(or_(timeout.c.transferTimeoutId.is_(None), self._date_moved(), is_due)))
 
     def newly_final(self, first: int, last: int) -> Select[Any]:
-        """Select tracked transfers with a final state change in the range (`first`, `last`] (step 3).
+        """Select tracked transfers with a final state change in the range (`first`, `last`] (step 3
+        of the reference design).
 
         They are final, or were delivered and may be in processing again.
         """
@@ -117,7 +121,7 @@ class Queries:
 
     def unchecked(self, limit: int) -> Select[Any]:
         """Select rows that another implementation has inserted: their transfers may have become
-        final at or below the segment (step 3).
+        final at or below the segment (step 3 of the reference design).
         """
         timeout = self._timeout
         query, _ = self._select_transfers(timeout, timeout)
@@ -126,7 +130,7 @@ class Queries:
 
     def due(self, now: datetime, limit: int, after: tuple[datetime, int] | None) -> Select[Any]:
         """Select tracked transfers whose date has passed and that were not delivered, the longest
-        expired first (step 7).
+        expired first (step 7 of the reference design).
 
         `after`: the date and id of a row; only rows that follow it in this order are selected.
         """
@@ -212,7 +216,9 @@ class Queries:
         return select(*columns, *tracked_columns, final_column).select_from(joined), expires
 
     def _date_moved(self) -> ColumnElement[bool]:
-        """Return `TransferRow.moved` as an SQL condition. Comparing the raw columns first is faster."""
+        """Return `TransferRow.moved` as an SQL condition. Comparing the raw columns first is
+        faster.
+        """
         timeout = self._timeout
         ledger_column, copy_column = self._transfer.c.expirationDate, timeout.c.expirationDate
         ledger_date, copy = self._date(ledger_column), self._date(copy_column)
@@ -230,7 +236,9 @@ def _in_order(query: Select[Any]) -> Select[Any]:
 
 
 def newest_change(changes: FromClause, identified: FromClause) -> ScalarSelect[Any]:
-    """Return a correlated subquery: the id of the last state change of the transfer in `identified`."""
+    """Return a correlated subquery: the id of the last state change of the transfer in
+    `identified`.
+    """
     others = changes.alias("older")
     newest = select(func.max(others.c.transferStateChangeId)).where(others.c.transferId == identified.c.transferId)
     return newest.correlate_except(others).scalar_subquery()
@@ -247,8 +255,8 @@ class TrackedTransfers(NamedTuple):
 
 
 def tracked_transfers(ledger: Ledger, database: Database) -> TrackedTransfers:
-    """Join the rows of `transferTimeout` to their transfers; return the join, and the expressions of
-    the expiration date and of the state in the ledger.
+    """Join the rows of `transferTimeout` to their transfers; return the join, and the expressions
+    of the expiration date and of the state in the ledger.
     """
     tables = ledger.tables
     timeout, transfer = tables.timeout, tables.transfer

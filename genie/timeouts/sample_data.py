@@ -24,11 +24,11 @@ from genie.timeouts.queries import Queries, tracked_transfers
 MAX_HOURS = 24 * 365 * 100
 
 PROCESSING_SHARE, USUAL_SHARE = 0.11, 0.61
-"""Shares of the transfers that are not to expire: those in the last processing state, and those with
-the usual final state.
+"""Shares of the transfers that are not to expire: those in the last processing state, and those
+with the usual final state.
 
-With the states of the document this makes 3.5 state changes for each transfer, as in the document:
-2 for those in processing, 4 for the usual final state, 3 for any other.
+With the states of the reference design this makes 3.5 state changes for each transfer, as in the
+reference design: 2 for those in processing, 4 for the usual final state, 3 for any other.
 """
 
 
@@ -81,8 +81,8 @@ class Transfer(NamedTuple):
 
 
 def transfers(data_set: DataSet, ledger: Ledger, now: datetime) -> Iterator[Transfer]:
-    """Generate the transfers of a data set, with random states and dates. The ids depend on the seed
-    alone.
+    """Generate the transfers of a data set, with random states and dates. The ids depend on the
+    seed alone.
     """
     id_random, value_random = random.Random(f"{data_set.seed} ids"), random.Random(data_set.seed)  # noqa: S311 - no secret
     paths = _state_paths(ledger)

@@ -48,9 +48,9 @@ class Scanner:
     def advance(self, result: ScanResult, has_rejected: bool) -> None:
         """Let the next scan continue after a result that was applied.
 
-        The due rows that a run has delivered are no longer due, so the next scan usually starts with
-        the first due row. It continues after the last due row of this scan if rows of it may still
-        be due (`has_rejected`, or nothing was written): they must not keep others from being
+        The due rows that a run has delivered are no longer due, so the next scan usually starts
+        with the first due row. It continues after the last due row of this scan if rows of it may
+        still be due (`has_rejected`, or nothing was written): they must not keep others from being
         delivered.
         """
         may_still_be_due = has_rejected or not result.plan or self._due_after is not None

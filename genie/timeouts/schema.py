@@ -56,7 +56,8 @@ async def prepare(database: Database, ledger: Ledger) -> None:
 async def open_ledger(
     url: str, ledger: Ledger, *, create: bool = False, handler_tables: bool = True
 ) -> AsyncIterator[Database]:
-    """Open the database of a URL for the block, and check its tables; `create` those that are missing.
+    """Open the database of a URL for the block, and check its tables; `create` those that are
+    missing.
 
     Without `handler_tables` only the two tables that belong to the ledger must exist. WrongSchema
     or DatabaseFailed if that fails; ValueError for an invalid URL.

@@ -42,8 +42,8 @@ class Phase(Enum):
 class Compared:
     """The rows of `transferTimeout` that a run has compared: those with ids in (`first`, `last`].
 
-    `wrapped`: the end of the table was reached, and its first rows were compared too. `whole`: these
-    were all rows of the table. `moved`: one of them has a moved date.
+    `wrapped`: the end of the table was reached, and its first rows were compared too. `whole`:
+    these were all rows of the table. `moved`: one of them has a moved date.
     """
 
     first: int
@@ -106,8 +106,8 @@ class Sweep:
         """Record the rows that a run has compared, after its results were written, and change the
         phase if that is due.
 
-        SAMPLE changes to OVERDUE at a moved date. OVERDUE and COPY end when a batch has no moved date,
-        or all rows were compared since the phase began.
+        SAMPLE changes to OVERDUE at a moved date. OVERDUE and COPY end when a batch has no moved
+        date, or all rows were compared since the phase began.
         """
         self.position = compared.last
         self.wrapped = self.wrapped or compared.wrapped

@@ -50,7 +50,9 @@ class Utc(TypeDecorator[datetime]):
         return dialect.type_descriptor(DateTime())
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        """Convert a Python value to the column's: a naive date in the column's time zone, text for SQLite."""
+        """Convert a Python value to the column's: a naive date in the column's time zone, text for
+        SQLite.
+        """
         if value is None:
             return None
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)

@@ -34,8 +34,8 @@ class FundsLocked(InsufficientFunds):
 
 
 class TooManyTokens(GenieError):
-    """The requested amount, `asked`, can't be reached in `limit` tokens: the sum of the largest free
-    ones is `reached`. Consolidate tokens, or allow more.
+    """The requested amount, `asked`, can't be reached in `limit` tokens: the sum of the largest
+    free ones is `reached`. Consolidate tokens, or allow more.
     """
 
     def __init__(self, asked: int, limit: int, reached: int) -> None:

@@ -70,7 +70,9 @@ class ThreadGuard:
         return self._clock()
 
     def _bind_or_reject(self) -> None:
-        """Bind the selector to this thread if it is not bound to another one; else raise RuntimeError."""
+        """Bind the selector to this thread if it is not bound to another one; else raise
+        RuntimeError.
+        """
         if self._ident is not None:
             self._reject()
         self.bind()

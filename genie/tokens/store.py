@@ -85,8 +85,8 @@ def distinct(tokens: Sequence[Token]) -> dict[str, Token]:
 
 
 def validate_spend(ids: Iterable[str], spent_by: Mapping[str, str | None], transaction: str) -> bool:
-    """Check that a transaction may spend tokens. Returns True if all are unspent, and False if it has
-    spent all of them before: then the call is a retry of a spend that has succeeded.
+    """Check that a transaction may spend tokens. Returns True if all are unspent, and False if it
+    has spent all of them before: then the call is a retry of a spend that has succeeded.
 
     `spent_by` maps the id of each of the tokens that exists to the transaction that has spent it,
     or None. SpentAlready lists the tokens that do not exist or that other transactions have spent;

@@ -51,8 +51,8 @@ class InMemorySelector:
 
     @property
     def store_error(self) -> Exception | None:
-        """The store's last error, or None once it has been read completely again: until then selections
-        use an outdated copy.
+        """The store's last error, or None once it has been read completely again: until then
+        selections use an outdated copy.
         """
         return self._selector.store_error
 
@@ -97,8 +97,8 @@ class InMemorySelector:
         """Execute a coroutine in the selector's event loop, and return its result; for example
         `selector.run(store.add(tokens))`.
 
-        KeyboardInterrupt cancels it. RuntimeError if the selector is closed, or is closed before the
-        coroutine has ended.
+        KeyboardInterrupt cancels it. RuntimeError if the selector is closed, or is closed before
+        the coroutine has ended.
         """
         return self._background.run(coroutine)
 
@@ -117,9 +117,9 @@ class InMemorySelector:
     ) -> InMemorySelection:
         """Select and hold free tokens that together reach the amount, all or none.
 
-        Arguments and errors are those of `genie.tokens.InMemorySelector.select`. Waits for the store
-        only for tokens that are not in memory because of `max_tokens`. After KeyboardInterrupt
-        nothing is held.
+        Arguments and errors are those of `genie.tokens.InMemorySelector.select`. Waits for the
+        store only for tokens that are not in memory because of `max_tokens`. After
+        KeyboardInterrupt nothing is held.
         """
         inner = self._background.call(
             lambda: self._selector.select(
@@ -172,10 +172,11 @@ class InMemorySelector:
         return None if inner is None else Consolidation(inner, self._background, self._spends)
 
     def restore(self, data: Mapping[str, Any], *, auto_unlock: float | None = None) -> InMemorySelection:
-        """Create a selection again from its `checkpoint`, and hold its tokens. Call it before `start`.
+        """Create a selection again from its `checkpoint`, and hold its tokens. Call it before
+        `start`.
 
-        See `genie.tokens.InMemorySelector.restore`. From the checkpoint of a consolidation it creates
-        a consolidation.
+        See `genie.tokens.InMemorySelector.restore`. From the checkpoint of a consolidation it
+        creates a consolidation.
         """
         inner = self._background.call(lambda: self._selector.restore(data, auto_unlock=auto_unlock), _release_unclaimed)
         facade = Consolidation if isinstance(inner, selector.Consolidation) else InMemorySelection
@@ -198,7 +199,8 @@ class InMemorySelector:
 
 
 class InMemorySelection:
-    """Tokens that are held in memory until they are spent or released, or their reservation expires.
+    """Tokens that are held in memory until they are spent or released, or their reservation
+    expires.
 
     A context manager that releases the tokens if they were not spent. Any thread may use it. Once
     the selector is closed, `held`, `lost`, `checkpoint` and `spend` raise RuntimeError.

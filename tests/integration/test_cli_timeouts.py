@@ -389,7 +389,7 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
     ("args", "message"),
     [
         (["status", "--name", "transfer"], "--name transfer: it must be OURS=THEIRS"),
-        (["status", "--name", "transfers=t"], "transfers: no such table or column in the document"),
+        (["status", "--name", "transfers=t"], "transfers: no such table or column in the reference design"),
         (["status", "--name", "transfer=t"], "there is no table t"),
         (
             ["status", "--time-zone", "Mars"],

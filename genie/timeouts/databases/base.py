@@ -30,7 +30,8 @@ class Database(ABC):
     """A ledger's database: connections for reading and writing, bulk statements, and the run lock."""
 
     commits_in_order = False
-    """Whether ids become visible in their order: no lower id can be committed after a higher one."""
+    """Whether ids become visible in their order: no lower id can be committed after a higher one.
+    """
 
     driver_errors: tuple[type[Exception], ...] = ()
     """Exceptions of the driver, which calls without SQLAlchemy can raise."""
@@ -85,7 +86,9 @@ class Database(ABC):
         """
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Return an SQL expression that converts a date of the ledger to a form that can be compared."""
+        """Return an SQL expression that converts a date of the ledger to a form that can be
+        compared.
+        """
         return column
 
     @abstractmethod

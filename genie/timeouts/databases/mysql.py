@@ -22,7 +22,9 @@ from genie.timeouts.databases.base import (
 )
 
 IDLE_TIMEOUT_S = 8 * 3600
-"""How long a connection may be idle: the usual default, set because a server may have a shorter one."""
+"""How long a connection may be idle: the usual default, set because a server may have a shorter
+one.
+"""
 
 ROWS_PER_INSERT = 5_000
 """Rows of one statement: less than a megabyte, which every server accepts."""
@@ -46,8 +48,8 @@ class Mysql(Database):
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """See `Database`. Each CREATE TABLE commits implicitly, so a named lock excludes other
-        processes.
+        """Provide a transaction for creating tables, under a named lock that serializes processes:
+        each CREATE TABLE commits implicitly.
         """
         async with self._named_lock("tables", LOCK_TIMEOUT_S) as acquired, self.writing() as connection:
             if not acquired:
@@ -56,7 +58,7 @@ class Mysql(Database):
 
     @asynccontextmanager
     async def try_lock(self) -> AsyncIterator[bool]:
-        """See `Database`."""
+        """Try to acquire the run lock, a named lock of the server; yield whether that succeeded."""
         async with self._named_lock("run", 0) as acquired:
             yield acquired
 
@@ -77,18 +79,18 @@ class Mysql(Database):
                     await release_or_invalidate(connection, select(func.release_lock(name)))
 
     def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
-        """See `Database`."""
+        """Return an SQL expression that adds a duration to a date of the ledger."""
         return func.timestampadd(literal_column("MICROSECOND"), by // timedelta(microseconds=1), column)
 
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """See `Database`. Uses multi-row statements; the driver's `executemany` takes twice as long."""
+        """Insert many rows by multi-row statements; the driver's `executemany` takes twice as long."""
         await self._insert(connection, table, rows, "")
 
     async def update_rows(
         self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], columns: Sequence[str]
     ) -> None:
-        """See `Database`. Uses INSERT … ON DUPLICATE KEY UPDATE: one UPDATE per row would take a
-        round trip each.
+        """Update columns of many rows by INSERT … ON DUPLICATE KEY UPDATE: one UPDATE per row would
+        take a round trip each.
         """
         quote = connection.dialect.identifier_preparer.quote
         names = [quote(table.c[column].name) for column in columns]

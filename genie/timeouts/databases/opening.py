@@ -55,7 +55,9 @@ def open_database(url: str) -> Database:
 
 @contextmanager
 def translate_errors(database: Database) -> Iterator[None]:
-    """Raise DatabaseFailed with a one-line message for any error of the driver, database or network."""
+    """Raise DatabaseFailed with a one-line message for any error of the driver, database or
+    network.
+    """
     expected: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, TimeoutError, *database.driver_errors)
     try:
         yield

@@ -34,8 +34,8 @@ _RUN_LOCK, _TABLES_LOCK = "genie timeouts", "genie timeouts' tables"
 """Names of advisory locks."""
 
 _PLANNER_SETTINGS = {"enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
-"""They make joins use indexes: every query selects few rows of large tables, and a plan that reads a
-whole table gets slower as it grows.
+"""They make joins use indexes: every query selects few rows of large tables, and a plan that reads
+a whole table gets slower as it grows.
 """
 
 
@@ -56,15 +56,17 @@ class Postgres(Database):
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """See `Database`."""
+        """Provide a transaction for creating tables, under an advisory lock that serializes
+        processes.
+        """
         async with self.writing() as connection:
             await lock_schema(connection, _TABLES_LOCK)
             yield connection
 
     @asynccontextmanager
     async def try_lock(self) -> AsyncIterator[bool]:
-        """See `Database`. The run lock is an advisory lock of the schema, which ends with the
-        connection.
+        """Try to acquire the run lock, an advisory lock of the schema, and yield whether that
+        succeeded. The lock ends with the connection, so also with the process.
         """
         key = schema_lock(_RUN_LOCK)
         async with open_connection(self._autocommit) as connection:
@@ -76,17 +78,19 @@ class Postgres(Database):
                     await release_or_invalidate(connection, select(func.pg_advisory_unlock(*key)))
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """See `Database`. Dates beyond Python's range become its first or last one."""
+        """Return an SQL expression for a date within Python's range: earlier and later dates become
+        its first and last one.
+        """
         return type_coerce(
             case((column > _MAX_DATE, _MAX_DATE), (column < _MIN_DATE, _MIN_DATE), else_=column), column.type
         )
 
     def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
-        """See `Database`."""
+        """Return an SQL expression that adds a duration to a date of the ledger."""
         return type_coerce(column, DateTime()) + literal(by, Interval())
 
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """See `Database`. Uses COPY, in the connection's transaction."""
+        """Insert many rows by COPY, in the connection's transaction."""
         if not rows:
             return
         driver: Any = (await connection.get_raw_connection()).driver_connection

@@ -19,7 +19,8 @@ from genie.timeouts.databases.base import LOCK_TIMEOUT_S, Database, insert_into,
 from genie.timeouts.times import Utc
 
 LOCK_SUFFIX = "-timeouts"
-"""Suffix of the lock file: an empty database beside the ledger's, whose write lock is the run lock."""
+"""Suffix of the lock file: an empty database beside the ledger's, whose write lock is the run lock.
+"""
 
 _OFFSET_PATTERNS = ("*[zZ]", "*:*[+-][0-9][0-9]:[0-9][0-9]")
 """GLOB patterns of a date with an offset from UTC."""
@@ -28,8 +29,8 @@ _OFFSET_PATTERNS = ("*[zZ]", "*:*[+-][0-9][0-9]:[0-9][0-9]")
 class Sqlite(Database):
     """A file, by aiosqlite.
 
-    SQLite has one writer at a time, so ids are committed in order. The run lock is the write lock of
-    another file: otherwise the ledger could not write during a delivery.
+    SQLite has one writer at a time, so ids are committed in order. The run lock is the write lock
+    of another file: otherwise the ledger could not write during a delivery.
     """
 
     commits_in_order = True
@@ -43,18 +44,18 @@ class Sqlite(Database):
         super().__init__(url, engine)
 
     def exists(self) -> bool:
-        """See `Database`."""
+        """Return whether the file exists: connecting would create it."""
         return Path(self._file).exists()
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """See `Database`."""
+        """Provide a connection in a transaction that acquires the write lock at its beginning."""
         async with write_transaction(self._engine) as connection:
             yield connection
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """See `Database`. A new file is put into WAL mode."""
+        """Provide a transaction for creating tables. Enables the WAL mode of a new file before."""
         async with self.reading() as connection:
             is_empty = not (await connection.exec_driver_sql("PRAGMA schema_version")).scalar_one()
             if is_empty:
@@ -64,7 +65,10 @@ class Sqlite(Database):
 
     @asynccontextmanager
     async def try_lock(self) -> AsyncIterator[bool]:
-        """See `Database`. The operating system releases the lock when the process ends."""
+        """Try to acquire the run lock, a lock of the lock file; yield whether that succeeded.
+
+        The operating system releases it when the process ends.
+        """
         holder = await asyncio.to_thread(self._try_lock_file)
         try:
             yield holder is not None
@@ -73,8 +77,8 @@ class Sqlite(Database):
                 holder.close()
 
     def _try_lock_file(self) -> sqlite3.Connection | None:
-        """Lock the lock file by an exclusive transaction; return its connection, which holds the lock
-        until it is closed, or None if another process holds it.
+        """Lock the lock file by an exclusive transaction; return its connection, which holds the
+        lock until it is closed, or None if another process holds it.
         """
         path = self._file + LOCK_SUFFIX
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -88,10 +92,11 @@ class Sqlite(Database):
         return connection
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """See `Database`. Normalizes dates, which other programs may have written in any form.
+        """Return an SQL expression for a date in a form that can be compared: other programs may
+        have written it in any form.
 
-        Unchanged are invalid dates, and dates with an offset if the ledger has a time zone: both are
-        rejected when they are read.
+        Unchanged are invalid dates, and dates with an offset if the ledger has a time zone: both
+        are rejected when they are read.
         """
         normalized: ColumnElement[Any] = func.strftime("%Y-%m-%d %H:%M:%f", column, type_=column.type)
         if isinstance(column.type, Utc) and column.type.zone is not None:
@@ -100,12 +105,14 @@ class Sqlite(Database):
         return func.coalesce(normalized, column, type_=column.type)
 
     def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
-        """See `Database`. An invalid date is not changed."""
+        """Return an SQL expression that adds a duration to a date of the ledger. An invalid date is
+        not changed.
+        """
         shifted = func.strftime("%Y-%m-%d %H:%M:%f", column, f"{by.total_seconds():+.3f} seconds", type_=column.type)
         return func.coalesce(shifted, column, type_=column.type)
 
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """See `Database`."""
+        """Insert many rows by one `executemany`."""
         if rows:
             names, columns = values_by_column(connection, table, rows)
             statement = f"{insert_into(connection, table, names)}({', '.join('?' for _ in names)})"

@@ -50,7 +50,8 @@ class Mutex:
         self._lock = threading.Lock()
         self._owner: int | None = None
         self.loop_thread: int | None = None
-        """The event loop's thread, which may await while it holds the mutex: polling releases it."""
+        """The event loop's thread, which may await while it holds the mutex: polling releases it.
+        """
 
     def acquire(self) -> None:
         """Wait for the mutex. RuntimeError if this thread holds it already."""
@@ -87,8 +88,8 @@ class Mutex:
             raise NeedsLoop
 
     def time(self) -> float:
-        """Return the time of the monotonic clock, which event loops use too, in seconds. RuntimeError
-        if this thread does not hold the mutex.
+        """Return the time of the monotonic clock, which event loops use too, in seconds.
+        RuntimeError if this thread does not hold the mutex.
         """
         self.check()
         return time.monotonic()
@@ -102,6 +103,7 @@ class _PollingSelector(selectors.DefaultSelector):
         self._mutex = mutex
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Poll for I/O without holding the mutex."""
         self._mutex.release()
         try:
             return super().select(timeout)
@@ -110,8 +112,8 @@ class _PollingSelector(selectors.DefaultSelector):
 
 
 class _Call(Generic[T]):
-    """A coroutine that a thread has passed to the event loop, and its result. The methods run in the
-    loop's thread.
+    """A coroutine that a thread has passed to the event loop, and its result. The methods run in
+    the loop's thread.
     """
 
     __slots__ = ("_abandoned", "_coroutine", "_task", "_undo", "future", "posted")
@@ -143,8 +145,8 @@ class _Call(Generic[T]):
             self._undo_result(self.future.result())
 
     def fail(self) -> None:
-        """Set the exception Closed: the loop has ended before the coroutine began. Also called by the
-        calling thread.
+        """Set the exception Closed: the loop has ended before the coroutine began. Also called by
+        the calling thread.
         """
         with suppress(InvalidStateError):
             self.future.set_exception(Closed())
@@ -207,8 +209,9 @@ class Background:
     def run(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None = None) -> T:
         """Execute a coroutine in the loop, and wait for its result.
 
-        KeyboardInterrupt in the waiting thread cancels the coroutine; if it has succeeded already its
-        result is passed to `undo`, in the loop. Raises Closed if the loop ends before the coroutine.
+        KeyboardInterrupt in the waiting thread cancels the coroutine; if it has succeeded already
+        its result is passed to `undo`, in the loop. Raises Closed if the loop ends before the
+        coroutine.
         """
         call = _Call(coroutine, undo)
         try:
@@ -260,7 +263,9 @@ class Background:
             raise Closed from None
 
     def _run_loop(self) -> None:
-        """Run the event loop until it is stopped, and fail the calls that are left. The thread's target."""
+        """Run the event loop until it is stopped, and fail the calls that are left. The thread's
+        target.
+        """
         self.mutex.loop_thread = get_ident()
         self.mutex.acquire()
         try:
@@ -276,8 +281,8 @@ class Background:
         self.stopped = True  # calls in progress are cancelled, and no more are started
 
     def _abandon(self, call: _Call[Any], error: BaseException) -> None:
-        """Cancel or undo a call after an exception in the calling thread, unless `error` is the call's
-        own result.
+        """Cancel or undo a call after an exception in the calling thread, unless `error` is the
+        call's own result.
         """
         if call.future.done() and call.future.exception() is error:
             return
@@ -291,7 +296,9 @@ class Background:
 
 
 def run_without_waiting(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Execute a coroutine without an event loop, and return its result. RuntimeError if it suspends."""
+    """Execute a coroutine without an event loop, and return its result. RuntimeError if it
+    suspends.
+    """
     try:
         coroutine.send(None)
     except StopIteration as stop:

@@ -54,15 +54,17 @@ class StoreFollower:
         self._unconfirmed: set[str] = set()
         """Ids of tokens that this process has spent, and the change feed has not reported yet."""
         self._expected: set[str] = set()
-        """Ids of the outputs of spends in progress in this process, unless they are known to be spent."""
+        """Ids of the outputs of spends in progress in this process, unless they are known to be
+        spent.
+        """
         self._spent_during_load: set[str] | None = None
         """Ids of tokens spent since the load began; None while no load is in progress."""
         self._stale: set[str] = set()
         """Ids of tokens that were present before the load began, and were not reported since."""
 
     async def start(self) -> None:
-        """Start to follow the store, and wait for the first load. Raises an error of the store during
-        this load; after that it can be called again.
+        """Start to follow the store, and wait for the first load. Raises an error of the store
+        during this load; after that it can be called again.
         """
         if self._following is not None:
             raise RuntimeError("the store is being followed already")
@@ -99,8 +101,8 @@ class StoreFollower:
         )
 
     async def wait_loaded(self) -> None:
-        """Wait until the first load has ended. Raises the error with which it failed; RuntimeError if
-        the follower is not started.
+        """Wait until the first load has ended. Raises the error with which it failed; RuntimeError
+        if the follower is not started.
         """
         if self._first_load is None or (self._following is None and self._first_load.exception() is None):
             raise RuntimeError("the selector is not open: use it as an async context manager, or start() it")
@@ -173,13 +175,17 @@ class StoreFollower:
             )
 
     def _add(self, token: Token) -> None:
-        """Add a token to the sink, unless this process has spent it and the report is therefore late."""
+        """Add a token to the sink, unless this process has spent it and the report is therefore
+        late.
+        """
         if token.id not in self._unconfirmed:
             self._stale.discard(token.id)
             self._sink.add(token)
 
     async def _back_off(self, error: Exception, first_load: asyncio.Future[None]) -> None:
-        """Record an error of the store, which fails a first load in progress, and pause before a retry."""
+        """Record an error of the store, which fails a first load in progress, and pause before a
+        retry.
+        """
         if not first_load.done():
             self._fail_first_load(error)
         self.store_error = error

@@ -33,8 +33,8 @@ class Reservation:
     """Tokens that are held for a transaction, for `duration` seconds from the last `renew`.
 
     `deadline` is when it expires, by the table's clock; -inf once it has ended. `pending_ids` are
-    tokens that were reserved by `restore` before they were loaded from the store. `superseded`: some
-    of its tokens were transferred to a newer reservation of the same transaction.
+    tokens that were reserved by `restore` before they were loaded from the store. `superseded`:
+    some of its tokens were transferred to a newer reservation of the same transaction.
     """
 
     __slots__ = ("deadline", "duration", "entries", "pending_ids", "superseded", "transaction")
@@ -112,14 +112,14 @@ class ReservationTable:
                 del self._by_transaction[reservation.transaction]
 
     def is_active(self, reservation: Reservation) -> bool:
-        """Return whether a reservation still holds all of its tokens, except those that were spent: it
-        was not released, has not expired, and was not superseded.
+        """Return whether a reservation still holds all of its tokens, except those that were spent:
+        it was not released, has not expired, and was not superseded.
         """
         return self.clock() < reservation.deadline and not reservation.superseded
 
     def missing(self, reservation: Reservation) -> list[str]:
-        """Return the ids of a restored reservation that were not loaded from the store (yet). Once the
-        store is loaded these are the spent tokens.
+        """Return the ids of a restored reservation that were not loaded from the store (yet). Once
+        the store is loaded these are the spent tokens.
         """
         return [id for id in reservation.pending_ids if self._pending.get(id) is reservation]
 
@@ -157,8 +157,8 @@ class ReservationTable:
     # -- restored reservations --------------------------------------------------------------------------------
 
     def restore(self, reservation: Reservation, tokens: Iterable[Token]) -> list[str]:
-        """Reserve the tokens of a checkpoint by their ids, whether they were loaded from the store or
-        not.
+        """Reserve the tokens of a checkpoint by their ids, whether they were loaded from the store
+        or not.
 
         Tokens that the same transaction holds are transferred to this reservation. Returns the ids
         that other transactions hold; if there are any, nothing is changed.
@@ -195,8 +195,8 @@ class ReservationTable:
     # -- changes of the store ---------------------------------------------------------------------------------
 
     def add(self, token: Token) -> None:
-        """Add a token that was issued or loaded, if it is not present already; reserve it if `restore`
-        has reserved its id.
+        """Add a token that was issued or loaded, if it is not present already; reserve it if
+        `restore` has reserved its id.
         """
         entry = self.buckets.add(token)
         reservation = self._pending.pop(token.id, None) if entry is not None and self._pending else None
@@ -235,8 +235,8 @@ class TokenEntry:
 
     `reservation` is None while the token is free, else the reservation that holds it, or `SPENT`.
     `token` is None if only the id and the amount are kept in memory. `stack_flags` are the flags of
-    the buckets on whose stacks the entry is. A reserved entry stays on the stack of its other bucket
-    until it is popped there.
+    the buckets on whose stacks the entry is. A reserved entry stays on the stack of its other
+    bucket until it is popped there.
     """
 
     __slots__ = ("account", "amount", "id", "owner", "reservation", "stack_flags", "token")
@@ -286,8 +286,8 @@ class Bucket:
         return self.total - self.reserved
 
     def reserve(self, target: int, reservation: object) -> list[TokenEntry]:
-        """Pop free entries from the stack and reserve them until their amounts reach `target`. The free
-        amount of the bucket must suffice.
+        """Pop free entries from the stack and reserve them until their amounts reach `target`. The
+        free amount of the bucket must suffice.
         """
         stack, other_flags = self.stack, ~self.flag
         reserved: list[TokenEntry] = []
@@ -308,8 +308,8 @@ class Bucket:
     def reserve_where(
         self, target: int, reservation: object, where: Callable[[Token], bool], reserved: list[TokenEntry]
     ) -> list[TokenEntry]:
-        """Reserve free entries whose tokens `where` accepts, until their amounts reach `target` or the
-        stack is empty; append them to `reserved`.
+        """Reserve free entries whose tokens `where` accepts, until their amounts reach `target` or
+        the stack is empty; append them to `reserved`.
 
         Rejected entries are pushed back in their order. Returns the entries whose tokens are not in
         memory, so that `where` could not be called.
@@ -364,8 +364,8 @@ def release_entries(entries: Iterable[TokenEntry], reservation: object) -> None:
 
 
 def largest(entries: Iterable[TokenEntry], target: int, limit: int) -> tuple[list[TokenEntry], int]:
-    """Return the largest entries, as few as reach `target` and at most `limit`, and their sum; it is
-    less than `target` if `limit` is too small.
+    """Return the largest entries, as few as reach `target` and at most `limit`, and their sum; it
+    is less than `target` if `limit` is too small.
     """
     chosen: list[TokenEntry] = []
     reached = 0
@@ -434,8 +434,8 @@ class Buckets:
             self._cached_count += 1
 
     def remove(self, id: str) -> bool:
-        """Remove a spent token, and mark its entry as spent for the reservation that holds it. Returns
-        whether it was present.
+        """Remove a spent token, and mark its entry as spent for the reservation that holds it.
+        Returns whether it was present.
         """
         entry = self._entries.pop(id, None)
         if entry is None:

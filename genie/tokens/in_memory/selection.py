@@ -15,7 +15,8 @@ from genie.tokens.token import Token
 
 
 class InMemorySelection(Selection):
-    """Tokens that are held in memory until they are spent or released, or their reservation expires.
+    """Tokens that are held in memory until they are spent or released, or their reservation
+    expires.
 
     `restored`: created from a checkpoint, so the transaction may have spent the tokens before.
     """

@@ -1,5 +1,5 @@
-"""The in-memory selector: selects tokens from a copy of the store, for wallets that only one process
-uses.
+"""The in-memory selector: selects tokens from a copy of the store, for wallets that only one
+process uses.
 
 `TokenPicker` reserves tokens without an await, so that each selection is atomic. It reads the store
 only if some of the chosen tokens are not in memory. The tokens reserved so far stay reserved
@@ -98,8 +98,8 @@ class TokenPicker:
     # -- without a predicate ------------------------------------------------------------------------------
 
     def _reserve_any(self, reservation: Reservation, wallet: Wallet, target: int, limit: int | None) -> None:
-        """Reserve free tokens of a wallet that reach `target`, in any order, or the largest if these
-        exceed the `limit` of tokens.
+        """Reserve free tokens of a wallet that reach `target`, in any order, or the largest if
+        these exceed the `limit` of tokens.
         """
         bucket = self._buckets.find(wallet)
         if bucket is None:
@@ -149,8 +149,8 @@ class TokenPicker:
     async def _reserve_where(
         self, reservation: Reservation, wallet: Wallet, target: int, where: Where, limit: int | None
     ) -> None:
-        """Reserve free tokens of a wallet that `where` accepts and that reach `target`; the largest if
-        more than `limit` would be needed.
+        """Reserve free tokens of a wallet that `where` accepts and that reach `target`; the largest
+        if more than `limit` would be needed.
 
         Tokens that are not in memory are read from the store only if the others do not suffice.
         """
@@ -186,8 +186,8 @@ class TokenPicker:
         where: Where,
         target: int,
     ) -> None:
-        """Reserve entries until they reach `target`: those that are still free, and whose token, just
-        loaded from the store, `where` accepts.
+        """Reserve entries until they reach `target`: those that are still free, and whose token,
+        just loaded from the store, `where` accepts.
         """
         missing = target
         for entry in entries:
@@ -292,8 +292,8 @@ def split(total: int, into: int) -> tuple[int, ...]:
 def smallest(entries: Iterable[TokenEntry], into: int, at_most: int) -> list[TokenEntry]:
     """Return the smallest entries, at most `at_most`, to be joined into `into` outputs.
 
-    Only as many as the outputs can hold: the amount of a token is at most `MAX_AMOUNT`. Empty if there
-    are not more entries than outputs: nothing would be joined then.
+    Only as many as the outputs can hold: the amount of a token is at most `MAX_AMOUNT`. Empty if
+    there are not more entries than outputs: nothing would be joined then.
     """
     chosen: list[TokenEntry] = []
     total = 0
@@ -342,6 +342,7 @@ class InMemorySelector:
         return selector
 
     def _set_up(self, store: TokenStore, auto_unlock: float, max_tokens: int | None, guard: Guard) -> None:
+        """Initialize the selector: the common part of both constructors."""
         if max_tokens is not None and max_tokens < 0:
             raise ValueError(f"max_tokens must be at least 0, not {max_tokens!r}")
         self._store = store
@@ -353,8 +354,8 @@ class InMemorySelector:
 
     @property
     def store_error(self) -> Exception | None:
-        """The store's last error, or None once it has been read completely again: until then selections
-        use an outdated copy.
+        """The store's last error, or None once it has been read completely again: until then
+        selections use an outdated copy.
         """
         return self._follower.store_error
 
@@ -367,8 +368,8 @@ class InMemorySelector:
         await self._follower.start()
 
     async def close(self) -> None:
-        """Stop following the store. No new selections are possible; existing ones can still be spent
-        and released.
+        """Stop following the store. No new selections are possible; existing ones can still be
+        spent and released.
         """
         self._guard.check()
         await self._follower.close()
@@ -443,8 +444,8 @@ class InMemorySelector:
         at_most: int = 100,
         auto_unlock: float | None = None,
     ) -> Consolidation | None:
-        """Select and hold the smallest free tokens of a wallet, at most `at_most`, to join them into
-        `into` outputs.
+        """Select and hold the smallest free tokens of a wallet, at most `at_most`, to join them
+        into `into` outputs.
 
         None if not more than `into` tokens are free: there is nothing to join. `where` accepts only
         tokens that can be joined, such as those of one issuer or one notary. `auto_unlock` as in
@@ -481,13 +482,13 @@ class InMemorySelector:
             raise
 
     async def restore(self, data: Mapping[str, Any], *, auto_unlock: float | None = None) -> InMemorySelection:
-        """Create a selection again from its `checkpoint`, and hold its tokens for as long as those of a
-        new selection. Awaits nothing.
+        """Create a selection again from its `checkpoint`, and hold its tokens for as long as those
+        of a new selection. Awaits nothing.
 
         Call it before `start` for each selection that was active when the process ended, so that no
-        other call selects its tokens first. Tokens that the same transaction holds are transferred to
-        this selection. FundsLocked if another transaction holds any; then nothing is held. Once the
-        store is loaded, the selection's `lost` lists the tokens that were spent meanwhile.
+        other call selects its tokens first. Tokens that the same transaction holds are transferred
+        to this selection. FundsLocked if another transaction holds any; then nothing is held. Once
+        the store is loaded, the selection's `lost` lists the tokens that were spent meanwhile.
         """
         self._guard.check()
         transaction, amount, tokens = read_checkpoint(data)

@@ -1,4 +1,5 @@
-"""Caches of wallets: their unspent tokens, loaded from the store and kept current by its change feed.
+"""Caches of wallets: their unspent tokens, loaded from the store and kept current by its change
+feed.
 
 `TokenPool` and `AmountIndex` draw tokens at random; `WalletCache` is one wallet; `WalletCaches` are
 all wallets in use. A wallet may have a hundred thousand tokens, and a selection needs five: so
@@ -107,7 +108,9 @@ class AmountIndex:
             del self._amounts[bisect_left(self._amounts, token.amount)]
 
     def draw(self, prefer: Prefer) -> Iterator[Token]:
-        """Iterate over the tokens, the smallest or the largest first. The index must not change meanwhile."""
+        """Iterate over the tokens, the smallest or the largest first. The index must not change
+        meanwhile.
+        """
         for amount in self._amounts if prefer == "small" else reversed(self._amounts):
             yield from self._pools[amount].draw()
 
@@ -147,9 +150,9 @@ class Load:
 class Waiter:
     """A selection that waits until tokens worth `missing` are free.
 
-    `surplus` is the amount that the wallet has in excess of the requested one, if all others released
-    their tokens. Once it is negative, waiting is pointless. The result of `future` is False at the
-    deadline, else True.
+    `surplus` is the amount that the wallet has in excess of the requested one, if all others
+    released their tokens. Once it is negative, waiting is pointless. The result of `future` is
+    False at the deadline, else True.
     """
 
     __slots__ = ("future", "missing", "surplus", "where")
@@ -167,8 +170,8 @@ class Waiter:
             self.wake()
 
     def on_wallet_changed(self, token: Token, sign: int) -> None:
-        """Count a token that was added to the wallet (`sign` 1) or spent (-1); wake the selection if the
-        wallet no longer suffices.
+        """Count a token that was added to the wallet (`sign` 1) or spent (-1); wake the selection
+        if the wallet no longer suffices.
         """
         previous = self.surplus
         self.surplus += sign * self._accepted_amount(token)
@@ -190,10 +193,11 @@ class Waiter:
 
 
 class WalletCache:
-    """The unspent tokens of one wallet. `load` is the load in progress, `last_load` the last successful one.
+    """The unspent tokens of one wallet. `load` is the load in progress, `last_load` the last
+    successful one.
 
-    `caches_with_waiters` is a set that all caches share. This cache adds itself while selections wait
-    for its tokens.
+    `caches_with_waiters` is a set that all caches share. This cache adds itself while selections
+    wait for its tokens.
     """
 
     __slots__ = (
@@ -238,8 +242,8 @@ class WalletCache:
         return id in self._pool
 
     def draw(self, prefer: Prefer | None) -> Iterator[Token]:
-        """Iterate over the tokens in random order, or the smallest or largest first. The cache must not
-        change meanwhile.
+        """Iterate over the tokens in random order, or the smallest or largest first. The cache must
+        not change meanwhile.
         """
         if prefer is None:
             return self._pool.draw()
@@ -268,8 +272,8 @@ class WalletCache:
         self.load_started_at = now
 
     def add_page(self, tokens: Sequence[Token]) -> list[Token]:
-        """Add a page of tokens that the load in progress has read. Returns those that were not in the
-        cache.
+        """Add a page of tokens that the load in progress has read. Returns those that were not in
+        the cache.
         """
         load = self.load
         if load is None:
@@ -317,8 +321,8 @@ class WalletCache:
             waiter.on_free(token)
 
     async def wait(self, missing: int, surplus: int, where: Where | None, deadline: float | None) -> bool:
-        """Wait until tokens worth `missing` are free, tokens worth more than `surplus` are spent, or a
-        load ends. Only tokens that `where` accepts count.
+        """Wait until tokens worth `missing` are free, tokens worth more than `surplus` are spent,
+        or a load ends. Only tokens that `where` accepts count.
 
         Returns False if the `deadline` (event-loop seconds) was reached before.
         """
@@ -367,7 +371,8 @@ IDLE_TIMEOUT_S = 600.0
 
 
 class WalletCaches:
-    """The caches of all wallets in use. They are loaded on first use and follow the store's change feed.
+    """The caches of all wallets in use. They are loaded on first use and follow the store's change
+    feed.
 
     `freshness` is the maximum age of a cache, in seconds, while the change feed is not connected.
     When the `tracker` reports that a token is free, the waiters of its wallets are notified.
@@ -385,7 +390,9 @@ class WalletCaches:
         self._tokens: dict[str, Token] = {}
         """All tokens that are in a cache, by id."""
         self._expected: set[str] = set()
-        """Ids of the outputs of spends in progress in this process, unless they are known to be spent."""
+        """Ids of the outputs of spends in progress in this process, unless they are known to be
+        spent.
+        """
         self._feed_epoch = 0
         """The number of the change feed's connection, from 1; 0 while it is not connected."""
         self._feed_count = 0
@@ -401,7 +408,9 @@ class WalletCaches:
         self._spawn(supervise("following the token store", self._follow_changes))
 
     async def close(self) -> None:
-        """Cancel the background tasks, and wake all waiting selections, which then raise RuntimeError."""
+        """Cancel the background tasks, and wake all waiting selections, which then raise
+        RuntimeError.
+        """
         self._open = False
         for task in list(self._tasks):
             await cancel_and_wait(task)
@@ -426,8 +435,8 @@ class WalletCaches:
             self.load(cache)
 
     def is_current(self, cache: WalletCache) -> bool:
-        """Return whether the change feed has been connected without interruption since the cache was
-        loaded.
+        """Return whether the change feed has been connected without interruption since the cache
+        was loaded.
         """
         return self._feed_epoch != 0 and cache.last_load is not None and cache.last_load.feed_epoch == self._feed_epoch
 
@@ -448,8 +457,8 @@ class WalletCaches:
             cache.remove(id)
 
     def expect(self, outputs: Sequence[Token]) -> list[Token]:
-        """Begin to record whether any of these outputs, which this process is about to issue, is spent:
-        the change feed may report that before the call that issues them has returned.
+        """Begin to record whether any of these outputs, which this process is about to issue, is
+        spent: the change feed may report that before the call that issues them has returned.
 
         Returns those that belong to a cached wallet; the others are not recorded.
         """
@@ -497,8 +506,8 @@ class WalletCaches:
                 cache.on_free(token)
 
     def _caches_of(self, token: Token | None) -> list[WalletCache]:
-        """Return the caches of a token's wallets. If the token is unknown (None), return the caches that
-        are being loaded, because the load may still find it.
+        """Return the caches of a token's wallets. If the token is unknown (None), return the caches
+        that are being loaded, because the load may still find it.
         """
         if token is None:
             return [cache for cache in self._caches.values() if cache.load is not None]
@@ -530,7 +539,9 @@ class WalletCaches:
             self._notify_waiters(token)
 
     async def _load(self, cache: WalletCache) -> None:
-        """Load a wallet from the store into its cache, page by page. An error is stored in the `Load`."""
+        """Load a wallet from the store into its cache, page by page. An error is stored in the
+        `Load`.
+        """
         wallet = cache.wallet
         try:
             async with closing(self._store.unspent(**wallet._asdict())) as pages:

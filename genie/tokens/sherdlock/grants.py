@@ -40,7 +40,9 @@ class Grants:
         self.amount = 0
 
     def add(self, lock: Lock, requested: dict[str, Token]) -> None:
-        """Add a lock and the tokens that it locks. `requested`: the tokens of its request, by resource."""
+        """Add a lock and the tokens that it locks. `requested`: the tokens of its request, by
+        resource.
+        """
         self.locks.append(lock)
         for resource in lock.resources:
             token = requested[resource]
@@ -48,7 +50,9 @@ class Grants:
             self.amount += token.amount
 
     async def release(self) -> None:
-        """Release all locks. If the server can't be reached, the client retries, or the locks expire."""
+        """Release all locks. If the server can't be reached, the client retries, or the locks
+        expire.
+        """
         if len(self.locks) == 1:
             await self._release(self.locks[0])
         elif self.locks:
@@ -74,8 +78,8 @@ async def acquire(
 ) -> Grants | Shortfall:
     """Lock the first free tokens that together reach the amount, or none.
 
-    A request is atomic. If the names exceed the size of one request, the free tokens of each request
-    stay locked while the next one is made.
+    A request is atomic. If the names exceed the size of one request, the free tokens of each
+    request stay locked while the next one is made.
     """
     grants = Grants(asyncio.get_running_loop().time(), tracker)
     chunks = list(split_by_request(tokens))
@@ -129,10 +133,12 @@ async def _acquire_chunk(
     *,
     is_last: bool,
 ) -> Shortfall:
-    """Lock tokens of one request, and add them to `grants`: as many as it lacks to reach the amount.
+    """Lock tokens of one request, and add them to `grants`: as many as it lacks to reach the
+    amount.
 
-    If they do not suffice, locks all free ones, except in the last request, where that is pointless.
-    Returns the free and the locked amount at its last rejection; zeros if it was not rejected.
+    If they do not suffice, locks all free ones, except in the last request, where that is
+    pointless. Returns the free and the locked amount at its last rejection; zeros if it was not
+    rejected.
     """
     requested = {EXCLUSIVE_TOKEN_PREFIX + token.id: token for token in chunk}
     weights = [token.amount for token in chunk]
@@ -190,8 +196,8 @@ tokens that are held and not spent yet.
 
 
 class SpentLocks:
-    """The locks on tokens that this replica has spent. They are not released, and expire: until then
-    replicas that have not read the spend yet skip the tokens.
+    """The locks on tokens that this replica has spent. They are not released, and expire: until
+    then replicas that have not read the spend yet skip the tokens.
 
     A busy replica would reach a session's limit of requests before its first lock expires. So the
     oldest locks beyond `MAX_SPENT_LOCKS` are released: the change feed has reported those spends

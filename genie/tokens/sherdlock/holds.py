@@ -77,7 +77,8 @@ class LockTracker:
         self._to_expire: deque[Reservation] = deque()
         """Reservations with `runs_to_expiry`."""
         self._released: dict[int, None] = {}
-        """Ids of locks released by this selector whose `unlocked` event is expected, oldest first."""
+        """Ids of locks released by this selector whose `unlocked` event is expected, oldest first.
+        """
 
     # -- queries --------------------------------------------------------------------------------------------
 
@@ -87,8 +88,8 @@ class LockTracker:
         return None if reservation is None or reservation.expires_at <= now else reservation
 
     def has_releasable_reservation(self, ids: Iterable[str], now: float) -> bool:
-        """Return whether any of these tokens belongs to a reservation of this selector that can still
-        be released.
+        """Return whether any of these tokens belongs to a reservation of this selector that can
+        still be released.
         """
         return any(
             (reservation := self.local_reservation(id, now)) is not None and not reservation.runs_to_expiry
@@ -147,8 +148,8 @@ class LockTracker:
     def on_released(self, lock_id: int, ids: Iterable[str]) -> None:
         """Record that this selector has released a lock on these tokens, as Genie has confirmed.
 
-        The watch reports events of a lock some milliseconds later than the replies to its owner. So a
-        `locked` event of this lock that still arrives is outdated, and must be ignored.
+        The watch reports events of a lock some milliseconds later than the replies to its owner. So
+        a `locked` event of this lock that still arrives is outdated, and must be ignored.
         """
         self._released[lock_id] = None
         if len(self._released) > MAX_RELEASED_LOCKS:
@@ -174,7 +175,9 @@ class LockTracker:
             self.observed[id] = observed
 
     def on_unlocked(self, id: str, lock_id: int) -> None:
-        """Remove an observed lock that has ended, and report the token as free if it was the last one."""
+        """Remove an observed lock that has ended, and report the token as free if it was the last
+        one.
+        """
         self._released.pop(lock_id, None)
         self._remove(id, lock_id)
         if id not in self.observed:
@@ -201,7 +204,8 @@ def _ignore(_id: str) -> None:
 CHECK_INTERVAL_S = 1.0
 """Interval of the decision whether to stay subscribed."""
 CHEAP_EVENTS_PER_S = 500.0
-"""Rate of lock events up to which a subscription costs only some milliseconds of CPU time a second."""
+"""Rate of lock events up to which a subscription costs only some milliseconds of CPU time a second.
+"""
 RESUBSCRIBE_AFTER_S = 30.0
 """Pause after a subscription that was expensive and not needed."""
 KEEP_AFTER_USE_S = 5.0
@@ -219,11 +223,11 @@ _PREFIX_LENGTH = len(TOKEN_PREFIX)
 
 
 class LockSubscription:
-    """An adaptive subscription: watches the locks of all tokens to update a `LockTracker`, while that
-    is cheap or needed.
+    """An adaptive subscription: watches the locks of all tokens to update a `LockTracker`, while
+    that is cheap or needed.
 
-    Every lock event costs CPU time; without them, a selector learns only from rejected requests that
-    a token is locked. So it is subscribed at the start, while there are few events, while many
+    Every lock event costs CPU time; without them, a selector learns only from rejected requests
+    that a token is locked. So it is subscribed at the start, while there are few events, while many
     requests are contended, and while a `with subscription:` block waits for tokens of others.
     `on_snapshot` is called when the tracker has received all locks that existed when the watch
     began.
@@ -258,15 +262,17 @@ class LockSubscription:
     def record_request(self, *, contended: bool) -> None:
         """Record a request for tokens, and subscribe if too many are contended.
 
-        `contended`: others held so many tokens that the request failed, or would have failed without
-        the knowledge from a subscription.
+        `contended`: others held so many tokens that the request failed, or would have failed
+        without the knowledge from a subscription.
         """
         self._contention += AVERAGE_WEIGHT * (contended - self._contention)
         if contended and self._contention > SUBSCRIBE_ABOVE:
             self._subscribe_as_needed()
 
     def __enter__(self) -> None:
-        """Subscribe for at least the duration of the block, which waits for tokens that others hold."""
+        """Subscribe for at least the duration of the block, which waits for tokens that others
+        hold.
+        """
         self._waiters += 1
         self._subscribe_as_needed()
 
@@ -285,7 +291,9 @@ class LockSubscription:
         self.start()
 
     def _check(self) -> None:
-        """Stay subscribed if that is cheap or needed; else unsubscribe for a while. Called by a timer."""
+        """Stay subscribed if that is cheap or needed; else unsubscribe for a while. Called by a
+        timer.
+        """
         loop = asyncio.get_running_loop()
         is_cheap = self._events <= CHEAP_EVENTS_PER_S * CHECK_INTERVAL_S
         self._events = 0
@@ -297,6 +305,7 @@ class LockSubscription:
             self._check_timer = loop.call_later(RESUBSCRIBE_AFTER_S, self.start)
 
     def _unsubscribe(self) -> None:
+        """Cancel the watch, and discard what it has reported, which is no longer updated."""
         watch, self._watch = self._watch, None
         if self._check_timer is not None:
             self._check_timer.cancel()
@@ -323,8 +332,8 @@ class LockSubscription:
                 await cancel_and_wait(snapshot_task)
 
     async def _await_snapshot(self, backoff: Backoff) -> None:
-        """Wait until the watch has reported all locks that existed when it began: the server's reply to
-        a `ping` follows these events.
+        """Wait until the watch has reported all locks that existed when it began: the server's
+        reply to a `ping` follows these events.
         """
         try:
             await self._client.ping()

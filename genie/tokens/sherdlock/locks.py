@@ -1,4 +1,6 @@
-"""Protocols for the part of a Genie client that token selection uses; `genie.Client` implements them."""
+"""Protocols for the part of a Genie client that token selection uses; `genie.Client` implements
+them.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +73,8 @@ class LockClient(Protocol):
         transaction: str | None = None,
         transaction_timeout: float = 10.0,
     ) -> Lock:
-        """Lock free resources atomically, in the given order, until the sum of their weights reaches the
-        target.
+        """Lock free resources atomically, in the given order, until the sum of their weights
+        reaches the target.
 
         Insufficient if it doesn't reach it. Weights and the target are integers from 1 to 2^63-1.
         Without `weights` each resource has weight 1.

@@ -27,7 +27,8 @@ from genie.tokens.token import MAX_AMOUNT, Token, Wallet
 
 
 class TransactionMutex:
-    """Serializes the requests of each transaction; different transactions never wait for each other.
+    """Serializes the requests of each transaction; different transactions never wait for each
+    other.
 
     Genie's locks do not exclude their own transaction: without this mutex, two concurrent requests
     of one transaction could be granted the same token.
@@ -91,8 +92,8 @@ class SelectionRequest:
 class Candidates:
     """Tokens to request, in this order. The first `needed` reach the amount; the rest are spares.
 
-    `complete`: the wallet has no further candidates. `skipped`: the number of tokens left out because
-    others hold them.
+    `complete`: the wallet has no further candidates. `skipped`: the number of tokens left out
+    because others hold them.
     """
 
     tokens: list[Token]
@@ -117,8 +118,8 @@ def pick_candidates(
     include_own: bool,
     spare_factor: int,
 ) -> Candidates | None:
-    """Draw tokens of a wallet that are not known to be held, in the preferred order, or the largest if
-    more than `limit` would be needed. None if they don't reach the amount.
+    """Draw tokens of a wallet that are not known to be held, in the preferred order, or the largest
+    if more than `limit` would be needed. None if they don't reach the amount.
 
     `include_own` includes tokens that the same transaction has locked, but that no selection of
     this selector has reserved. `spare_factor` multiplies the number of spares.
@@ -193,7 +194,8 @@ def all_candidates(
 
 @dataclass(slots=True)
 class Balance:
-    """The amounts in a wallet that a request can use: `free` ones, and those that others have `locked`.
+    """The amounts in a wallet that a request can use: `free` ones, and those that others have
+    `locked`.
 
     For a request with a `limit`, `largest_free` is the sum of the `limit` largest free tokens, and
     `largest` that of the `limit` largest tokens, free or locked.
@@ -256,7 +258,9 @@ class Balance:
 SPARE_FACTOR = 8
 """Factor by which each immediate retry increases the number of spares."""
 MAX_QUERIED_TOKENS = 1_000
-"""Maximum number of tokens for which Genie is queried how much others hold, to report it in an error."""
+"""Maximum number of tokens for which Genie is queried how much others hold, to report it in an
+error.
+"""
 MAX_RELOADS = 2
 """How often a wallet that changed during its load is loaded again at once."""
 
@@ -265,8 +269,8 @@ class RetryBudget:
     """The remaining retries of one request: `waits_left` for tokens that others hold, and
     `reloads_left` of its wallet.
 
-    `stale_load` is a load number: only loads with greater numbers began late enough for the request.
-    `wait_deadline` is the end of the current wait, if there is one.
+    `stale_load` is a load number: only loads with greater numbers began late enough for the
+    request. `wait_deadline` is the end of the current wait, if there is one.
     """
 
     __slots__ = ("has_waited", "reloads_left", "stale_load", "wait_deadline", "waits_left")
@@ -320,15 +324,16 @@ class Search:
         self._immediate_retries = immediate_retries
         self.mutex = TransactionMutex()
         self.collisions = 0
-        """The number of requests that Genie has rejected because other clients held more of the tokens
-        than this selector knew.
+        """The number of requests that Genie has rejected because other clients held more of the
+        tokens than this selector knew.
         """
 
     async def find(self, request: SelectionRequest, wallet: Wallet) -> Match:
-        """Find and lock tokens of a wallet: try, then load the wallet or wait for others, and try again.
+        """Find and lock tokens of a wallet: try, then load the wallet or wait for others, and try
+        again.
 
-        InsufficientFunds, FundsLocked or TooManyTokens if that is impossible. After any error, and when
-        cancelled, nothing stays locked.
+        InsufficientFunds, FundsLocked or TooManyTokens if that is impossible. After any error, and
+        when cancelled, nothing stays locked.
         """
         now = self._context.now()
         cache = self._caches.get(wallet, now)
@@ -344,17 +349,21 @@ class Search:
             suffices = balance.suffices(request)
             if budget.must_load(cache, suffices=suffices, is_current=self._caches.is_current(cache)):
                 await self._await_load(request, cache, balance, budget)
-            elif not suffices and await self._is_load_doubtful(request, cache) and budget.reloads_left:
-                budget.require_reload(cache)
-            elif not await self._await_release(request, cache, balance, budget):
+                continue
+            if not suffices:
+                await self._check_funds(request, cache)
+                if budget.reloads_left:
+                    budget.require_reload(cache)
+                    continue
+            if not await self._await_release(request, cache, balance, budget):
                 return await self._last_attempt(request, cache)
 
     async def reserve(
         self, reservation: Reservation, acquiring: Coroutine[Any, Any, Grants | Shortfall], limit: int | None = None
     ) -> Grants | Shortfall:
-        """Make a reservation in the tracker, and lock its tokens in Genie by awaiting `acquiring`, which
-        is a call of `acquire` or `acquire_all`. The reservation is removed if that fails, or if it
-        locks more tokens than `limit`.
+        """Make a reservation in the tracker, and lock its tokens in Genie by awaiting `acquiring`,
+        which is a call of `acquire` or `acquire_all`. The reservation is removed if that fails, or
+        if it locks more tokens than `limit`.
 
         The caller must hold the transaction's mutex.
         """
@@ -378,8 +387,8 @@ class Search:
     # -- attempts -------------------------------------------------------------------------------------------
 
     async def _attempt(self, request: SelectionRequest, cache: WalletCache, *, include_own: bool) -> Match | None:
-        """Request candidates, and retry at once with more spares while other clients hold too many of
-        them. None if too few tokens are known to be free, or all retries have failed.
+        """Request candidates, and retry at once with more spares while other clients hold too many
+        of them. None if too few tokens are known to be free, or all retries have failed.
         """
         spare_factor = 1
         for retries_left in range(self._immediate_retries, -1, -1):
@@ -418,8 +427,8 @@ class Search:
         return grants if isinstance(grants, Shortfall) else Match(grants, reservation)
 
     async def _last_attempt(self, request: SelectionRequest, cache: WalletCache) -> Match:
-        """Request all tokens, even those that others are reported to hold; if that fails raise the error
-        that ends the search.
+        """Request all tokens, even those that others are reported to hold; if that fails raise the
+        error that ends the search.
         """
         async with self.mutex.hold(request.transaction):
             candidates = all_candidates(request, cache, self._tracker, self._context.now())
@@ -439,8 +448,8 @@ class Search:
     async def _await_load(
         self, request: SelectionRequest, cache: WalletCache, balance: Balance, budget: RetryBudget
     ) -> None:
-        """Load the wallet, and wait until the load has ended, or the tokens loaded so far may suffice.
-        Raises the error of the store if the load fails.
+        """Load the wallet, and wait until the load has ended, or the tokens loaded so far may
+        suffice. Raises the error of the store if the load fails.
         """
         load = self._caches.load(cache)
         missing = balance.missing(request) if request.limit is None else MAX_AMOUNT
@@ -449,22 +458,23 @@ class Search:
         if load.error is not None and load.number > budget.stale_load:
             raise load.error
 
-    async def _is_load_doubtful(self, request: SelectionRequest, cache: WalletCache) -> bool:
-        """Return True if another load of the wallet may find more: the last one was not consistent, or
-        had enough tokens. Otherwise the funds are insufficient: raise the error.
+    async def _check_funds(self, request: SelectionRequest, cache: WalletCache) -> None:
+        """Raise the shortfall error if the last load of the wallet was consistent, and had not
+        enough tokens for the request. Otherwise another load may find more.
         """
         if cache.last_load is not None and cache.consistent:
             loaded = cache.last_load.tokens.values()
             balance = Balance.of(request, loaded, self._tracker, self._context.now())
             if not balance.suffices(request):
                 raise (await self._query_balance(request, loaded, balance)).shortfall_error(request, cache.wallet)
-        return True
 
     async def _query_balance(self, request: SelectionRequest, tokens: Iterable[Token], balance: Balance) -> Balance:
-        """Correct the free and the locked amount of a balance by those that Genie reports, since without
-        a subscription this selector does not know what others hold. For error messages only.
+        """Correct the free and the locked amount of a balance by those that Genie reports, since
+        without a subscription this selector does not know what others hold. For error messages
+        only.
 
-        Requests more than the sum of all tokens, so that Genie locks nothing and reports the amounts.
+        Requests more than the sum of all tokens, so that Genie locks nothing and reports the
+        amounts.
         """
         context = self._context
         now = context.now()
@@ -488,8 +498,8 @@ class Search:
     async def _await_release(
         self, request: SelectionRequest, cache: WalletCache, balance: Balance, budget: RetryBudget
     ) -> bool:
-        """Wait until the missing amount is free, at most for a random part of `backoff`. Returns False
-        if no waits are left.
+        """Wait until the missing amount is free, at most for a random part of `backoff`. Returns
+        False if no waits are left.
 
         If the wait ends early, the next call continues it: its deadline stays in the budget.
         """

@@ -62,7 +62,9 @@ class SherdlockSelection(Selection):
 
     @property
     def held(self) -> bool:
-        """Whether this selection still holds the tokens: its lease has not expired, and none of its locks was lost."""
+        """Whether this selection still holds the tokens: its lease has not expired, and none of its
+        locks was lost.
+        """
         return (
             self._state in (State.HELD, State.SPENDING)
             and self._reservation.expires_at > self._context.now()
@@ -125,8 +127,8 @@ class SherdlockSelection(Selection):
         self._reservation.expires_at = now + context.lease
 
     def _on_spent(self) -> None:
-        """Keep the locks until they expire, for replicas that have not read the spend yet; remove the
-        tokens from the caches.
+        """Keep the locks until they expire, for replicas that have not read the spend yet; remove
+        the tokens from the caches.
         """
         self._keep_until_expiry()
         context = self._context

@@ -30,9 +30,9 @@ from genie.tokens.token import check_amount, make_wallet
 class SherdlockSelector:
     """Selects unspent tokens and locks them in Genie for the transaction that will spend them.
 
-    Any number of selectors, in any number of processes, can serve the same wallets. An async context
-    manager; the client must be open meanwhile. It belongs to the event loop in which it is started:
-    RuntimeError if another thread uses it.
+    Any number of selectors, in any number of processes, can serve the same wallets. An async
+    context manager; the client must be open meanwhile. It belongs to the event loop in which it is
+    started: RuntimeError if another thread uses it.
 
     Args:
         client: A client created by `genie.connect()`.
@@ -90,7 +90,9 @@ class SherdlockSelector:
         self._context.subscription.start()
 
     async def close(self) -> None:
-        """Stop the background tasks. Selections stay held; `select` calls in progress raise RuntimeError."""
+        """Stop the background tasks. Selections stay held; `select` calls in progress raise
+        RuntimeError.
+        """
         self._context.guard.check()
         await self._context.spent_locks.close()
         await self._context.subscription.close()
@@ -154,17 +156,19 @@ class SherdlockSelector:
 
     @property
     def collisions(self) -> int:
-        """The number of requests that Genie has rejected because others held too many of the tokens."""
+        """The number of requests that Genie has rejected because others held too many of the
+        tokens.
+        """
         return self._search.collisions
 
     async def restore(self, data: Mapping[str, Any]) -> SherdlockSelection:
-        """Create a selection again from its `checkpoint`, in any replica: lock its tokens for the same
-        transaction.
+        """Create a selection again from its `checkpoint`, in any replica: lock its tokens for the
+        same transaction.
 
-        SelectionEnded if another transaction holds any of the tokens, which is impossible before the
-        lease has expired, or if a selection of this selector still holds them. It is not checked
-        whether the tokens were spent: `spend` has no effect if this transaction has spent them, and
-        raises SpentAlready if another one has.
+        SelectionEnded if another transaction holds any of the tokens, which is impossible before
+        the lease has expired, or if a selection of this selector still holds them. It is not
+        checked whether the tokens were spent: `spend` has no effect if this transaction has spent
+        them, and raises SpentAlready if another one has.
         """
         context = self._context
         context.caches.check_open()

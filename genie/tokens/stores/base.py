@@ -16,7 +16,8 @@ from genie.tokens.stores.change_feed import ChangeFeeds, ChangeListener, Get
 
 
 class Backend(ABC):
-    """A database: its connections, its transactions, and the publication of changes to other processes.
+    """A database: its connections, its transactions, and the publication of changes to other
+    processes.
 
     `dedicated_options` are the engine options of connections outside of the pool.
     """
@@ -36,7 +37,9 @@ class Backend(ABC):
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """Provide a connection in a transaction, which is committed if the block ends without an error."""
+        """Provide a connection in a transaction, which is committed if the block ends without an
+        error.
+        """
         async with open_transaction(self._engine) as connection:
             yield connection
 
@@ -54,7 +57,9 @@ class Backend(ABC):
 
     @abstractmethod
     def id_in(self, ids: Sequence[str]) -> ColumnElement[bool]:
-        """Return the SQL condition that a token's id is one of these, which are passed as one parameter."""
+        """Return the SQL condition that a token's id is one of these, which are passed as one
+        parameter.
+        """
 
     @abstractmethod
     async def publish(self, connection: AsyncConnection, payloads: Iterable[str]) -> None:

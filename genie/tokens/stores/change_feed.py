@@ -74,7 +74,9 @@ class ChangeFeed(AsyncIterator[Change]):
 
 
 class ChangeFeeds:
-    """The change feeds of all readers of a store, by weak references: an unused feed needs no `close`."""
+    """The change feeds of all readers of a store, by weak references: an unused feed needs no
+    `close`.
+    """
 
     __slots__ = ("_all", "_ended")
 
@@ -148,7 +150,9 @@ def payloads(*, added: Iterable[str] = (), spent: Iterable[str] = ()) -> Iterato
 
 
 async def decode_changes(payloads: Iterable[str], get: Get) -> list[Change]:
-    """Decode payloads. The added tokens are read by `get`; those that were spent since are left out."""
+    """Decode payloads. The added tokens are read by `get`; those that were spent since are left
+    out.
+    """
     lines = [line for payload in payloads for line in payload.split("\n")]
     tokens = await get([line[1:] for line in lines if line[0] == "+"])
     changes: list[Change] = []
@@ -175,8 +179,8 @@ class ChangeListener(ABC):
         self._stopped = False
 
     async def wait_started(self) -> None:
-        """Start the task, and wait until it is connected, so that every later change is received; or
-        until it is stopped.
+        """Start the task, and wait until it is connected, so that every later change is received;
+        or until it is stopped.
         """
         if self._task is None and not self._stopped:
             self._task = asyncio.create_task(self._run())

@@ -23,8 +23,8 @@ then most of it is spent.
 class _WalletLog:
     """The tokens of one wallet in the order in which they were issued, including some spent ones.
 
-    When most of the list is spent it is replaced by a compacted one. So spending takes constant time
-    on average, and an iteration in progress is not disturbed.
+    When most of the list is spent it is replaced by a compacted one. So spending takes constant
+    time on average, and an iteration in progress is not disturbed.
     """
 
     __slots__ = ("tokens", "unspent")
@@ -144,7 +144,9 @@ class MemoryTokenStore:
                 log.unspent += 1
 
     def _remove(self, token: Token) -> None:
-        """Update the counts of a spent token's wallets, and compact their lists if most of one is spent."""
+        """Update the counts of a spent token's wallets, and compact their lists if most of one is
+        spent.
+        """
         for wallet in wallets_of(token):
             log = self._wallets[wallet]
             log.unspent -= 1

@@ -38,8 +38,10 @@ class Postgres(Backend):
         self.channel = ""
 
     async def prepare(self) -> None:
-        """See `Backend`. An advisory lock serializes the processes: CREATE TABLE fails if another one
-        creates the same table concurrently.
+        """Create the tables, or check those that exist; choose the channel for notifications.
+
+        An advisory lock serializes processes: CREATE TABLE fails if another one creates the same
+        table concurrently.
         """
         async with self.writing() as connection:
             schema = str((await connection.execute(select(func.current_schema()))).scalar_one())
@@ -48,28 +50,28 @@ class Postgres(Backend):
             await connection.run_sync(create_tables, (TOKENS,))
 
     async def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
-        """See `Backend`. A single statement needs no transaction."""
+        """Execute a query, and return its rows. A single statement needs no transaction."""
         async with open_connection(self._autocommit) as connection:
             rows: Sequence[Row[Any]] = (await connection.execute(query)).all()
             return rows
 
     def id_in(self, ids: Sequence[str]) -> ColumnElement[bool]:
-        """See `Backend`."""
+        """Return the SQL condition that a token's id is one of these, which are passed as an array."""
         return TOKENS.c.id == func.any(literal(list(ids), ARRAY(Text)))
 
     async def publish(self, connection: AsyncConnection, payloads: Iterable[str]) -> None:
-        """See `Backend`."""
+        """Send payloads by NOTIFY, which takes effect when the connection's transaction commits."""
         payload = func.unnest(bindparam("payloads", list(payloads), ARRAY(Text))).column_valued("payload")
         await connection.execute(select(func.pg_notify(self.channel, payload)))
 
     def listener(self, feeds: ChangeFeeds, get: Get) -> ChangeListener:
-        """See `Backend`."""
+        """Create the listener that receives the notifications."""
         return _NotificationListener(self, feeds, get)
 
 
 def _reject_closed(connection: Any, _record: object, _proxy: object) -> None:
-    """Make the pool replace a connection that the server has closed. The driver knows that without a
-    round trip.
+    """Make the pool replace a connection that the server has closed. The driver knows that without
+    a round trip.
     """
     if connection.driver_connection.is_closed():
         raise DisconnectionError
@@ -83,8 +85,9 @@ class _NotificationListener(ChangeListener):
         self._backend = backend
 
     async def _listen(self) -> None:
-        """See `ChangeListener`. Callbacks of the driver buffer the notifications, `_process` publishes
-        them.
+        """Receive notifications until it is stopped or the connection fails.
+
+        Callbacks of the driver buffer the notifications, and `_process` publishes them.
         """
         async with self._backend.dedicated() as connection:
             driver: Any = (await connection.get_raw_connection()).driver_connection
@@ -108,8 +111,8 @@ class _NotificationListener(ChangeListener):
                     await driver.remove_listener(self._backend.channel, on_notification)
 
     async def _process(self, driver: Any, buffer: deque[str]) -> None:
-        """Publish buffered notifications until it is stopped or the connection is closed. Resync if the
-        buffer has overflowed; test the connection if it is idle.
+        """Publish buffered notifications until it is stopped or the connection is closed. Resync if
+        the buffer has overflowed; test the connection if it is idle.
         """
         while not self._stopped:
             if driver.is_closed():

@@ -31,7 +31,8 @@ from genie.sql.schema_check import check, key_problems, missing_column, reflecte
 from genie.tokens.token import Token
 
 _KEY = Text().with_variant(Text(collation="C"), "postgresql")
-"""The type of columns for lookups and sorting: compared by bytes, not by the rules of a language."""
+"""The type of columns for lookups and sorting: compared by bytes, not by the rules of a language.
+"""
 
 _METADATA = MetaData()
 
@@ -49,8 +50,8 @@ TOKENS = Table(
     Column("metadata", Text, nullable=False, server_default="{}"),
     Column("spent_by", Text),
 )
-"""Every token that was ever issued. `spent_by` is the transaction that has spent the token, or NULL;
-`metadata` is JSON.
+"""Every token that was ever issued. `spent_by` is the transaction that has spent the token, or
+NULL; `metadata` is JSON.
 """
 
 UNSPENT = TOKENS.c.spent_by.is_(None)

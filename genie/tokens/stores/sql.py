@@ -118,7 +118,8 @@ class SqlTokenStore:
     # -- transactions ---------------------------------------------------------------------------------------
 
     async def _run_to_completion(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine in a task that continues if the caller is cancelled; `close` waits for it.
+        """Run a coroutine in a task that continues if the caller is cancelled; `close` waits for
+        it.
 
         If it were interrupted, its connection would have to be discarded, and it would be unknown
         whether a commit has happened.
@@ -169,7 +170,9 @@ class SqlTokenStore:
             await self._raise_conflict(new, error)
 
     async def _spend(self, ids: list[str], new: dict[str, Token], transaction: str) -> None:
-        """Spend the tokens with these ids, insert the `new` ones, and publish both, in one transaction."""
+        """Spend the tokens with these ids, insert the `new` ones, and publish both, in one
+        transaction.
+        """
         await self._open()
         has_id = self._backend.id_in(ids)
         try:
@@ -201,7 +204,9 @@ class SqlTokenStore:
         return set(rows.scalars())
 
     async def _raise_conflict(self, new: dict[str, Token], error: IntegrityError) -> None:
-        """Raise ValueError with the ids of new tokens that exist already; the original error if none does."""
+        """Raise ValueError with the ids of new tokens that exist already; the original error if
+        none does.
+        """
         async with self._backend.writing() as connection:
             existing = await self._existing_ids(connection, new)
         if not existing:

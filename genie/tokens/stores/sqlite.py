@@ -46,7 +46,7 @@ class Sqlite(Backend):
         self._rows_since_trim = TRIM_INTERVAL_ROWS
 
     async def prepare(self) -> None:
-        """See `Backend`."""
+        """Enable the WAL mode, and create the tables, or check those that exist."""
         async with open_connection(self._engine) as connection:
             await enable_wal(connection, LOCK_TIMEOUT_S)
         async with self.writing() as connection:
@@ -54,17 +54,21 @@ class Sqlite(Backend):
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """See `Backend`."""
+        """Provide a connection in a transaction. Those of this process wait for each other by a
+        lock in memory, not by SQLite's polling.
+        """
         async with self._write_lock, write_transaction(self._engine) as connection:
             yield connection
 
     def id_in(self, ids: Sequence[str]) -> ColumnElement[bool]:
-        """See `Backend`."""
+        """Return the SQL condition that a token's id is one of these, which are passed as a JSON
+        array.
+        """
         rows = func.json_each(json.dumps(list(ids))).table_valued("value")
         return TOKENS.c.id.in_(select(rows.c.value))
 
     async def publish(self, connection: AsyncConnection, payloads: Iterable[str]) -> None:
-        """See `Backend`. Appends the changes to the log, and trims it from time to time."""
+        """Append payloads to the change log, and trim it after each `TRIM_INTERVAL_ROWS` rows."""
         rows = [{"changes": payload} for payload in payloads]
         if not rows:
             return
@@ -76,7 +80,7 @@ class Sqlite(Backend):
             self._rows_since_trim = 0
 
     def listener(self, feeds: ChangeFeeds, get: Get) -> ChangeListener:
-        """See `Backend`."""
+        """Create the listener that polls the change log."""
         return _LogPoller(self, feeds, get)
 
 
@@ -88,7 +92,9 @@ class _LogPoller(ChangeListener):
         self._backend = backend
 
     async def _listen(self) -> None:
-        """See `ChangeListener`. Reads the log whenever another connection has committed."""
+        """Poll until it is stopped: publish the log's new rows whenever another connection has
+        committed.
+        """
         async with self._backend.dedicated() as connection:
             previous_version = None
             last = await self._newest_sequence(connection)
@@ -106,7 +112,8 @@ class _LogPoller(ChangeListener):
         return (await connection.execute(select(func.max(CHANGES.c.sequence)))).scalar_one() or 0
 
     async def _publish_log(self, connection: AsyncConnection, last: int) -> int:
-        """Publish the rows of the log after the sequence number `last`, and return the new last number.
+        """Publish the rows of the log after the sequence number `last`, and return the new last
+        number.
 
         Resync if rows after `last` were trimmed.
         """
