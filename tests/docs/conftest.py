@@ -1,4 +1,4 @@
-"""Lets the tests of this folder share its modules, and a server."""
+"""Adds this folder to the import path, and starts a server for each test."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture
 def genie() -> Iterator[Genie]:
-    """A fresh server: the first id that it gives is the first that a page shows."""
+    """A new server, so that its first id is the first id of the page."""
     with running_server() as server:
         yield server

@@ -1,4 +1,5 @@
-"""Matches documented output with real output. Numbers that differ in each run are bound at their first occurrence."""
+"""Matches documented output with real output. Numbers that differ between runs
+are bound to the real ones at their first occurrence."""
 
 from __future__ import annotations
 
@@ -12,31 +13,33 @@ LOWER_BOUNDS = ("waited", "held")
 RECENT_MS = 3_600_000
 
 LONG = re.compile(r"\d{13,}")
-SOME = re.compile(r"…|\d{13,}|\d+(?:\.\d+)? (?:µs|ms|s|min|h)\b|\s+")
+VARIABLE = re.compile(r"…|\d{13,}|\d+(?:\.\d+)? (?:µs|ms|s|min|h)\b|\s+")
 
 
-class Names:
-    """Stand-ins for numbers of one kind. They must stand in the order of the real ones."""
+class NumberBindings:
+    """Maps the documented numbers of one kind to the real ones. Both must have the same order."""
 
     def __init__(self) -> None:
         self.real: dict[int, int] = {}
 
     def bind(self, shown: int, real: Any) -> None:
-        assert type(real) is int, f"{real!r} is no integer"
-        known = self.real.setdefault(shown, real)
-        assert known == real, f"{shown} was {known} before, now it is {real}"
+        assert type(real) is int, f"{real!r} is not an integer"
+        bound = self.real.setdefault(shown, real)
+        assert bound == real, f"{shown} was {bound} before, now it is {real}"
         assert sorted(self.real) == sorted(self.real, key=self.real.__getitem__), f"out of order: {self.real}"
-        assert len(set(self.real.values())) == len(self.real), f"two names for one number: {self.real}"
+        assert len(set(self.real.values())) == len(self.real), (
+            f"two documented numbers for one real number: {self.real}"
+        )
 
 
-class Book:
-    """The bindings of one example."""
+class Bindings:
+    """The bindings of ids and fencing tokens in one example; compares documented messages with real ones."""
 
     def __init__(self) -> None:
-        self.ids, self.fences = Names(), Names()
+        self.ids, self.fences = NumberBindings(), NumberBindings()
 
     def fill(self, message: Any) -> Any:
-        """A message to be sent, with the real ids in it. An id that was never assigned stands for itself."""
+        """Replace the id in a documented message by the real one. An unbound id is sent as it is."""
         payload = message.get("payload") if isinstance(message, dict) else None
         if isinstance(payload, dict) and "id" in payload:
             real = self.ids.real.setdefault(payload["id"], payload["id"])
@@ -44,7 +47,7 @@ class Book:
         return message
 
     def match(self, shown: Any, real: Any, field: str = "message") -> None:
-        """AssertionError where the real thing is not what is shown."""
+        """Raise AssertionError if a real value does not match the documented one."""
         if field in IDS:
             self.ids.bind(shown, real)
         elif field == "fence":
@@ -74,22 +77,25 @@ class Book:
 
 
 class Screen:
-    """What a terminal shows. A number of 13 digits or more is bound; durations and spaces differ; `…` is anything."""
+    """Compares documented terminal output with real output.
+
+    Numbers of 13 digits or more are bound; durations and spaces may differ; `…` matches any text.
+    """
 
     def __init__(self) -> None:
         self.real: dict[str, str] = {}
 
     def fill(self, text: str) -> str:
-        """A command, with the real numbers in it. KeyError for one that was not shown before."""
+        """Replace the numbers in a documented command by the real ones. KeyError if one is not bound."""
         return LONG.sub(lambda number: self.real[number[0]], text)
 
     def match_all(self, shown: Sequence[str], real: Sequence[str]) -> None:
-        """The same for all lines of an output; a line that is only `…` stands for any lines, also none."""
+        """Match all lines of an output. A line `…` matches any number of lines, also none."""
         if "…" in shown:
-            at = shown.index("…")
-            self.match_all(shown[:at], real[:at])
-            rest = shown[at + 1 :]
-            assert len(real) >= at + len(rest), f"shown: {shown}\n real: {real}"
+            position = shown.index("…")
+            self.match_all(shown[:position], real[:position])
+            rest = shown[position + 1 :]
+            assert len(real) >= position + len(rest), f"shown: {shown}\n real: {real}"
             self.match_all(rest, real[len(real) - len(rest) :])
             return
         assert len(shown) == len(real), f"shown: {shown}\n real: {real}"
@@ -97,10 +103,10 @@ class Screen:
             self.match(one, other)
 
     def match(self, shown: str, real: str) -> None:
-        """AssertionError where the real line is not what is shown."""
+        """Raise AssertionError if a real line does not match the documented one."""
         pattern, groups = "", list[str]()
         end = 0
-        for part in SOME.finditer(shown.strip()):
+        for part in VARIABLE.finditer(shown.strip()):
             pattern += re.escape(shown.strip()[end : part.start()])
             end = part.end()
             text = part[0]
@@ -118,7 +124,7 @@ class Screen:
                 groups.append(text)
                 pattern += rf"(?P<n{text}>\d{{13,}})"
         pattern += re.escape(shown.strip()[end:])
-        found = re.fullmatch(pattern, real.strip())
-        assert found is not None, f"shown: {shown}\n real: {real}"
+        match = re.fullmatch(pattern, real.strip())
+        assert match is not None, f"shown: {shown}\n real: {real}"
         for text in groups:
-            self.real[text] = found[f"n{text}"]
+            self.real[text] = match[f"n{text}"]

@@ -1,4 +1,4 @@
-"""The documents as data: fenced blocks, tables, headings, links."""
+"""Parse the pages of the documentation: fenced blocks, tables, headings, links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FENCE = re.compile(r"^ *```(.*)$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it begins, what it says it is, and its lines."""
+    """A fenced block: its page, the line of its start, its language, and its lines."""
 
     page: str
     line: int
@@ -54,7 +54,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def prose(page: str) -> list[str]:
-    """The lines outside of blocks."""
+    """Return the lines outside of fenced blocks."""
     inside, found = False, []
     for line in read(page):
         if FENCE.match(line):
@@ -65,7 +65,7 @@ def prose(page: str) -> list[str]:
 
 
 def table(page: str, *headers: str) -> list[dict[str, str]]:
-    """The rows of the one table that has these first headers."""
+    """Return the rows of the only table that starts with these headers."""
     rows: list[list[str]] = []
     tables = []
     for line in [*prose(page), ""]:
@@ -78,22 +78,22 @@ def table(page: str, *headers: str) -> list[dict[str, str]]:
     head, rule, *body = found
     assert all(set(cell) <= set("-: |") for cell in rule)
     for row in body:
-        assert len(row) == len(head), f"{page}: {row} has not the columns {head}"
+        assert len(row) == len(head), f"{page}: {row} does not have the columns {head}"
     return [dict(zip(head, row, strict=True)) for row in body]
 
 
 def code(cell: str) -> str:
-    """What stands between backticks."""
+    """Return a cell without its backticks."""
     return cell.strip("`")
 
 
 def number(text: str) -> int:
-    """A number as people write it."""
+    """Parse a number with thousands separators."""
     return int(text.replace(",", ""))
 
 
 def anchors(page: str) -> set[str]:
-    """What `#…` may point to, as the forges make it from headings."""
+    """Return the anchors that GitHub generates from the headings of a page."""
     found = set()
     for line in prose(page):
         if line.startswith("#"):
@@ -103,14 +103,14 @@ def anchors(page: str) -> set[str]:
 
 
 def links(page: str) -> list[str]:
-    """The targets of all links."""
+    """Return the targets of all links."""
     return re.findall(r"\]\(([^)\s]+)\)", "\n".join(prose(page)))
 
 
 def errors_of(package: ModuleType) -> set[str]:
-    """The names of the errors that a package gives away."""
+    """Return the names of the exceptions that a package exports."""
     return {
         name
         for name in package.__all__
-        if isinstance(thing := getattr(package, name), type) and issubclass(thing, GenieError)
+        if isinstance(exported := getattr(package, name), type) and issubclass(exported, GenieError)
     }

@@ -16,7 +16,7 @@ from servers import WAIT_S, Genie
 
 
 def run_shell(block: Block, blocks: Sequence[Block], genie: Genie, folder: Path) -> None:
-    """A block of commands prints what the text block after it shows, on stdout and stderr."""
+    """Execute a block of commands; compare its output with the text block after it."""
     _compare(block, ["sh", "-euc", f"exec 2>&1\n{block.text}"], blocks, genie, folder)
 
 

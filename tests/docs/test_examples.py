@@ -68,17 +68,17 @@ NETCAT = """\
 import socket, sys, threading
 arguments = [argument for argument in sys.argv[1:] if argument != "-N"]
 with socket.create_connection((arguments[0], int(arguments[1]))) as sock:
-    def forth():
+    def send_stdin():
         for line in sys.stdin.buffer:
             sock.sendall(line)
         if "-N" in sys.argv:
             sock.shutdown(socket.SHUT_WR)
-    threading.Thread(target=forth, daemon=True).start()
+    threading.Thread(target=send_stdin, daemon=True).start()
     while data := sock.recv(1 << 16):
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 """
-"""For machines without OpenBSD's nc: what the page uses of it."""
+"""A replacement for OpenBSD's nc, with the options that the pages use."""
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_every_block_is_executed_by_a_test(page: str) -> None:
             shell = before is not None and before.language == "sh" and page in SHELL_NOT_RUN
             assert shell or before in PYTHON, f"{block}: a text block is the output of the python block before it"
         if block.language == "sh":
-            assert page in SHELL_NOT_RUN, f"{block}: say why it is not executed"
+            assert page in SHELL_NOT_RUN, f"{block}: SHELL_NOT_RUN has no reason why it is not executed"
     assert {block.language for found in BLOCKS.values() for block in found} >= {"python", "console", "sh", "text"}
 
 
@@ -156,7 +156,7 @@ def test_the_error_hierarchy_is_that_of_the_code() -> None:
 
 
 def commands(block: Block) -> list[tuple[int, str, list[str]]]:
-    """The commands of a console block, each with its line and its expected output."""
+    """Return the commands of a console block, each with its line number and its expected output."""
     found: list[tuple[int, str, list[str]]] = []
     for number, line in enumerate(block.lines, block.line + 1):
         if line.startswith("$ "):
@@ -212,8 +212,8 @@ def converse(command: str, shown: list[str], screen: Screen, environment: dict[s
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        bound = threading.Timer(WAIT_S, process.kill)
-        bound.start()
+        timer = threading.Timer(WAIT_S, process.kill)
+        timer.start()
         try:
             for line in shown:
                 assert line[:3] in ("-> ", "<- "), line
@@ -222,13 +222,13 @@ def converse(command: str, shown: list[str], screen: Screen, environment: dict[s
                 else:
                     screen.match(line[3:], process.stdout.readline())
         finally:
-            bound.cancel()
+            timer.cancel()
             process.kill()
 
 
-def test_what_is_not_run_can_be_run() -> None:
+def test_commands_that_are_not_run_exist() -> None:
     shown = {command for console in CONSOLE.values() for block in console for _, command, _ in commands(block)}
-    assert shown >= NOT_RUN.keys(), "a command that is on no page"
+    assert shown >= NOT_RUN.keys(), "NOT_RUN contains a command that is on no page"
     pages = {block.page for block in ALL if block.language == "sh"}
     assert pages == SHELL_NOT_RUN.keys()
     for command in NOT_RUN:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from matching import Book, Screen
+from matching import Bindings, Screen
 from pages import Block, blocks, code, number, prose, table
-from transcript import line, play, steps
+from transcript import encode_line, execute, steps
 
 from genie.config import Settings
 from genie.core import Reason, Request, manager, view
@@ -23,7 +23,7 @@ from wire import Wire
 PAGE = "protocol.md"
 BLOCKS = blocks(PAGE)
 EXAMPLES = [block for block in BLOCKS if block.language == "transcript"]
-OF_A_FOLLOWER = [block for block in EXAMPLES if any(step.who == "F" for step in steps(block))]
+OF_A_FOLLOWER = [block for block in EXAMPLES if any(step.connection == "F" for step in steps(block))]
 LEADER = "192.0.2.7:7077"
 SETTINGS = Settings()
 
@@ -35,28 +35,28 @@ def genie() -> Iterator[Genie]:
 
 
 @pytest.mark.parametrize("block", [block for block in EXAMPLES if block not in OF_A_FOLLOWER], ids=str)
-async def test_an_example_happens_so(block: Block, genie: Genie) -> None:
+async def test_a_server_behaves_as_in_the_example(block: Block, genie: Genie) -> None:
     assert steps(block)
-    await play(block, genie.address)
+    await execute(block, genie.address)
 
 
 @pytest.mark.server
-async def test_a_follower_answers_so() -> None:
-    """`play` needs a server that executes commands."""
+async def test_a_follower_replies_as_in_the_example() -> None:
+    """Separate from the other examples, because `execute` needs a leader to release all locks."""
     (block,) = OF_A_FOLLOWER
     with running_redis() as redis, running_server(redis, advertise=LEADER), running_server(redis) as follower:
-        wire, book = await Wire.connect(follower.address), Book()
+        wire, bindings = await Wire.connect(follower.address), Bindings()
         for step in steps(block):
-            if step.what == "->":
-                wire.raw(line(step.text, book))
+            if step.action == "->":
+                wire.raw(encode_line(step.text, bindings))
             else:
                 command, payload = await wire.receive()
-                book.match(json.loads(step.text), {"command": command, "payload": payload})
+                bindings.match(json.loads(step.text), {"command": command, "payload": payload})
         await wire.close()
 
 
 def test_blocks_are_examples_or_drawings() -> None:
-    """What shows messages must be executed. (SQL is executed in test_fences.py.)"""
+    """Every block with messages must be an executed example. (SQL is executed in test_fences.py.)"""
     for block in BLOCKS:
         assert block.language in ("transcript", "text", "sql"), block
         assert block.language == "transcript" or '"command"' not in block.text, f"{block}: write it as a transcript"
@@ -70,7 +70,7 @@ def test_everything_has_an_example() -> None:
             command, payload = message["command"], message["payload"]
         except (ValueError, TypeError):
             continue
-        if step.what == "->":
+        if step.action == "->":
             sent.add(command)
         else:
             received.add(command)
@@ -264,9 +264,9 @@ def test_the_limits_are_the_same_in_sentences(sentence: str) -> None:
         ({"waits": []}, {"waits": [1]}),
     ],
 )
-def test_a_difference_is_seen(shown: object, real: object) -> None:
+def test_a_difference_between_documented_and_real_values_is_detected(shown: object, real: object) -> None:
     with pytest.raises(AssertionError):
-        Book().match(shown, real)
+        Bindings().match(shown, real)
 
 
 REQUEST = 'A -> {"command":"request","payload":{"resources":["shared:x"]}}'
@@ -279,17 +279,17 @@ QUEUED = 'A <- {"command":"queued","payload":{"id":1}}'
         (REQUEST, QUEUED),
         (REQUEST, QUEUED, QUEUED),
         (REQUEST, "A is closed"),
-        ("A says hello",),
+        ("A sends hello",),
         (REQUEST, "B -> hello"),
     ],
     ids=str,
 )
-async def test_a_message_too_many_or_too_few_is_seen(lines: tuple[str, ...], genie: Genie) -> None:
+async def test_a_missing_or_additional_message_is_detected(lines: tuple[str, ...], genie: Genie) -> None:
     with pytest.raises(AssertionError):
-        await play(Block("a page", 0, "transcript", lines), genie.address)
+        await execute(Block("a page", 0, "transcript", lines), genie.address)
 
 
-def test_a_screen_is_read() -> None:
+def test_terminal_output_is_matched() -> None:
     screen = Screen()
     screen.match("lock 1790000000000001, …, 0.3 ms", "lock 1795226145319060, fence x, 12 ms")
     assert screen.fill("release 1790000000000001") == "release 1795226145319060"

@@ -42,12 +42,12 @@ def test_it_is_a_schema() -> None:
     Draft202012Validator.check_schema(SCHEMA)
 
 
-@pytest.mark.parametrize("step", [step for step in EXAMPLES if step.what == "<-"], ids=lambda step: str(step.line))
+@pytest.mark.parametrize("step", [step for step in EXAMPLES if step.action == "<-"], ids=lambda step: str(step.line))
 def test_every_message_of_the_page_is_described_with_all_its_fields(step: Any) -> None:
     MESSAGE.validate(json.loads(step.text))
 
 
-@pytest.mark.parametrize("step", [step for step in EXAMPLES if step.what == "->"], ids=lambda step: str(step.line))
+@pytest.mark.parametrize("step", [step for step in EXAMPLES if step.action == "->"], ids=lambda step: str(step.line))
 def test_a_command_of_the_page_is_valid_if_the_server_accepts_it(step: Any) -> None:
     try:
         message = json.loads(step.text)
