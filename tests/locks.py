@@ -1,4 +1,4 @@
-"""Locks that are stored one after another, as the pump would store them, and what is in Redis then."""
+"""Stores locks in Redis one after another, as the pipeline does, and reads what is stored."""
 
 from __future__ import annotations
 
@@ -17,59 +17,59 @@ NAME = "genie"
 
 
 class Locks:
-    """Commits one lock after another to a store, as the pump would: one batch at a time."""
+    """Commits locks to a store, as the pipeline does: one batch at a time."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self.store = RedisStore(url, NAME, **options)
         self.manager = LockManager()
 
     async def open(self) -> StateMachine:
-        """Lead, as soon as whoever led before has not been heard of for a short lease; then for a long one."""
+        """Take over after the short lease of a former leader; then lead with a long lease."""
         async with asyncio.timeout(WAIT_S):
             replica = await self.store.open(Node("here:1", "here:1", LEASE_MS), self.snapshot, lambda _: None)
         self.store._node = Node("here:1", "here:1", 60_000)
         return replica
 
     def snapshot(self) -> Batch:
-        """All that is held."""
+        """Return all held locks."""
         return Batch(dict(self.manager.table.held), self.manager.next_id, self.manager.next_fence, 0)
 
     def lock(self, resource: str) -> asyncio.Future[None]:
-        """Begin to store a lock; the future is done when that is told."""
+        """Start to store a lock; the future is done when the commit is acknowledged."""
         request = Request(exclusive=(resource,))
         self.manager.step(request, 0)
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(failure: BaseException | None) -> None:
-            told.set_result(None) if failure is None else told.set_exception(failure)
+            acknowledged.set_result(None) if failure is None else acknowledged.set_exception(failure)
 
         self.store.commit(Batch({request.id: request}, self.manager.next_id, self.manager.next_fence, 0), done)
-        return told
+        return acknowledged
 
 
 @asynccontextmanager
 async def locks(url: str, **options: Any) -> AsyncIterator[Locks]:
-    """A store that leads."""
-    made = Locks(url, **options)
-    await made.open()
+    """Run a store that leads."""
+    client = Locks(url, **options)
+    await client.open()
     try:
-        yield made
+        yield client
     finally:
-        await made.store.close()
+        await client.store.close()
 
 
 def stored(redis: Redis) -> set[int]:
-    """The ids that are there."""
+    """Return the ids of the stored records."""
     key = redis.call("HGET", f"{{{NAME}}}:meta", "records")
     return {int(id_) for id_ in redis.call("HKEYS", key) if id_ != b"0"}
 
 
 def batches(redis: Redis) -> int:
-    """How many were applied, by the journal."""
+    """Return how many batches were applied, according to the log."""
     return int(redis.call("XLEN", f"{{{NAME}}}:log")) - 1
 
 
-async def soon(told: asyncio.Future[None]) -> None:
-    """It is told, some time."""
+async def soon(acknowledged: asyncio.Future[None]) -> None:
+    """Wait until a commit is acknowledged."""
     async with asyncio.timeout(WAIT_S):
-        await told
+        await acknowledged

@@ -1,6 +1,6 @@
-"""A Redis that is made to answer what a test wants, or one of its own words: it reads RESP, and stands before a real one.
+"""A RESP proxy in front of a real Redis, or a scripted Redis without one: tests decide the reply to each command.
 
-It passes on one command at a time and waits for its reply, so that it is known of each what became of it.
+It forwards one command at a time and waits for its reply, so that tests can cut a connection between the two.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Command = tuple[bytes, ...]
 
 @dataclass
 class Rule:
-    """What becomes of the next `times` commands of a name, if they come `only` after this one.
+    """What happens to the next `times` commands with a name.
 
-    `reply` is said in place of Redis, and Redis hears nothing; with none it is passed on. `cut` ends the connection,
-    before Redis hears of the command or (behind) before its answer comes back. `held` keeps the answer back until it is set.
+    `reply` is sent without forwarding the command; without it the command is forwarded. `cut` ends the connection, "before"
+    the command is forwarded or "after" that, without the reply. `held` delays the reply until it is set.
     """
 
     name: str
@@ -27,16 +27,16 @@ class Rule:
     cut: str = ""
     held: asyncio.Event | None = None
     met: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the last of them has come."""
+    """Set when the last of these commands was processed."""
 
 
 def error(text: str) -> bytes:
-    """An error in RESP."""
+    """Return an error reply in RESP."""
     return b"-" + text.encode() + b"\r\n"
 
 
 def encoded(value: object) -> bytes:
-    """A reply in RESP: text, numbers, nothing, and lists of those."""
+    """Return a reply in RESP: a text, a number, None, or a list of those."""
     if isinstance(value, list | tuple):
         return b"*%d\r\n" % len(value) + b"".join(map(encoded, value))
     if isinstance(value, int):
@@ -48,16 +48,16 @@ def encoded(value: object) -> bytes:
 
 
 class Relay:
-    """Listens on the loopback. `seen` are the commands of all connections, as they came; `script` answers what no rule does.
+    """Listens on the loopback. `script` returns the reply to a command without a rule, or None to forward it to `target`.
 
-    Without a target a command that neither answers hangs for ever.
+    Without a target such a command never gets a reply.
     """
 
     def __init__(self, target: int = 0, script: Callable[[Command], bytes | None] | None = None) -> None:
         self.target = target
         self.port = 0
         self.seen: list[tuple[int, Command]] = []
-        """Each with the number of its connection."""
+        """All commands in the order of their arrival, each with the number of its connection."""
         self.connections = 0
         self._script = script or (lambda _: None)
         self._rules: list[Rule] = []
@@ -68,20 +68,20 @@ class Relay:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def names(self) -> list[str]:
-        """The names of the commands that came."""
+        """Return the names of all commands so far."""
         return [command[0].decode().upper() for _, command in self.seen]
 
     def rule(self, rule: Rule) -> Rule:
-        """From now on; rules of the same name are met one behind the other."""
+        """Add a rule; rules for the same name apply one after the other."""
         self._rules.append(rule)
         return rule
 
     def say(self, name: str, reply: bytes, times: int = 1) -> Rule:
-        """Answer so."""
+        """Reply so to the next commands with a name."""
         return self.rule(Rule(name, reply, times))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -93,23 +93,23 @@ class Relay:
             while True:
                 command = await read_command(reader)
                 self.seen.append((number, command))
-                if not await self._one(command, writer, back):
+                if not await self._process(command, writer, back):
                     break
         except (OSError, EOFError, asyncio.CancelledError):
-            pass  # asyncio's streams would complain of a task that was cancelled
+            pass  # asyncio's streams would log a cancelled task
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
             if back is not None:
                 back[1].transport.abort()
 
-    async def _one(
+    async def _process(
         self,
         command: Command,
         writer: asyncio.StreamWriter,
         back: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None,
     ) -> bool:
-        rule = self._met(command)
+        rule = self._take_rule(command)
         reply = self._script(command) if rule is None else rule.reply
         if rule is not None and rule.cut == "before":
             rule.met.set()
@@ -118,7 +118,7 @@ class Relay:
             if back is None:
                 await asyncio.Event().wait()
             assert back is not None
-            back[1].write(encoded_command(command))
+            back[1].write(encode_command(command))
             reply = await read_reply(back[0])
         if rule is not None:
             if not rule.times:
@@ -131,7 +131,7 @@ class Relay:
         await writer.drain()
         return True
 
-    def _met(self, command: Command) -> Rule | None:
+    def _take_rule(self, command: Command) -> Rule | None:
         name = command[0].decode().upper()
         for rule in self._rules:
             if rule.name == name and rule.times:
@@ -140,19 +140,19 @@ class Relay:
         return None
 
     async def end(self) -> None:
-        """End what is left."""
+        """End all connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def encoded_command(command: Command) -> bytes:
-    """The same as it came."""
+def encode_command(command: Command) -> bytes:
+    """Encode a command in RESP."""
     return b"*%d\r\n" % len(command) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in command)
 
 
 async def read_command(reader: asyncio.StreamReader) -> Command:
-    """The next command. EOFError at the end."""
+    """Read the next command; EOFError at the end."""
     head = await reader.readuntil(b"\r\n")
     parts = []
     for _ in range(int(head[1:])):
@@ -162,7 +162,7 @@ async def read_command(reader: asyncio.StreamReader) -> Command:
 
 
 async def read_reply(reader: asyncio.StreamReader) -> bytes:
-    """The next reply, as it came."""
+    """Read the next reply, without decoding it."""
     head = await reader.readuntil(b"\r\n")
     size = int(head[1:]) if head[:1] in b"$*" else -1
     if head[:1] == b"$" and size >= 0:
@@ -177,13 +177,13 @@ async def read_reply(reader: asyncio.StreamReader) -> bytes:
 async def relay(
     target: int = 0, script: Callable[[Command], bytes | None] | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[Relay]:
-    """One that serves, at a free port."""
-    made = Relay(target, script)
-    server = await asyncio.start_server(made.serve, host, 0, limit=1 << 24)
-    made.port = server.sockets[0].getsockname()[1]
+    """Run a relay on a free port."""
+    relay_ = Relay(target, script)
+    server = await asyncio.start_server(relay_.serve, host, 0, limit=1 << 24)
+    relay_.port = server.sockets[0].getsockname()[1]
     try:
-        yield made
+        yield relay_
     finally:
         server.close()
         with suppress(OSError):
-            await made.end()
+            await relay_.end()

@@ -13,7 +13,7 @@ import pytest
 import genie as genie_module
 from clocks import LONG_TIMEOUTS
 from genie import Client, ConnectionLost, LockLost, QueueTimeout, connect, sync
-from proxy import Decide, Place, lines, proxy
+from proxy import Decide, CutPosition, lines, proxy
 from servers import WAIT_S, Genie, Redis, running_server
 from wire import Wire
 
@@ -259,7 +259,7 @@ def cut_once(command: str, number: int) -> Decide:
     """Cut the first time that this command comes, after so many of it."""
     seen = 0
 
-    def decide(passing: str, _: bool) -> Place | None:
+    def decide(passing: str, _: bool) -> CutPosition | None:
         nonlocal seen
         seen += passing == command
         return "before" if passing == command and seen == number + 1 else None

@@ -1,4 +1,4 @@
-"""Bad days: the server dies, Redis dies, stalls, forgets, or its answer is lost. No lock is lost, none is granted twice."""
+"""The server or Redis is killed or stopped, Redis loses data or a reply is lost: no lock is lost or granted twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stores import commit, opened
 from wire import Wire
 
 
-async def test_kill_and_restart_brings_every_lock_back(redis: Redis) -> None:
+async def test_after_a_kill_and_restart_every_lock_is_held(redis: Redis) -> None:
     with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", "shared:s", transactionTimeout=600_000, transactionName="T1")
@@ -38,35 +38,37 @@ async def test_kill_and_restart_brings_every_lock_back(redis: Redis) -> None:
 
         client = await Wire.connect(genie.address)
         client.send("inspect", transactionName="T1")
-        found = await client.expect("inspected")
-        after = found["holders"][0]
-        assert after["expiresIn"] <= 600_000, "time goes on from the last commit, which may be before that look"
+        inspected = await client.expect("inspected")
+        after = inspected["holders"][0]
+        assert after["expiresIn"] <= 600_000, (
+            "time continues from the last commit, which may be earlier than the first inspect"
+        )
         assert {**after, "expiresIn": 0} == {**before, "expiresIn": 0}
         client.send("inspect")
-        found = await client.expect("inspected")
-        assert found["queueTotal"] == 0, "who waited is not connected any more"
-        assert {row["id"] for row in found["holders"]} - {short} == {held}
+        inspected = await client.expect("inspected")
+        assert inspected["queueTotal"] == 0, "the waiting client is not connected any more"
+        assert {row["id"] for row in inspected["holders"]} - {short} == {held}
         await client.request("exclusive:a", queueTimeout=0)
         assert (await client.expect("released"))["blockers"][0]["id"] == held
         newer = await client.lock("exclusive:bound")
         assert newer > bound
         client.send("inspect", id=newer)
         assert (await client.expect("inspected"))["holders"][0]["fence"] > before["fence"]
-        after_short = await client.lock("exclusive:short")  # its timer went on
+        after_short = await client.lock("exclusive:short")  # it timed out in the meantime
         assert await client.release(after_short) == "success"
         assert await client.release(held) == "success"
         await client.close()
 
 
-async def test_kill_under_load(redis: Redis) -> None:
-    """Whatever was said before the kill is true after it; what was not said may or may not be."""
+async def test_after_a_kill_under_load_all_notifications_hold(redis: Redis) -> None:
+    """What clients were notified of before the kill is stored; the rest may or may not be."""
     with running_server(redis, lease=60) as genie:
         seen: set[int] = set()
         fences: list[int] = []
         for _ in range(4):
             client = await Wire.connect(genie.address)
-            told_held: dict[int, str] = {}
-            told_released: set[int] = set()
+            notified_grants: dict[int, str] = {}
+            notified_releases: set[int] = set()
             for number in range(400):
                 client.send(
                     "request", resources=[f"exclusive:load/{number}"], transactionTimeout=600_000, ref=f"{number}"
@@ -84,11 +86,11 @@ async def test_kill_under_load(redis: Redis) -> None:
                         names[payload["id"]] = f"load/{payload['ref']}"
                     elif command == "locked":
                         fences.append(payload["fence"])
-                        told_held[payload["id"]] = names[payload["id"]]
+                        notified_grants[payload["id"]] = names[payload["id"]]
                         if payload["id"] % 3 == 0:
                             client.send("release", id=payload["id"])
                     elif command == "released":
-                        told_released.add(payload["id"])
+                        notified_releases.add(payload["id"])
                     count += 1
                     if count == 700:
                         genie.send(signal.SIGKILL)
@@ -100,21 +102,21 @@ async def test_kill_under_load(redis: Redis) -> None:
             client = await Wire.connect(genie.address)
             client.send("inspect", limit=1_000)
             held = {row["id"] for row in (await client.expect("inspected"))["holders"]}
-            asked = {id_ for id_ in told_held if id_ % 3 == 0}
-            assert told_held.keys() - asked <= held
-            assert not told_released & held
+            release_sent = {id_ for id_ in notified_grants if id_ % 3 == 0}
+            assert notified_grants.keys() - release_sent <= held
+            assert not notified_releases & held
             for id_ in held:
                 await client.release(id_)
             await client.close()
         assert fences == sorted(set(fences))
 
 
-async def test_redis_killed_and_started_again(redis: Redis) -> None:
+async def test_a_release_gets_its_reply_after_a_restart_of_redis(redis: Redis) -> None:
     with running_server(redis, lease=60) as genie:
         client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.kill()
-        client.send("release", id=held)  # taken up or not: it waits for its outcome
+        client.send("release", id=held)  # executed or queued
         genie.until("store unavailable")
         redis.start()
         genie.until("store available again")
@@ -126,15 +128,17 @@ async def test_redis_killed_and_started_again(redis: Redis) -> None:
 
 
 @asynccontextmanager
-async def struck(redis: Redis, resource: str, strike: Callable[[], object], **settings: object) -> AsyncIterator[Genie]:
-    """A server whose Redis is struck when the commit of a lock comes by: it is under way then, and no heartbeat before it."""
-    strikes = [strike]
+async def server_with_fault(
+    redis: Redis, resource: str, fault: Callable[[], object], **settings: object
+) -> AsyncIterator[Genie]:
+    """Run a server; call `fault` when the commit of a lock of `resource` arrives at Redis, and is in flight."""
+    faults = [fault]
 
-    def see(command: Command) -> None:
-        if strikes and any(resource.encode() in part for part in command):
-            strikes.pop()()
+    def inject(command: Command) -> None:
+        if faults and any(resource.encode() in part for part in command):
+            faults.pop()()
 
-    async with relay(redis.port, see) as between:
+    async with relay(redis.port, inject) as between:
         redis.found()
         genie = Genie(None, lease=60, **settings)
         genie.redis_url = between.url
@@ -145,20 +149,20 @@ async def struck(redis: Redis, resource: str, strike: Callable[[], object], **se
             genie.kill()
 
 
-async def test_unavailable_while_redis_is_stopped_and_nothing_said_twice(redis: Redis) -> None:
-    async with struck(redis, "taken-up", lambda: redis.send(signal.SIGSTOP), store_timeout_ms=100) as genie:
+async def test_while_redis_is_stopped_commands_are_unavailable_and_no_reply_is_repeated(redis: Redis) -> None:
+    async with server_with_fault(redis, "in-flight", lambda: redis.send(signal.SIGSTOP), store_timeout_ms=100) as genie:
         client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
         await client.lock("exclusive:warm")
-        client.send("request", resources=["exclusive:taken-up"], ref="taken up")
+        client.send("request", resources=["exclusive:in-flight"], ref="in flight")
         await asyncio.to_thread(genie.until, "store unavailable")
-        other.send("request", resources=["exclusive:b"], ref="refused", queueTimeout=0)
+        other.send("request", resources=["exclusive:b"], ref="rejected", queueTimeout=0)
         payload = await other.expect("error")
-        assert (payload["code"], payload["ref"]) == ("unavailable", "refused")
+        assert (payload["code"], payload["ref"]) == ("unavailable", "rejected")
         other.send("release", id=5)
         assert (await other.expect("error")) | {"message": ""} == {"code": "unavailable", "message": "", "id": 5}
-        client.send("ping")  # must not overtake the answer that is due
+        client.send("ping")  # must not overtake the pending reply
         redis.send(signal.SIGCONT)
-        assert (await client.expect("queued"))["ref"] == "taken up"
+        assert (await client.expect("queued"))["ref"] == "in flight"
         id_ = (await client.expect("locked"))["id"]
         command, _ = await client.receive()
         assert command in ("pong", "error")
@@ -169,15 +173,15 @@ async def test_unavailable_while_redis_is_stopped_and_nothing_said_twice(redis: 
             await wire.close()
 
 
-async def test_a_lost_answer_is_no_question(redis: Redis) -> None:
-    lost = Cut(to_server=True, kind="EVALSHA", place="behind")
+async def test_a_commit_whose_reply_is_lost_is_applied_once(redis: Redis) -> None:
+    lost = Cut(to_server=True, kind="EVALSHA", position="after")
     async with proxy(redis.port, chunks) as between:
         redis.found()
-        through = Genie(None, lease=60)
-        through.redis_url = between.url
-        await asyncio.to_thread(through.start)
+        genie = Genie(None, lease=60)
+        genie.redis_url = between.url
+        await asyncio.to_thread(genie.start)
         try:
-            client = await Wire.connect(through.address)
+            client = await Wire.connect(genie.address)
             for number in range(20):
                 between.arm(lost)
                 client.send("request", resources=[f"exclusive:{number}"])
@@ -193,10 +197,10 @@ async def test_a_lost_answer_is_no_question(redis: Redis) -> None:
             assert records(redis) == {}
             await client.close()
         finally:
-            through.kill()
+            genie.kill()
 
 
-async def test_a_redis_that_comes_back_empty_is_written_anew(redis: Redis) -> None:
+async def test_the_snapshot_is_restored_to_an_empty_redis(redis: Redis) -> None:
     with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         held = {await client.lock(f"exclusive:{number}", transactionTimeout=600_000) for number in range(50)}
@@ -214,7 +218,7 @@ async def test_a_redis_that_comes_back_empty_is_written_anew(redis: Redis) -> No
         await client.close()
 
 
-async def test_what_is_lost_twice_is_written_anew_twice(redis: Redis) -> None:
+async def test_a_snapshot_that_is_lost_again_is_restored_again(redis: Redis) -> None:
     with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         one = await client.lock("exclusive:one", transactionTimeout=600_000)
@@ -222,13 +226,13 @@ async def test_what_is_lost_twice_is_written_anew_twice(redis: Redis) -> None:
         other = await lock_again(client, "exclusive:other", transactionTimeout=600_000)
         two = await lock_again(client, "exclusive:two", transactionTimeout=600_000)
         key = redis.call("HGET", "{genie}:meta", "records")
-        redis.call("HSET", "{genie}:meta", "counters", "0 0 1 1")  # back to where it was written anew
+        redis.call("HSET", "{genie}:meta", "counters", "0 0 1 1")  # rolled back to the restored snapshot
         redis.call("HDEL", key, str(two))
         three = await lock_again(client, "exclusive:three", transactionTimeout=600_000)
         assert set(records(redis)) == {one, other, two, three}
 
 
-async def test_what_waits_is_not_written_anew(redis: Redis) -> None:
+async def test_waiting_requests_without_a_session_are_not_restored(redis: Redis) -> None:
     with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         await client.lock("exclusive:A", transactionTimeout=600_000)
@@ -241,7 +245,7 @@ async def test_what_waits_is_not_written_anew(redis: Redis) -> None:
         await client.close()
 
 
-async def test_an_idle_server_finds_the_loss_by_itself(redis: Redis) -> None:
+async def test_an_idle_server_detects_the_loss(redis: Redis) -> None:
     with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
@@ -251,26 +255,26 @@ async def test_an_idle_server_finds_the_loss_by_itself(redis: Redis) -> None:
         await client.close()
 
 
-async def test_a_redis_that_comes_back_behind_is_written_anew(redis: Redis) -> None:
+async def test_the_snapshot_is_restored_to_a_redis_that_rolled_back(redis: Redis) -> None:
     with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         old = await client.lock("exclusive:old", transactionTimeout=600_000)
         log = redis.folder / "appendonlydir"
-        shutil.copytree(log, redis.folder / "kept")
+        shutil.copytree(log, redis.folder / "copy")
         new = await client.lock("exclusive:new", transactionTimeout=600_000)
         await client.release(old)
         redis.kill()
         shutil.rmtree(log)
-        shutil.move(redis.folder / "kept", log)
+        shutil.move(redis.folder / "copy", log)
         redis.start()
         last = await lock_again(client, "exclusive:last", transactionTimeout=600_000)
         assert set(records(redis)) == {new, last}
         keys = redis.call("KEYS", "*records*")
-        assert len(keys) == 1, "the old copy is unlinked"
+        assert len(keys) == 1, "the old snapshot is deleted"
         await client.close()
 
 
-async def test_a_redis_that_would_lose_data_is_named(redis: Redis) -> None:
+async def test_settings_with_which_redis_loses_data_are_logged(redis: Redis) -> None:
     redis.call("CONFIG", "SET", "appendonly", "no")
     redis.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     genie = Genie(redis)
@@ -283,7 +287,7 @@ async def test_a_redis_that_would_lose_data_is_named(redis: Redis) -> None:
         genie.kill()
 
 
-async def test_a_script_cache_flushed_is_filled_again(redis: Redis) -> None:
+async def test_scripts_are_loaded_again_after_a_script_flush(redis: Redis) -> None:
     with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         redis.call("SCRIPT", "FLUSH")
@@ -291,24 +295,24 @@ async def test_a_script_cache_flushed_is_filled_again(redis: Redis) -> None:
         await client.close()
 
 
-async def test_in_a_full_redis_locks_can_be_given_back_and_no_new_ones_be_had(redis: Redis) -> None:
-    async with struck(redis, "the-last", lambda: redis.call("CONFIG", "SET", "maxmemory", "1")) as genie:
+async def test_a_full_redis_accepts_releases_and_rejects_requests(redis: Redis) -> None:
+    async with server_with_fault(redis, "the-last", lambda: redis.call("CONFIG", "SET", "maxmemory", "1")) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a")
-        waits = await client.request("exclusive:a")
-        last = await client.lock("exclusive:the-last")  # it was granted before anybody knew, and so it is stored, too
+        waiting = await client.request("exclusive:a")
+        last = await client.lock("exclusive:the-last")  # granted before the server knew, so it must be stored
         await asyncio.to_thread(genie.until, "store out of memory")
         client.send("request", resources=["exclusive:c"], ref="mine")
-        refused = await client.expect("error")
-        assert (refused["code"], refused["ref"]) == ("too-many", "mine")
-        assert "out of memory" in refused["message"]
+        rejected = await client.expect("error")
+        assert (rejected["code"], rejected["ref"]) == ("too-many", "mine")
+        assert "out of memory" in rejected["message"]
         assert await client.release(held) == "success"
-        assert (await client.expect("locked"))["id"] == waits
-        assert set(records(redis)) == {waits, last}
+        assert (await client.expect("locked"))["id"] == waiting
+        assert set(records(redis)) == {waiting, last}
         genie.kill()
         await asyncio.to_thread(genie.start)
         client = await Wire.connect(genie.address)
-        assert await client.release(waits) == "success"
+        assert await client.release(waiting) == "success"
         assert await client.release(last) == "success"
         assert records(redis) == {}
         redis.call("CONFIG", "SET", "maxmemory", "0")
@@ -321,7 +325,7 @@ def connections(redis: Redis) -> int:
     return int(redis.call("INFO", "stats")["total_connections_received"])
 
 
-async def test_two_servers_on_one_address_do_not_fight_over_redis(redis: Redis) -> None:
+async def test_a_server_whose_address_is_in_use_exits_before_it_takes_over(redis: Redis) -> None:
     redis.kill()
     first = Genie(redis)
     second = Genie(redis, port=first.port)
@@ -340,8 +344,8 @@ async def test_two_servers_on_one_address_do_not_fight_over_redis(redis: Redis) 
         second.kill()
 
 
-async def test_a_slow_redis_is_waited_for(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large commit takes longer than the first patience with it. It is done all the same, in a few attempts."""
+async def test_a_commit_to_a_slow_redis_succeeds(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large commit takes longer than the first timeout, and succeeds after a few attempts with longer ones."""
     monkeypatch.setattr("genie.storage.redis.commit.COMMIT_TIMEOUT_S", 0.2)
     async with proxy(redis.port, chunks) as slow:
         store = RedisStore(slow.url)
@@ -363,14 +367,14 @@ async def test_a_slow_redis_is_waited_for(redis: Redis, monkeypatch: pytest.Monk
 
 
 async def lock_again(client: Wire, resource: str, **payload: Any) -> int:
-    """Ask until the store is back."""
+    """Request a lock until the store is available."""
     while True:
         client.send("request", resources=[resource], **payload)
-        command, answer = await client.receive()
+        command, payload = await client.receive()
         if command == "queued":
             await client.expect("locked")
-            return int(answer["id"])
-        assert answer["code"] == "unavailable"
+            return int(payload["id"])
+        assert payload["code"] == "unavailable"
 
 
 def records(redis: Redis) -> dict[int, bytes]:
@@ -378,25 +382,25 @@ def records(redis: Redis) -> dict[int, bytes]:
     return {int(id_): record for id_, record in redis.call("HGETALL", key).items() if id_ != b"0"}
 
 
-async def test_sigterm_under_load_tells_what_it_stored(redis: Redis) -> None:
+async def test_at_sigterm_under_load_clients_are_notified_of_all_that_is_stored(redis: Redis) -> None:
     with running_server(redis, lease=60, drain_timeout_ms=60_000) as genie:
         client = await Wire.connect(genie.address)
-        told: set[int] = set()
+        notified: set[int] = set()
         for number in range(3_000):
             client.send("request", resources=[f"exclusive:{number}"], transactionTimeout=600_000)
         genie.send(signal.SIGTERM)
         while (message := await client.receive())[0] != "closed":
             if message[0] == "locked":
-                told.add(message[1]["id"])
+                notified.add(message[1]["id"])
         assert genie.wait() == 0
-        assert set(records(redis)) == told
+        assert set(records(redis)) == notified
         await client.close()
 
 
-async def test_sigterm_without_redis_ends_in_time(redis: Redis) -> None:
-    async with struck(redis, "taken-up", lambda: redis.send(signal.SIGSTOP), drain_timeout_ms=50) as genie:
+async def test_at_sigterm_without_redis_the_server_exits_in_time(redis: Redis) -> None:
+    async with server_with_fault(redis, "in-flight", lambda: redis.send(signal.SIGSTOP), drain_timeout_ms=50) as genie:
         client = await Wire.connect(genie.address)
-        client.send("request", resources=["exclusive:taken-up"])
+        client.send("request", resources=["exclusive:in-flight"])
         await asyncio.to_thread(genie.until, "store unavailable")
         genie.send(signal.SIGTERM)
         assert await client.receive() == ("closed", {})
@@ -405,8 +409,8 @@ async def test_sigterm_without_redis_ends_in_time(redis: Redis) -> None:
         await client.close()
 
 
-async def test_what_waits_for_redis_is_bounded(redis: Redis) -> None:
-    """While a commit is under way the server reads up to its bound, then leaves the rest to the client."""
+async def test_input_is_bounded_while_redis_is_stopped(redis: Redis) -> None:
+    """During a commit the server reads input up to its limit; the rest stays in the socket buffers."""
     requests = 28_000
     with running_server(redis, max_pending=1024, store_timeout_ms=600_000, lease=600) as genie:
         client = await Wire.connect(genie.address)
@@ -415,7 +419,7 @@ async def test_what_waits_for_redis_is_bounded(redis: Redis) -> None:
         await client.expect("locked")
         redis.send(signal.SIGSTOP)
         client.send("request", resources=["exclusive:first"], transactionTimeout=1e9)
-        genie.until("store unavailable")  # the first is under way
+        genie.until("store unavailable")  # the first commit is in flight
         for number in range(requests):  # 16 MB, more than the sockets of both ends hold
             client.raw(
                 b'{"command":"request","payload":{"resources":["exclusive:%0500d"],"transactionTimeout":1e9}}\n'
@@ -423,7 +427,7 @@ async def test_what_waits_for_redis_is_bounded(redis: Redis) -> None:
             )
         memory = resident(genie)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):  # it must not be read: nothing else tells that nothing happens
+            async with asyncio.timeout(0.5):  # the server must not read it: only the timeout shows that
                 await client.writer.drain()
         assert resident(genie) - memory < 8 << 20
         redis.send(signal.SIGCONT)

@@ -71,23 +71,23 @@ class Node(Redis):
     def isolate(self) -> None:
         """Partition it from sentinels and other Redises; other clients can still reach it."""
         assert self.front is not None
-        self.front.part(SENTINELS_AT, REDISES_AT)
+        self.front.block(SENTINELS_AT, REDISES_AT)
 
     def stop_replication(self) -> None:
         """Partition it from other Redises: its replicas lag, and the sentinels do not notice."""
         assert self.front is not None
-        self.front.part(REDISES_AT)
+        self.front.block(REDISES_AT)
 
     def discard_in_flight(self) -> None:
         """Discard the bytes in flight from a killed process, and end the partitions."""
         assert self.front is not None
         self.front.cut()
-        self.front.part()
+        self.front.block()
 
     def rejoin(self) -> None:
         """End the partitions."""
         assert self.front is not None
-        self.front.part()
+        self.front.block()
 
     def restart(self) -> None:
         """Start it after it was killed, with its former role, until it is reconfigured."""

@@ -33,7 +33,7 @@ def seeds_of_all_kinds() -> Iterator[int]:
 @click.option("--seed", type=int, help="Run this seed only, and print its history.")
 @click.option("--first", type=int, help="The first of consecutive seeds. [default: seeds of all kinds, alternating]")
 @click.option("--seeds", type=int, help="How many seeds. [default: unlimited]")
-@click.option("--seconds", type=float, help="Start no more seeds after this time. [default: unlimited]")
+@click.option("--seconds", type=float, help="Time limit: no seed is started after it. [default: unlimited]")
 @click.option("--stop", is_flag=True, help="Stop at the first failure.")
 @click.option("--tail", type=int, default=60, show_default=True, help="How many entries of a history to print.")
 @click.option("--about", type=int, help="Print only the faults and the entries that mention this request id.")

@@ -1,4 +1,4 @@
-"""A cluster whose slot moves under the locks: MOVED, ASK, TRYAGAIN and CLUSTERDOWN as Redis itself says them."""
+"""The slot of the locks is migrated in a real cluster: MOVED, ASK, TRYAGAIN and CLUSTERDOWN."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from redises.group import start_all, until
 
 @asynccontextmanager
 async def pair() -> AsyncIterator[Cluster]:
-    """Two masters that share the slots."""
+    """Run a cluster of two masters that share the slots."""
     lines = ["cluster-enabled yes", "cluster-node-timeout 2000", "cluster-announce-ip 127.0.0.1", 'save ""']
-    with tempfile.TemporaryDirectory() as place:
-        made = Cluster([Member(Path(place), *lines) for _ in range(2)])
+    with tempfile.TemporaryDirectory() as path:
+        cluster = Cluster([Member(Path(path), *lines) for _ in range(2)])
         try:
-            start_all(made.members)
-            for number, node in enumerate(made.members):
+            start_all(cluster.members)
+            for number, node in enumerate(cluster.members):
                 node.id = await node.ask("CLUSTER", "MYID")
                 await node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
                 await node.ask("CLUSTER", "ADDSLOTSRANGE", SLOTS // 2 * number, SLOTS // 2 * (number + 1) - 1)
-            one, other = made.members
+            one, other = cluster.members
             await one.ask("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus)
-            await until("both know each other", lambda: known(made))
-            await made.settled()
-            yield made
+            await until("the nodes have met", lambda: have_met(cluster))
+            await cluster.settled()
+            yield cluster
         finally:
-            made.kill()
+            cluster.kill()
 
 
-async def known(made: Cluster) -> bool:
-    said = [await node.ask("CLUSTER", "NODES") for node in made.members]
-    return all(text.count("connected") == 2 and "handshake" not in text for text in said)
+async def have_met(cluster: Cluster) -> bool:
+    replies = [await node.ask("CLUSTER", "NODES") for node in cluster.members]
+    return all(text.count("connected") == 2 and "handshake" not in text for text in replies)
 
 
 async def old_and_new(redis: Cluster) -> tuple[Member, Member]:
@@ -52,43 +52,43 @@ def url(redis: Cluster) -> str:
 
 
 async def errors(lines: list[dict[str, object]], *codes: str) -> None:
-    """Each of these was said."""
+    """Wait until errors with all these codes were logged."""
 
-    async def said() -> bool:
+    async def are_logged() -> bool:
         return all(any(code in str(line.get("error")) for line in lines) for code in codes)
 
-    await until(f"{codes} in the log", said)
+    await until(f"{codes} in the log", are_logged)
 
 
-async def test_a_slot_moves_under_a_leader() -> None:
+async def test_a_leader_commits_during_a_slot_migration() -> None:
     async with pair() as redis:
         _, new = await old_and_new(redis)
         async with locks(url(redis)) as client:
             await soon(client.lock("a"))
 
-            told: list[asyncio.Future[None]] = []
+            acknowledged: list[asyncio.Future[None]] = []
 
             async def half() -> None:
                 with capture_logs() as lines:
-                    told.append(client.lock("half"))
+                    acknowledged.append(client.lock("half"))
                     await errors(lines, "TRYAGAIN")
-                assert not told[0].done()
+                assert not acknowledged[0].done()
 
-            async def there() -> None:
-                await soon(told[0])
-                await soon(client.lock("all are there, and the slot is not handed over"))
+            async def moved() -> None:
+                await soon(acknowledged[0])
+                await soon(client.lock("all keys are migrated, and the slot is not reassigned"))
 
-            await redis.move("genie", new, half=half, moved=there)
+            await redis.move("genie", new, half=half, moved=moved)
             await soon(client.lock("b"))
             held = set(client.manager.table.held)
-        next_one = Locks(url(redis))
-        assert set((await next_one.open()).manager.table.held) == held
-        await next_one.store.close()
+        next_leader = Locks(url(redis))
+        assert set((await next_leader.open()).manager.table.held) == held
+        await next_leader.store.close()
 
 
 @pytest.mark.parametrize("last", ["meta", "log", "records"])
-async def test_who_loads_while_a_slot_moves_sees_all_or_nothing(last: str) -> None:
-    """Whoever takes a slot over shows nothing for a key that it does not have yet."""
+async def test_a_follower_loads_all_or_nothing_during_a_slot_migration(last: str) -> None:
+    """The importing node replies with nothing for a key that has not arrived yet."""
     async with pair() as redis:
         old, new = await old_and_new(redis)
         async with locks(url(redis)) as client:
@@ -115,28 +115,28 @@ async def test_who_loads_while_a_slot_moves_sees_all_or_nothing(last: str) -> No
         await follower.store.close()
 
 
-async def test_a_cluster_that_is_down_for_a_while() -> None:
+async def test_a_commit_is_retried_while_the_cluster_is_down() -> None:
     async with pair() as redis:
         old, _ = await old_and_new(redis)
         async with locks(url(redis)) as client:
             await soon(client.lock("a"))
-            slot = await one_of(old)
+            slot = await other_slot_of(old)
             await old.ask("CLUSTER", "DELSLOTS", slot)
-            await until("it is down", lambda: down(old))
+            await until("the cluster is down", lambda: is_down(old))
             with capture_logs() as lines:
-                told = client.lock("b")
+                acknowledged = client.lock("b")
                 await errors(lines, "CLUSTERDOWN")
-            assert not told.done()
+            assert not acknowledged.done()
             await old.ask("CLUSTER", "ADDSLOTS", slot)
-            await soon(told)
+            await soon(acknowledged)
 
 
-async def one_of(node: Member) -> int:
-    """A slot that it has, and no lock is in."""
+async def other_slot_of(node: Member) -> int:
+    """Return a slot of a node, other than that of the locks."""
     rows = await node.ask("CLUSTER", "SLOTS")
     first, last = next((row[0], row[1]) for row in rows if row[2][1] == node.port)
     return int(first if first != slot_of("genie") else last)
 
 
-async def down(node: Member) -> bool:
+async def is_down(node: Member) -> bool:
     return "cluster_state:fail" in str(await node.ask("CLUSTER", "INFO"))

@@ -1,4 +1,4 @@
-"""Each answer that Redis has for a commit, and none: nothing is told before it is stored, it is stored once, and it goes on."""
+"""Each reply of Redis to a commit, or none: no client is notified before the commit is stored, and it is applied once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from relay import Relay, Rule, encoded, error, relay
 from servers import WAIT_S, Redis, running_redis, running_server
 from wire import Wire
 
-REFUSALS = [
+ERRORS = [
     "READONLY You can't write against a read only replica.",
     "LOADING Redis is loading the dataset in memory",
     "NOREPLICAS Not enough good replicas to write.",
@@ -37,13 +37,13 @@ REFUSALS = [
     "CLUSTERDOWN The cluster is down",
     "MASTERDOWN RedisConnection with MASTER is down and replica-serve-stale-data is set to 'no'.",
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
-    "ERR something that nobody has heard of",
+    "ERR an unknown error",
 ]
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Redis]:
-    """One Redis for those that leave it as it was."""
+    """A Redis for tests that do not change its configuration."""
     with running_redis() as server:
         yield server
 
@@ -55,50 +55,50 @@ def _empty(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent again is sent for the reason that a test gives, and not because something was slow."""
+def _long_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits are retried only for the cause that the test injects, not because the machine is slow."""
     monkeypatch.setattr("genie.storage.redis.commit.COMMIT_TIMEOUT_S", WAIT_S / 2)
 
 
-async def seen(between: Relay, name: str, times: int) -> None:
-    """So many of these have come by."""
+async def wait_for_commands(between: Relay, name: str, times: int) -> None:
+    """Wait until a command was sent `times` times."""
 
-    async def came() -> bool:
+    async def arrived() -> bool:
         return between.names().count(name) >= times
 
-    await until(f"{times} times {name}", came)
+    await until(f"{times} times {name}", arrived)
 
 
-async def refused(store: RedisStore) -> None:
-    """Redis has refused, and a further attempt has come to nothing."""
+async def wait_for_rejection(store: RedisStore) -> None:
+    """Wait until Redis has rejected another attempt to commit."""
     before = store.failure_count
 
-    async def again() -> bool:
+    async def failed_again() -> bool:
         return store.failure_count > before
 
-    await until("a commit is refused", again)
+    await until("a commit is rejected", failed_again)
 
 
 # -- errors ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", REFUSALS, ids=lambda text: text.partition(" ")[0])
-async def test_a_commit_that_is_refused_is_sent_until_it_is_taken(plain: Redis, text: str) -> None:
+@pytest.mark.parametrize("text", ERRORS, ids=lambda text: text.partition(" ")[0])
+async def test_a_rejected_commit_is_retried_until_it_is_accepted(plain: Redis, text: str) -> None:
     async with relay(plain.port) as between, locks(between.url) as client:
         rule = between.say("EVALSHA", error(text), times=3)
-        told = client.lock("a")
+        acknowledged = client.lock("a")
         await rule.met.wait()
-        assert not told.done()
+        assert not acknowledged.done()
         assert stored(plain) == set()
-        await soon(told)
+        await soon(acknowledged)
         await soon(client.lock("b"))
         assert stored(plain) == {1, 2}
         assert batches(plain) == 2
 
 
-@pytest.mark.parametrize("text", REFUSALS, ids=lambda text: text.partition(" ")[0])
+@pytest.mark.parametrize("text", ERRORS, ids=lambda text: text.partition(" ")[0])
 @pytest.mark.parametrize("name", ["ROLE", "SCRIPT", "EVAL", "SMEMBERS"])
-async def test_whatever_is_refused_when_it_begins_is_asked_again(plain: Redis, name: str, text: str) -> None:
+async def test_a_rejected_command_while_taking_over_is_retried(plain: Redis, name: str, text: str) -> None:
     async with relay(plain.port) as between:
         if not (name == "ROLE" and text.startswith("ERR")):
             between.say(name, error(text), times=2)
@@ -107,59 +107,57 @@ async def test_whatever_is_refused_when_it_begins_is_asked_again(plain: Redis, n
         assert stored(plain) == {1}
 
 
-@pytest.mark.parametrize("place", ["before", "behind"])
-async def test_a_connection_that_ends_around_a_commit(plain: Redis, place: str) -> None:
+@pytest.mark.parametrize("position", ["before", "after"])
+async def test_a_commit_whose_connection_ends_is_applied_once(plain: Redis, position: str) -> None:
     async with relay(plain.port) as between, locks(between.url) as client:
         for number in range(1, 4):
-            rule = between.rule(Rule("EVALSHA", cut=place))
+            rule = between.rule(Rule("EVALSHA", cut=position))
             await soon(client.lock(f"{number}"))
             assert rule.met.is_set()
             assert stored(plain) == set(range(1, number + 1))
             assert batches(plain) == number
 
 
-async def test_an_answer_that_comes_after_it_was_given_up_answers_nothing(
-    plain: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_late_reply_on_a_replaced_connection_is_ignored(plain: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genie.storage.redis.commit.COMMIT_TIMEOUT_S", 0.1)
     async with relay(plain.port) as between, locks(between.url) as client:
         late = between.rule(Rule("EVALSHA", held=asyncio.Event()))
         await soon(client.lock("a"))
         assert late.met.is_set()
         second = between.rule(Rule("EVALSHA", held=asyncio.Event()))
-        told = client.lock("b")
+        acknowledged = client.lock("b")
         await second.met.wait()
         assert late.held is not None
         assert second.held is not None
         late.held.set()
-        await soon(told)  # on a third connection
+        await soon(acknowledged)  # on a third connection
         second.held.set()
         await soon(client.lock("c"))
         assert stored(plain) == {1, 2, 3}
         assert batches(plain) == 3
 
 
-async def test_a_redis_before_7_that_is_full_takes_the_commit_when_it_has_room(plain: Redis) -> None:
+async def test_a_full_redis_before_7_gets_the_commit_when_it_has_memory(plain: Redis) -> None:
     def old(command: tuple[bytes, ...]) -> bytes | None:
         return encoded("redis_version:6.2.14\r\n") if command[0] == b"INFO" else None
 
     async with relay(plain.port, old) as between, locks(between.url) as client:
         plain.call("CONFIG", "SET", "maxmemory", "1")
         try:
-            told = client.lock("a")
-            await refused(client.store)
-            await refused(client.store)
-            assert not told.done()
+            acknowledged = client.lock("a")
+            await wait_for_rejection(client.store)
+            await wait_for_rejection(client.store)
+            assert not acknowledged.done()
             assert stored(plain) == set()
         finally:
             plain.call("CONFIG", "SET", "maxmemory", "0")
-        await soon(told)
+        await soon(acknowledged)
         assert stored(plain) == {1}
         assert batches(plain) == 1
         assert not any(b"#!lua" in part for _, command in between.seen for part in command)
 
 
-async def test_in_a_full_redis_a_namespace_is_taken_over_and_written_anew(plain: Redis) -> None:
+async def test_in_a_full_redis_a_namespace_is_taken_over_and_restored(plain: Redis) -> None:
     async with locks(plain.url) as client:
         await soon(client.lock("a"))
     plain.call("CONFIG", "SET", "maxmemory", "1")
@@ -168,12 +166,12 @@ async def test_in_a_full_redis_a_namespace_is_taken_over_and_written_anew(plain:
             plain.call("DEL", f"{{{NAME}}}:meta")
             await soon(client.lock("b"))
             assert stored(plain) == {1}, "the new leader's"
-            assert len(plain.call("KEYS", "*:records:*")) == 1, "the old copy is unlinked"
+            assert len(plain.call("KEYS", "*:records:*")) == 1, "the old snapshot is deleted"
     finally:
         plain.call("CONFIG", "SET", "maxmemory", "0")
 
 
-# -- the same, from Redis itself ------------------------------------------------------------------------------
+# -- errors of a real Redis -----------------------------------------------------------------------------------
 
 
 def readonly(redis: Redis) -> Callable[[], object]:
@@ -192,35 +190,37 @@ def noscript(redis: Redis) -> Callable[[], object]:
 
 
 def misconf(redis: Redis) -> Callable[[], object]:
-    """What it would save cannot be put in its place."""
-    place = redis.folder / "dump.rdb"
-    place.mkdir()
+    """Make saving fail: the file cannot be replaced."""
+    dump = redis.folder / "dump.rdb"
+    dump.mkdir()
     redis.call("CONFIG", "SET", "save", "3600 1")
     redis.call("BGSAVE")
     while redis.call("INFO", "persistence")["rdb_bgsave_in_progress"]:
         pass
     assert redis.call("INFO", "persistence")["rdb_last_bgsave_status"] == "err"
 
-    def mend() -> None:
-        place.rmdir()
+    def repair() -> None:
+        dump.rmdir()
         redis.call("BGSAVE")
 
-    return mend
+    return repair
 
 
 @pytest.mark.parametrize("break_it", [readonly, noreplicas, misconf, noscript], ids=lambda made: made.__name__)
-async def test_a_redis_that_refuses_by_itself(redis: Redis, break_it: Callable[[Redis], Callable[[], object]]) -> None:
+async def test_a_commit_is_retried_until_redis_accepts_writes(
+    redis: Redis, break_it: Callable[[Redis], Callable[[], object]]
+) -> None:
     async with relay(redis.port) as between, locks(between.url) as client:
         await soon(client.lock("a"))
         with capture_logs() as lines:
-            mend = break_it(redis)
-            told = client.lock("b")
+            repair = break_it(redis)
+            acknowledged = client.lock("b")
             if break_it is not noscript:
-                await seen(between, "ROLE", between.names().count("ROLE") + 3)
-                assert not told.done()
+                await wait_for_commands(between, "ROLE", between.names().count("ROLE") + 3)
+                assert not acknowledged.done()
                 assert stored(redis) == {1}
-            mend()
-            await soon(told)
+            repair()
+            await soon(acknowledged)
         assert stored(redis) == {1, 2}
         assert batches(redis) == 2
         events = [line["event"] for line in lines]
@@ -228,16 +228,16 @@ async def test_a_redis_that_refuses_by_itself(redis: Redis, break_it: Callable[[
         assert break_it.__name__.upper() in lines[0]["error"]
 
 
-async def test_a_redis_that_runs_somebodys_endless_script(redis: Redis) -> None:
+async def test_a_commit_is_retried_until_a_busy_script_is_killed(redis: Redis) -> None:
     async with locks(redis.url) as client:
         redis.call("CONFIG", "SET", "busy-reply-threshold", "1")
         endless = asyncio.create_task(asyncio.to_thread(_fails, redis, "EVAL", "while true do end", "0"))
         await until("it is busy", lambda: asyncio.to_thread(_fails, redis, "ROLE"))
-        told = client.lock("a")
-        await refused(client.store)
-        assert not told.done()
+        acknowledged = client.lock("a")
+        await wait_for_rejection(client.store)
+        assert not acknowledged.done()
         redis.call("SCRIPT", "KILL")
-        await soon(told)
+        await soon(acknowledged)
         assert "killed" in await endless
         assert stored(redis) == {1}
 
@@ -248,7 +248,7 @@ def _rewritten(redis: Redis) -> bool:
 
 
 def _fails(redis: Redis, *command: str) -> str:
-    """What is wrong with a command; nothing where it is taken."""
+    """Return the error of a command; empty if it succeeds."""
     try:
         redis.call(*command)
     except RedisError as failure:
@@ -256,25 +256,25 @@ def _fails(redis: Redis, *command: str) -> str:
     return ""
 
 
-async def test_a_redis_that_loads_for_long(redis: Redis) -> None:
+async def test_a_commit_is_retried_while_redis_loads_its_dataset(redis: Redis) -> None:
     for number in range(300):
         redis.call("SET", f"{number}", "x" * 100)
     redis.call("BGREWRITEAOF")
-    await until("it is one file", lambda: asyncio.to_thread(_rewritten, redis))
+    await until("the append-only file is rewritten", lambda: asyncio.to_thread(_rewritten, redis))
     async with locks(redis.url) as client:
         await soon(client.lock("a"))
         redis.kill()
         redis.options = ("--key-load-delay", "3000", "--loading-process-events-interval-bytes", "1024")
-        told = client.lock("b")
+        acknowledged = client.lock("b")
         with capture_logs() as lines:
             redis.spawn()
 
             async def loading() -> bool:
                 return any(str(line.get("error")).startswith("LOADING") for line in lines)
 
-            await until("it says that it loads", loading)
-            assert not told.done()
-            await soon(told)
+            await until("commits are rejected with LOADING", loading)
+            assert not acknowledged.done()
+            await soon(acknowledged)
         assert stored(redis) == {1, 2}
 
 
@@ -283,7 +283,7 @@ async def test_a_redis_that_loads_for_long(redis: Redis) -> None:
 
 @asynccontextmanager
 async def replicated(*options: str) -> AsyncIterator[tuple[Redis, Redis]]:
-    """A master and a replica that has all it has."""
+    """Run a master and a replica that follows it."""
     with ExitStack() as stack:
         master = stack.enter_context(running_redis("--repl-diskless-sync-delay", "0", *options))
         replica = stack.enter_context(running_redis("--replicaof", f"127.0.0.1 {master.port}", *options))
@@ -296,8 +296,8 @@ async def replicated(*options: str) -> AsyncIterator[tuple[Redis, Redis]]:
 
 
 @asynccontextmanager
-async def followed(*lines: str, **options: Any) -> AsyncIterator[tuple[Redis, Redis, Relay, Locks]]:
-    """The same with a store that leads, and what is between it and the master."""
+async def replicated_store(*lines: str, **options: Any) -> AsyncIterator[tuple[Redis, Redis, Relay, Locks]]:
+    """Run a replicated Redis, and a store that leads through a relay to the master."""
     async with (
         replicated(*lines) as (master, replica),
         relay(master.port) as between,
@@ -306,90 +306,90 @@ async def followed(*lines: str, **options: Any) -> AsyncIterator[tuple[Redis, Re
         yield master, replica, between, client
 
 
-async def test_nothing_is_told_before_the_replica_has_it() -> None:
-    async with followed(min_replicas=1) as (master, replica, between, client):
+async def test_a_commit_is_acknowledged_only_when_the_replica_has_it() -> None:
+    async with replicated_store(min_replicas=1) as (master, replica, between, client):
         await soon(client.lock("a"))
         replica.send(SIGSTOP)
         before = between.names().count("WAIT")
-        told = client.lock("b")
-        await seen(between, "WAIT", before + 2)
-        assert not told.done()
+        acknowledged = client.lock("b")
+        await wait_for_commands(between, "WAIT", before + 2)
+        assert not acknowledged.done()
         assert stored(master) == {1, 2}
-        assert between.names().count("EVALSHA") == 2, "what is written is not written again"
-        between.rule(Rule("WAIT", cut="behind"))
+        assert between.names().count("EVALSHA") == 2, "an applied commit is not sent again"
+        between.rule(Rule("WAIT", cut="after"))
         connections = between.connections
-        await seen(between, "EVALSHA", 3)
-        await seen(between, "WAIT", before + 4)
+        await wait_for_commands(between, "EVALSHA", 3)
+        await wait_for_commands(between, "WAIT", before + 4)
         assert between.connections > connections
-        assert not told.done(), "sent again on a new connection it waits for the replica, too"
+        assert not acknowledged.done(), "after a retry on a new connection it waits for the replica, too"
         replica.send(SIGCONT)
-        await soon(told)
+        await soon(acknowledged)
         assert stored(replica) == {1, 2}
         assert batches(master) == 2
 
 
-async def test_a_state_that_is_written_anew_is_told_when_the_replica_has_it() -> None:
-    async with followed(min_replicas=1) as (master, replica, between, client):
+async def test_a_restored_snapshot_is_acknowledged_only_when_the_replica_has_it() -> None:
+    async with replicated_store(min_replicas=1) as (master, replica, between, client):
         await soon(client.lock("a"))
         replica.send(SIGSTOP)
         master.call("FLUSHALL")
         before = between.names().count("WAIT")
-        told = client.lock("b")
-        await seen(between, "WAIT", before + 3)
-        assert not told.done()
+        acknowledged = client.lock("b")
+        await wait_for_commands(between, "WAIT", before + 3)
+        assert not acknowledged.done()
         assert stored(master) == {1, 2}
         replica.send(SIGCONT)
-        await soon(told)
+        await soon(acknowledged)
         assert stored(replica) == {1, 2}
         await soon(client.lock("c"))
         assert stored(replica) == {1, 2, 3}
 
 
-async def test_a_master_with_too_few_replicas_is_not_taken(plain: Redis) -> None:
+async def test_a_master_with_too_few_replicas_is_rejected(plain: Redis) -> None:
     client = Locks(plain.url, min_replicas=1)
     with capture_logs() as lines:
         opening = asyncio.create_task(client.open())
 
-        async def said() -> bool:
+        async def is_logged() -> bool:
             return any("has 0 replicas, and must have 1" in str(line.get("error")) for line in lines)
 
-        await until("it is said", said)
+        await until("the error is logged", is_logged)
         opening.cancel()
         await asyncio.gather(opening, return_exceptions=True)
         await client.store.close()
     assert plain.call("DBSIZE") == 0
 
 
-def new(version: str) -> Callable[[tuple[bytes, ...]], bytes | None]:
-    """A Redis that says to be of a version."""
+def reports_version(version: str) -> Callable[[tuple[bytes, ...]], bytes | None]:
+    """Return a script that reports a version of Redis."""
     return lambda command: encoded(f"# Server\r\nredis_version:{version}\r\n") if command[0] == b"INFO" else None
 
 
-async def test_nothing_is_told_before_it_is_on_the_disk(plain: Redis) -> None:
-    async with relay(plain.port, new("7.2.0")) as between:
+async def test_a_commit_is_acknowledged_only_when_it_is_on_the_disk(plain: Redis) -> None:
+    async with relay(plain.port, reports_version("7.2.0")) as between:
         between.say("WAITAOF", encoded([0, 0]), times=2)
-        text, gone = "UNBLOCKED force unblock from blocking operation", asyncio.Event()
-        third = between.rule(Rule("WAITAOF", error(text), held=gone))
+        text, unblocked = "UNBLOCKED force unblock from blocking operation", asyncio.Event()
+        third = between.rule(Rule("WAITAOF", error(text), held=unblocked))
         last = between.say("WAITAOF", encoded([1, 0]), times=99)
         async with locks(between.url, fsync=True) as client:
-            told = client.lock("a")
+            acknowledged = client.lock("a")
             await third.met.wait()
-            assert not told.done()
-            gone.set()
-            await soon(told)
+            assert not acknowledged.done()
+            unblocked.set()
+            await soon(acknowledged)
             assert last.times == 98
-        asked = [command[1:] for _, command in between.seen if command[0] == b"WAITAOF"]
-        assert asked == [(b"1", b"0", b"%d" % timeout_ms) for timeout_ms in (10, 20, 40, 10)]
-        places = [(number, command[0]) for number, command in between.seen if command[0] in (b"WAITAOF", b"EVALSHA")]
-        (first, _), (again, _) = places[0], places[-1]
-        assert [name for number, name in places if number == first] == [b"EVALSHA", *[b"WAITAOF"] * 3]
-        assert [name for number, name in places if number == again] == [b"EVALSHA", b"WAITAOF"]
+        commands = [command[1:] for _, command in between.seen if command[0] == b"WAITAOF"]
+        assert commands == [(b"1", b"0", b"%d" % timeout_ms) for timeout_ms in (10, 20, 40, 10)]
+        sent = [(number, command[0]) for number, command in between.seen if command[0] in (b"WAITAOF", b"EVALSHA")]
+        (first, _), (last_connection, _) = sent[0], sent[-1]
+        assert [name for number, name in sent if number == first] == [b"EVALSHA", *[b"WAITAOF"] * 3]
+        assert [name for number, name in sent if number == last_connection] == [b"EVALSHA", b"WAITAOF"]
         assert batches(plain) == 1
 
 
-async def test_a_disk_that_is_not_written_to_is_said_to_be_the_reason(plain: Redis) -> None:
+async def test_a_redis_that_does_not_write_to_its_disk_is_logged_as_the_cause(plain: Redis) -> None:
     text = "ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled."
-    async with relay(plain.port, new("7.2.0")) as between:
+    async with relay(plain.port, reports_version("7.2.0")) as between:
         between.say("WAITAOF", error(text), times=2)
         between.say("WAITAOF", encoded([1, 1]), times=99)
         with capture_logs() as lines:
@@ -401,16 +401,16 @@ async def test_a_disk_that_is_not_written_to_is_said_to_be_the_reason(plain: Red
 
 
 def version() -> tuple[int, ...]:
-    """Of the redis-server that is here."""
-    said = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout
-    return tuple(map(int, said.partition("v=")[2].split()[0].split(".")))
+    """Return the version of the installed redis-server."""
+    output = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout
+    return tuple(map(int, output.partition("v=")[2].split()[0].split(".")))
 
 
 @pytest.mark.skipif(version() < (7, 2), reason="Redis has no WAITAOF before 7.2")
 @pytest.mark.parametrize("sync", ["always", "everysec"])
-async def test_disks_of_a_master_and_its_replica(sync: str) -> None:
+async def test_commits_wait_for_the_disks_of_the_master_and_its_replica(sync: str) -> None:
     options = ("--appendfsync", sync)
-    async with followed(*options, min_replicas=1, fsync=True) as (master, replica, _, client):
+    async with replicated_store(*options, min_replicas=1, fsync=True) as (master, replica, _, client):
         with capture_logs() as lines:
             for name in "abcd":
                 await soon(client.lock(name))
@@ -418,28 +418,28 @@ async def test_disks_of_a_master_and_its_replica(sync: str) -> None:
         assert stored(replica) == {1, 2, 3, 4}
         master.call("CONFIG", "SET", "appendonly", "no")
         with capture_logs() as lines:
-            told = client.lock("e")
+            acknowledged = client.lock("e")
 
-            async def said() -> bool:
+            async def is_logged() -> bool:
                 return any("appendonly is disabled" in str(line.get("error")) for line in lines)
 
-            await until("it is said", said)
-            assert not told.done()
+            await until("the error is logged", is_logged)
+            assert not acknowledged.done()
         master.call("CONFIG", "SET", "appendonly", "yes")
-        await soon(told)
+        await soon(acknowledged)
 
 
-async def test_a_redis_that_can_not_say_what_is_on_its_disk_is_not_taken(plain: Redis) -> None:
-    async with relay(plain.port, new("7.0.15")) as between:
+async def test_with_fsync_a_redis_without_waitaof_is_rejected(plain: Redis) -> None:
+    async with relay(plain.port, reports_version("7.0.15")) as between:
         client = Locks(between.url, fsync=True)
         with pytest.raises(RedisFailure, match=r"GENIE_REDIS_FSYNC needs 7\.2"):
             await client.store._primary.connect()
 
 
-# -- who it is ------------------------------------------------------------------------------------------------
+# -- roles, versions and logins -------------------------------------------------------------------------------
 
 
-async def test_a_sentinel_or_a_replica_in_the_place_of_a_master_is_named() -> None:
+async def test_an_error_says_that_a_redis_is_not_a_master() -> None:
     for role in (["sentinel", ["locks"]], ["slave", "127.0.0.1", 1, "connected", 0]):
         async with relay(0, lambda command, role=role: encoded(role) if command[0] == b"ROLE" else None) as between:
             with pytest.raises(RedisFailure, match=f"is not a master, its role is {role[0]}"):
@@ -447,7 +447,7 @@ async def test_a_sentinel_or_a_replica_in_the_place_of_a_master_is_named() -> No
 
 
 @pytest.mark.parametrize(
-    ("said", "version"),
+    ("info", "version"),
     [
         ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.0", (7, 2)),
         ("redis_version:255.255.255", (255, 255)),
@@ -457,25 +457,27 @@ async def test_a_sentinel_or_a_replica_in_the_place_of_a_master_is_named() -> No
         ("something_else:1", (0, 0)),
     ],
 )
-async def test_the_versions_of_forks(plain: Redis, said: str, version: tuple[int, int]) -> None:
+async def test_versions_of_redis_and_compatible_servers_are_parsed(
+    plain: Redis, info: str, version: tuple[int, int]
+) -> None:
     def script(command: tuple[bytes, ...]) -> bytes | None:
-        return encoded(f"# Server\r\n{said}\r\nredis_mode:standalone\r\n") if command[0] == b"INFO" else None
+        return encoded(f"# Server\r\n{info}\r\nredis_mode:standalone\r\n") if command[0] == b"INFO" else None
 
     async with relay(plain.port, script) as between:
-        link = await RedisStore(between.url)._primary.connect()
-        assert link.version == version
-        link.close()
+        connection = await RedisStore(between.url)._primary.connect()
+        assert connection.version == version
+        connection.close()
 
 
-async def test_a_password_is_not_repeated_by_what_refuses_it() -> None:
-    answers = {
+async def test_an_error_of_a_login_does_not_contain_the_password() -> None:
+    replies = {
         b"AUTH": [
             "ERR unknown command `AUTH`, with args beginning with: `me` `hunter2` ",
             "WRONGPASS invalid username-password pair or user is disabled.",
             "ERR hunter2 is not my password",
         ]
     }
-    async with relay(0, lambda command: error(answers[command[0]].pop(0))) as between:
+    async with relay(0, lambda command: error(replies[command[0]].pop(0))) as between:
         for expected in ("ERR unknown command `AUTH`", "WRONGPASS invalid", "ERR the password was rejected"):
             with pytest.raises(RedisFailure) as caught:
                 await RedisStore(f"redis://me:hunter2@127.0.0.1:{between.port}")._primary.connect()
@@ -484,47 +486,47 @@ async def test_a_password_is_not_repeated_by_what_refuses_it() -> None:
             assert caught.value.__suppress_context__
 
 
-async def test_who_is_not_there_is_named() -> None:
+async def test_an_error_of_connecting_contains_the_address() -> None:
     port = free_port()
     with pytest.raises(RedisFailure, match=f"^127.0.0.1:{port}: .*(refused|Connect call failed)"):
         await RedisStore(f"redis://127.0.0.1:{port}")._primary.connect()
 
 
-async def test_a_node_of_a_cluster_needs_another_url() -> None:
+async def test_an_error_says_that_a_cluster_needs_another_url() -> None:
     async with relay(0, lambda command: error("MOVED 5 127.0.0.1:1") if command[0] == b"GET" else error("ERR")) as one:
-        master = RedisStore(one.url)._primary
+        primary = RedisStore(one.url)._primary
         with pytest.raises(RedisFailure, match=r"a cluster node needs a URL with redis\+cluster://"):
-            await master.call("GET", "a")
+            await primary.call("GET", "a")
 
 
-async def test_what_goes_on_is_logged_once() -> None:
-    asked: list[bytes] = []
+async def test_a_repeated_error_is_logged_once() -> None:
+    commands: list[bytes] = []
 
-    def alone(command: list[bytes]) -> bytes:
-        asked.append(command[0])
+    def standalone(command: list[bytes]) -> bytes:
+        commands.append(command[0])
         return b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"
 
-    async def often() -> bool:
-        return asked.count(b"ROLE") >= 5
+    async def has_retried() -> bool:
+        return commands.count(b"ROLE") >= 5
 
-    async with relay(0, alone) as one:
+    async with relay(0, standalone) as one:
         client = Locks(one.url, min_replicas=1)
         with capture_logs() as lines:
             opening = asyncio.create_task(client.open())
-            await until("it has tried often", often)
+            await until("it has tried several times", has_retried)
             opening.cancel()
             await asyncio.wait([opening])
         await client.store.close()
     assert [line["error"] for line in lines] == [f"127.0.0.1:{one.port} has 0 replicas, and must have 1"]
 
 
-async def test_what_is_no_redis_is_named() -> None:
+async def test_an_error_says_that_a_server_is_no_redis() -> None:
     async with relay(0, lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as between:
         with pytest.raises(RedisFailure, match=f":{between.port} sent no valid RESP"):
             await RedisStore(between.url)._primary.connect()
 
 
-async def test_it_is_talked_to_in_tls(tmp_path: Path) -> None:
+async def test_connections_with_tls(tmp_path: Path) -> None:
     port, authority = free_port(), trustme.CA()
     certificate = authority.issue_cert("localhost")
     certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
@@ -539,12 +541,12 @@ async def test_it_is_talked_to_in_tls(tmp_path: Path) -> None:
             client.store._writer.drop()
             await soon(client.lock("b"))
             assert stored(redis) == {1, 2}
-        stranger = RedisStore(f"rediss://localhost:{port}")
+        untrusted = RedisStore(f"rediss://localhost:{port}")
         with pytest.raises(RedisFailure, match="CERTIFICATE_VERIFY_FAILED"):
-            await stranger._primary.connect()
+            await untrusted._primary.connect()
 
 
-async def test_a_server_tells_its_clients_nothing_that_a_replica_was_to_store(redis: Redis) -> None:
+async def test_no_client_is_notified_of_a_commit_that_a_replica_rejected(redis: Redis) -> None:
     with running_server(redis, lease=60) as genie:
         client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
@@ -565,31 +567,33 @@ async def test_a_server_tells_its_clients_nothing_that_a_replica_was_to_store(re
 # -- calls ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_that_is_cancelled_leaves_its_answer_to_nobody(plain: Redis) -> None:
-    master = RedisStore(plain.url)._primary
+async def test_the_reply_to_a_cancelled_call_is_not_given_to_the_next_one(plain: Redis) -> None:
+    primary = RedisStore(plain.url)._primary
     async with relay(plain.port) as between:
-        master = RedisStore(between.url)._primary
+        primary = RedisStore(between.url)._primary
         rule = between.rule(Rule("ECHO", held=asyncio.Event()))
-        call = asyncio.create_task(master.call("ECHO", "first"))
+        call = asyncio.create_task(primary.call("ECHO", "first"))
         await rule.met.wait()
-        waits = asyncio.create_task(master.call("ECHO", "second"))
+        second = asyncio.create_task(primary.call("ECHO", "second"))
         call.cancel()
-        assert await waits == b"second"
+        assert await second == b"second"
         with pytest.raises(asyncio.CancelledError):
             await call
-        master.drop()
+        primary.drop()
 
 
 @pytest.mark.parametrize("name", ["EVAL", "SMEMBERS", "UNLINK"])
-@pytest.mark.parametrize("place", ["before", "behind"])
-async def test_writing_anew_is_broken_off_anywhere_and_done_all_the_same(plain: Redis, name: str, place: str) -> None:
+@pytest.mark.parametrize("position", ["before", "after"])
+async def test_restoring_a_snapshot_succeeds_after_an_interruption_anywhere(
+    plain: Redis, name: str, position: str
+) -> None:
     async with relay(plain.port) as between, locks(between.url) as client:
         await soon(client.lock("a"))
         for number in range(6 if name == "EVAL" else 1):
             plain.call("FLUSHALL")
             for _ in range(number):
                 between.rule(Rule(name))
-            rule = between.rule(Rule(name, cut=place))
+            rule = between.rule(Rule(name, cut=position))
             await soon(client.lock(f"{number}"))
             assert rule.met.is_set() or number > 3
             rule.times = 0
@@ -597,37 +601,37 @@ async def test_writing_anew_is_broken_off_anywhere_and_done_all_the_same(plain: 
             assert len(plain.call("KEYS", "*:records:*")) == 1
 
 
-async def test_a_redis_that_is_empty_for_a_moment_while_it_is_taken_over_is_read_again(plain: Redis) -> None:
+async def test_loading_is_repeated_if_the_namespace_is_empty_after_the_takeover(plain: Redis) -> None:
     async with locks(plain.url) as client:
         for name in "abc":
             await soon(client.lock(name))
         await client.store.resign()
     async with relay(plain.port) as between:
-        between.rule(Rule("EVAL", times=3))  # what it says, its new key, and that this one leads
+        between.rule(Rule("EVAL", times=3))  # reading `meta`, registering the snapshot, and acquiring leadership
         between.say("EVAL", b"*0\r\n")
         follower = Locks(between.url)
         assert len((await follower.open()).manager.table.held) == 3
         await follower.store.close()
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
-async def test_who_resigns_with_a_commit_in_flight_must_know_it_stored(plain: Redis, place: str) -> None:
-    """Else it may be on another Redis, and the resignation here would pass for it among those who have read it there."""
+@pytest.mark.parametrize("position", ["before", "after"])
+async def test_a_leader_with_a_commit_in_flight_resigns_only_if_it_is_stored(plain: Redis, position: str) -> None:
+    """Otherwise it may be on another Redis, where followers would take the resignation for that commit."""
     async with relay(plain.port) as between, locks(between.url) as client:
         await soon(client.lock("a"))
-        rule = between.rule(Rule("EVALSHA", cut=place))
-        told = client.lock("b")
+        rule = between.rule(Rule("EVALSHA", cut=position))
+        acknowledged = client.lock("b")
         await rule.met.wait()
         await client.store.resign()
-        assert not told.done()
+        assert not acknowledged.done()
         applied, node = plain.call("HMGET", f"{{{NAME}}}:meta", "counters", "node")
-        assert stored(plain) == ({1} if place == "before" else {1, 2})
-        assert int(applied.split()[0]) == (1 if place == "before" else 3)
-        assert bool(node) == (place == "before"), "then whoever follows must wait for the lease"
-    assert not told.done()
+        assert stored(plain) == ({1} if position == "before" else {1, 2})
+        assert int(applied.split()[0]) == (1 if position == "before" else 3)
+        assert bool(node) == (position == "before"), "without the resignation a follower waits for the lease"
+    assert not acknowledged.done()
 
 
-async def test_who_resigns_where_redis_lacks_what_was_told_leaves_it_to_those_who_have_seen_it(plain: Redis) -> None:
+async def test_a_leader_does_not_resign_if_redis_lacks_an_acknowledged_commit(plain: Redis) -> None:
     meta = f"{{{NAME}}}:meta"
     async with locks(plain.url) as client:
         await soon(client.lock("a"))
@@ -636,50 +640,50 @@ async def test_who_resigns_where_redis_lacks_what_was_told_leaves_it_to_those_wh
         late = plain.call("HGET", meta, "counters")
         plain.call("HSET", meta, "counters", early)
         await client.store.resign()
-        assert plain.call("HGET", meta, "node"), "who has seen nothing would lead at once"
+        assert plain.call("HGET", meta, "node"), "a node without these commits would take over at once"
         plain.call("HSET", meta, "counters", late)
         await client.store.resign()
         assert not plain.call("HGET", meta, "node")
 
 
-async def test_who_waits_to_lead_sees_who_waits_beside_it(plain: Redis) -> None:
+async def test_a_candidate_detects_others_with_a_later_position(plain: Redis) -> None:
     stores = [RedisStore(plain.url, NAME) for _ in range(3)]
     one, other, third = (store._keyspace for store in stores)
     assert not await one.publish_position_and_compare((7, 3))
     assert not await other.publish_position_and_compare((7, 5))
-    assert not await third.publish_position_and_compare((7, 5)), "both have come as far"
+    assert not await third.publish_position_and_compare((7, 5)), "both have the same position"
     assert await one.publish_position_and_compare((7, 3))
     assert not await one.publish_position_and_compare((8, 0))
     assert await other.publish_position_and_compare((7, 5))
 
-    async def gone() -> bool:
+    async def expired() -> bool:
         return not await one.publish_position_and_compare((7, 3))
 
-    await until("the others are silent and count no more", gone)
+    await until("the positions of the others have expired", expired)
     async with locks(plain.url):
-        assert not plain.call("EXISTS", f"{{{NAME}}}:positions"), "nobody waits any more"
+        assert not plain.call("EXISTS", f"{{{NAME}}}:positions"), "there are no candidates any more"
     for store in stores:
         await store.close()
 
 
-async def test_a_connection_that_is_dropped_while_the_state_is_written_anew_is_made_again(plain: Redis) -> None:
+async def test_a_connection_that_is_dropped_during_a_restore_is_replaced(plain: Redis) -> None:
     async with relay(plain.port) as between, locks(between.url) as client:
         await soon(client.lock("a"))
         plain.call("FLUSHALL")
         rule = between.rule(Rule("EVAL", held=asyncio.Event()))
-        told = client.lock("b")
+        acknowledged = client.lock("b")
         await rule.met.wait()
         client.store._writer.drop()
         assert rule.held is not None
         rule.held.set()
-        await soon(told)
+        await soon(acknowledged)
         await soon(client.lock("c"))
         assert stored(plain) == {1, 2, 3}
 
 
-async def test_a_link_that_is_closed_refuses_at_once(plain: Redis) -> None:
-    master = RedisStore(plain.url)._primary
-    link: RedisConnection = await master.connect()
-    link.close()
+async def test_a_call_on_a_closed_connection_fails_at_once(plain: Redis) -> None:
+    primary = RedisStore(plain.url)._primary
+    connection: RedisConnection = await primary.connect()
+    connection.close()
     with pytest.raises(RedisFailure, match="not connected"):
-        await link.call("PING")
+        await connection.call("PING")
