@@ -13,7 +13,7 @@ import pytest
 import genie as genie_module
 from clocks import LONG_TIMEOUTS
 from genie import Client, ConnectionLost, LockLost, QueueTimeout, connect, sync
-from proxy import Decide, CutPosition, lines, proxy
+from proxy import CutPosition, Decide, lines, proxy
 from servers import WAIT_S, Genie, Redis, running_server
 from wire import Wire
 
