@@ -81,9 +81,9 @@ def _report_lines(replies: Replies, now_ms: float) -> Iterator[str]:
 def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float) -> Iterator[str]:
     """Describe a waiting request: its blockers, and how each of them stops blocking."""
     yield f"{_format_request(row)} has waited for {duration(now_ms - row['since'])} and {_wait_timeout(row)}."
-    yield f"Wants: {join_names(row['resources'], row['resourcesTotal'], COLUMNS - len('Wants: '))}"
+    yield f"Requests: {join_names(row['resources'], row['resourcesTotal'], COLUMNS - len('Requests: '))}"
     if not row["blockers"]:
-        yield "Nothing blocks it any more."
+        yield "No request blocks it any more."
         return
     yield f"Blocked by: {row['blockersTotal']:,}"
     yield from blocker_lines(row, now_ms)
@@ -105,7 +105,7 @@ def _unblock_condition(former_state: str, reply: Reply) -> str:
         verb = "releases" if former_state == "held" else "(granted since) releases"
         return f"{verb} or times out: in {duration(holder['expiresIn'])} at the latest, unless it is extended"
     for waiter in reply["queue"]:
-        return f"is granted and releases, or leaves: it {_wait_timeout(waiter)} if it still waits"
+        return f"is granted and releases, or ends: it {_wait_timeout(waiter)} if it still waits"
     return "has ended"
 
 
@@ -164,7 +164,7 @@ def _waits_for(waiter: Row, holder: Row, resource: str) -> bool:
 
 
 def _wait_timeout(row: Row) -> str:
-    return f"gives up in {remaining(row)}" if "expiresIn" in row else "never gives up"
+    return f"times out in {remaining(row)}" if "expiresIn" in row else "has no timeout"
 
 
 def _format_request(row: Row) -> str:

@@ -126,7 +126,7 @@ def waiter_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
     """Yield a table of waiting requests with their blockers; nothing if there are none."""
     if not rows:
         return
-    header, *lines = _table(rows, now_ms, "WAITS FOR", "GIVES UP IN")
+    header, *lines = _table(rows, now_ms, "WAITS FOR", "TIMES OUT IN")
     yield from _indent([header])
     for row, line in zip(rows, lines, strict=True):
         yield from _indent([line, *_note_lines(row), *blocker_lines(row, now_ms)])

@@ -159,12 +159,12 @@ async def test_a_click_on_a_node_shows_the_details_of_its_request(server: Genie,
     for part in (
         f"Id{waits}",
         "Transactionaccounts/2-1",
-        "Asks forexclusive accounts/2",
+        "Requestsexclusive accounts/2",
         "accounts/2-0 holds exclusive",
     ):
         assert part in details
     assert browser.texts("#details .waiters li") == ["accounts/2-2"]
-    browser.until_text("#details", "Gives up in9 min")
+    browser.until_text("#details", "Times out in9 min")
     browser.one(f'.node[data-id="{held}"]').send_keys(Keys.ENTER)
     browser.until_shown(held)
     assert "Holdsexclusive accounts/2" in browser.text("#details")

@@ -31,7 +31,7 @@ async def test_explain_a_waiting_request_and_a_holder(genie: Genie, wire: Wire) 
     assert f"\nBlocked by: 2\n  └ {held} of t1 holds exclusive:e/a (" in waits.stdout
     assert f"\n  └ {ahead} is ahead in the queue for exclusive:e/b (" in waits.stdout
     assert f"\n  {held} releases or times out: in " in waits.stdout
-    assert f"\n  {ahead} is granted and releases, or leaves: it gives up in " in waits.stdout
+    assert f"\n  {ahead} is granted and releases, or ends: it times out in " in waits.stdout
     assert waits.stdout.endswith("\nUnless a blocker releases earlier, it times out first.\n")
     assert holds.stdout.startswith(f"{held} of t1 has held for ")
     assert f"\nWaiting for it:\n  └ {last} of t3 for exclusive:e/a (" in holds.stdout

@@ -54,7 +54,7 @@ function makeRing(deadlock) {
   );
 }
 
-/** Return the transactions of a cycle with their positions. In a long cycle one node stands for all but the first and the last. */
+/** Return the transactions of a cycle with their positions. In a long cycle, the members before the last are collapsed. */
 function layoutRing({ cycle, waits }) {
   const all = cycle.map((name, index) => ({ name, victim: index === 0, resource: waits[index].resource }));
   const collapsed = all.length > MAX_MEMBERS ? all.length - MAX_MEMBERS + 1 : 0;

@@ -73,7 +73,7 @@ export class Details {
       ...(request.note === undefined ? [] : [["Note", html("bdi", {}, escapeInvisible(request.note))]]),
       [held ? "Held for" : "Waits for", elapsedTime(request.since)],
       ["Since", html("time", {}, timeOfDay(request.since))],
-      ...(this.timeoutAt === undefined || !exists ? [] : [[held ? "Ends in" : "Gives up in", html("time", { class: "ends" })]]),
+      ...(this.timeoutAt === undefined || !exists ? [] : [[held ? "Ends in" : "Times out in", html("time", { class: "ends" })]]),
       ...(request.fence === undefined ? [] : [["Fence", html("code", {}, `${request.fence}`)]]),
       ...(request.priority ? [["Priority", `${request.priority}`]] : []),
     ];
@@ -82,7 +82,7 @@ export class Details {
       html("p", { class: `badge ${exists ? request.state : "over"}` }, exists ? (held ? "holds" : "waits") : "has ended"),
       html("h2", { title: requestLabel(request) }, html("bdi", {}, requestLabel(request))),
       html("dl", {}, ...facts.flatMap(([name, value]) => [html("dt", {}, name), html("dd", {}, value)])),
-      html("h3", {}, held ? "Holds" : "Asks for"),
+      html("h3", {}, held ? "Holds" : "Requests"),
       html("ul", { class: "list" }, ...resources),
       omittedNote(request.resources.length, request.resourcesTotal),
       ...(held || !exists ? [] : this.makeBlockers(request, blockers)),

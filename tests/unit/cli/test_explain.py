@@ -29,15 +29,15 @@ def test_a_waiter_with_its_blockers_and_when_they_stop_blocking() -> None:
         "8": inspected(row(8, "exclusive:a", blockers=[])),
     }
     assert report(waits, replies) == [
-        "9 of t9 has waited for 3.2 s and gives up in 6.8 s.",
-        "Wants: exclusive:a shared:b",
+        "9 of t9 has waited for 3.2 s and times out in 6.8 s.",
+        "Requests: exclusive:a shared:b",
         "Blocked by: 3",
         "  └ 7 of t7 holds exclusive:a (3.2 s)",
         "  └ 7 holds exclusive:b (3.2 s)",
         "  └ 8 is ahead in the queue for exclusive:a (3.2 s)",
         "It is granted when",
         "  7 releases or times out: in 4.0 s at the latest, unless it is extended",
-        "  8 is granted and releases, or leaves: it gives up in 6.8 s if it still waits",
+        "  8 is granted and releases, or ends: it times out in 6.8 s if it still waits",
     ]
 
 
@@ -71,7 +71,7 @@ def test_a_blocker_that_changed_since_the_first_query(reply: Rows, text: str) ->
 
 
 def test_a_waiter_without_blockers() -> None:
-    assert report(row(9, "shared:a", blockers=[]))[-1] == "Nothing blocks it any more."
+    assert report(row(9, "shared:a", blockers=[]))[-1] == "No request blocks it any more."
 
 
 def test_a_holder_with_its_timeout_and_its_waiters() -> None:
@@ -90,8 +90,8 @@ def test_a_holder_with_its_timeout_and_its_waiters() -> None:
         "7 of t7 has held for 3.2 s and ends in 6.8 s, unless it is extended.",
         "Holds: exclusive:a shared:b",
         "Waiting for it:",
-        "  └ 8 for shared:a (3.2 s, gives up in 6.8 s)",
-        "  └ 11 of t11 for exclusive:b (3.2 s, gives up in 6.8 s)",
+        "  └ 8 for shared:a (3.2 s, times out in 6.8 s)",
+        "  └ 11 of t11 for exclusive:b (3.2 s, times out in 6.8 s)",
     ]
 
 
@@ -103,7 +103,7 @@ def test_a_waiter_with_unlisted_resources_is_found_by_its_blockers() -> None:
     )
     assert report(row(7, "shared:a"), queues={"a": queue})[2:] == [
         "Waiting for it:",
-        "  └ 8 for a (3.2 s, gives up in 6.8 s)",
+        "  └ 8 for a (3.2 s, times out in 6.8 s)",
     ]
 
 

@@ -32,10 +32,10 @@ def test_holders_and_waiters_with_their_blockers() -> None:
         "  ID  TRANSACTION  RESOURCES             HELD FOR  ENDS IN",
         "  7   t7           exclusive:a shared:b     3.2 s    6.8 s",
         "Waiting: 2",
-        "  ID  TRANSACTION  RESOURCES    WAITS FOR  GIVES UP IN",
-        "  9   -            shared:a         3.2 s        6.8 s",
+        "  ID  TRANSACTION  RESOURCES    WAITS FOR  TIMES OUT IN",
+        "  9   -            shared:a         3.2 s         6.8 s",
         "    └ 7 of t7 holds exclusive:a (3.2 s)",
-        "  8   -            exclusive:a      3.2 s        6.8 s",
+        "  8   -            exclusive:a      3.2 s         6.8 s",
         "    └ 7 holds exclusive:a (3.2 s)",
         "    └ 9 is ahead in the queue for exclusive:a (3.2 s)",
         "    └ and 1,000 more",
@@ -54,7 +54,7 @@ def test_notes_and_waits_without_a_timeout() -> None:
     del waits["expiresIn"]
     payload = {"holders": [], "holdersTotal": 0, "queue": [waits], "queueTotal": 1}
     assert report(payload)[-3:] == [
-        "  8   -            exclusive:a      3.2 s        never",
+        "  8   -            exclusive:a      3.2 s         never",
         "    note: page 3",
         "    └ 7 holds exclusive:a, cron@host-1 (3.2 s)",
     ]
