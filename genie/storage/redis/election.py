@@ -141,8 +141,8 @@ def _on_empty(candidacy: Candidacy, replica: LocalReplica, node: Node, now: floa
     """Decide where the namespace is new, or Redis has lost everything: wait for a lease, as a living leader restores it."""
     since = now if candidacy.empty_since is None else candidacy.empty_since
     until = since + node.lease_ms / 1000 + rank_delay_s(None, candidacy, replica)
-    known = replica.history
-    action = Action.RESTORE if known is not None and known.position > (0, 0) else Action.ACQUIRE
+    history = replica.history
+    action = Action.RESTORE if history is not None and history.position > (0, 0) else Action.ACQUIRE
     return Decision(action, until, delayed=True)
 
 

@@ -110,6 +110,7 @@ class Follower:
         return None
 
     def _set_leader(self, leader: str | None) -> None:
+        """Record the leader's address, or None if it is unknown, and notify the server."""
         self._balancer.set_leader(self._keyspace.name, leader)
         self._on_leader_changed(leader)
 
@@ -122,7 +123,7 @@ class Follower:
             self._set_leader(None)
             was_unregistered = await self._keyspace.register_candidate()
             if was_unregistered or candidacy.empty_since is None:
-                # Redis has lost data since the last call, so another node may have led meanwhile, and be alive.
+                # The first call, or Redis has lost data since the last one: another node may have led, and be alive.
                 candidacy.empty_since = self._loop.time()
             return None
         candidacy.empty_since = None

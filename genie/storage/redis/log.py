@@ -152,11 +152,9 @@ class LogReader:
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
         command = ("XREAD", "COUNT", MAX_READ_ENTRIES, *block, "STREAMS", self._key, self._cursor)
-        found = await self._primary.call(*command, wait_s=(wait_ms or 0) / 1000)
-        entries = (
-            [(id_, dict(zip(parts[::2], parts[1::2], strict=True))) for id_, parts in found[0][1]] if found else []
-        )
-        return list(self._decode(entries))
+        streams = await self._primary.call(*command, wait_s=(wait_ms or 0) / 1000)
+        entries = streams[0][1] if streams else []
+        return list(self._decode([(id_, dict(zip(parts[::2], parts[1::2], strict=True))) for id_, parts in entries]))
 
     def _decode(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[LogEntry]:
         """Decode stream entries (id, fields), and advance the reader; LogTruncated if one does not continue the last."""

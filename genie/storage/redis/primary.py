@@ -61,8 +61,8 @@ class Primary:
                     connection.close()
                     raise
         except TimeoutError:
-            what = "discovery of the primary" if location is None else f"connecting to {location.address}"
-            raise RedisFailure(f"{what} took longer than {CONNECT_TIMEOUT_S} s") from None
+            step = "discovery of the primary" if location is None else f"connecting to {location.address}"
+            raise RedisFailure(f"{step} took longer than {CONNECT_TIMEOUT_S} s") from None
         except ErrorReply as error:
             if location is None:
                 raise
@@ -220,12 +220,12 @@ class Primary:
 async def _version(connection: RedisConnection) -> tuple[int, int]:
     """Return the version of this Redis, or the one that a compatible server reports; (0, 0) if it reports none."""
     try:
-        found = VERSION.search(await connection.call("INFO", "server"))
+        match = VERSION.search(await connection.call("INFO", "server"))
     except ErrorReply as error:
         if error.code not in UNSUPPORTED_CODES:
             raise
         return 0, 0
-    return (0, 0) if found is None else (int(found[1]), int(found[2] or 0))
+    return (0, 0) if match is None else (int(match[1]), int(match[2] or 0))
 
 
 def allowing_oom(script: bytes, connection: RedisConnection) -> bytes:

@@ -51,8 +51,8 @@ class Entry:
         data = self.data
         if isinstance(data, dict):
             data = json.dumps(data, default=str)
-        where = f" #{self.connection}" if self.connection else ""
-        return f"{self.at:12.6f} {self.node}{where} {self.kind} {data}"
+        connection = f" #{self.connection}" if self.connection else ""
+        return f"{self.at:12.6f} {self.node}{connection} {self.kind} {data}"
 
 
 @dataclass(slots=True)
@@ -355,10 +355,10 @@ class LineageRecorder:
             state = self.head(redis)
             while state is not None and state.position > position:
                 state = state.parent
-            known = self._known.get(reader)
+            latest_known = self._known.get(reader)
             if state is None or state.position != position:
                 return
-            if known is None or not known.descends_from(state):  # else Redis has rolled back, but not the reader
+            if latest_known is None or not latest_known.descends_from(state):  # else only Redis has rolled back
                 self._known[reader] = state
 
         return on_blocking_read
@@ -391,9 +391,9 @@ class LineageRecorder:
         if earlier is not None and replaced in (earlier, earlier.parent) and earlier.records == records:
             write.state = earlier  # a retry of the same batch
             return
-        is_snapshot, known = index == b"0" and not meta.get(b"base"), self._known.get(sender)
+        is_snapshot, latest_known = index == b"0" and not meta.get(b"base"), self._known.get(sender)
         epochs = EpochHistory(decode_ends(meta.get(b"history", b"")))
-        parent = self._snapshot_source(sender, known, replaced, records, epochs) if is_snapshot else replaced
+        parent = self._snapshot_source(sender, latest_known, replaced, records, epochs) if is_snapshot else replaced
         self._count += 1
         state = StoreState(
             self._count,
@@ -404,7 +404,7 @@ class LineageRecorder:
             records_key,
             parent,
             replaced,
-            known,
+            latest_known,
             is_snapshot,
             records,
         )
@@ -419,20 +419,22 @@ class LineageRecorder:
 
     def _update_known(self, state: StoreState) -> None:
         """Update which state the writer demonstrably knows; mark the state as late if the writer has stored a later one."""
-        writer, replaced, known = state.writer, state.replaced, state.known_to_writer
-        stored = self._stored.get(writer)
-        if stored is not None and state.position < stored.position:
+        writer, replaced, latest_known = state.writer, state.replaced, state.known_to_writer
+        last_stored = self._stored.get(writer)
+        if last_stored is not None and state.position < last_stored.position:
             state.late = True
             return
         is_batch = state.position[1] > 0
-        if is_batch and replaced is not None:  # the writer does not know yet that this batch is stored
+        if is_batch and replaced is not None:
+            # Before it gets the reply, the writer knows only that its previous batch is stored.
             self._known[writer] = replaced if replaced.writer == writer else state
         elif (
             state.is_snapshot
-            or known is None
+            or latest_known is None
             or replaced is None
-            or not known.descends_from(before_takeover(replaced, writer) or replaced)
+            or not latest_known.descends_from(before_takeover(replaced, writer) or replaced)
         ):
+            # A snapshot, or a takeover from a state that is not older than what the writer knew.
             self._known[writer] = state
         if is_batch or state.is_snapshot:
             self._stored[writer] = state
@@ -440,28 +442,31 @@ class LineageRecorder:
     def _snapshot_source(
         self,
         writer: str,
-        known: StoreState | None,
+        latest_known: StoreState | None,
         replaced: StoreState | None,
         records: dict[int, Message],
         epochs: EpochHistory,
     ) -> StoreState | None:
         """Return the state that a restored snapshot continues: the latest with these records that the writer may know.
 
-        A batch that was on too few replicas was acknowledged to no client, so the writer may omit it; its epoch history says
-        whether it did.
+        `latest_known` is the latest state that it demonstrably knows, `replaced` the state of the Redis before, and `epochs`
+        the lineage of the snapshot. A batch that was on too few replicas was acknowledged to no client, so the writer may
+        omit it; `epochs` tells whether it did.
         """
-        had, stored = before_takeover(replaced, writer), self._stored.get(writer)
-        if known is not None and stored is not None and stored.descends_from(known):
-            known = stored if stored.acknowledged_at is not None or epochs.contains(stored.position) else known
-        if known is not None and known.records == records:
-            return known
-        earliest = (
-            had if known is None or (had is not None and had.descends_from(known)) else before_takeover(known, writer)
-        )
+        base, last_stored = before_takeover(replaced, writer), self._stored.get(writer)
+        if latest_known is not None and last_stored is not None and last_stored.descends_from(latest_known):
+            includes_last = last_stored.acknowledged_at is not None or epochs.contains(last_stored.position)
+            latest_known = last_stored if includes_last else latest_known
+        if latest_known is not None and latest_known.records == records:
+            return latest_known
+        continues_base = latest_known is None or (base is not None and base.descends_from(latest_known))
+        earliest = base if continues_base else before_takeover(latest_known, writer)
         if earliest is None or earliest.records == records:
             return earliest
-        later = [state for state in self._states.values() if state.records == records and state.descends_from(earliest)]
-        return max(later, key=lambda state: state.number, default=earliest)
+        matching = [
+            state for state in self._states.values() if state.records == records and state.descends_from(earliest)
+        ]
+        return max(matching, key=lambda state: state.number, default=earliest)
 
 
 def _records(redis: ReplicatedRedis, key: bytes) -> dict[int, Message]:

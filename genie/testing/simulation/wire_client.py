@@ -287,8 +287,8 @@ class WireClient:
         """
         for request in self.requests.values() if self._synced else ():
             if request.id and not request.ended and not request.mentioned and not request.releasing:
-                known = self.session is not None and request.generation == self.generation
-                if known and (self.quiet or (self.featured and self.extra.random() < 0.3)):
+                is_of_session = self.session is not None and request.generation == self.generation
+                if is_of_session and (self.quiet or (self.featured and self.extra.random() < 0.3)):
                     request.mentioned = True
                     self._send_request(request)
                 else:

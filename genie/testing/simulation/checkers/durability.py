@@ -116,17 +116,21 @@ class SurvivingLineage:
 
 def _lineage_violations(state: StoreState) -> list[str]:
     """Return the violations of storing a state over the one that its Redis had: a restore or a takeover that loses data."""
-    had, known = before_takeover(state.replaced), before_takeover(state.known_to_writer)
-    while known is not None and known is not had and (known.acknowledged_at is None or not known.observed):
-        known = before_takeover(known.parent)  # no client was notified of this state, so it may be lost
+    replaced, writer_knew = before_takeover(state.replaced), before_takeover(state.known_to_writer)
+    while (
+        writer_knew is not None
+        and writer_knew is not replaced
+        and (writer_knew.acknowledged_at is None or not writer_knew.observed)
+    ):
+        writer_knew = before_takeover(writer_knew.parent)  # no client was notified of this state, so it may be lost
     if state.is_snapshot:
-        if had is None or (state.parent is not None and state.parent.descends_from(had)):
+        if replaced is None or (state.parent is not None and state.parent.descends_from(replaced)):
             return []
-        return [f"{state.writer} restores a snapshot over {had}, which is not an ancestor of {state.parent}"]
-    if had is None or known is None or state.position[1] == 0:
+        return [f"{state.writer} restores a snapshot over {replaced}, which is not an ancestor of {state.parent}"]
+    if replaced is None or writer_knew is None or state.position[1] == 0:
         return []
-    if state.descends_from(known) or not known.descends_from(had):
+    if state.descends_from(writer_knew) or not writer_knew.descends_from(replaced):
         return []
-    if state.position < known.position:
+    if state.position < writer_knew.position:
         return []  # it was sent earlier, to a Redis that was stopped; a server that continues has a new epoch
-    return [f"{state.writer} continues from {had}, though it knew {known}"]
+    return [f"{state.writer} continues from {replaced}, though it knew {writer_knew}"]
