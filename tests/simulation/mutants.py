@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_FEATURED_SEED, FIRST_REPLICATED_SEED
+from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED, FIRST_V1_FEATURES_SEED
 
 ROOT = Path(__file__).parent.parent.parent
 SEEDS = 300
@@ -247,35 +247,35 @@ MUTANTS = [
         "server/dispatcher.py",
         'change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")',
         "change = request",
-        first=FIRST_FEATURED_SEED,
+        first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "the refs of ended requests are not stored",
         "storage/redis/records.py",
         "            ref=reply.ref,",
         "            ref=None,",
-        first=FIRST_FEATURED_SEED,
+        first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "the refs of live requests are not stored",
         "storage/redis/records.py",
         "            change.ref,",
         "            None,",
-        first=FIRST_FEATURED_SEED,
+        first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "the reason of an end is not read from the store",
         "storage/redis/records.py",
         "_decode_ended(line).payload.reason if line else SUCCESS",
         "SUCCESS",
-        first=FIRST_FEATURED_SEED,
+        first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "notes are not stored",
         "storage/redis/records.py",
         "            change.note,",
         "            None,",
-        first=FIRST_FEATURED_SEED,
+        first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "the reply to a release carries the ref of the request",
@@ -307,21 +307,21 @@ MUTANTS = [
         "server/notifier.py",
         "        if request.ref is None or not session.quiet:\n            self.send(session.connection, replies.queued",
         "        if True:\n            self.send(session.connection, replies.queued",
-        first=FIRST_FEATURED_SEED,
+        first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "queued is sent to a quiet connection that resumes",
         "server/dispatcher.py",
         "elif request.ref is None or not session.quiet:",
         "else:",
-        first=FIRST_FEATURED_SEED,
+        first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "a repeated ref of an ended request gets no reply",
         "server/dispatcher.py",
         "            send(connection, earlier.message or replies.ended(earlier.id, earlier.reason, earlier.ref))",
         "            pass",
-        first=FIRST_FEATURED_SEED,
+        first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "bye leaves the waiting requests",
@@ -329,21 +329,21 @@ MUTANTS = [
         "        self._disconnect(list(session.bound.values()))\n"
         "        if session.key is not None:\n            self._end_session(session)",
         "        if False:\n            pass",
-        first=FIRST_FEATURED_SEED,
+        first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "bye does not end the session",
         "server/dispatcher.py",
         "        if session.key is not None:\n            self._end_session(session)\n        else:",
         "        if session.key is None:",
-        first=FIRST_FEATURED_SEED,
+        first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "a connection stays open after bye",
         "server/dispatcher.py",
         "        connection.detach()\n        self.notifier.closing.append(connection)",
         "        connection.detach()",
-        first=FIRST_FEATURED_SEED,
+        first=FIRST_V1_FEATURES_SEED,
     ),
     # -- the lock manager
     Mutant(

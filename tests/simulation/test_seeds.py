@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_FEATURED_SEED, FIRST_REPLICATED_SEED
+from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED, FIRST_V1_FEATURES_SEED
 from genie.testing.simulation.soak import run
 
 COUNT = 30
@@ -71,7 +71,7 @@ def test_no_seed_has_a_violation() -> None:
         *range(FIRST_ANY_OF_SEED, FIRST_ANY_OF_SEED + ANY_OF_COUNT),
         *range(FIRST_REPLICATED_SEED, FIRST_REPLICATED_SEED + REPLICATED_COUNT),
     )
-    more += (*range(FIRST_FEATURED_SEED, FIRST_FEATURED_SEED + FEATURED_COUNT),)
+    more += (*range(FIRST_V1_FEATURES_SEED, FIRST_V1_FEATURES_SEED + FEATURED_COUNT),)
     seeds = sorted({*range(1, COUNT + 1), *REGRESSION_SEEDS, *more})
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         failed = [(seed, found) for seed, found in pool.map(violations_of, seeds, chunksize=5) if found]

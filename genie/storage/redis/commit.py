@@ -323,8 +323,8 @@ class CommitWriter:
         self._timeout_timer = self._loop.call_later(COMMIT_TIMEOUT_S / 4, self._check_timeout)
         if self._connection is None or not self._in_flight or self._recovery is not None:
             return
-        unsent_bytes, self._unsent_bytes = self._unsent_bytes, self._connection.unsent_bytes
-        if self._unsent_bytes < unsent_bytes:
+        previously_unsent, self._unsent_bytes = self._unsent_bytes, self._connection.unsent_bytes
+        if self._unsent_bytes < previously_unsent:
             self._progress_at = self._loop.time()
         elif self._loop.time() - self._progress_at > self._timeout_s:
             self._timeout_s *= 2

@@ -91,7 +91,7 @@ class Candidacy:
 def is_vacant(meta: Meta, candidacy: Candidacy, node: Node) -> bool:
     """Return whether the leader stored in `meta` cannot be alive: it has resigned, or was this node before its restart.
 
-    The latter counts only at a Redis where a leader was seen alive: a Redis that replaced it may have an old leader stored.
+    The latter counts only if a leader was seen alive at this Redis: a new primary may lack the takeover of a later leader.
     """
     return meta.node is None or (candidacy.has_seen_leader and node.is_restart_of(meta.node))
 

@@ -219,7 +219,7 @@ class Follower:
             return None
         if lease_expired and meta is not None and meta.node is not None:
             self._log.warning("leader lease expired", leader=meta.node.address, lease_ms=meta.node.lease_ms)
-        if decision.delayed and not await self._wait_for_less_loaded(meta):
+        if decision.delayed and not await self._wait_election_delay(meta):
             return None
         if decision.action is Action.RESTORE:
             snapshot = self._replica.snapshot()
@@ -245,8 +245,8 @@ class Follower:
             return False
         return True
 
-    async def _wait_for_less_loaded(self, meta: Meta | None) -> bool:
-        """Wait for the election delay; return whether the namespace is still as in `meta`."""
+    async def _wait_election_delay(self, meta: Meta | None) -> bool:
+        """Wait, so that nodes that lead fewer namespaces can take over; return whether `meta` is still current."""
         self._balancer.set_leader(self._keyspace.name, None)
         delay_s = self._balancer.election_delay_s(self._node.address, self._keyspace.name)
         if not delay_s:

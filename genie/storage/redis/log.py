@@ -52,7 +52,11 @@ class EpochHistory:
 
     def without(self, unacknowledged: Collection[Position]) -> EpochHistory:
         """Return this history, without the last batch of an epoch if its position is in `unacknowledged`."""
-        return EpochHistory(tuple((epoch, index - ((epoch, index) in unacknowledged)) for epoch, index in self.ends))
+        return EpochHistory(
+            tuple(
+                (epoch, index - 1) if (epoch, index) in unacknowledged else (epoch, index) for epoch, index in self.ends
+            )
+        )
 
     def advanced_to(self, position: Position) -> EpochHistory:
         """Return this history, continued to a position of its last epoch or of a new one."""
@@ -128,10 +132,12 @@ class LogReader:
         self._primary = primary
         self._key = key
         self._parts: dict[bytes, bytes] = {}
+        """The fields of a large batch of which only some stream entries were read."""
         self._part_count = 0
         self.history = EpochHistory()
         """The lineage of the last batch that was read."""
         self._cursor = "0-0"
+        """The id of the last stream entry that was read."""
 
     @property
     def position(self) -> Position:

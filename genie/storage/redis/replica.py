@@ -179,6 +179,7 @@ class LocalReplica:
         stored, own = history.without(self._unacknowledged), self.history
         if own is None or not own.has_commits_beyond(stored):
             return None
+        # Redis is at the last batch that this node has acknowledged, and no other node has committed since.
         all_acknowledged = (
             stored.last_committed == self._acknowledged and own.last_committed[0] == stored.last_committed[0]
         )

@@ -178,12 +178,12 @@ class RedisStore:
         The state includes a batch in flight, which was not acknowledged.
         """
         snapshot = Snapshot(self._history_at(self._encoder.index), self._snapshot())
-        is_in_flight = self._done is not None
-        acknowledged = self._encoder.index - is_in_flight
+        last_index = self._encoder.index
+        acknowledged = last_index if self._done is None else last_index - 1
         return PriorLeadership(snapshot, (self._keyspace.epoch.number, acknowledged))
 
     def _history_at(self, index: int) -> EpochHistory:
-        """Return the lineage of the batch with an index, of this node's own epoch."""
+        """Return the lineage up to the batch with an index, of this node's own epoch."""
         return self._keyspace.history.advanced_to((self._keyspace.epoch.number, index))
 
     async def _step_down(self) -> None:

@@ -32,7 +32,7 @@ lower seeds unchanged when a feature is added, so that an earlier failure can st
 FIRST_REPLICATED_SEED = 2_000_000
 """From this seed on, there are three Redises with sentinels."""
 
-FIRST_FEATURED_SEED = 3_000_000
+FIRST_V1_FEATURES_SEED = 3_000_000
 """From this seed on, clients use the features that version 1 of the protocol added: quiet connections, `bye`, `release` by
 `ref`, rejected `hello`s, repeated refs of ended requests, unlimited waits, notes, amounts as strings. Every third scenario
 has three Redises, and every second one has `anyOf`."""
@@ -65,8 +65,8 @@ class Scenario:
     transactions: bool = True
     priorities: bool = True
     any_of: bool = False
-    featured: bool = False
-    """Clients use the features that version 1 of the protocol added; see `FIRST_FEATURED_SEED`."""
+    v1_features: bool = False
+    """Clients use the features that version 1 of the protocol added; see `FIRST_V1_FEATURES_SEED`."""
     max_live_requests: int = 6
     """The limit of one client."""
     think_time_s: float = 0.3
@@ -93,8 +93,8 @@ def scenario_of(seed: int) -> Scenario:
     faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
     if random.random() < 0.25:
         faults.append(random.choice(LOSSES))
-    featured = seed >= FIRST_FEATURED_SEED
-    replicated = seed % 3 == 0 if featured else seed >= FIRST_REPLICATED_SEED
+    v1_features = seed >= FIRST_V1_FEATURES_SEED
+    replicated = seed % 3 == 0 if v1_features else seed >= FIRST_REPLICATED_SEED
     replicated_random = Random(f"{seed} replicated")
     if replicated:
         faults = [kind for kind in faults if kind not in LOSSES]
@@ -105,6 +105,10 @@ def scenario_of(seed: int) -> Scenario:
     servers = random.choice([1, 1, 2, 3])
     if replicated:
         servers = replicated_random.choice([1, 2, 2, 3, 3])
+    if v1_features:
+        any_of = seed % 2 == 0
+    else:
+        any_of = seed >= FIRST_ANY_OF_SEED and (not replicated or replicated_random.random() < 0.25)
     return Scenario(
         seed=seed,
         servers=servers,
@@ -121,10 +125,8 @@ def scenario_of(seed: int) -> Scenario:
         faults=faults,
         fault_interval_s=random.choice([0.7, 1.5, 3.0]),
         slow_ratio=random.choice([0.0, 0.02, 0.1]),
-        any_of=seed % 2 == 0
-        if featured
-        else seed >= FIRST_ANY_OF_SEED and (not replicated or replicated_random.random() < 0.25),
-        featured=featured,
+        any_of=any_of,
+        v1_features=v1_features,
         redises=3 if replicated else 1,
         min_replicas=replicated_random.choice([0, 0, 1]) if replicated else 0,
         max_lag_s=replicated_random.choice([0.0, 0.005, 0.1, 1.0]) if replicated else 0.0,
@@ -159,13 +161,13 @@ class ClientContext:
 class Workload:
     """Generates random requests within the parameters of a scenario.
 
-    `extra` decides the fields that only `featured` scenarios have, so that the requests of other seeds stay the same.
+    `extra` decides the fields that only scenarios with `v1_features` have, so that the requests of other seeds stay the same.
     """
 
     def __init__(self, scenario: Scenario, random: Random, extra: Random | None = None) -> None:
         self.scenario = scenario
         self.random = random
-        self._extra = extra if scenario.featured else None
+        self._extra = extra if scenario.v1_features else None
 
     def resources(self) -> list[str]:
         """Return one to three random resources with modes, as `exclusive:NAME` or `shared:NAME`."""
@@ -204,7 +206,7 @@ class Workload:
         return self._add_features(payload)
 
     def _add_features(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return the payload of a request; in `featured` scenarios with random changes that use newer features."""
+        """Return the payload of a request; in scenarios with `v1_features` with random changes that use newer features."""
         extra = self._extra
         if extra is None:
             return payload

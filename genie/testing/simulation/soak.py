@@ -49,10 +49,10 @@ def main(
     """Simulate clusters of servers, clients and Redis under faults. Exits with 1 after a violation."""
     if seed is not None:
         first, seeds = seed, 1
-    started, failed = time.perf_counter(), 0
+    started_at, failures = time.perf_counter(), 0
     all_seeds = seeds_of_all_kinds() if first is None else itertools.count(first)
     for number, this_seed in enumerate(itertools.islice(all_seeds, seeds), 1):
-        if seconds is not None and time.perf_counter() - started > seconds:
+        if seconds is not None and time.perf_counter() - started_at > seconds:
             break
         cluster, problems = run(this_seed)
         if problems or seed is not None:
@@ -60,14 +60,14 @@ def main(
         for problem in problems[:10]:
             click.echo(f"*** {problem}")
         if problems:
-            failed += 1
+            failures += 1
             click.echo(f"reproduce: python -m genie.testing.simulation.soak --seed {this_seed}")
             if stop:
                 break
         if number % 50 == 0 or number == seeds:
-            each_s = (time.perf_counter() - started) / number
-            click.echo(f"{number} seeds, {failed} failed, {each_s:.2f} s each")
-    raise SystemExit(1 if failed else 0)
+            seconds_per_seed = (time.perf_counter() - started_at) / number
+            click.echo(f"{number} seeds, {failures} failed, {seconds_per_seed:.2f} s each")
+    raise SystemExit(1 if failures else 0)
 
 
 if __name__ == "__main__":

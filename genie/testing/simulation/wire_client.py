@@ -48,8 +48,8 @@ class WireClient:
         self.name = name
         self.random = random
         self.extra = Random(f"{context.scenario.seed} {name} extra")
-        """Decides the choices of `featured` scenarios only, so that the histories of other seeds do not depend on it."""
-        self.featured = context.scenario.featured
+        """Decides the choices of scenarios with `v1_features` only, so that the histories of other seeds do not depend on it."""
+        self.v1_features = context.scenario.v1_features
         self.session = session
         self.session_timeout_ms = random.choice([10_000, 10_000, 3_000, 30_000])
         self.requests: dict[str, PendingRequest] = {}
@@ -101,7 +101,7 @@ class WireClient:
                     self._resend_unanswered()
                 if not self._pinged:
                     self._ping()
-        if self._connection is not None and self.featured and self.extra.random() < 0.5:
+        if self._connection is not None and self.v1_features and self.extra.random() < 0.5:
             self._bye()
         elif self._connection is not None:
             self._connection.transport.close()
@@ -113,7 +113,7 @@ class WireClient:
         """Do one random thing: request, release, extend, ping, inspect, repeat a request, or disconnect."""
         random = self.random
         dice = random.random()
-        if self.featured and self._act_by_features():
+        if self.v1_features and self._act_with_v1_features():
             return
         live = [
             request
@@ -152,8 +152,8 @@ class WireClient:
                 self._connection.output_ended = True
                 self._connection.transport.write_eof()
 
-    def _act_by_features(self) -> bool:
-        """Sometimes do a thing of `featured` scenarios: `bye`, repeat or release an ended request; return whether it did."""
+    def _act_with_v1_features(self) -> bool:
+        """Sometimes do a thing of scenarios with `v1_features`: `bye`, repeat or release an ended request; return whether it did."""
         dice = self.extra.random()
         if dice < 0.02:
             self._bye()
@@ -205,7 +205,7 @@ class WireClient:
     def _release(self, request: PendingRequest) -> None:
         """Send a release by id or by ref, whichever is possible; if both are, choose at random."""
         by_ref = request.generation == self.generation and (request.sent or (request.id and self.session is not None))
-        if by_ref and self.featured and (not request.id or self.extra.random() < 0.4):
+        if by_ref and self.v1_features and (not request.id or self.extra.random() < 0.4):
             request.releasing = True
             self._send("release", ref=request.ref)
         elif request.id:
@@ -288,7 +288,7 @@ class WireClient:
         for request in self.requests.values() if self._synced else ():
             if request.id and not request.ended and not request.mentioned and not request.releasing:
                 is_of_session = self.session is not None and request.generation == self.generation
-                if is_of_session and (self.quiet or (self.featured and self.extra.random() < 0.3)):
+                if is_of_session and (self.quiet or (self.v1_features and self.extra.random() < 0.3)):
                     request.mentioned = True
                     self._send_request(request)
                 else:
@@ -333,8 +333,8 @@ class WireClient:
         self._connection = connection
         self._pinged.clear()
         self._synced = self.session is None
-        self.quiet = self.featured and self.extra.random() < 0.5
-        handshake = self.session is not None or self.quiet or (self.featured and self.extra.random() < 0.5)
+        self.quiet = self.v1_features and self.extra.random() < 0.5
+        handshake = self.session is not None or self.quiet or (self.v1_features and self.extra.random() < 0.5)
         self._ready = not handshake
         if not handshake:
             self.generation += 1
@@ -345,14 +345,14 @@ class WireClient:
             self._ping()
 
     def _hello(self) -> None:
-        """Send `hello`, in `featured` scenarios sometimes after one that the server rejects."""
-        if self.featured and self.extra.random() < 0.1:
+        """Send `hello`, in scenarios with `v1_features` sometimes after one that the server rejects."""
+        if self.v1_features and self.extra.random() < 0.1:
             rejected = self.extra.choice(REJECTED_HELLOS)
             self._send("hello", ref=self._next_ref(), **rejected)
         payload: Payload = {"ref": self._next_ref(), "protocol": 1, "client": f"raw/{self.name}"}
         if self.session is not None:
             payload |= {"session": self.session, "sessionTimeout": self.session_timeout_ms}
-        if self.featured:
+        if self.v1_features:
             payload["quiet"] = self.quiet
         self._send("hello", **payload)
 

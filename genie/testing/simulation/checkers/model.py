@@ -140,7 +140,7 @@ class Model:
         """Record a violation."""
         self.violations.append((at, text))
 
-    def exempt(self, id: int) -> bool:
+    def is_loss_excused(self, id: int) -> bool:
         """Return whether the loss of a request or of its last change is excused, so that no checker reports it."""
         return id < self.lost_below or self._diverged.get(id, NEVER) <= self.now
 
@@ -271,7 +271,7 @@ class Model:
         ended in the batch in which it arrived, so that it was never stored.
         """
         request = self.requests[before]
-        if self.exempt(before) or request.generation != connection.generation:
+        if self.is_loss_excused(before) or request.generation != connection.generation:
             return True
         if request.ended_at is not None and before not in self._stored_ids:
             return request.connection.server != connection.server or request.ended_at < self.leadership_acquired_at
@@ -332,7 +332,7 @@ class Model:
         ]
         if timeouts_at:
             hold.not_before = min(timeouts_at)
-        elif not self.exempt(hold.id):
+        elif not self.is_loss_excused(hold.id):
             self.violation(0.0, f"{hold.id} was extended to {remaining_ms} ms without a matching `extend`")
 
 

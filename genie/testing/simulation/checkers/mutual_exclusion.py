@@ -34,14 +34,14 @@ class LockChecker(Checker):
         for id_, record in change.written.items():
             if "fence" in self.model.records.get(id_, {}) and record.get("state") == "queued":
                 self._drop(id_, record)
-                if not change.unrecoverable and not self.model.exempt(id_):
+                if not change.unrecoverable and not self.model.is_loss_excused(id_):
                     self.model.violation(entry.at, f"{id_} was held, and is stored as queued again")
         for id_ in ends:
             before = self.model.records.get(id_)
             if before is None or before.get("state") == "ended":
                 continue
             self._drop(id_, before)
-            if not change.unrecoverable and not self.model.exempt(id_):
+            if not change.unrecoverable and not self.model.is_loss_excused(id_):
                 self._check_reason(id_, before, entry)
 
     def after(self, entry: Entry) -> None:
@@ -165,7 +165,7 @@ class FairnessChecker(Checker):
         """
         if entry.kind == SERVER_SENT and entry.data["command"] == "released" and "cycle" in entry.data["payload"]:
             request = self.model.request(entry)
-            if request is not None and not self.model.exempt(request.id):
+            if request is not None and not self.model.is_loss_excused(request.id):
                 self._unchecked.append((entry, request))
         elif entry.kind == STORE:
             self._check_deadlocks()
@@ -186,7 +186,7 @@ class FairnessChecker(Checker):
         waits = [
             (request, request.modes, model.locks.get(request.id))
             for request in model.requests.values()
-            if not model.exempt(request.id) and (request.queued_at is not None or request.connection.quiet)
+            if not model.is_loss_excused(request.id) and (request.queued_at is not None or request.connection.quiet)
         ]
         waits.sort(key=lambda wait: wait[0].id)
         for index, (first, first_modes, earlier_lock) in enumerate(waits):

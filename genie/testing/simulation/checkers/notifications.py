@@ -106,7 +106,7 @@ class NotificationChecker(Checker):
         command, id_ = entry.data["command"], entry.data["payload"]["id"]
         if entry.connection in self._resumed:
             self._resumed[entry.connection][1].add(id_)
-        if self.model.exempt(id_):
+        if self.model.is_loss_excused(id_):
             return
         sent = self._sent.setdefault((entry.connection, id_), [])
         self._notification_checks[command](entry, self.model.request(entry), sent)
@@ -129,20 +129,24 @@ class NotificationChecker(Checker):
         if connection.session is not None:
             self._ended_by_bye[connection.session] = model.lost_below
         for request in model.requests.values():
-            if request.generation != connection.generation or request.ended_at is not None or model.exempt(request.id):
+            if (
+                request.generation != connection.generation
+                or request.ended_at is not None
+                or model.is_loss_excused(request.id)
+            ):
                 continue
             if request.locked_at is None or request.payload.get("onDisconnect") == "release":
                 model.violation(entry.at, f"{request.id} has not ended with its session, which ended by bye")
         key = None if connection.session is None else blake2b(connection.session.encode(), digest_size=16).hexdigest()
         for id_, record in model.records.items():
             of_session = key is not None and record.get("session") == key
-            if of_session and record.get("state") == "queued" and not model.exempt(id_):
+            if of_session and record.get("state") == "queued" and not model.is_loss_excused(id_):
                 model.violation(entry.at, f"{id_} is queued in the store after its session ended by bye")
 
     def _check_note(self, row: Message, entry: Entry) -> None:
         """Check that a row of `inspected`, or a blocker, has the `note` of its request."""
         request = self.model.requests.get(row["id"])
-        if request is None or self.model.exempt(request.id):
+        if request is None or self.model.is_loss_excused(request.id):
             return
         if row.get("note") != request.payload.get("note"):
             note = request.payload.get("note")
@@ -308,7 +312,7 @@ class NotificationChecker(Checker):
         for id_, sent_at in list(self._unstored.items()):
             if sent_at < at:
                 del self._unstored[id_]
-                if not self.model.exempt(id_):
+                if not self.model.is_loss_excused(id_):
                     self.model.violation(sent_at, f"a notification is sent for {id_}, but not stored")
 
     def _check_resumed(self, at: float) -> None:
@@ -322,7 +326,7 @@ class NotificationChecker(Checker):
         """Check that a resumed session got the state of each live request, and of each whose end was not received."""
         model = self.model
         for request in model.requests.values():
-            if request.client != connection.client or request.id in notified_ids or model.exempt(request.id):
+            if request.client != connection.client or request.id in notified_ids or model.is_loss_excused(request.id):
                 continue
             if request.connection.session != connection.session:
                 continue
@@ -336,7 +340,7 @@ class NotificationChecker(Checker):
     def _check_ended(self, request: RequestHistory) -> None:
         """Check that `released` was sent for a request whose connection remained open."""
         model = self.model
-        if request.ended_at is None and request.connection.closed_at is None and not model.exempt(request.id):
+        if request.ended_at is None and request.connection.closed_at is None and not model.is_loss_excused(request.id):
             model.violation(float("inf"), f"released was never sent for {request.id}, whose connection is open")
 
 
@@ -446,7 +450,9 @@ class ReplyChecker(Checker):
             return
         if request is not None and request.payload.get("ref") != ref and not by_id:
             self.model.violation(entry.at, f"{entry.data} is no reply, but lacks the ref of its request")
-        if request is None and not by_id and not self.model.exempt(id_):  # exempt: first sent on a diverged lineage
+        if (
+            request is None and not by_id and not self.model.is_loss_excused(id_)
+        ):  # is_loss_excused: first sent on a diverged lineage
             self.model.violation(entry.at, f"{entry.data} replies to no command")
         connection = self.model.connections[entry.connection]
         requests = [
