@@ -57,7 +57,7 @@ class WholeNumber(click.IntRange):
     """A whole number within bounds. The error names the bounds, also if the text is not a number."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert to an int."""
+        """Convert a text to an int within the bounds."""
         try:
             return int(super().convert(value, param, ctx))
         except click.BadParameter:
@@ -68,7 +68,7 @@ class Number(click.FloatRange):
     """A number within bounds. Unlike `click.FloatRange` it rejects `nan`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Convert to a float."""
+        """Convert a text to a float within the bounds."""
         try:
             number = float(super().convert(value, param, ctx))
         except click.BadParameter:
@@ -93,7 +93,7 @@ class PortType(click.ParamType[int]):
         self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert to an int."""
+        """Convert a text to a port number."""
         try:
             port = int(value)
         except ValueError:
@@ -116,8 +116,8 @@ def source_of(parameter: str) -> str:
     return parameter
 
 
-def with_sources(message: str) -> str:
-    """Return the message with the variables (`GENIE_…`) of options that were set on the command line replaced by these."""
+def replace_variables_by_options(message: str) -> str:
+    """Replace the environment variables (`GENIE_…`) in an error message by their options, if set on the command line."""
     ctx = click.get_current_context(silent=True)
     if ctx is None:
         return message
@@ -253,7 +253,7 @@ def bare_name(resource: str) -> str:
     return resource
 
 
-def format_server(host: str, port: int) -> str:
+def format_servers(host: str, port: int) -> str:
     """Return the addresses of the servers for a message."""
     return ", ".join(map(format_address, parse_addresses(host, port)))
 
@@ -303,7 +303,7 @@ def query(
                     stack.pop_all()  # do not close the client: that would wait for the server, which does not respond
                     raise
         except TimeoutError:
-            no_response = f"{format_server(host, port)} did not respond within {timeout:g} s"
+            no_response = f"{format_servers(host, port)} did not respond within {timeout:g} s"
             raise Unavailable(client.connection_error or no_response) from None
 
     return asyncio.run(connect_and_run())

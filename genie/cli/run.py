@@ -88,7 +88,7 @@ class LockedCommand:
             async with connect(self._options.host, self._options.port, namespace=self._options.namespace) as client:
                 await self._run_with_locks(client)
         except asyncio.CancelledError:
-            if self._exit_status() is None:
+            if self._exit_status() is None:  # cancelled by other code than `_on_signal`
                 raise
         except LockError as error:
             self._fail(error, self._options.conflict_status)

@@ -18,8 +18,8 @@ from genie.cli.options import (
     PortType,
     SourcedOption,
     WholeNumber,
+    replace_variables_by_options,
     source_of,
-    with_sources,
 )
 from genie.cli.port_probe import describe_listener
 from genie.config import Settings
@@ -163,9 +163,9 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
             f"cannot listen on {settings.host}:{settings.port}: {_explain_bind_error(error, settings)}"
         ) from None
     except ValueError as error:
-        raise InvalidArgument(with_sources(str(error))) from None
+        raise InvalidArgument(replace_variables_by_options(str(error))) from None
     except click.ClickException as error:
-        raise click.ClickException(with_sources(error.message)) from None
+        raise click.ClickException(replace_variables_by_options(error.message)) from None
     raise SystemExit(status)
 
 

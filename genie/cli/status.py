@@ -9,7 +9,7 @@ import click
 
 from genie.cli.options import (
     Querier,
-    format_server,
+    format_servers,
     json_option,
     one_line_errors,
     query,
@@ -47,7 +47,7 @@ def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: 
         return round_trip, totals, client.address
 
     round_trip, totals, leader = query(host, port, namespace, timeout, measure)
-    address = format_address(leader) if leader else format_server(host, port)
+    address = format_address(leader) if leader else format_servers(host, port)
     round_trip_ms = round(round_trip * 1000, 3)
     held, waiting = totals.get("holdersTotal"), totals.get("queueTotal")
     if as_json:

@@ -121,7 +121,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The responses of the admin port. Only a leader has wait-for graph and hot resources."""
+    """The responses of the admin port. Followers have neither a wait-for graph nor hot resources."""
 
     state: State
     waits: Waits | None = None
@@ -244,7 +244,7 @@ def _warning_lines(state: State, columns: int) -> Iterator[Line]:
 
 
 def _queues(snapshot: Snapshot) -> Section:
-    """Return the longest wait queues. The hold time is known only of holders in the wait-for graph."""
+    """Return the section of the longest wait queues. The hold time is known only of holders in the wait-for graph."""
     state, held_since = snapshot.state, {}
     if snapshot.waits is not None:
         held_since = {node.id: node.since for node in snapshot.waits.nodes if node.state == "held"}
@@ -265,7 +265,7 @@ def _queues(snapshot: Snapshot) -> Section:
 
 
 def _waits(waits: Waits, now_ms: float) -> Section:
-    """Return the longest waits, each with its first blocker."""
+    """Return the section of the longest waits, each with its first blocker."""
     nodes = {node.id: node for node in waits.nodes}
     edges_by_waiter: dict[int, list[Edge]] = {}
     for edge in waits.edges:
@@ -300,7 +300,7 @@ def _label(id_: int, transaction: str | UnsetType | None) -> str:
 
 
 def _hot_resources(hot: HotList) -> Section:
-    """Return the most contended resources."""
+    """Return the section of the most contended resources."""
     rows = [
         [row.resource, duration(row.waited), f"{row.conflicts:,}", f"{row.waiting:,}", f"{row.holders:,}"]
         for row in hot.resources
