@@ -316,7 +316,7 @@ async def test_a_full_redis_accepts_releases_and_rejects_requests(redis: Redis) 
         assert await client.release(last) == "success"
         assert records(redis) == {}
         redis.call("CONFIG", "SET", "maxmemory", "0")
-        await asyncio.to_thread(genie.until, "store has memory again")
+        await asyncio.to_thread(genie.until, "store memory available again")
         await client.lock("exclusive:c")
         await client.close()
 

@@ -271,7 +271,7 @@ class CommitWriter:
             self._log.info("store available again", address=address, outage_ms=outage_ms)
         if reply == b"ok" and self.full and not self._uses_oom_script:
             self.full = False
-            self._log.info("store has memory again")
+            self._log.info("store memory available again")
         self._in_flight = False
         self._on_reply(reply)
 

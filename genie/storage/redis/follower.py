@@ -296,7 +296,7 @@ class Follower:
         try:
             await self._keyspace.restore_snapshot(self._node, snapshot.state, snapshot.history)
         except LeadershipLost as error:
-            self._log.info("snapshot restore lost to another node", reason=str(error))
+            self._log.info("snapshot restore abandoned, another node leads", reason=str(error))
             self._has_acquired = False
             return None
         self._has_acquired = True

@@ -85,7 +85,7 @@ async def load_snapshot(keyspace: Keyspace, reader: LogReader, log: FilteringBou
                 state.changes = {id_: state.changes[id_] for id_ in sorted(state.changes)}
                 return state
         except LogTruncated:
-            log.warning("log truncated while loading, loading snapshot again")
+            log.warning("log truncated during snapshot load, loading again")
 
 
 async def _catch_up(keyspace: Keyspace, reader: LogReader, decoder: RecordDecoder, state: Batch) -> bool:

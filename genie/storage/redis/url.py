@@ -176,8 +176,9 @@ def _login(options: dict[str, Any]) -> Login:
     if options and any("@" in str(value) for value in (options | tls).values()):
         raise ValueError(f"the Redis URL: the text after the ? must be options, and contains an @; {ENCODING_HINT}")
     if options or (tls and not encrypted):
-        unknown = ", ".join(sorted(options) or sorted(tls))
-        raise ValueError(f"the Redis URL: {unknown} is no option{' without TLS (rediss://)' if not options else ''}")
+        if not options:
+            raise ValueError(f"the Redis URL: {', '.join(sorted(tls))} needs TLS: use rediss://")
+        raise ValueError(f"the Redis URL: unknown option {', '.join(sorted(options))}")
     if not encrypted:
         return login
     for name in FILES:
