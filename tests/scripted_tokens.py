@@ -1,4 +1,4 @@
-"""A token store for tests of selectors: it holds what a test tells it to hold, and fails when it is told to."""
+"""A token store for tests of selectors, with hooks by which a test delays calls or lets them fail."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.token import Token
 
 
-def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test on a loop with a virtual clock; one that waits for what can't come fails."""
+def virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test in an event loop with a virtual clock; it fails if it waits for an event that can't occur."""
 
     @functools.wraps(test)
     def run(*args: Any, **named: Any) -> None:
@@ -29,19 +29,20 @@ def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 async def settle() -> None:
-    """Until everything that was told has been taken: no virtual time passes while anything is ready."""
+    """Wait until all published changes are processed: no virtual time passes while a task is ready."""
     await asyncio.sleep(0.000_001)
 
 
-def coins(amounts: Iterable[int], prefix: str = "t", **fields: Any) -> list[Token]:
-    """Tokens of these amounts, of alice's pounds unless it is said otherwise."""
+def make_tokens(amounts: Iterable[int], prefix: str = "t", **fields: Any) -> list[Token]:
+    """Return tokens of these amounts; by default they are GBP of the owner alice."""
     fields = {"owner": "alice", "token_type": "Fiat", "identifier": "GBP"} | fields
     return [Token(id=f"{prefix}{number}", amount=amount, **fields) for number, amount in enumerate(amounts)]
 
 
 class ScriptedStore:
-    """`before[CALL]` is awaited (with what is about to be told) before a page, an answer of `get`, or the outcome of a
-    `spend` is told; what it raises is raised. `calls` counts.
+    """A token store in memory. The hook `before[CALL]` is awaited with the result of a call before it is returned: a "page",
+    the result of "get", the end of a "spend" or the start of "changes". What the hook raises, the call raises. `calls`
+    counts the calls.
     """
 
     def __init__(self, tokens: Iterable[Token] = (), *, page: int = 100) -> None:
@@ -50,24 +51,24 @@ class ScriptedStore:
         self.page = page
         self.before: dict[str, Callable[[Any], Awaitable[None]]] = {}
         self.calls: defaultdict[str, int] = defaultdict(int)
-        self.listeners: list[asyncio.Queue[Change | Exception]] = []
+        self.feeds: list[asyncio.Queue[Change | Exception]] = []
 
-    def tell(self, change: Change | Exception) -> None:
-        """To all who listen."""
-        for listener in self.listeners:
+    def publish(self, change: Change | Exception) -> None:
+        """Send a change to all change feeds; an exception ends them."""
+        for listener in self.feeds:
             listener.put_nowait(change)
 
-    async def _hook(self, call: str, told: Any) -> None:
+    async def _hook(self, call: str, result: Any) -> None:
         self.calls[call] += 1
         if call in self.before:
-            await self.before[call](told)
+            await self.before[call](result)
 
     async def add(self, tokens: Sequence[Token]) -> None:
         if any(token.id in self.tokens or token.id in self.spenders for token in tokens):
-            raise ValueError("an id is not new")
+            raise ValueError("an id exists already")
         for token in tokens:
             self.tokens[token.id] = token
-            self.tell(Added(token))
+            self.publish(Added(token))
 
     async def unspent(self, **wallet: str | None) -> AsyncIterator[list[Token]]:
         assert not wallet
@@ -86,7 +87,7 @@ class ScriptedStore:
         await self._hook("changes", None)
         listener: asyncio.Queue[Change | Exception] = asyncio.Queue()
         listener.put_nowait(Resync())
-        self.listeners.append(listener)
+        self.feeds.append(listener)
         try:
             while True:
                 change = await listener.get()
@@ -94,7 +95,7 @@ class ScriptedStore:
                     raise change
                 yield change
         finally:
-            self.listeners.remove(listener)
+            self.feeds.remove(listener)
 
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
         others = [token.id for token in tokens if self.spenders.get(token.id, transaction) != transaction]
@@ -105,6 +106,6 @@ class ScriptedStore:
             for token in tokens:
                 self.spenders[token.id] = transaction
                 del self.tokens[token.id]
-                self.tell(Spent(token.id))
+                self.publish(Spent(token.id))
             await self.add(outputs)
         await self._hook("spend", tokens)

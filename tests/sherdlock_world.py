@@ -1,4 +1,4 @@
-"""A Genie and a store of tokens that do what a test tells them, under a virtual clock: nothing here waits for time."""
+"""Fakes of Genie and of a token store whose behaviour a test controls, under a virtual clock."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ GBP = {"token_type": "Fiat", "identifier": "GBP"}
 ALICE = {"owner": "alice", **GBP}
 
 
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test in a loop whose clock is virtual."""
+def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop with a virtual clock, which does not wait for timers."""
 
     @functools.wraps(test)
     def run(*args: Any, **options: Any) -> None:
@@ -31,23 +31,23 @@ def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 async def settle() -> None:
-    """Let everything that is ready run."""
+    """Run all tasks that are ready."""
     for _ in range(50):
         await asyncio.sleep(0)
 
 
-async def listen(*selectors: Any) -> None:
-    """Let selectors hear who holds what, as they do once it is of use."""
+async def open_subscription(*selectors: Any) -> None:
+    """Let selectors subscribe to lock events, as they do under contention."""
     for selector in selectors:
         selector._context.subscription._contention = 1.0
         selector._context.subscription.record_request(contended=True)
     await settle()
 
 
-async def bustle(genie: FakeGenie, seconds: float) -> None:
-    """Let so much happen elsewhere that listening is dear."""
+async def cause_lock_events(genie: FakeGenie, seconds: float) -> None:
+    """Cause so many lock events that a subscription is expensive."""
     for _ in range(round(seconds * 10)):
-        genie.end(genie.take(*(f"elsewhere-{number}" for number in range(50))))
+        genie.end(genie.lock_as_other(*(f"elsewhere-{number}" for number in range(50))))
         await asyncio.sleep(0.1)
 
 
@@ -75,7 +75,7 @@ class FakeLock:
         self.timer: asyncio.TimerHandle | None = None
 
     async def release(self) -> None:
-        self.genie.end(self)  # it is on its way at once
+        self.genie.end(self)  # the request takes effect even if the caller is cancelled
         await asyncio.sleep(self.genie.delay_s)
         if self.genie.down:
             raise Unavailable("the fake is down")
@@ -89,39 +89,41 @@ class FakeLock:
 
 
 class FakeGenie:
-    """`asks` are the names of each `acquire_any`, in order. `hushed`: watchers hear nothing, for now. `late`: watchers get
-    the events when the test calls `deliver`.
+    """A fake of the client that grants locks in memory.
+
+    `requests`: the token ids of each call of `acquire_any`, in order. `muted`: watchers get no events. `delayed`: watchers
+    get the events when the test calls `deliver`.
     """
 
     def __init__(self) -> None:
         self.ids = itertools.count(101)
         self.locks: dict[int, FakeLock] = {}
         self.held: dict[str, dict[int, str | None]] = {}
-        self.asks: list[list[str]] = []
+        self.requests: list[list[str]] = []
         self.extended: list[int] = []
         self.delay_s = 0.0
         self.down = False
-        self.hushed = False
-        self.late = False
+        self.muted = False
+        self.delayed = False
         self.undelivered: list[tuple[asyncio.Queue[LockChange | None], LockChange]] = []
         self.before_watch: Callable[[], None] | None = None
         self.answer: asyncio.Event | None = None
-        """If there is one, grants are told when it is set."""
+        """If it is not None, grants are returned once it is set."""
         self._watchers: dict[asyncio.Queue[LockChange | None], str] = {}
 
     def holders(self, id: str) -> set[str | None]:
         return set(self.held.get(f"token/{id}", {}).values())
 
     @property
-    def listeners(self) -> int:
+    def watcher_count(self) -> int:
         return len(self._watchers)
 
     @property
     def tokens_held(self) -> set[str]:
         return {name.removeprefix("token/") for name in self.held if name.startswith("token/")}
 
-    def take(self, *ids: str, transaction: str | None = "other", lease: float = 1e6) -> FakeLock:
-        """Somebody else locks tokens."""
+    def lock_as_other(self, *ids: str, transaction: str | None = "other", lease: float = 1e6) -> FakeLock:
+        """Lock tokens as another client."""
         return self.lock(tuple(f"exclusive:token/{id}" for id in ids), transaction, lease)
 
     async def acquire_any(
@@ -138,7 +140,7 @@ class FakeGenie:
         for number in (target, *(weights or ())):
             assert type(number) is int
             assert 0 < number <= MAX_AMOUNT
-        self.asks.append([name.removeprefix("exclusive:token/") for name in resources])
+        self.requests.append([name.removeprefix("exclusive:token/") for name in resources])
         await asyncio.sleep(self.delay_s)
         if self.down:
             raise Unavailable("the fake is down")
@@ -190,11 +192,11 @@ class FakeGenie:
         try:
             while (change := await changes.get()) is not None:
                 yield change
-            raise Unavailable("the fake watches no more")
+            raise Unavailable("the fake has ended the watch")
         finally:
             del self._watchers[changes]
 
-    def cut_watchers(self) -> None:
+    def disconnect_watchers(self) -> None:
         for changes in self._watchers:
             changes.put_nowait(None)
 
@@ -203,16 +205,16 @@ class FakeGenie:
         self.locks[lock.id] = lock
         for name in resources:
             self.held.setdefault(name.partition(":")[2], {})[lock.id] = transaction
-            self._tell(name, "locked", lock)
+            self._publish(name, "locked", lock)
         self.hold(lock, lease)
         return lock
 
     def hold(self, lock: FakeLock, seconds: float) -> None:
         if lock.timer is not None:
             lock.timer.cancel()
-        lock.timer = asyncio.get_running_loop().call_later(seconds, self.lose, lock)
+        lock.timer = asyncio.get_running_loop().call_later(seconds, self.expire, lock)
 
-    def lose(self, lock: FakeLock) -> None:
+    def expire(self, lock: FakeLock) -> None:
         self.end(lock)
         lock.lost.set()
 
@@ -226,18 +228,18 @@ class FakeGenie:
             del self.held[bare][lock.id]
             if not self.held[bare]:
                 del self.held[bare]
-            self._tell(name, "unlocked", lock)
+            self._publish(name, "unlocked", lock)
 
-    def _tell(self, name: str, state: str, lock: FakeLock) -> None:
+    def _publish(self, name: str, state: str, lock: FakeLock) -> None:
         mode, _, bare = name.partition(":")
         for changes, prefix in self._watchers.items():
-            if bare.startswith(prefix) and not self.hushed:
+            if bare.startswith(prefix) and not self.muted:
                 self.undelivered.append((changes, LockChange(bare, state, mode, lock.id, lock.transaction)))
-        if not self.late:
+        if not self.delayed:
             self.deliver()
 
     def deliver(self) -> None:
-        """Let watchers have the events that are late."""
+        """Deliver the delayed events to the watchers."""
         for changes, change in self.undelivered:
             changes.put_nowait(change)
         self.undelivered.clear()
@@ -245,18 +247,21 @@ class FakeGenie:
 
 @dataclass
 class FakeStore:
-    """Tokens by id. `page` is how many are told at once, and `turn` is awaited before each page. `reads` counts."""
+    """A token store in memory. `page` is the page size of `unspent`, whose calls `load_count` counts. `before_page` is
+    awaited before each page. `error` is raised by it. Without `has_feed` there is no change feed; while it is `muted` it
+    reports nothing.
+    """
 
     held: dict[str, Token] = field(default_factory=dict)
     spent: dict[str, str] = field(default_factory=dict)
     page: int = 1000
-    reads: int = 0
+    load_count: int = 0
     pages: int = 0
-    fails: Exception | None = None
-    follows: bool = True
-    turn: Callable[[], Coroutine[Any, Any, object]] | None = None
+    error: Exception | None = None
+    has_feed: bool = True
+    before_page: Callable[[], Coroutine[Any, Any, object]] | None = None
     feeds: list[asyncio.Queue[Change | None]] = field(default_factory=list)
-    hushed: bool = False
+    muted: bool = False
     before_spend: Callable[[], Coroutine[Any, Any, object]] | None = None
     after_spend: Callable[[], Coroutine[Any, Any, object]] | None = None
 
@@ -266,22 +271,22 @@ class FakeStore:
     def put(self, *tokens: Token) -> None:
         for each in tokens:
             self.held[each.id] = each
-            self.tell(Added(each))
+            self.publish(Added(each))
 
-    def tell(self, *changes: Change | None) -> None:
+    def publish(self, *changes: Change | None) -> None:
         for feed in self.feeds:
             for change in changes:
-                if not self.hushed:
+                if not self.muted:
                     feed.put_nowait(change)
 
     async def unspent(self, **of: str | None) -> AsyncIterator[list[Token]]:
-        self.reads += 1
+        self.load_count += 1
         last = ""
         while True:
-            if self.turn is not None:
-                await self.turn()
-            if self.fails is not None:
-                raise self.fails
+            if self.before_page is not None:
+                await self.before_page()
+            if self.error is not None:
+                raise self.error
             found = sorted(
                 (each for each in self.held.values() if each.id > last and self._in(each, of)), key=lambda t: t.id
             )[: self.page]
@@ -296,7 +301,7 @@ class FakeStore:
         return {id: self.held[id] for id in ids if id in self.held}
 
     async def changes(self) -> AsyncIterator[Change]:
-        if not self.follows:
+        if not self.has_feed:
             raise NotImplementedError
         feed: asyncio.Queue[Change | None] = asyncio.Queue()
         self.feeds.append(feed)
@@ -317,7 +322,7 @@ class FakeStore:
             if each.id in self.held:
                 del self.held[each.id]
                 self.spent[each.id] = transaction
-                self.tell(Spent(each.id))
+                self.publish(Spent(each.id))
         self.put(*outputs)
         if self.after_spend is not None:
             await self.after_spend()

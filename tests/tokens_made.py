@@ -1,4 +1,4 @@
-"""Tokens for tests, and what can be asked of any store of them."""
+"""Tokens for tests, and queries of token stores."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from genie.tokens.token import Token
 
 
 def token(id: str, **fields: Any) -> Token:
-    """One of alice's pounds, if nothing else is said."""
+    """Return a token; by default it is 1 GBP of the owner alice."""
     return Token(**({"id": id, "owner": "alice", "token_type": "Fiat", "identifier": "GBP", "amount": 1} | fields))
 
 
 async def read(pages: AsyncIterator[list[Token]]) -> list[str]:
-    """The ids of all pages."""
+    """Return the ids in all pages."""
     return [token.id async for page in pages for token in page]
 
 
-async def ids(store: TokenStore, **wanted: str) -> set[str]:
-    """What is unspent."""
-    found = await read(store.unspent(**wanted))
+async def ids(store: TokenStore, **filters: str) -> set[str]:
+    """Return the ids of the unspent tokens of a store, each of which must appear once."""
+    found = await read(store.unspent(**filters))
     assert len(found) == len(set(found))
     return set(found)

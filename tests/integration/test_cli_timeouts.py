@@ -18,12 +18,12 @@ import pytest
 from click.testing import CliRunner
 
 from genie.cli.timeouts import timeouts
+from ledger_queries import overdue, query
 from mariadb import mariadb
 from ports import free_port
 from postgres import postgres
 from programs import Forked, start_genie
 from servers import WAIT_S, running_server
-from trial_ledger import ask, overdue
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
 WITHOUT = "import sys; sys.modules[{name!r}] = None; from genie.cli import main; main(prog_name='genie')"
@@ -138,8 +138,8 @@ def test_explain_shows_expired_transfers_and_why(file: Path, url: str) -> None:
         description = next(line for line in lines if line.startswith(first))
         return f"{re.sub(r'[0-9]{4}-[^ ]*Z', 'DATE', description)} | {summary}"
 
-    number = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange WHERE transferId = ?", first)[0]
-    last = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
+    number = query(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange WHERE transferId = ?", first)[0]
+    last = query(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
     why = rf"{first}: {state} since state change {number}, expired DATE \([0-9]+ (d|h|min|s) ago\)"
     read = "the handler has read up to state change 0, a later run hands it over"
     assert re.fullmatch(rf"{why}; {read} \| 6 expired: 6 not read yet", line())
@@ -153,7 +153,7 @@ def test_explain_shows_expired_transfers_and_why(file: Path, url: str) -> None:
     assert in_process(url, "explain", "--limit", "2")[1].endswith("the first 2 expired transfers: 2 handed over\n")
     assert in_process(url, "finalize", "--overdue")[0] == 0
     assert in_process(url, "explain")[:2] == (0, "0 expired\n")
-    assert last < ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
+    assert last < query(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
 
 
 def test_a_ledger_in_local_time(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_progress_is_printed_in_lines_without_a_terminal(tmp_path: Path) -> None
     assert (code, err) == (0, "genie: 25 of 25 transfers\n"), "a single statement shifts all of them"
     status, _, err = in_process(url, "generate", "--transfers", "6000", "--seed", "2")
     assert (status, err) == (0, "genie: 5,000 of 6,000 transfers\n")
-    last = ask(tmp_path / "ledger.db", "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
+    last = query(tmp_path / "ledger.db", "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
     process = start(url, "run", "--batch", "4000", "--progress", "8000")
     lines = [process.stderr.readline().strip() for _ in range(3)]
     assert lines == [f"genie: read up to state change {number:,} of {last:,}" for number in (8_000, 16_000, last)]
@@ -195,7 +195,7 @@ def test_progress_is_printed_in_lines_without_a_terminal(tmp_path: Path) -> None
 def test_it_runs_periodically_until_sigterm(file: Path, url: str) -> None:
     """It prints progress while it lags, and delivers a transfer that expires later in the next run."""
     process = start(url, "run", "--every", "0.02", "--batch", "400", "--progress", "400")
-    changes = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
+    changes = query(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
     progress = [f"genie: read up to state change {last:,} of {changes:,}" for last in (400, 800, changes)]
     messages: list[str] = []
 
@@ -206,7 +206,7 @@ def test_it_runs_periodically_until_sigterm(file: Path, url: str) -> None:
         messages.append(process.stderr.readline().strip())
     assert delivered("".join(process.stdout.readline() for _ in range(6))) == overdue(file)
     (late,) = _waiting(file)
-    ask(file, "UPDATE transfer SET expirationDate = '2026-01-31 12:00:00.5' WHERE transferId = ?", late)
+    query(file, "UPDATE transfer SET expirationDate = '2026-01-31 12:00:00.5' WHERE transferId = ?", late)
     found = json.loads(process.stdout.readline())
     assert (found["transferId"], found["expirationDate"]) == (late, "2026-01-31T12:00:00.500Z")
     messages.append(process.stderr.readline().strip())
@@ -216,13 +216,13 @@ def test_it_runs_periodically_until_sigterm(file: Path, url: str) -> None:
 
 
 def _waiting(file: Path) -> list[str]:
-    query = """
+    statement = """
     SELECT MIN(transferId) FROM transferStateChange
     WHERE transferId IN (SELECT transferId FROM transferStateChange GROUP BY transferId HAVING COUNT(*) = 2)
     AND transferId NOT IN (SELECT transferId FROM transferTimeout WHERE expirationDate < '2026-01-30')
     AND transferId IN (SELECT transferId FROM transfer WHERE currencyId = 'EUR')
     """
-    return ask(file, query)
+    return query(file, statement)
 
 
 def test_a_command_receives_expired_transfers_and_accepts_them_by_its_exit_status(file: Path, url: str) -> None:
@@ -261,7 +261,7 @@ def test_a_signal_also_ends_the_command(file: Path, url: str, number: signal.Sig
             assert stop(process, number) == (status, "", "")
             assert connection.recv(1) == b""  # the child of the shell has ended
     assert len(delivered(genie(url, "run", "--once")[1])) == 6
-    assert ask(file, "SELECT COUNT(*) FROM segment") == [1]
+    assert query(file, "SELECT COUNT(*) FROM segment") == [1]
 
 
 def test_a_signal_while_the_pipe_of_stdout_is_full(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_it_ends_without_a_message_when_stdout_is_closed(file: Path, url: str) -
     assert process.wait(WAIT_S) == 1
     assert process.stderr.read() == ""
     process.stderr.close()
-    assert ask(file, "SELECT COUNT(*) FROM segment") == [0]
+    assert query(file, "SELECT COUNT(*) FROM segment") == [0]
 
 
 def test_another_replica_is_running(url: str) -> None:
@@ -296,13 +296,13 @@ def test_another_replica_is_running(url: str) -> None:
 def test_errors_are_printed_and_retried(file: Path, url: str) -> None:
     process = start(url, "run", "--every", "0.01", "--on-expired", "cat")
     assert process.stderr.readline() == "genie: 6 expired\n"
-    ask(file, "ALTER TABLE segment RENAME TO renamed_segment")
+    query(file, "ALTER TABLE segment RENAME TO renamed_segment")
     assert process.stderr.readline() == f"genie: sqlite+aiosqlite:///{file}: no such table: segment\n"
-    ask(file, "ALTER TABLE transfer RENAME TO renamed_transfer")
-    ask(file, "ALTER TABLE renamed_segment RENAME TO segment")
+    query(file, "ALTER TABLE transfer RENAME TO renamed_transfer")
+    query(file, "ALTER TABLE renamed_segment RENAME TO segment")
     assert process.stderr.readline() == f"genie: sqlite+aiosqlite:///{file}: no such table: transfer\n"
-    ask(file, "ALTER TABLE renamed_transfer RENAME TO transfer")
-    ask(file, "UPDATE transfer SET expirationDate = '2026-01-31' WHERE transferId = ?", *_waiting(file))
+    query(file, "ALTER TABLE renamed_transfer RENAME TO transfer")
+    query(file, "UPDATE transfer SET expirationDate = '2026-01-31' WHERE transferId = ?", *_waiting(file))
     assert process.stderr.readline() == "genie: 1 expired\n"
     assert stop(process)[::2] == (0, "")
 
@@ -311,7 +311,7 @@ def test_a_run_holds_a_lock_of_genie(file: Path, url: str) -> None:
     with running_server() as server:
         locked = ["run", "--once", "--lock", "a ledger", "--port", str(server.port)]
         assert len(delivered(genie(url, *locked)[1])) == 6
-        assert ask(file, "SELECT fence IS NULL FROM segment") == [0]
+        assert query(file, "SELECT fence IS NULL FROM segment") == [0]
         hold = [
             sys.executable,
             "-m",
@@ -367,9 +367,9 @@ def test_commands_that_only_read_create_no_file(command: str, tmp_path: Path) ->
     file = tmp_path / "typo.db"
     assert error_of(f"sqlite:///{file}", *command.split()).endswith(f"{file}: there is no such file")
     assert not file.exists()
-    ask(file, "CREATE TABLE transfer (transferId VARCHAR(36) NOT NULL PRIMARY KEY, expirationDate DATETIME NOT NULL)")
+    query(file, "CREATE TABLE transfer (transferId VARCHAR(36) NOT NULL PRIMARY KEY, expirationDate DATETIME NOT NULL)")
     assert error_of(f"sqlite:///{file}", *command.split()).startswith("there is no table transferStateChange")
-    assert ask(file, "SELECT name FROM sqlite_master WHERE type = 'table'") == ["transfer"]
+    assert query(file, "SELECT name FROM sqlite_master WHERE type = 'table'") == ["transfer"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Replicas that select from the same wallets, and a real server between them. Who has spent what is told by a ledger that
-knows nothing of locks.
-"""
+"""Replicas that select from the same wallets by a real server. A ledger without locks records who has spent which token."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ NUMBERS = itertools.count()
 
 
 class Ledger(MemoryTokenStore):
-    """A store that notes who spends what before it looks at anything else: every token once, and no money made or lost."""
+    """A store that records each spend before it executes it, and checks that each token is spent once and no amount is lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +50,7 @@ class Ledger(MemoryTokenStore):
 
 
 async def new_wallet(count: int, amount: int) -> tuple[str, Ledger]:
-    """Names of its own: all tests of a file share a server."""
+    """Return a new owner and account: all tests of this file share a server."""
     owner, ledger = f"owner-{next(NUMBERS)}", Ledger()
     await ledger.add([Token(f"{owner}-{number}", owner, "Fiat", "GBP", amount) for number in range(count)])
     return owner, ledger
@@ -74,7 +72,7 @@ async def replicas(genie: Genie, ledger: Ledger, count: int, **options: Any) -> 
 
 
 async def pay(selection: Selection, to: str) -> None:
-    """Spend what was asked for; the change goes back to the wallet."""
+    """Spend the requested amount, and return the change to the wallet."""
     owner = selection.tokens[0].owner
     outputs = [Token(f"{selection.transaction}-paid", to, "Fiat", "GBP", selection.asked)]
     if selection.change:
@@ -82,7 +80,9 @@ async def pay(selection: Selection, to: str) -> None:
     await selection.spend(outputs)
 
 
-async def ask(selector: SherdlockSelector, amount: int, owner: str, transaction: str) -> bool | InsufficientFunds:
+async def select_and_pay(
+    selector: SherdlockSelector, amount: int, owner: str, transaction: str
+) -> bool | InsufficientFunds:
     try:
         async with await selector.select(amount, owner=owner, transaction=transaction, **GBP) as selection:
             await pay(selection, f"{owner}-shop")
@@ -91,30 +91,30 @@ async def ask(selector: SherdlockSelector, amount: int, owner: str, transaction:
     return True
 
 
-async def all_asks(
+async def select_and_pay_all(
     selectors: list[SherdlockSelector], each: int, amount: int, owner: str
 ) -> list[bool | InsufficientFunds]:
-    asks = [
-        ask(selector, amount, owner, f"{owner}-{place}-{number}")
+    amounts = [
+        select_and_pay(selector, amount, owner, f"{owner}-{place}-{number}")
         for number in range(each)
         for place, selector in enumerate(selectors)
     ]
     async with asyncio.timeout(WAIT_S):
-        return await asyncio.gather(*asks)
+        return await asyncio.gather(*amounts)
 
 
-async def test_one_replica_and_a_hundred_asks_at_once_with_change(genie: Genie) -> None:
+async def test_one_replica_serves_a_hundred_concurrent_selections_with_change(genie: Genie) -> None:
     owner, ledger = await new_wallet(20, 50)
     async with replicas(genie, ledger, 1) as selectors:
-        assert await all_asks(selectors, 100, 7, owner) == [True] * 100
+        assert await select_and_pay_all(selectors, 100, 7, owner) == [True] * 100
     ledger.check(1000)
     assert ledger.worth(f"{owner}-shop") == 700
 
 
-async def test_three_replicas_and_a_hundred_asks_each_take_all_of_300_tokens(genie: Genie) -> None:
+async def test_three_replicas_with_a_hundred_selections_each_spend_all_of_300_tokens(genie: Genie) -> None:
     owner, ledger = await new_wallet(300, 1)
     async with replicas(genie, ledger, 3) as selectors:
-        assert await all_asks(selectors, 100, 1, owner) == [True] * 300
+        assert await select_and_pay_all(selectors, 100, 1, owner) == [True] * 300
         with pytest.raises(InsufficientFunds) as caught:
             await selectors[0].select(1, owner=owner, transaction="late", **GBP)
         assert type(caught.value) is InsufficientFunds
@@ -125,15 +125,15 @@ async def test_three_replicas_and_a_hundred_asks_each_take_all_of_300_tokens(gen
 async def test_twenty_replicas_share_a_hundred_tokens_without_back_off(genie: Genie) -> None:
     owner, ledger = await new_wallet(100, 1)
     async with replicas(genie, ledger, 20, backoff=0.0) as selectors:
-        assert await all_asks(selectors, 1, 5, owner) == [True] * 20
+        assert await select_and_pay_all(selectors, 1, 5, owner) == [True] * 20
     ledger.check(100)
     assert ledger.worth(owner) == 0
 
 
-async def test_more_asks_than_money_end_with_no_money_left_and_the_rest_told(genie: Genie) -> None:
+async def test_selections_beyond_the_funds_fail_after_all_tokens_are_spent(genie: Genie) -> None:
     owner, ledger = await new_wallet(50, 2)
     async with replicas(genie, ledger, 10) as selectors:
-        results = await all_asks(selectors, 4, 3, owner)
+        results = await select_and_pay_all(selectors, 4, 3, owner)
     ledger.check(100)
     assert results.count(True) == 33
     assert {type(each) for each in results if each is not True} == {InsufficientFunds}
@@ -141,10 +141,10 @@ async def test_more_asks_than_money_end_with_no_money_left_and_the_rest_told(gen
     assert ledger.worth(owner) == 1
 
 
-async def test_two_replicas_that_each_need_both_of_two_tokens(genie: Genie) -> None:
+async def test_two_replicas_that_need_the_same_two_tokens_both_succeed(genie: Genie) -> None:
     owner, ledger = await new_wallet(2, 3)
 
-    async def give_back(selector: SherdlockSelector, transaction: str) -> None:
+    async def release_later(selector: SherdlockSelector, transaction: str) -> None:
         async with await selector.select(4, owner=owner, transaction=transaction, **GBP) as selection:
             assert selection.amount == 6
             await asyncio.sleep(0.01)
@@ -152,14 +152,14 @@ async def test_two_replicas_that_each_need_both_of_two_tokens(genie: Genie) -> N
     async with replicas(genie, ledger, 2, backoff=WAIT_S) as selectors, asyncio.timeout(WAIT_S):
         for number in range(10):
             await asyncio.gather(
-                *(give_back(each, f"{owner}-{place}-{number}") for place, each in enumerate(selectors))
+                *(release_later(each, f"{owner}-{place}-{number}") for place, each in enumerate(selectors))
             )
-        results = await all_asks(selectors, 1, 4, owner)
+        results = await select_and_pay_all(selectors, 1, 4, owner)
     assert sorted(type(each).__name__ for each in results) == ["InsufficientFunds", "bool"]
     ledger.check(6)
 
 
-async def test_what_others_hold_is_told_apart(genie: Genie) -> None:
+async def test_locked_funds_are_distinguished_from_missing_funds(genie: Genie) -> None:
     owner, ledger = await new_wallet(10, 1)
     async with replicas(genie, ledger, 2, retries=1, backoff=0.01) as (one, other):
         async with await one.select(8, owner=owner, transaction=f"{owner}-holds", **GBP):
@@ -170,7 +170,7 @@ async def test_what_others_hold_is_told_apart(genie: Genie) -> None:
             assert selection.amount == 10
 
 
-async def test_replicas_come_and_go_and_what_they_held_is_free_when_the_lease_ends(genie: Genie) -> None:
+async def test_tokens_of_a_stopped_replica_are_free_after_the_lease(genie: Genie) -> None:
     owner, ledger = await new_wallet(10, 1)
     async with replicas(genie, ledger, 1, lease=WAIT_S, backoff=WAIT_S) as [stays]:
         async with replicas(genie, ledger, 1, lease=0.5) as [goes]:
@@ -181,19 +181,19 @@ async def test_replicas_come_and_go_and_what_they_held_is_free_when_the_lease_en
         await selection.release()
 
 
-async def test_a_selection_is_held_again_by_another_replica(genie: Genie) -> None:
+async def test_a_selection_is_restored_by_another_replica(genie: Genie) -> None:
     owner, ledger = await new_wallet(10, 1)
     async with replicas(genie, ledger, 2, retries=0) as (one, other):
         first = await one.select(6, owner=owner, transaction=f"{owner}-tx", **GBP)
         async with await other.restore(first.checkpoint()) as again:
             assert set(again.tokens) == set(first.tokens)
             await pay(again, "shop")
-        result = await ask(one, 5, owner, f"{owner}-next")
+        result = await select_and_pay(one, 5, owner, f"{owner}-next")
         assert isinstance(result, InsufficientFunds)
     ledger.check(10)
 
 
-async def test_the_server_restarts_in_the_middle_of_selections(redis: Redis) -> None:
+async def test_selections_survive_a_restart_of_the_server(redis: Redis) -> None:
     owner, ledger = await new_wallet(200, 2)
     with running_server(redis) as genie:
         async with replicas(genie, ledger, 4) as selectors, asyncio.timeout(2 * WAIT_S):
@@ -201,7 +201,7 @@ async def test_the_server_restarts_in_the_middle_of_selections(redis: Redis) -> 
 
             async def many(place: int, selector: SherdlockSelector) -> None:
                 for number in range(25):
-                    assert await ask(selector, 3, owner, f"{owner}-{place}-{number}") is True
+                    assert await select_and_pay(selector, 3, owner, f"{owner}-{place}-{number}") is True
                     if len(ledger.spenders) > 30:
                         restarting.set()
 
@@ -215,7 +215,7 @@ async def test_the_server_restarts_in_the_middle_of_selections(redis: Redis) -> 
     assert ledger.worth(f"{owner}-shop") == 300
 
 
-async def test_what_was_just_released_is_selected_again_although_the_events_of_its_locks_come_later(
+async def test_released_tokens_are_selected_again_before_the_events_of_their_locks(
     genie: Genie,
 ) -> None:
     owner, ledger = await new_wallet(0, 1)

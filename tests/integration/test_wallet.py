@@ -28,7 +28,7 @@ def wallet(port: int, *args: str, **environment: str) -> subprocess.CompletedPro
     )
 
 
-def test_the_totals_are_kept_while_a_replica_is_killed(genie: Genie) -> None:
+def test_totals_are_conserved_while_a_replica_is_killed(genie: Genie) -> None:
     result = wallet(genie.port, "--replicas", "2", "--seconds", "2", "--lease", "2")
     assert (result.returncode, result.stderr) == (0, "")
     assert "replica 0 was killed" in result.stdout
@@ -37,13 +37,13 @@ def test_the_totals_are_kept_while_a_replica_is_killed(genie: Genie) -> None:
     assert int(payments.replace(",", "")) > 0
 
 
-def test_without_a_server_it_says_so() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     result = wallet(free_port())
     assert result.returncode == 1
     assert "genie serve" in result.stderr
 
 
-def test_options_that_make_no_sense_are_refused(genie: Genie) -> None:
+def test_invalid_options_are_rejected(genie: Genie) -> None:
     for options in (["--seconds", "nan"], ["--lease", "0"], ["--at-a-time", "0"], ["--wallets", "1"]):
         result = wallet(genie.port, *options)
         assert result.returncode == 2, options
@@ -66,7 +66,7 @@ sys.meta_path.insert(0, Finder())
 @pytest.mark.parametrize(
     ("where", "module"), [("parent", "argparse"), ("parent", "genie.tokens"), ("replica", "genie.tokens")]
 )
-def test_ctrl_c_while_it_imports_prints_no_traceback(genie: Genie, tmp_path: Path, where: str, module: str) -> None:
+def test_ctrl_c_during_the_import_prints_no_traceback(genie: Genie, tmp_path: Path, where: str, module: str) -> None:
     """SIGINT arrives at the import of `module`. It ends the parent; a replica leaves it to the parent."""
     (tmp_path / "sitecustomize.py").write_text(SEND_SIGINT)
     environment = {"PYTHONPATH": str(tmp_path), "SIGINT_IN": where, "SIGINT_AT": module}
@@ -75,7 +75,7 @@ def test_ctrl_c_while_it_imports_prints_no_traceback(genie: Genie, tmp_path: Pat
     assert result.returncode == (-signal.SIGINT if where == "parent" else 0)
 
 
-def test_ctrl_c_while_it_pays_prints_no_traceback(genie: Genie) -> None:
+def test_ctrl_c_during_payments_prints_no_traceback(genie: Genie) -> None:
     process = subprocess.Popen(
         [sys.executable, str(WALLET), "--replicas", "2", "--seconds", "600"],
         env=os.environ | {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(genie.port)},

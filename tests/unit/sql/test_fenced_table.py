@@ -1,4 +1,4 @@
-"""What a fenced table says to arguments that cannot be right, and to keys of several columns."""
+"""`FencedTable`: invalid arguments, composite keys and the number of statements."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def connection() -> Iterator[Connection]:
     engine.dispose()
 
 
-def test_a_key_of_several_columns_and_a_column_of_another_name(connection: Connection) -> None:
+def test_composite_keys_and_renamed_columns(connection: Connection) -> None:
     row = FENCED.read(connection, ("UBS", "EUR"), fence=FENCE)
     assert (row.bank, row.currency, row.rate, row.fence) == ("UBS", "EUR", 95, FENCE)
     FENCED.write(connection, ("UBS", "EUR"), {"rate": 96}, fence=FENCE)
@@ -53,7 +53,7 @@ def test_a_key_of_several_columns_and_a_column_of_another_name(connection: Conne
     assert [tuple(row) for row in found] == [("UBS", "EUR", 96, FENCE), ("UBS", "USD", 80, FENCE)]
 
 
-def test_a_stale_fence_is_a_lost_lock() -> None:
+def test_stale_fence_is_a_subclass_of_lock_lost() -> None:
     assert issubclass(genie.StaleFence, genie.LockLost)
 
 
@@ -95,7 +95,9 @@ def test_each_access_is_one_statement(connection: Connection) -> None:
         ),
     ],
 )
-def test_a_table_that_cannot_keep_fences(columns: list[Column[Any]], error: type[Exception], message: str) -> None:
+def test_a_table_without_a_key_or_fence_column_is_rejected(
+    columns: list[Column[Any]], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         FencedTable(table(*columns))
 
@@ -116,7 +118,7 @@ def test_a_table_that_cannot_keep_fences(columns: list[Column[Any]], error: type
         (("UBS", "EUR"), {}, {"fence": 2**53}, ValueError, "fence must be from 1 to 9007199254740991"),
     ],
 )
-def test_arguments_that_cannot_be_right_change_nothing(
+def test_invalid_arguments_change_nothing(
     connection: Connection,
     key: Any,
     values: dict[str, Any],
@@ -135,7 +137,7 @@ def test_arguments_that_cannot_be_right_change_nothing(
     assert [tuple(row) for row in connection.execute(select(RATES))] == [("UBS", "EUR", 95, None)]
 
 
-def test_a_read_under_a_shared_lock_needs_its_column(connection: Connection) -> None:
+def test_a_shared_read_needs_the_shared_fence_column(connection: Connection) -> None:
     for call in (
         lambda: FENCED.read(connection, ("UBS", "EUR"), fence=FENCE, shared=True),
         lambda: FENCED.read_or_create(connection, ("UBS", "EUR"), {}, fence=FENCE, shared=True),
@@ -144,7 +146,7 @@ def test_a_read_under_a_shared_lock_needs_its_column(connection: Connection) -> 
             call()
 
 
-async def test_an_asyncio_connection_is_told_how() -> None:
+async def test_an_asyncio_connection_is_rejected_with_advice() -> None:
     engine = create_async_engine("sqlite+aiosqlite://")
     async with engine.connect() as connection:
         with pytest.raises(
@@ -154,7 +156,7 @@ async def test_an_asyncio_connection_is_told_how() -> None:
     await engine.dispose()
 
 
-def test_other_databases_are_refused(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_databases_are_rejected(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "dialect", mssql.dialect())
     with pytest.raises(ValueError, match="fences are supported in postgresql, sqlite, mariadb, mysql, not in mssql"):
         FENCED.read(connection, ("UBS", "EUR"), fence=FENCE)

@@ -1,4 +1,4 @@
-"""Which rows' dates are compared next, and how many."""
+"""`Sweep` and `IdleSweep`: which rows are compared next, and how many."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ def compared(first: int, last: int, *, moved: bool = False, wrapped: bool = Fals
 
 
 def test_a_million_rows_are_compared_in_half_a_minute() -> None:
-    """Half of the minute within which moved dates are found; the rest is for the runs that hand them over."""
+    """Moved dates must be found within a minute. The other half is for the runs that deliver the transfers."""
     assert 1_000_000 / ROWS_PER_SLICE * SLICE_INTERVAL_S <= 30
 
 
-def test_after_a_moved_date_runs_take_what_is_overdue_and_then_all_from_there() -> None:
+def test_after_a_moved_date_runs_process_overdue_rows_and_then_all_moved_rows() -> None:
     state = Sweep(batch=50_000)
     assert (state.rows, state.phase) == (ROWS_PER_RUN, Phase.SAMPLE)
     state.advance(compared(0, 1_000, moved=True))
@@ -29,20 +29,20 @@ def test_after_a_moved_date_runs_take_what_is_overdue_and_then_all_from_there() 
     assert (state.rows, state.position, state.phase) == (ROWS_PER_RUN, 101_000, Phase.SAMPLE)
 
 
-def test_a_small_batch_is_not_less_than_a_run_compares_anyway() -> None:
+def test_a_run_compares_at_least_rows_per_run() -> None:
     state = Sweep(batch=1)
     state.advance(compared(0, 1_000, moved=True))
     assert state.rows == ROWS_PER_RUN
 
 
-def test_where_all_rows_were_compared_no_run_follows_at_once() -> None:
+def test_no_phase_begins_if_all_rows_were_compared() -> None:
     state = Sweep(batch=50)
     state.advance(compared(10, 10, moved=True, wrapped=True, whole=True))
     assert state.phase is Phase.SAMPLE
 
 
-def test_all_rows_are_compared_once_in_each_phase_at_most() -> None:
-    """Dates that can't be copied are found again and again, and must not let it run for ever."""
+def test_each_phase_compares_all_rows_at_most_once() -> None:
+    """Moved dates that can't be copied are found in each round, and must not prolong a phase."""
     state = Sweep(batch=50)
     state.start_at(61)
     phases = []
@@ -54,7 +54,7 @@ def test_all_rows_are_compared_once_in_each_phase_at_most() -> None:
     assert state.phase is Phase.SAMPLE
 
 
-def test_the_slices_between_two_runs_end_where_they_began() -> None:
+def test_an_idle_sweep_ends_where_it_began() -> None:
     scan = IdleSweep(25)
     done = []
     for first, last in ((25, 35), (35, None), (0, 10), (10, 20), (20, 30)):
@@ -64,7 +64,7 @@ def test_the_slices_between_two_runs_end_where_they_began() -> None:
     assert done == [False, False, False, False, True]
 
 
-def test_slices_from_the_beginning_end_at_the_end() -> None:
+def test_an_idle_sweep_from_the_first_row_ends_after_the_last() -> None:
     for begin in (0, None):
         scan = IdleSweep(begin)
         scan.advance(0, 10)
@@ -73,7 +73,7 @@ def test_slices_from_the_beginning_end_at_the_end() -> None:
         assert scan.complete
 
 
-def test_a_table_of_one_slice_is_compared_from_its_beginning_too() -> None:
+def test_a_table_of_one_slice_wraps_to_its_first_row() -> None:
     scan = IdleSweep(3)
     scan.advance(3, None)
     assert not scan.complete

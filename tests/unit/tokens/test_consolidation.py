@@ -1,4 +1,4 @@
-"""Joining what spending has split."""
+"""Consolidation: joining small tokens."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from genie.tokens.errors import FundsLocked
 from genie.tokens.in_memory import InMemorySelector
 from genie.tokens.in_memory.selector import split
 from genie.tokens.token import MAX_AMOUNT
-from scripted_tokens import ScriptedStore, coins, settle, virtual
+from scripted_tokens import ScriptedStore, make_tokens, settle, virtual_time
 
 GBP = {"token_type": "Fiat", "identifier": "GBP"}
 ALICE = {"owner": "alice", **GBP}
 
 
-@virtual
-async def test_the_smallest_are_joined_until_nothing_is_left_to_join() -> None:
-    store = ScriptedStore(coins([5, 1, 4, 2, 3, 100]))
+@virtual_time
+async def test_consolidation_joins_the_smallest_tokens_until_none_is_left() -> None:
+    store = ScriptedStore(make_tokens([5, 1, 4, 2, 3, 100]))
     async with InMemorySelector(store) as selector:
         turns = []
         while (joined := await selector.consolidate(transaction=f"join-{len(turns)}", at_most=3, **ALICE)) is not None:
             async with joined:
                 turns.append(sorted(token.amount for token in joined.tokens))
                 assert (joined.amounts, joined.change) == ((joined.amount,), 0)
-                await joined.spend(coins(joined.amounts, f"joined-{len(turns)}-"))
+                await joined.spend(make_tokens(joined.amounts, f"joined-{len(turns)}-"))
             await settle()
         assert turns == [[1, 2, 3], [4, 5, 6], [15, 100]]
         assert [token.amount for token in store.tokens.values()] == [115]
 
 
-@virtual
-async def test_outputs_are_as_many_and_as_equal_as_can_be() -> None:
-    async with InMemorySelector(ScriptedStore(coins([7, 7, 7, 7, 7]))) as selector:
+@virtual_time
+async def test_output_amounts_are_as_equal_as_possible() -> None:
+    async with InMemorySelector(ScriptedStore(make_tokens([7, 7, 7, 7, 7]))) as selector:
         assert await selector.consolidate(transaction="a", into=5, **ALICE) is None
         assert await selector.consolidate(transaction="a", owner="bob", **GBP) is None
         joined = await selector.consolidate(transaction="a", into=3, **ALICE)
@@ -41,9 +41,11 @@ async def test_outputs_are_as_many_and_as_equal_as_can_be() -> None:
         assert joined.amounts == (12, 12, 11)
 
 
-@virtual
-async def test_what_is_joined_is_held_and_what_is_held_is_not_joined() -> None:
-    store = ScriptedStore([*coins([1] * 4, account="acc"), *coins([1] * 4, "b", owner="bob", account="acc")])
+@virtual_time
+async def test_consolidation_holds_its_tokens_and_skips_held_ones() -> None:
+    store = ScriptedStore(
+        [*make_tokens([1] * 4, account="acc"), *make_tokens([1] * 4, "b", owner="bob", account="acc")]
+    )
     for max_tokens in (None, 0):
         async with InMemorySelector(store, max_tokens=max_tokens) as selector:
             held = await selector.select(3, transaction="a", **ALICE)
@@ -58,9 +60,9 @@ async def test_what_is_joined_is_held_and_what_is_held_is_not_joined() -> None:
             assert (await selector.select(4, transaction="c", owner="bob", **GBP)).held
 
 
-@virtual
-async def test_only_tokens_that_can_be_joined_are() -> None:
-    store = ScriptedStore([*coins([1] * 4, issuer="bank"), *coins([1] * 4, "m", issuer="mint")])
+@virtual_time
+async def test_consolidation_selects_only_tokens_that_where_accepts() -> None:
+    store = ScriptedStore([*make_tokens([1] * 4, issuer="bank"), *make_tokens([1] * 4, "m", issuer="mint")])
     for max_tokens in (None, 5, 0):
         async with InMemorySelector(store, max_tokens=max_tokens) as selector:
             joined = await selector.consolidate(transaction="a", where=lambda token: token.issuer == "mint", **ALICE)
@@ -68,11 +70,11 @@ async def test_only_tokens_that_can_be_joined_are() -> None:
             assert {token.id for token in joined.tokens} == {"m0", "m1", "m2", "m3"}
 
 
-@virtual
-async def test_tokens_that_are_gone_are_not_joined() -> None:
-    store = ScriptedStore(coins([1] * 4))
+@virtual_time
+async def test_consolidation_skips_spent_tokens() -> None:
+    store = ScriptedStore(make_tokens([1] * 4))
     async with InMemorySelector(store, max_tokens=0) as selector:
-        store.tell = lambda _change: None  # type: ignore[method-assign]
+        store.publish = lambda _change: None  # type: ignore[method-assign]
         await store.spend([store.tokens["t0"]], transaction="elsewhere")
         joined = await selector.consolidate(transaction="a", **ALICE)
         assert joined is not None
@@ -82,19 +84,19 @@ async def test_tokens_that_are_gone_are_not_joined() -> None:
         assert await selector.consolidate(transaction="a", **ALICE) is None
 
 
-@virtual
-async def test_an_output_is_not_made_larger_than_a_token_can_be() -> None:
-    async with InMemorySelector(ScriptedStore(coins([MAX_AMOUNT] * 4))) as selector:
+@virtual_time
+async def test_an_output_does_not_exceed_the_largest_amount() -> None:
+    async with InMemorySelector(ScriptedStore(make_tokens([MAX_AMOUNT] * 4))) as selector:
         assert await selector.consolidate(transaction="a", **ALICE) is None
         assert await selector.consolidate(transaction="a", into=2, **ALICE) is None
-    async with InMemorySelector(ScriptedStore(coins([MAX_AMOUNT, MAX_AMOUNT - 1, 1]))) as selector:
+    async with InMemorySelector(ScriptedStore(make_tokens([MAX_AMOUNT, MAX_AMOUNT - 1, 1]))) as selector:
         joined = await selector.consolidate(transaction="a", **ALICE)
         assert joined is not None
         assert joined.amounts == (MAX_AMOUNT,)
 
 
-@virtual
-async def test_as_many_outputs_as_inputs_join_nothing_and_are_refused() -> None:
+@virtual_time
+async def test_as_many_outputs_as_inputs_are_rejected() -> None:
     async with InMemorySelector(ScriptedStore()) as selector:
         for into, at_most in ((0, 5), (5, 5), (1, 1)):
             with pytest.raises(ValueError, match="into"):
@@ -102,7 +104,7 @@ async def test_as_many_outputs_as_inputs_join_nothing_and_are_refused() -> None:
 
 
 @given(st.integers(1, MAX_AMOUNT), st.integers(1, 100))
-def test_a_split_is_whole_and_even(total: int, into: int) -> None:
+def test_split_parts_add_up_to_the_total_and_differ_by_at_most_one(total: int, into: int) -> None:
     parts = split(total, into)
     assert (sum(parts), len(parts)) == (total, into)
     assert max(parts) - min(parts) <= 1

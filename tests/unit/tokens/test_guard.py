@@ -1,4 +1,4 @@
-"""A selector that is used from another thread than its own says so, and nothing is changed."""
+"""Selectors reject calls from other threads, which change nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from genie.tokens.in_memory import InMemorySelector
 from genie.tokens.selection import Selection
 from genie.tokens.sherdlock import SherdlockSelector
-from scripted_tokens import ScriptedStore, coins
+from scripted_tokens import ScriptedStore, make_tokens
 from sherdlock_world import FakeGenie
 
 ALICE = {"owner": "alice", "token_type": "Fiat", "identifier": "GBP"}
@@ -22,13 +22,13 @@ Call = Callable[[Selector, Selection], Coroutine[Any, Any, object]]
 
 @asynccontextmanager
 async def in_memory() -> AsyncIterator[Selector]:
-    async with InMemorySelector(ScriptedStore(coins([10] * 10))) as selector:
+    async with InMemorySelector(ScriptedStore(make_tokens([10] * 10))) as selector:
         yield selector
 
 
 @asynccontextmanager
 async def sherdlock() -> AsyncIterator[Selector]:
-    async with SherdlockSelector(FakeGenie(), ScriptedStoreOfWallets(coins([10] * 10)), retries=0) as selector:
+    async with SherdlockSelector(FakeGenie(), ScriptedStoreOfWallets(make_tokens([10] * 10)), retries=0) as selector:
         yield selector
 
 
@@ -77,11 +77,11 @@ async def test_a_call_from_another_thread_is_rejected_and_changes_nothing(made: 
     async with made() as selector:
         selection = await selector.select(30, transaction="tx", **ALICE)
 
-        def elsewhere() -> None:
+        def use_in_other_thread() -> None:
             asyncio.run((CALLS | IN_MEMORY)[call](selector, selection))
 
         with pytest.raises(RuntimeError, match="belong to the event loop of thread 'MainThread'") as caught:
-            await asyncio.to_thread(elsewhere)
+            await asyncio.to_thread(use_in_other_thread)
         assert "can't be used from thread 'asyncio_0'" in str(caught.value)
         assert selection.held
         async with await selector.select(70, transaction="rest", **ALICE) as rest:
@@ -91,23 +91,23 @@ async def test_a_call_from_another_thread_is_rejected_and_changes_nothing(made: 
             assert everything.amount == 100
 
 
-async def test_the_error_names_the_selector_for_threads() -> None:
+async def test_the_error_recommends_the_selector_for_threads() -> None:
     async with in_memory() as selector:
         with pytest.raises(RuntimeError, match=r"Threads use genie\.tokens\.sync\.InMemorySelector\.$"):
             await asyncio.to_thread(lambda: asyncio.run(selector.close()))
 
 
 async def test_a_selector_that_was_closed_can_be_started_in_another_thread() -> None:
-    selector = InMemorySelector(ScriptedStore(coins([10])))
-    restored = await selector.restore({"transaction": "tx", "asked": 1, "tokens": [coins([10])[0].plain()]})
+    selector = InMemorySelector(ScriptedStore(make_tokens([10])))
+    restored = await selector.restore({"transaction": "tx", "asked": 1, "tokens": [make_tokens([10])[0].plain()]})
     await selector.start()
     assert restored.held
     await selector.close()
 
-    async def elsewhere() -> None:
+    async def use_in_other_thread() -> None:
         async with selector:
             assert restored.held
             await restored.release()
             assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
 
-    await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
+    await asyncio.to_thread(lambda: asyncio.run(use_in_other_thread()))

@@ -1,4 +1,4 @@
-"""What is selected in memory, and what is said when there is too little."""
+"""`InMemorySelector`: which tokens are selected, and which errors are raised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, 
 from genie.tokens.in_memory import InMemorySelector
 from genie.tokens.store import Added, Change, Spent
 from genie.tokens.token import Token
-from scripted_tokens import ScriptedStore, coins, settle, virtual
+from scripted_tokens import ScriptedStore, make_tokens, settle, virtual_time
 
 GBP = {"token_type": "Fiat", "identifier": "GBP"}
 ALICE = {"owner": "alice", **GBP}
@@ -20,24 +20,24 @@ def ids(tokens: tuple[Token, ...]) -> set[str]:
     return {token.id for token in tokens}
 
 
-@virtual
-async def test_a_selection_reaches_its_amount_and_says_the_change() -> None:
+@virtual_time
+async def test_a_selection_reaches_its_amount_and_reports_the_change() -> None:
     async with (
-        InMemorySelector(ScriptedStore(coins([100] * 5))) as selector,
+        InMemorySelector(ScriptedStore(make_tokens([100] * 5))) as selector,
         await selector.select(250, transaction="a", **ALICE) as selection,
     ):
         assert (len(selection.tokens), selection.amount, selection.change, selection.held) == (3, 300, 50, True)
 
 
-@virtual
-async def test_tokens_are_selected_by_key_account_type_and_identifier() -> None:
+@virtual_time
+async def test_tokens_are_selected_by_owner_account_type_and_identifier() -> None:
     store = ScriptedStore(
         [
-            *coins([1], "k1-", owner="key-1", account="acc"),
-            *coins([1], "k2-", owner="key-2", account="acc"),
-            *coins([1], "k3-", owner="key-3"),
-            *coins([1], "usd-", owner="key-1", account="acc", identifier="USD"),
-            *coins([1], "gem-", owner="key-1", account="acc", token_type="Asset"),
+            *make_tokens([1], "k1-", owner="key-1", account="acc"),
+            *make_tokens([1], "k2-", owner="key-2", account="acc"),
+            *make_tokens([1], "k3-", owner="key-3"),
+            *make_tokens([1], "usd-", owner="key-1", account="acc", identifier="USD"),
+            *make_tokens([1], "gem-", owner="key-1", account="acc", token_type="Asset"),
         ]
     )
     async with InMemorySelector(store) as selector:
@@ -57,13 +57,13 @@ async def test_tokens_are_selected_by_key_account_type_and_identifier() -> None:
             await selector.select(1, owner="acc", transaction="a", **GBP)
 
 
-@virtual
+@virtual_time
 async def test_tokens_are_selected_by_issuer_and_notary() -> None:
     store = ScriptedStore(
         [
-            *coins([10] * 5, "one-", issuer="bank", notary="n1"),
-            *coins([10] * 5, "two-", issuer="bank", notary="n2"),
-            *coins([10] * 5, "three-", issuer="mint", notary="n1"),
+            *make_tokens([10] * 5, "one-", issuer="bank", notary="n1"),
+            *make_tokens([10] * 5, "two-", issuer="bank", notary="n2"),
+            *make_tokens([10] * 5, "three-", issuer="mint", notary="n1"),
         ]
     )
     async with InMemorySelector(store) as selector:
@@ -81,9 +81,9 @@ async def test_tokens_are_selected_by_issuer_and_notary() -> None:
         assert (await selector.select(100, transaction="c", **ALICE)).amount == 100
 
 
-@virtual
-async def test_what_is_held_is_not_selected_again_and_who_is_short_holds_nothing() -> None:
-    async with InMemorySelector(ScriptedStore(coins([100] * 5))) as selector:
+@virtual_time
+async def test_held_tokens_are_not_selected_and_a_failed_selection_holds_nothing() -> None:
+    async with InMemorySelector(ScriptedStore(make_tokens([100] * 5))) as selector:
         first = await selector.select(300, transaction="a", **ALICE)
         with pytest.raises(FundsLocked) as locked:
             await selector.select(300, transaction="b", **ALICE)
@@ -98,9 +98,9 @@ async def test_what_is_held_is_not_selected_again_and_who_is_short_holds_nothing
         assert (await selector.select(300, transaction="c", **ALICE)).amount == 300
 
 
-@virtual
-async def test_what_the_same_transaction_holds_is_neither_free_nor_locked_by_others() -> None:
-    async with InMemorySelector(ScriptedStore(coins([100] * 5, account="acc"))) as selector:
+@virtual_time
+async def test_tokens_of_the_same_transaction_count_neither_as_free_nor_as_locked() -> None:
+    async with InMemorySelector(ScriptedStore(make_tokens([100] * 5, account="acc"))) as selector:
         await selector.select(200, transaction="a", **ALICE)
         await selector.select(100, transaction="b", **ALICE)
         for wallet in (ALICE, {"account": "acc", **GBP}):
@@ -110,9 +110,9 @@ async def test_what_the_same_transaction_holds_is_neither_free_nor_locked_by_oth
             assert (short.value.free, short.value.locked) == (200, 100)
 
 
-@virtual
-async def test_the_largest_are_selected_where_the_quick_way_takes_too_many() -> None:
-    async with InMemorySelector(ScriptedStore(coins([50, 1, 40, 2, 30, 3]))) as selector:
+@virtual_time
+async def test_the_largest_tokens_are_selected_if_others_exceed_the_limit() -> None:
+    async with InMemorySelector(ScriptedStore(make_tokens([50, 1, 40, 2, 30, 3]))) as selector:
         for where in (None, lambda _token: True):
             async with await selector.select(80, transaction="a", where=where, limit=2, **ALICE) as selection:
                 assert sorted(token.amount for token in selection.tokens) == [40, 50]
@@ -122,34 +122,34 @@ async def test_the_largest_are_selected_where_the_quick_way_takes_too_many() -> 
         assert (await selector.select(126, transaction="a", **ALICE)).change == 0
 
 
-@virtual
-async def test_what_a_predicate_does_not_let_through_keeps_its_place() -> None:
-    async with InMemorySelector(ScriptedStore(coins(range(1, 101)))) as selector:
+@virtual_time
+async def test_rejected_tokens_keep_their_order_on_the_stack() -> None:
+    async with InMemorySelector(ScriptedStore(make_tokens(range(1, 101)))) as selector:
         odd = await selector.select(2500, transaction="a", where=lambda token: token.amount % 2, **ALICE)
         even = await selector.select(2550, transaction="b", **ALICE)
         assert all(token.amount % 2 for token in odd.tokens)
         assert not any(token.amount % 2 for token in even.tokens)
 
 
-@virtual
-async def test_a_predicate_that_raises_leaves_everything_free() -> None:
-    def shy(token: Token) -> bool:
+@virtual_time
+async def test_a_predicate_that_raises_leaves_all_tokens_free() -> None:
+    def failing_predicate(token: Token) -> bool:
         if token.amount == 50:
             raise KeyError("fifty")
         return True
 
-    async with InMemorySelector(ScriptedStore(coins(range(1, 101)))) as selector:
+    async with InMemorySelector(ScriptedStore(make_tokens(range(1, 101)))) as selector:
         with pytest.raises(KeyError):
-            await selector.select(5050, transaction="a", where=shy, **ALICE)
+            await selector.select(5050, transaction="a", where=failing_predicate, **ALICE)
         assert (await selector.select(5050, transaction="b", **ALICE)).change == 0
 
 
-@virtual
-async def test_spent_tokens_are_gone_at_once_and_their_outputs_come() -> None:
-    store = ScriptedStore(coins([100]))
+@virtual_time
+async def test_a_spend_removes_its_tokens_and_adds_its_outputs() -> None:
+    store = ScriptedStore(make_tokens([100]))
     async with InMemorySelector(store) as selector:
         async with await selector.select(60, transaction="a", **ALICE) as selection:
-            await selection.spend(coins([40], "change-"))
+            await selection.spend(make_tokens([40], "change-"))
             with pytest.raises(InsufficientFunds):
                 await selector.select(100, transaction="a", **ALICE)
             assert not selection.held
@@ -159,11 +159,11 @@ async def test_spent_tokens_are_gone_at_once_and_their_outputs_come() -> None:
         assert ids((await selector.select(40, transaction="b", **ALICE)).tokens) == {"change-0"}
 
 
-@virtual
-async def test_what_another_has_spent_is_told_and_not_selected_again() -> None:
-    store = ScriptedStore(coins([100, 10]))
+@virtual_time
+async def test_tokens_spent_by_another_transaction_are_reported_and_not_selected_again() -> None:
+    store = ScriptedStore(make_tokens([100, 10]))
     async with InMemorySelector(store) as selector:
-        store.spenders["t0"] = "elsewhere"  # and nobody was told
+        store.spenders["t0"] = "elsewhere"  # without a report by the change feed
         del store.tokens["t0"]
         async with await selector.select(110, transaction="a", **ALICE) as selection:
             with pytest.raises(SpentAlready):
@@ -174,38 +174,38 @@ async def test_what_another_has_spent_is_told_and_not_selected_again() -> None:
         assert (short.value.free, short.value.locked) == (10, 0)
 
 
-@virtual
-async def test_a_selection_is_told_that_another_spends_its_token() -> None:
-    store = ScriptedStore(coins([100, 10]))
+@virtual_time
+async def test_lost_lists_tokens_that_another_transaction_has_spent() -> None:
+    store = ScriptedStore(make_tokens([100, 10]))
     async with InMemorySelector(store) as selector:
         selection = await selector.select(110, transaction="a", **ALICE)
-        store.tell(Spent("t1"))
+        store.publish(Spent("t1"))
         await settle()
         assert (selection.held, selection.lost) == (False, ("t1",))
         await selection.release()
         assert ids((await selector.select(100, transaction="b", **ALICE)).tokens) == {"t0"}
 
 
-@virtual
-async def test_a_token_that_is_told_twice_is_there_once() -> None:
-    store = ScriptedStore(coins([100]))
+@virtual_time
+async def test_a_token_reported_twice_is_present_once() -> None:
+    store = ScriptedStore(make_tokens([100]))
     async with InMemorySelector(store) as selector:
-        store.tell(Added(store.tokens["t0"]))
+        store.publish(Added(store.tokens["t0"]))
         await settle()
         with pytest.raises(InsufficientFunds):
             await selector.select(101, transaction="a", **ALICE)
 
 
-@virtual
-async def test_who_selects_too_early_waits_for_the_load() -> None:
-    store = ScriptedStore(coins([1] * 300))
+@virtual_time
+async def test_a_selection_before_the_first_load_waits_for_it() -> None:
+    store = ScriptedStore(make_tokens([1] * 300))
     reading, go = asyncio.Event(), asyncio.Event()
 
-    async def held_up(_page: object) -> None:
+    async def delay_page(_page: object) -> None:
         reading.set()
         await go.wait()
 
-    store.before["page"] = held_up
+    store.before["page"] = delay_page
     selector = InMemorySelector(store)
     with pytest.raises(RuntimeError):
         await selector.select(300, transaction="a", **ALICE)
@@ -222,9 +222,9 @@ async def test_who_selects_too_early_waits_for_the_load() -> None:
         await selector.select(1, transaction="a", **ALICE)
 
 
-@virtual
-async def test_who_waits_for_a_load_that_fails_is_told_why_and_it_can_be_started_again() -> None:
-    store = ScriptedStore(coins([1] * 300))
+@virtual_time
+async def test_a_failed_first_load_fails_waiting_selections_and_can_be_retried() -> None:
+    store = ScriptedStore(make_tokens([1] * 300))
     error = OSError("no database")
 
     async def fail(_page: object) -> None:
@@ -245,10 +245,10 @@ async def test_who_waits_for_a_load_that_fails_is_told_why_and_it_can_be_started
         assert (await selector.select(300, transaction="a", **ALICE)).amount == 300
 
 
-@virtual
-async def test_keys_and_accounts_are_selected_from_at_once() -> None:
+@virtual_time
+async def test_concurrent_selections_by_owner_and_by_account_never_overlap() -> None:
     store = ScriptedStore(
-        [token for key in range(4) for token in coins([1] * 250, f"{key}-", owner=f"key-{key}", account="acc")]
+        [token for key in range(4) for token in make_tokens([1] * 250, f"{key}-", owner=f"key-{key}", account="acc")]
     )
     in_hand: set[str] = set()
     amounts: list[int] = []
@@ -277,8 +277,8 @@ async def test_keys_and_accounts_are_selected_from_at_once() -> None:
         assert (await selector.select(1000, account="acc", transaction="all", **GBP)).amount == 1000
 
 
-@virtual
-async def test_what_can_not_be_meant_is_refused() -> None:
+@virtual_time
+async def test_invalid_arguments_are_rejected() -> None:
     store = ScriptedStore()
     for options in ({"auto_unlock": 0}, {"max_tokens": -1}):
         with pytest.raises(ValueError, match=next(iter(options))):
@@ -289,19 +289,19 @@ async def test_what_can_not_be_meant_is_refused() -> None:
                 await selector.select(**({"amount": 1, "transaction": "a", **ALICE} | wrong))
 
 
-@virtual
-async def test_change_can_be_selected_as_soon_as_its_spend_is_over_however_late_it_is_told() -> None:
-    store = ScriptedStore(coins([100]))
-    change, second = coins([90], "change"), coins([40], "second")
+@virtual_time
+async def test_outputs_can_be_selected_when_the_spend_returns_before_the_change_feed_reports_them() -> None:
+    store = ScriptedStore(make_tokens([100]))
+    change, second = make_tokens([90], "change"), make_tokens([40], "second")
     late: list[Change | Exception] = []
     async with InMemorySelector(store) as selector:
-        tell, store.tell = store.tell, late.append  # type: ignore[method-assign]
+        tell, store.publish = store.publish, late.append  # type: ignore[method-assign]
         first = await selector.select(10, transaction="a", **ALICE)
         await first.spend(change)
         again = await selector.select(50, transaction="b", **ALICE)
         await again.spend(second)
-        for told in late:
-            tell(told)
+        for change in late:
+            tell(change)
         await settle()
         assert ids((await selector.select(40, transaction="c", **ALICE)).tokens) == ids(tuple(second))
         with pytest.raises(FundsLocked):
@@ -310,10 +310,10 @@ async def test_change_can_be_selected_as_soon_as_its_spend_is_over_however_late_
             await selector.select(41, transaction="d", **ALICE)
 
 
-@virtual
-async def test_what_was_issued_and_spent_by_others_before_the_answer_came_is_not_there() -> None:
-    store = ScriptedStore(coins([100]))
-    change = coins([90], "change")
+@virtual_time
+async def test_an_output_spent_before_the_spend_returned_is_not_selectable() -> None:
+    store = ScriptedStore(make_tokens([100]))
+    change = make_tokens([90], "change")
 
     async def spent_before(_: object) -> None:
         del store.before["spend"]
@@ -333,10 +333,10 @@ async def test_what_was_issued_and_spent_by_others_before_the_answer_came_is_not
             await selector.select(1, transaction="b", **ALICE)
 
 
-@virtual
-async def test_a_limit_that_could_be_kept_with_what_others_hold_is_no_limit_missed() -> None:
-    large = coins([100], "large-")
-    async with InMemorySelector(ScriptedStore([*large, *coins([1] * 100, "small-")])) as selector:
+@virtual_time
+async def test_a_limit_that_locked_tokens_would_satisfy_raises_funds_locked() -> None:
+    large = make_tokens([100], "large-")
+    async with InMemorySelector(ScriptedStore([*large, *make_tokens([1] * 100, "small-")])) as selector:
         other = await selector.select(
             100, transaction="other", **ALICE, limit=1, where=lambda token: token.amount == 100
         )

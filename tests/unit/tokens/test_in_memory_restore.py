@@ -1,4 +1,4 @@
-"""A restart gives nobody what a running flow holds."""
+"""Checkpoints: selections are restored after a restart, and their tokens stay held."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, 
 from genie.tokens.in_memory import InMemorySelector
 from genie.tokens.in_memory.selector import Consolidation
 from genie.tokens.store import Spent
-from scripted_tokens import ScriptedStore, coins, settle, virtual
+from scripted_tokens import ScriptedStore, make_tokens, settle, virtual_time
 
 GBP = {"token_type": "Fiat", "identifier": "GBP"}
 ALICE = {"owner": "alice", **GBP}
 
 
 async def checkpoint_of(store: ScriptedStore, amount: int, transaction: str = "flow") -> dict[str, Any]:
-    """What a flow wrote down before its process ended."""
+    """Return the checkpoint of a selection in a process that has ended."""
     async with InMemorySelector(store) as selector:
         selection = await selector.select(amount, transaction=transaction, **ALICE)
         return json.loads(json.dumps(selection.checkpoint()))
 
 
-@virtual
-async def test_tokens_held_before_a_restart_are_held_after_it() -> None:
-    store = ScriptedStore(coins([100] * 10, account="acc", metadata={"grade": [1]}), page=3)
+@virtual_time
+async def test_restored_tokens_are_held_after_a_restart() -> None:
+    store = ScriptedStore(make_tokens([100] * 10, account="acc", metadata={"grade": [1]}), page=3)
     data = await checkpoint_of(store, 400)
     selector = InMemorySelector(store)
     restored = await selector.restore(data)
@@ -41,14 +41,14 @@ async def test_tokens_held_before_a_restart_are_held_after_it() -> None:
         assert (locked.value.free, locked.value.locked) == (600, 400)
         new = await selector.select(600, transaction="new", **ALICE)
         assert not {token.id for token in new.tokens} & {token.id for token in restored.tokens}
-        await restored.spend(coins([400], "out-"))
+        await restored.spend(make_tokens([400], "out-"))
         await settle()
         assert (await selector.select(400, transaction="new", **ALICE)).tokens[0].id == "out-0"
 
 
-@virtual
-async def test_a_restored_selection_is_released_and_unlocked_like_any_other() -> None:
-    store = ScriptedStore(coins([100] * 10))
+@virtual_time
+async def test_a_restored_selection_can_be_released_and_expires() -> None:
+    store = ScriptedStore(make_tokens([100] * 10))
     data = await checkpoint_of(store, 400)
     for wait in (False, True):
         selector = InMemorySelector(store, auto_unlock=10)
@@ -65,10 +65,10 @@ async def test_a_restored_selection_is_released_and_unlocked_like_any_other() ->
                 await selector.select(1, transaction="late", **ALICE)
 
 
-@virtual
-async def test_it_can_be_restored_while_the_load_runs_and_behind_it() -> None:
+@virtual_time
+async def test_a_selection_can_be_restored_during_and_after_the_load() -> None:
     for pages_before in (0, 2, 4, 99):
-        store = ScriptedStore(coins([100] * 10), page=2)
+        store = ScriptedStore(make_tokens([100] * 10), page=2)
         data = await checkpoint_of(store, 1000)
         there, go = asyncio.Event(), asyncio.Event()
         store.calls.clear()
@@ -100,9 +100,9 @@ async def test_it_can_be_restored_while_the_load_runs_and_behind_it() -> None:
         await selector.close()
 
 
-@virtual
-async def test_tokens_spent_by_another_meanwhile_are_told() -> None:
-    store = ScriptedStore(coins([100] * 4))
+@virtual_time
+async def test_lost_lists_restored_tokens_that_were_spent_meanwhile() -> None:
+    store = ScriptedStore(make_tokens([100] * 4))
     data = await checkpoint_of(store, 400)
     await store.spend([store.tokens["t2"]], transaction="elsewhere")
     selector = InMemorySelector(store)
@@ -120,9 +120,9 @@ async def test_tokens_spent_by_another_meanwhile_are_told() -> None:
         assert later.lost == ("t2",)
 
 
-@virtual
-async def test_a_flow_that_had_spent_its_tokens_can_say_so_again() -> None:
-    store = ScriptedStore(coins([100] * 4))
+@virtual_time
+async def test_a_restored_selection_can_retry_its_spend() -> None:
+    store = ScriptedStore(make_tokens([100] * 4))
     data = await checkpoint_of(store, 400)
     await store.spend(list(store.tokens.values()), transaction="flow")
     selector = InMemorySelector(store)
@@ -134,9 +134,9 @@ async def test_a_flow_that_had_spent_its_tokens_can_say_so_again() -> None:
         assert not selector._reservations._pending
 
 
-@virtual
-async def test_what_another_transaction_holds_is_not_restored_nor_any_part_of_it() -> None:
-    store = ScriptedStore(coins([100] * 4))
+@virtual_time
+async def test_restore_holds_nothing_if_another_transaction_holds_a_token() -> None:
+    store = ScriptedStore(make_tokens([100] * 4))
     data = await checkpoint_of(store, 400)
     async with InMemorySelector(store) as selector:
         other = await selector.select(100, transaction="new", **ALICE)
@@ -151,9 +151,9 @@ async def test_what_another_transaction_holds_is_not_restored_nor_any_part_of_it
         await selector.restore(data | {"transaction": "thief"})
 
 
-@virtual
-async def test_restoring_twice_passes_the_tokens_on() -> None:
-    store = ScriptedStore(coins([100] * 4))
+@virtual_time
+async def test_a_second_restore_takes_over_the_tokens_of_the_first() -> None:
+    store = ScriptedStore(make_tokens([100] * 4))
     data = await checkpoint_of(store, 400)
     selector = InMemorySelector(store)
     first, second = await selector.restore(data), await selector.restore(data)
@@ -169,23 +169,23 @@ async def test_restoring_twice_passes_the_tokens_on() -> None:
         await third.spend()
 
 
-@virtual
-async def test_a_restored_spend_during_the_load_is_not_undone_by_a_late_page() -> None:
-    store = ScriptedStore(coins([100] * 4))
+@virtual_time
+async def test_a_late_page_does_not_restore_tokens_spent_during_the_load() -> None:
+    store = ScriptedStore(make_tokens([100] * 4))
     data = await checkpoint_of(store, 400)
     reading, go = asyncio.Event(), asyncio.Event()
 
-    async def held_up(_page: object) -> None:
+    async def delay_page(_page: object) -> None:
         reading.set()
         await go.wait()
 
-    store.before["page"] = held_up
-    tell, late = store.tell, list[Any]()
+    store.before["page"] = delay_page
+    tell, late = store.publish, list[Any]()
     selector = InMemorySelector(store)
     restored = await selector.restore(data)
     starting = asyncio.create_task(selector.start())
     await reading.wait()
-    store.tell = late.append  # type: ignore[method-assign]
+    store.publish = late.append  # type: ignore[method-assign]
     await restored.spend()
     go.set()
     await starting
@@ -198,14 +198,14 @@ async def test_a_restored_spend_during_the_load_is_not_undone_by_a_late_page() -
     await selector.close()
 
 
-@virtual
-async def test_a_spent_selection_is_not_written_down_and_a_consolidation_comes_back_as_one() -> None:
-    store = ScriptedStore(coins([3, 4]))
+@virtual_time
+async def test_a_spent_selection_has_no_checkpoint_and_a_consolidation_is_restored_as_one() -> None:
+    store = ScriptedStore(make_tokens([3, 4]))
     async with InMemorySelector(store) as selector:
         joined = await selector.consolidate(transaction="join", **ALICE)
         assert joined is not None
         data = json.loads(json.dumps(joined.checkpoint()))
-        await joined.spend(coins(joined.amounts, "joined-"))
+        await joined.spend(make_tokens(joined.amounts, "joined-"))
         with pytest.raises(SelectionEnded):
             joined.checkpoint()
         again = await selector.restore(data)
@@ -213,9 +213,9 @@ async def test_a_spent_selection_is_not_written_down_and_a_consolidation_comes_b
         assert again.amounts == (7,)
 
 
-@virtual
-async def test_what_is_no_checkpoint_holds_nothing() -> None:
-    store = ScriptedStore(coins([100]))
+@virtual_time
+async def test_an_invalid_checkpoint_holds_nothing() -> None:
+    store = ScriptedStore(make_tokens([100]))
     data = await checkpoint_of(store, 100)
     del data["asked"]
     async with InMemorySelector(store) as selector:

@@ -1,4 +1,4 @@
-"""What is said to those who use it wrongly from the outside."""
+"""Imports of the package, and errors for wrong arguments."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_it_is_loaded_by_name() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=WAIT_S)
 
 
-def test_sherdlock_is_for_asyncio() -> None:
+def test_sherdlock_rejects_a_blocking_client() -> None:
     with pytest.raises(TypeError, match="asyncio"):
         SherdlockSelector(genie.sync.connect(), MemoryTokenStore())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("data", [{}, {"transaction": "t", "asked": 1, "tokens": [{"id": "x"}]}])
-async def test_what_is_no_checkpoint_is_no_selection(data: dict[str, object]) -> None:
+async def test_an_invalid_checkpoint_is_rejected(data: dict[str, object]) -> None:
     async with InMemorySelector(MemoryTokenStore()) as selector:
         with pytest.raises(ValueError, match="checkpoint"):
             await selector.restore(data)

@@ -1,4 +1,4 @@
-"""Selecting from wallets that others select from as well, against a Genie and a store that do what they are told."""
+"""`SherdlockSelector` against fakes of Genie and of the store, in wallets that other selectors share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,23 @@ from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, 
 from genie.tokens.sherdlock import SherdlockSelector, grants
 from genie.tokens.store import Added, Spent
 from genie.tokens.token import MAX_AMOUNT
-from sherdlock_world import ALICE, GBP, FakeGenie, FakeLock, bustle, listen, settle, store_of, token, tokens, virtual
+from sherdlock_world import (
+    ALICE,
+    GBP,
+    FakeGenie,
+    FakeLock,
+    cause_lock_events,
+    open_subscription,
+    settle,
+    store_of,
+    token,
+    tokens,
+    virtual_time,
+)
 
 
-@virtual
-async def test_a_selection_holds_tokens_that_reach_the_amount_and_gives_them_back():
+@virtual_time
+async def test_a_selection_holds_tokens_that_reach_the_amount_and_releases_them():
     genie, store = FakeGenie(), store_of(tokens(10, 3))
     async with SherdlockSelector(genie, store) as selector:
         async with await selector.select(8, transaction="tx", **ALICE) as selection:
@@ -32,7 +44,7 @@ async def test_a_selection_holds_tokens_that_reach_the_amount_and_gives_them_bac
             assert selection.amount == 30
 
 
-@virtual
+@virtual_time
 async def test_an_error_in_the_block_releases():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store) as selector:
@@ -42,56 +54,56 @@ async def test_an_error_in_the_block_releases():
         assert genie.tokens_held == set()
 
 
-@virtual
-async def test_one_round_trip_and_one_reading_are_enough():
+@virtual_time
+async def test_a_selection_takes_one_round_trip_and_one_load():
     genie, store = FakeGenie(), store_of(tokens(1000))
     async with SherdlockSelector(genie, store) as selector:
         await selector.select(1, transaction="first", **ALICE)
-        genie.asks.clear()
+        genie.requests.clear()
         for number in range(20):
             await selector.select(5, transaction=f"tx{number}", **ALICE)
-        assert len(genie.asks) == 20
-        assert {len(ask) for ask in genie.asks} == {8}
-        assert store.reads == 1
+        assert len(genie.requests) == 20
+        assert {len(ask) for ask in genie.requests} == {8}
+        assert store.load_count == 1
 
 
-@virtual
+@virtual_time
 async def test_replicas_try_different_tokens():
     genie, store = FakeGenie(), store_of(tokens(1000))
-    genie.hushed = True
+    genie.muted = True
     async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
         for number in range(10):
             await one.select(1, transaction=f"one{number}", **ALICE)
             await other.select(1, transaction=f"other{number}", **ALICE)
-    first = [ask[0] for ask in genie.asks]
+    first = [ask[0] for ask in genie.requests]
     assert len(set(first)) > 15
 
 
-@virtual
-async def test_spent_tokens_stay_locked_until_the_lease_ends_and_nobody_tries_them():
+@virtual_time
+async def test_spent_tokens_stay_locked_until_the_lease_expires_and_are_skipped():
     genie, store = FakeGenie(), store_of(tokens(4, 5))
-    store.hushed = True
+    store.muted = True
     async with SherdlockSelector(genie, store, lease=60) as one, SherdlockSelector(genie, store, lease=60) as other:
         assert (await other.select(1, transaction="warm", **ALICE)).amount == 5
-        await listen(other)
+        await open_subscription(other)
         async with await one.select(10, transaction="tx", **ALICE) as selection:
             await selection.spend()
             assert not selection.held
         spent = {each.id for each in selection.tokens}
         assert genie.tokens_held > spent
         await settle()
-        genie.asks.clear()
+        genie.requests.clear()
         async with await other.select(5, transaction="tx2", **ALICE) as selection:
             assert selection.tokens[0].id not in spent
-        assert not spent & {id for ask in genie.asks for id in ask}
+        assert not spent & {id for ask in genie.requests for id in ask}
         await asyncio.sleep(61)
         assert not genie.tokens_held & spent
 
 
-@virtual
-async def test_what_was_spent_is_not_selected_here_again_even_when_its_lock_has_ended():
+@virtual_time
+async def test_spent_tokens_are_not_selected_again_after_their_locks_expired():
     genie, store = FakeGenie(), store_of(tokens(4, 5))
-    store.hushed = True  # nothing is heard of it by the store either
+    store.muted = True  # the store's change feed does not report it either
     async with SherdlockSelector(genie, store, lease=60) as selector:
         async with await selector.select(10, transaction="tx", **ALICE) as selection:
             await selection.spend(outputs=[token("change", 1)])
@@ -100,28 +112,28 @@ async def test_what_was_spent_is_not_selected_here_again_even_when_its_lock_has_
             assert not {each.id for each in again.tokens} & {each.id for each in selection.tokens}
 
 
-@virtual
-async def test_change_is_selected_as_soon_as_the_store_tells_it():
+@virtual_time
+async def test_change_can_be_selected_once_the_change_feed_reports_it():
     genie, store = FakeGenie(), store_of([token("note", 10)])
     async with SherdlockSelector(genie, store) as selector:
         for number in range(9):
             async with await selector.select(1, transaction=f"tx{number}", **ALICE) as selection:
                 await selection.spend(outputs=[token(f"change{number}", selection.change)])
-        assert store.reads <= 2
+        assert store.load_count <= 2
         assert [each.amount for each in store.held.values()] == [1]
 
 
-@virtual
-async def test_change_that_others_have_spent_before_it_is_heard_of_is_not_selected():
+@virtual_time
+async def test_change_spent_by_others_before_the_spend_returned_is_not_selected():
     genie, store = FakeGenie(), store_of([token("note", 10)])
 
-    async def somebody_is_fast():
+    async def spend_change_first():
         del store.held["change"]
         store.spent["change"] = "thief"
-        store.tell(Spent("change"))
+        store.publish(Spent("change"))
         await settle()
 
-    store.after_spend = somebody_is_fast
+    store.after_spend = spend_change_first
     async with SherdlockSelector(genie, store) as selector:
         await settle()
         async with await selector.select(1, transaction="tx", **ALICE) as selection:
@@ -134,55 +146,55 @@ async def test_change_that_others_have_spent_before_it_is_heard_of_is_not_select
 # -- others hold them ---------------------------------------------------------------------------------------
 
 
-@virtual
-async def test_what_others_hold_is_not_tried():
+@virtual_time
+async def test_tokens_held_by_others_are_skipped():
     genie, store = FakeGenie(), store_of(tokens(100))
-    genie.take(*(f"t{number}" for number in range(95)))
+    genie.lock_as_other(*(f"t{number}" for number in range(95)))
     async with SherdlockSelector(genie, store) as selector:
-        await listen(selector)
+        await open_subscription(selector)
         selection = await selector.select(5, transaction="tx", **ALICE)
         assert {each.id for each in selection.tokens} == {f"t{number}" for number in range(95, 100)}
-        assert {id for ask in genie.asks for id in ask} == {f"t{number}" for number in range(95, 100)}
+        assert {id for ask in genie.requests for id in ask} == {f"t{number}" for number in range(95, 100)}
 
 
-@virtual
-async def test_a_collision_costs_no_second_round_trip():
+@virtual_time
+async def test_spares_avoid_a_second_round_trip_after_a_collision():
     genie, store = FakeGenie(), store_of(tokens(100))
     async with SherdlockSelector(genie, store) as selector:
         await selector.select(1, transaction="warm", **ALICE)
-        genie.asks.clear()
-        genie.hushed, genie.delay_s = True, 0.001
+        genie.requests.clear()
+        genie.muted, genie.delay_s = True, 0.001
         asking = asyncio.create_task(selector.select(5, transaction="tx", **ALICE))
         await settle()
-        genie.take(*genie.asks[0][:3])
+        genie.lock_as_other(*genie.requests[0][:3])
         selection = await asking
         assert selection.amount == 5
-        assert len(genie.asks) == 1
+        assert len(genie.requests) == 1
 
 
-@virtual
-async def test_many_collisions_are_answered_by_more_spares_at_once_without_waiting():
+@virtual_time
+async def test_collisions_are_retried_at_once_with_more_spares():
     genie, store = FakeGenie(), store_of(tokens(3000))
     async with SherdlockSelector(genie, store) as selector:
         await selector.select(1, transaction="warm", **ALICE)
-        genie.asks.clear()
-        genie.hushed = True
-        genie.take(*(f"t{number}" for number in range(2990) if genie.holders(f"t{number}") == set()))
+        genie.requests.clear()
+        genie.muted = True
+        genie.lock_as_other(*(f"t{number}" for number in range(2990) if genie.holders(f"t{number}") == set()))
         begin = asyncio.get_running_loop().time()
         selection = await selector.select(5, transaction="tx", **ALICE)
         assert selection.amount == 5
         assert asyncio.get_running_loop().time() == begin
-        sizes = [len(ask) for ask in genie.asks]
+        sizes = [len(ask) for ask in genie.requests]
         assert sizes == sorted(sizes)
         assert selector.collisions == len(sizes) - 1
         assert sizes[0] == 8
         assert len(sizes) <= 6
 
 
-@virtual
-async def test_enough_that_others_hold_is_told_apart_when_all_waits_are_over():
+@virtual_time
+async def test_funds_locked_is_raised_after_all_waits():
     genie, store = FakeGenie(), store_of(tokens(10))
-    genie.take(*(f"t{number}" for number in range(7)))
+    genie.lock_as_other(*(f"t{number}" for number in range(7)))
     async with SherdlockSelector(genie, store, retries=3, backoff=5.0) as selector:
         begin = asyncio.get_running_loop().time()
         with pytest.raises(FundsLocked) as caught:
@@ -192,21 +204,21 @@ async def test_enough_that_others_hold_is_told_apart_when_all_waits_are_over():
         assert genie.holders("t9") == set()
 
 
-@virtual
-async def test_funds_locked_is_what_genie_says_not_what_was_heard():
+@virtual_time
+async def test_funds_locked_reports_the_amounts_of_genie():
     genie, store = FakeGenie(), store_of(tokens(10))
-    lock = genie.take(*(f"t{number}" for number in range(7)))
+    lock = genie.lock_as_other(*(f"t{number}" for number in range(7)))
     async with SherdlockSelector(genie, store, retries=2, backoff=5.0) as selector:
-        await listen(selector)
-        genie.hushed = True  # the release is not heard of
+        await open_subscription(selector)
+        genie.muted = True  # no event reports the release
         genie.end(lock)
         assert (await selector.select(5, transaction="tx", **ALICE)).amount == 5
 
 
-@virtual
-async def test_what_is_given_back_wakes_who_waits():
+@virtual_time
+async def test_a_release_by_another_client_wakes_a_waiting_selection():
     genie, store = FakeGenie(), store_of(tokens(10))
-    lock = genie.take(*(f"t{number}" for number in range(7)))
+    lock = genie.lock_as_other(*(f"t{number}" for number in range(7)))
     async with SherdlockSelector(genie, store, backoff=1e6, lease=1e7) as selector:
         asking = asyncio.create_task(selector.select(5, transaction="tx", **ALICE))
         await settle()
@@ -217,12 +229,12 @@ async def test_what_is_given_back_wakes_who_waits():
         assert asyncio.get_running_loop().time() == 0
 
 
-@virtual
-async def test_what_this_selector_gives_back_wakes_who_waits_here():
+@virtual_time
+async def test_a_release_by_this_selector_wakes_its_waiting_selections():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store, backoff=1e6) as selector:
         await settle()
-        for order in (False, True):  # whichever of the two is heard first
+        for order in (False, True):  # whichever is reported first
             genie.delay_s = 0.01 if order else 0.0
             first = await selector.select(8, transaction="first", **ALICE)
             asking = asyncio.create_task(selector.select(5, transaction="tx", **ALICE))
@@ -232,11 +244,11 @@ async def test_what_this_selector_gives_back_wakes_who_waits_here():
             await first.release()
             async with asyncio.timeout(1), await asking:
                 assert asyncio.get_running_loop().time() - begin < 1
-        assert store.reads == 1
+        assert store.load_count == 1
 
 
-@virtual
-async def test_change_wakes_who_waits():
+@virtual_time
+async def test_issued_change_wakes_a_waiting_selection():
     genie, store = FakeGenie(), store_of([token("note", 10)])
     async with SherdlockSelector(genie, store, backoff=1e6) as selector:
         first = await selector.select(4, transaction="first", **ALICE)
@@ -247,8 +259,8 @@ async def test_change_wakes_who_waits():
             assert [each.id for each in (await asking).tokens] == ["change"]
 
 
-@virtual
-async def test_who_waits_for_what_is_then_spent_learns_it_at_once():
+@virtual_time
+async def test_a_waiting_selection_fails_at_once_if_the_tokens_are_spent():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with (
         SherdlockSelector(genie, store) as one,
@@ -267,37 +279,37 @@ async def test_who_waits_for_what_is_then_spent_learns_it_at_once():
         assert [type(task.exception()) for task in asking] == [InsufficientFunds] * 3
 
 
-@virtual
-async def test_a_store_that_tells_nothing_is_read_again_after_each_wait():
-    genie, store = FakeGenie(), store_of(tokens(10), follows=False)
-    genie.take(*(f"t{number}" for number in range(10)))
+@virtual_time
+async def test_a_wallet_is_loaded_after_each_wait_without_a_change_feed():
+    genie, store = FakeGenie(), store_of(tokens(10), has_feed=False)
+    genie.lock_as_other(*(f"t{number}" for number in range(10)))
     async with SherdlockSelector(genie, store, retries=3, backoff=5.0) as selector:
         asking = asyncio.create_task(selector.select(5, transaction="tx", **ALICE))
         await settle()
-        assert store.reads == 1
+        assert store.load_count == 1
         store.put(token("new", 100))
         assert [each.id for each in (await asking).tokens] == ["new"]
-        assert store.reads == 2
+        assert store.load_count == 2
 
 
-@virtual
-async def test_a_store_that_should_have_told_is_read_after_the_first_wait():
+@virtual_time
+async def test_a_current_wallet_is_loaded_after_the_first_wait():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store, retries=3, backoff=5.0) as selector:
         await settle()
         await (await selector.select(1, transaction="warm", **ALICE)).release()
-        genie.take(*(f"t{number}" for number in range(10)))
-        store.hushed = True
+        genie.lock_as_other(*(f"t{number}" for number in range(10)))
+        store.muted = True
         store.put(token("new", 100))
         assert [each.id for each in (await selector.select(5, transaction="tx", **ALICE)).tokens] == ["new"]
         assert asyncio.get_running_loop().time() <= 5
-        assert store.reads == 2
+        assert store.load_count == 2
 
 
-@virtual
-async def test_being_woken_in_vain_does_not_use_up_the_waits():
+@virtual_time
+async def test_a_futile_wake_up_uses_no_wait():
     genie, store = FakeGenie(), store_of(tokens(10))
-    locks = [genie.take(f"t{number}") for number in range(8)]
+    locks = [genie.lock_as_other(f"t{number}") for number in range(8)]
     async with SherdlockSelector(genie, store, retries=1, backoff=1e6, lease=1e7) as selector:
         asking = asyncio.create_task(selector.select(10, transaction="tx", **ALICE))
         for lock in locks:
@@ -308,8 +320,8 @@ async def test_being_woken_in_vain_does_not_use_up_the_waits():
         assert asking.done()
 
 
-@virtual
-async def test_two_that_each_need_both_of_two_tokens_both_get_them():
+@virtual_time
+async def test_two_selections_that_need_the_same_two_tokens_both_succeed():
     genie, store = FakeGenie(), store_of(tokens(2, 3))
     genie.delay_s = 0.001
 
@@ -325,13 +337,13 @@ async def test_two_that_each_need_both_of_two_tokens_both_get_them():
     assert sum(each.amount for each in store.held.values()) == 6
 
 
-@virtual
-async def test_what_was_told_to_be_held_long_ago_is_tried_again():
+@virtual_time
+async def test_tokens_observed_as_locked_long_ago_are_requested_again():
     genie, store = FakeGenie(), store_of(tokens(10))
-    lock = genie.take(*(f"t{number}" for number in range(10)))
+    lock = genie.lock_as_other(*(f"t{number}" for number in range(10)))
     async with SherdlockSelector(genie, store, lease=60) as selector:
-        await listen(selector)
-        genie.hushed = True
+        await open_subscription(selector)
+        genie.muted = True
         genie.end(lock)
         await asyncio.sleep(121)
         assert len(selector._context.tracker.observed) == 10
@@ -339,55 +351,55 @@ async def test_what_was_told_to_be_held_long_ago_is_tried_again():
         assert asyncio.get_running_loop().time() == 121
 
 
-@virtual
-async def test_a_transaction_that_holds_a_token_twice_holds_it_until_both_locks_have_ended():
+@virtual_time
+async def test_a_token_locked_twice_by_a_transaction_is_free_after_both_locks_ended():
     genie, store = FakeGenie(), store_of(tokens(1))
-    locks = [genie.take("t0", transaction="twice") for _ in range(3)]
+    locks = [genie.lock_as_other("t0", transaction="twice") for _ in range(3)]
     async with SherdlockSelector(genie, store, backoff=1e6, lease=1e7) as selector:
-        await listen(selector)
+        await open_subscription(selector)
         asking = asyncio.create_task(selector.select(1, transaction="tx", **ALICE))
         for lock in (locks[1], locks[0], locks[2]):
             await settle()
             assert not asking.done()
-            assert genie.asks == []
+            assert genie.requests == []
             genie.end(lock)
         await settle()
         assert asking.done()
 
 
-@virtual
-async def test_what_others_hold_is_not_tried_where_listening_costs_little():
+@virtual_time
+async def test_a_cheap_subscription_is_kept():
     genie, store = FakeGenie(), store_of(tokens(100))
     held = {f"t{number}" for number in range(50)}
-    genie.take(*held)
+    genie.lock_as_other(*held)
     async with SherdlockSelector(genie, store) as selector:
         await settle()
         for number in range(100):
             await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
             await asyncio.sleep(0.1)
-        assert genie.listeners == 1
-        assert not held & {name.removeprefix("exclusive:token/") for names in genie.asks for name in names}
+        assert genie.watcher_count == 1
+        assert not held & {name.removeprefix("exclusive:token/") for names in genie.requests for name in names}
 
 
-@virtual
-async def test_nobody_listens_where_much_happens_and_spares_are_enough():
+@virtual_time
+async def test_an_expensive_subscription_ends_while_spares_suffice():
     genie, store = FakeGenie(), store_of(tokens(1000))
-    genie.take(*(f"t{number}" for number in range(100)))
+    genie.lock_as_other(*(f"t{number}" for number in range(100)))
     async with SherdlockSelector(genie, store) as selector:
-        await bustle(genie, 1.5)
-        assert genie.listeners == 0
+        await cause_lock_events(genie, 1.5)
+        assert genie.watcher_count == 0
         for number in range(100):
             await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
-        assert genie.listeners == 0
+        assert genie.watcher_count == 0
         assert selector._context.tracker.observed == {}
         await asyncio.sleep(60)
-        assert genie.listeners == 1
+        assert genie.watcher_count == 1
 
 
-@virtual
-async def test_where_spares_are_too_few_it_is_listened_until_that_is_over():
+@virtual_time
+async def test_contention_keeps_the_subscription_open():
     genie, store = FakeGenie(), store_of(tokens(1000))
-    lock = genie.take(*(f"t{number}" for number in range(950)))
+    lock = genie.lock_as_other(*(f"t{number}" for number in range(950)))
     async with SherdlockSelector(genie, store) as selector:
 
         async def select_some(count):
@@ -395,45 +407,45 @@ async def test_where_spares_are_too_few_it_is_listened_until_that_is_over():
                 await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
                 await asyncio.sleep(0.1)
 
-        await bustle(genie, 1.5)
-        assert genie.listeners == 0
+        await cause_lock_events(genie, 1.5)
+        assert genie.watcher_count == 0
         await select_some(20)
-        assert genie.listeners == 1
-        await bustle(genie, 3)
-        genie.asks.clear()
+        assert genie.watcher_count == 1
+        await cause_lock_events(genie, 3)
+        genie.requests.clear()
         await select_some(100)
-        assert len(genie.asks) == 100  # and none of them fails
-        assert genie.listeners == 1
+        assert len(genie.requests) == 100  # and none of them fails
+        assert genie.watcher_count == 1
         genie.end(lock)
         await select_some(200)
-        await bustle(genie, 1.5)
-        assert genie.listeners == 0
+        await cause_lock_events(genie, 1.5)
+        assert genie.watcher_count == 0
         assert selector._context.tracker.observed == {}
 
 
-@virtual
-async def test_it_is_listened_while_somebody_waits():
+@virtual_time
+async def test_a_waiting_selection_keeps_the_subscription_open():
     genie, store = FakeGenie(), store_of(tokens(10))
-    lock = genie.take("t0")
+    lock = genie.lock_as_other("t0")
     async with SherdlockSelector(genie, store, backoff=1e6) as selector:
         asking = asyncio.create_task(selector.select(10, transaction="tx", **ALICE))
-        await bustle(genie, 20)
-        assert genie.listeners == 1
+        await cause_lock_events(genie, 20)
+        assert genie.watcher_count == 1
         genie.end(lock)
         await settle()
         assert asking.done()
-        await bustle(genie, 10)
-        assert genie.listeners == 0
+        await cause_lock_events(genie, 10)
+        assert genie.watcher_count == 0
 
 
-@virtual
-async def test_what_is_given_back_before_it_is_listened_is_not_missed():
+@virtual_time
+async def test_a_release_before_the_subscription_is_not_missed():
     genie, store = FakeGenie(), store_of(tokens(10))
-    lock = genie.take("t0")
+    lock = genie.lock_as_other("t0")
     async with SherdlockSelector(genie, store, backoff=1e6, lease=1e7) as selector:
         await (await selector.select(1, transaction="warm", **ALICE)).release()
-        await bustle(genie, 1.5)
-        assert genie.listeners == 0
+        await cause_lock_events(genie, 1.5)
+        assert genie.watcher_count == 0
         genie.before_watch = lambda: genie.end(lock)
         async with asyncio.timeout(1):
             assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
@@ -442,85 +454,85 @@ async def test_what_is_given_back_before_it_is_listened_is_not_missed():
 # -- there are not enough -----------------------------------------------------------------------------------
 
 
-@virtual
-async def test_not_enough_is_said_at_once():
+@virtual_time
+async def test_insufficient_funds_are_reported_without_waiting():
     genie, store = FakeGenie(), store_of(tokens(10))
-    genie.take("t0", "t1")
+    genie.lock_as_other("t0", "t1")
     async with SherdlockSelector(genie, store) as selector:
         with pytest.raises(InsufficientFunds, match="Fiat GBP of owner 'alice'") as caught:
             await selector.select(11, transaction="tx", **ALICE)
         assert type(caught.value) is InsufficientFunds
         assert (caught.value.asked, caught.value.free, caught.value.locked) == (11, 8, 2)
         assert asyncio.get_running_loop().time() == 0
-        assert len(genie.asks) == 1  # how much others hold
+        assert len(genie.requests) == 1  # how much others hold
         assert len(genie.locks) == 1
         genie.down = True
         with pytest.raises(InsufficientFunds):
             await selector.select(11, transaction="tx", **ALICE)
 
 
-@virtual
-async def test_not_enough_is_only_said_by_a_reading_that_began_after_the_ask():
-    store = store_of(tokens(10), follows=False)
+@virtual_time
+async def test_insufficient_funds_need_a_load_that_began_after_the_request():
+    store = store_of(tokens(10), has_feed=False)
     genie = FakeGenie()
     async with SherdlockSelector(genie, store, freshness=1e6) as selector:
         await selector.select(1, transaction="warm", **ALICE)
-        store.put(token("new", 100))  # and nothing is told
+        store.put(token("new", 100))  # without a report by the change feed
         assert (await selector.select(50, transaction="tx", **ALICE)).amount >= 100
-        assert store.reads == 2
+        assert store.load_count == 2
 
 
-@virtual
-async def test_a_reading_that_began_before_the_ask_is_no_proof():
-    genie, store = FakeGenie(), store_of(tokens(10), follows=False)
+@virtual_time
+async def test_a_load_that_began_before_the_request_proves_nothing():
+    genie, store = FakeGenie(), store_of(tokens(10), has_feed=False)
     gate = asyncio.Event()
-    store.turn = gate.wait
+    store.before_page = gate.wait
     async with SherdlockSelector(genie, store) as selector:
         early = asyncio.create_task(selector.select(50, transaction="early", **ALICE))
         await settle()
         late = asyncio.create_task(selector.select(50, transaction="late", **ALICE))
         await settle()
-        assert store.reads == 1
+        assert store.load_count == 1
         gate.set()
         results = await asyncio.gather(early, late, return_exceptions=True)
         assert [type(each) for each in results] == [InsufficientFunds] * 2
-        assert store.reads == 2
+        assert store.load_count == 2
 
 
-@virtual
-async def test_change_that_moves_past_a_reading_of_several_pages_is_no_lack_of_funds():
-    # The big token goes from a page that is still to come into one that has been told.
+@virtual_time
+async def test_change_missed_by_a_load_of_several_pages_is_not_reported_as_insufficient_funds():
+    # The large token moves from a page that is still to be read to one that was read.
     genie = FakeGenie()
-    store = store_of([*tokens(4, name="m"), token("z", 100)], page=2, follows=False)
-    turns = 0
+    store = store_of([*tokens(4, name="m"), token("z", 100)], page=2, has_feed=False)
+    pages = 0
 
-    async def turn():
-        nonlocal turns
-        turns += 1
-        if turns == 2:
+    async def move_token():
+        nonlocal pages
+        pages += 1
+        if pages == 2:
             del store.held["z"]
             store.held["a"] = token("a", 100)
 
-    store.turn = turn
+    store.before_page = move_token
     async with SherdlockSelector(genie, store) as selector:
         assert (await selector.select(50, transaction="tx", **ALICE)).amount >= 100
 
 
-@virtual
-async def test_a_spend_in_this_moment_is_no_lack_of_funds():
-    # What is spent leaves the cache at once, and its change has not been told yet.
+@virtual_time
+async def test_a_concurrent_spend_is_not_reported_as_insufficient_funds():
+    # Spent tokens leave the cache at once, and their change is not reported yet.
     genie, store = FakeGenie(), store_of([token("note", 10)])
     async with SherdlockSelector(genie, store, retries=1, backoff=1.0) as selector:
         first = await selector.select(4, transaction="first", **ALICE)
         asking = asyncio.create_task(selector.select(5, transaction="tx", **ALICE))
         await settle()
-        store.hushed = True
+        store.muted = True
         await first.spend(outputs=[token("change", 6)])
         assert [each.id for each in (await asking).tokens] == ["change"]
 
 
-@virtual
-async def test_what_the_own_transaction_holds_does_not_count():
+@virtual_time
+async def test_tokens_held_by_the_same_transaction_do_not_count():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store) as selector:
         first = await selector.select(7, transaction="tx", **ALICE)
@@ -532,23 +544,23 @@ async def test_what_the_own_transaction_holds_does_not_count():
         assert not {each.id for each in first.tokens} & {each.id for each in second.tokens}
 
 
-@virtual
-async def test_asks_of_one_transaction_at_the_same_time_get_different_tokens():
+@virtual_time
+async def test_concurrent_selections_of_one_transaction_get_different_tokens():
     genie, store = FakeGenie(), store_of(tokens(80))
-    genie.delay_s, genie.hushed = 0.01, True
-    genie.take(*(f"t{number}" for number in range(30)))  # so that spares are needed
+    genie.delay_s, genie.muted = 0.01, True
+    genie.lock_as_other(*(f"t{number}" for number in range(30)))  # so that spares are needed
     async with SherdlockSelector(genie, store) as selector:
         selections = await asyncio.gather(*(selector.select(5, transaction="tx", **ALICE) for _ in range(8)))
         ids = [each.id for selection in selections for each in selection.tokens]
         assert len(ids) == len(set(ids)) == 40
 
 
-@virtual
-async def test_what_a_crashed_replica_holds_for_the_same_transaction_is_free_to_it():
+@virtual_time
+async def test_tokens_locked_by_a_crashed_replica_are_available_to_the_same_transaction():
     genie, store = FakeGenie(), store_of(tokens(10))
-    genie.take(*(f"t{number}" for number in range(10)), transaction="tx")
+    genie.lock_as_other(*(f"t{number}" for number in range(10)), transaction="tx")
     async with SherdlockSelector(genie, store) as selector:
-        await listen(selector)
+        await open_subscription(selector)
         assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
         assert asyncio.get_running_loop().time() == 0
     async with SherdlockSelector(genie, store, retries=0) as selector:
@@ -556,13 +568,13 @@ async def test_what_a_crashed_replica_holds_for_the_same_transaction_is_free_to_
             await selector.select(1, transaction="other", **ALICE)
 
 
-@virtual
-async def test_what_the_transaction_has_spent_elsewhere_is_not_free_to_it_in_an_old_cache():
+@virtual_time
+async def test_tokens_spent_by_the_same_transaction_elsewhere_are_not_selected_from_a_stale_cache():
     genie, store = FakeGenie(), store_of(tokens(10, 5))
-    store.hushed = True
+    store.muted = True
     async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
         await (await other.select(50, transaction="warm", **ALICE)).release()
-        await listen(other)
+        await open_subscription(other)
         async with await one.select(25, transaction="tx", **ALICE) as selection:
             await selection.spend()
         await settle()
@@ -574,8 +586,8 @@ async def test_what_the_transaction_has_spent_elsewhere_is_not_free_to_it_in_an_
 # -- where, prefer, limit -----------------------------------------------------------------------------------
 
 
-@virtual
-async def test_where_lets_tokens_through():
+@virtual_time
+async def test_where_restricts_the_selection():
     genie = FakeGenie()
     store = store_of([*tokens(5, name="a", issuer="bank"), *tokens(5, name="b", issuer="mint")])
     async with SherdlockSelector(genie, store) as selector:
@@ -589,8 +601,8 @@ async def test_where_lets_tokens_through():
         assert len(genie.tokens_held) == 5
 
 
-@virtual
-async def test_small_or_large_ones_first():
+@virtual_time
+async def test_prefer_selects_the_smallest_or_largest_tokens_first():
     genie = FakeGenie()
     store = store_of([token(f"t{amount}", amount) for amount in range(1, 21)])
     async with SherdlockSelector(genie, store) as selector:
@@ -602,8 +614,8 @@ async def test_small_or_large_ones_first():
             await selector.select(39, transaction="tx", prefer="middle", **ALICE)
 
 
-@virtual
-async def test_a_limit_is_kept_by_taking_the_largest():
+@virtual_time
+async def test_a_limit_is_kept_by_selecting_the_largest_tokens():
     genie = FakeGenie()
     store = store_of([*tokens(100), *tokens(3, 50, "big")])
     async with SherdlockSelector(genie, store, retries=0) as selector:
@@ -613,7 +625,7 @@ async def test_a_limit_is_kept_by_taking_the_largest():
         with pytest.raises(TooManyTokens) as caught:
             await selector.select(151, transaction="tx", limit=3, **ALICE)
         assert (caught.value.asked, caught.value.limit, caught.value.reached) == (151, 3, 150)
-        lock = genie.take("big0")
+        lock = genie.lock_as_other("big0")
         await settle()
         with pytest.raises(FundsLocked):
             await selector.select(150, transaction="tx", limit=3, **ALICE)
@@ -628,11 +640,11 @@ async def test_a_limit_is_kept_by_taking_the_largest():
             await selector.select(1, transaction="tx", limit=0, **ALICE)
 
 
-@virtual
-async def test_a_limit_that_is_missed_by_a_collision_is_kept_by_the_next_try():
+@virtual_time
+async def test_a_limit_exceeded_after_a_collision_is_kept_by_a_retry():
     genie = FakeGenie()
     store = store_of([*tokens(2, 5, "five"), *tokens(3, 10, "ten")])
-    genie.take("ten0")
+    genie.lock_as_other("ten0")
     async with SherdlockSelector(genie, store) as selector:
         await selector._context.subscription.close()  # nobody tells
         for number in range(30):
@@ -641,8 +653,8 @@ async def test_a_limit_that_is_missed_by_a_collision_is_kept_by_the_next_try():
         assert asyncio.get_running_loop().time() == 0
 
 
-@virtual
-async def test_an_account_is_selected_from_over_its_owners_keys():
+@virtual_time
+async def test_an_account_selects_tokens_of_all_its_owners():
     genie = FakeGenie()
     store = store_of(
         [token("a", 5, owner="k1", account="acc"), token("b", 5, owner="k2", account="acc"), token("c", 5)]
@@ -657,22 +669,22 @@ async def test_an_account_is_selected_from_over_its_owners_keys():
             await selector.select(10, transaction="tx2", **GBP)
 
 
-@virtual
-async def test_more_names_than_one_request_can_have():
+@virtual_time
+async def test_more_names_than_fit_into_one_request_are_split():
     genie, store = FakeGenie(), store_of(tokens(11_000), page=11_000)
     async with SherdlockSelector(genie, store, retries=1) as selector:
         async with await selector.select(10_500, transaction="tx", **ALICE) as selection:
             assert selection.amount == 10_500
             assert len(genie.locks) == 2
         assert genie.tokens_held == set()
-        genie.take(*(f"t{number}" for number in range(1000)))
+        genie.lock_as_other(*(f"t{number}" for number in range(1000)))
         with pytest.raises(FundsLocked):
             await selector.select(10_500, transaction="tx", **ALICE)
         assert len(genie.tokens_held) == 1000
 
 
-@virtual
-async def test_names_are_long_and_a_line_is_not():
+@virtual_time
+async def test_long_names_are_split_by_bytes():
     long = [token(f"{number:04}" + "é" * 396, 1) for number in range(3000)]
     genie, store = FakeGenie(), store_of(long)
     async with SherdlockSelector(genie, store) as selector:
@@ -683,72 +695,72 @@ async def test_names_are_long_and_a_line_is_not():
 # -- caches -------------------------------------------------------------------------------------------------
 
 
-@virtual
-async def test_a_stale_cache_is_read_once_for_ten_and_blocks_none_of_them():
-    genie, store = FakeGenie(), store_of(tokens(1000), follows=False)
+@virtual_time
+async def test_a_stale_cache_is_loaded_once_for_concurrent_selections_and_blocks_none():
+    genie, store = FakeGenie(), store_of(tokens(1000), has_feed=False)
     async with SherdlockSelector(genie, store, freshness=1.0) as selector:
         await selector.select(1, transaction="warm", **ALICE)
         await asyncio.sleep(2)
         gate = asyncio.Event()
-        store.turn = gate.wait
+        store.before_page = gate.wait
         for number in range(10):
             await selector.select(5, transaction=f"tx{number}", **ALICE)
         await settle()
-        assert store.reads == 2
+        assert store.load_count == 2
         gate.set()
 
 
-@virtual
-async def test_a_cache_that_is_followed_is_never_stale():
+@virtual_time
+async def test_a_cache_that_follows_the_change_feed_is_not_reloaded():
     genie, store = FakeGenie(), store_of(tokens(1000))
     async with SherdlockSelector(genie, store, freshness=1.0) as selector:
         await settle()
         for number in range(10):
             await asyncio.sleep(100)
             await selector.select(5, transaction=f"tx{number}", **ALICE)
-        assert store.reads == 1
+        assert store.load_count == 1
 
 
-@virtual
-async def test_a_cache_is_read_again_when_the_feed_has_been_away():
+@virtual_time
+async def test_a_cache_is_reloaded_after_the_change_feed_was_interrupted():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store, freshness=1.0) as selector:
         await settle()
         await selector.select(1, transaction="warm", **ALICE)
-        store.hushed = True
+        store.muted = True
         store.put(token("missed", 100))
-        store.hushed = False
-        store.tell(None)  # the feed ends, and begins anew
+        store.muted = False
+        store.publish(None)  # the feed ends, and begins anew
         await asyncio.sleep(10)
         await selector.select(1, transaction="notices", **ALICE)
         await settle()
-        assert store.reads == 2
+        assert store.load_count == 2
         assert (await selector.select(100, transaction="tx", **ALICE)).amount >= 100
-        assert store.reads == 2
+        assert store.load_count == 2
 
 
-@virtual
-async def test_a_cache_is_read_again_when_it_is_old_and_the_feed_is_away():
+@virtual_time
+async def test_an_old_cache_is_reloaded_without_a_change_feed():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store, freshness=1.0) as selector:
         await settle()
         await selector.select(1, transaction="warm", **ALICE)
-        store.follows = False
-        store.tell(None)
+        store.has_feed = False
+        store.publish(None)
         gone = next(id for id in store.held if id not in genie.tokens_held)
         del store.held[gone]
         await asyncio.sleep(2)
         await selector.select(1, transaction="notices", **ALICE)
         await settle()
-        assert store.reads == 2
+        assert store.load_count == 2
         assert gone not in selector._context.caches._tokens
 
 
-@virtual
-async def test_who_waits_goes_on_as_soon_as_enough_is_read():
+@virtual_time
+async def test_a_selection_continues_once_enough_tokens_are_loaded():
     genie, store = FakeGenie(), store_of(tokens(100), page=10)
     gate = asyncio.Semaphore(0)
-    store.turn = gate.acquire
+    store.before_page = gate.acquire
     async with SherdlockSelector(genie, store) as selector:
         asking = asyncio.create_task(selector.select(15, transaction="tx", **ALICE))
         gate.release()
@@ -760,22 +772,22 @@ async def test_who_waits_goes_on_as_soon_as_enough_is_read():
         assert store.pages == 2
 
 
-@virtual
-async def test_a_store_that_fails_is_told_to_who_needs_it_and_nothing_is_held():
+@virtual_time
+async def test_a_store_error_is_raised_by_selections_that_need_the_load():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store) as selector:
         await selector.select(2, transaction="warm", **ALICE)
-        store.fails = OSError("the store is down")
+        store.error = OSError("the store is down")
         assert (await selector.select(2, transaction="tx", **ALICE)).amount == 2
         with pytest.raises(OSError, match="the store is down"):
             await selector.select(7, transaction="tx2", **ALICE)
         assert len(genie.tokens_held) == 4
-        store.fails = None
+        store.error = None
         assert (await selector.select(6, transaction="tx2", **ALICE)).amount == 6
 
 
-@virtual
-async def test_wallets_that_nobody_uses_are_forgotten():
+@virtual_time
+async def test_idle_caches_are_evicted():
     genie = FakeGenie()
     store = store_of([token(f"t{number}", 1, owner=f"o{number}", account="acc") for number in range(20)])
     async with SherdlockSelector(genie, store) as selector:
@@ -789,13 +801,13 @@ async def test_wallets_that_nobody_uses_are_forgotten():
 # -- ends ---------------------------------------------------------------------------------------------------
 
 
-@virtual
-async def test_cancelled_at_any_moment_nothing_stays_held():
+@virtual_time
+async def test_cancellation_at_any_step_leaves_nothing_held():
     for moment in range(40):
         genie, store = FakeGenie(), store_of(tokens(30), page=10)
         genie.delay_s = 0.001
         amount = len(store.held)
-        lock = genie.take("t1") if moment % 2 else None
+        lock = genie.lock_as_other("t1") if moment % 2 else None
         async with SherdlockSelector(genie, store) as selector:
             asking = asyncio.create_task(selector.select(amount, transaction="tx", **ALICE))
             for _ in range(moment):
@@ -809,8 +821,8 @@ async def test_cancelled_at_any_moment_nothing_stays_held():
             assert selector._context.tracker.reservations == {}
 
 
-@virtual
-async def test_cancelled_while_the_grant_is_on_its_way():
+@virtual_time
+async def test_cancellation_before_the_grant_arrives_leaves_nothing_held():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store) as selector:
         genie.answer = asyncio.Event()
@@ -825,8 +837,8 @@ async def test_cancelled_while_the_grant_is_on_its_way():
         assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
 
 
-@virtual
-async def test_cancelled_between_the_requests_that_many_names_need():
+@virtual_time
+async def test_cancellation_between_split_requests_leaves_nothing_held():
     for seconds in (2.5, 3.5):
         genie, store = FakeGenie(), store_of(tokens(10_200), page=11_000)
         genie.delay_s = 1.0
@@ -838,11 +850,11 @@ async def test_cancelled_between_the_requests_that_many_names_need():
                 await asking
             await asyncio.sleep(2)
             assert genie.tokens_held == set()
-    assert len(genie.asks) == 3
+    assert len(genie.requests) == 3
 
 
-@virtual
-async def test_cancelled_while_another_ask_of_the_transaction_has_its_turn():
+@virtual_time
+async def test_cancellation_while_waiting_for_the_transaction_mutex():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store) as selector:
         await (await selector.select(1, transaction="warm", **ALICE)).release()
@@ -857,8 +869,8 @@ async def test_cancelled_while_another_ask_of_the_transaction_has_its_turn():
         assert len(genie.tokens_held) == 6
 
 
-@virtual
-async def test_the_lease_begins_anew_before_a_spend_in_its_second_half():
+@virtual_time
+async def test_a_spend_in_the_second_half_of_the_lease_extends_it():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store, lease=100) as selector:
         selection = await selector.select(3, transaction="tx", **ALICE)
@@ -875,20 +887,20 @@ async def test_the_lease_begins_anew_before_a_spend_in_its_second_half():
         assert len(genie.extended) == 1
 
 
-@virtual
-async def test_what_is_not_held_any_more_is_not_spent():
+@virtual_time
+async def test_tokens_that_are_no_longer_held_are_not_spent():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store, lease=100) as selector:
         late = await selector.select(3, transaction="late", **ALICE)
         lost = await selector.select(3, transaction="lost", **ALICE)
-        unheard = await selector.select(3, transaction="unheard", **ALICE)
-        genie.lose(genie.locks[lost._grants.locks[0].id])
+        expired = await selector.select(3, transaction="expired", **ALICE)
+        genie.expire(genie.locks[lost._grants.locks[0].id])
         with pytest.raises(SelectionEnded):
             await lost.spend()
         await asyncio.sleep(60)
-        genie.end(genie.locks[unheard._grants.locks[0].id])
+        genie.end(genie.locks[expired._grants.locks[0].id])
         with pytest.raises(SelectionEnded):
-            await unheard.spend()
+            await expired.spend()
         await asyncio.sleep(60)
         with pytest.raises(SelectionEnded):
             await late.spend()
@@ -896,10 +908,10 @@ async def test_what_is_not_held_any_more_is_not_spent():
         assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
 
 
-@virtual
-async def test_what_others_have_spent_without_holding_it_is_not_selected_again():
+@virtual_time
+async def test_tokens_spent_by_others_without_a_lock_are_not_selected_again():
     genie, store = FakeGenie(), store_of(tokens(3))
-    store.hushed = True
+    store.muted = True
     async with SherdlockSelector(genie, store) as selector:
         with pytest.raises(SpentAlready):
             async with await selector.select(3, transaction="tx", **ALICE) as selection:
@@ -913,8 +925,8 @@ async def test_what_others_have_spent_without_holding_it_is_not_selected_again()
             await selection.spend()
 
 
-@virtual
-async def test_tokens_of_which_nobody_knows_if_they_are_spent_stay_held_until_the_lease_ends():
+@virtual_time
+async def test_tokens_of_a_spend_with_unknown_outcome_stay_held_until_the_lease_expires():
     genie, store = FakeGenie(), store_of(tokens(6))
 
     async def fail():
@@ -937,8 +949,8 @@ async def test_tokens_of_which_nobody_knows_if_they_are_spent_stay_held_until_th
         assert set(selector._context.tracker.reservations).isdisjoint(spent)
 
 
-@virtual
-async def test_a_spend_whose_outcome_is_not_known_is_said_again_later_or_by_a_restored_selection():
+@virtual_time
+async def test_a_spend_with_unknown_outcome_can_be_retried_also_by_a_restored_selection():
     genie, store = FakeGenie(), store_of(tokens(6))
 
     async def fail():
@@ -961,8 +973,8 @@ async def test_a_spend_whose_outcome_is_not_known_is_said_again_later_or_by_a_re
         assert len(store.spent) == 4
 
 
-@virtual
-async def test_what_a_restored_selection_has_issued_before_and_others_have_spent_does_not_come_back():
+@virtual_time
+async def test_outputs_of_a_retried_spend_that_others_have_spent_are_not_added_again():
     genie, store = FakeGenie(), MemoryTokenStore()
     await store.add([token("coin", 10)])
     change, later = token("change", 10), token("later", 10)
@@ -979,10 +991,10 @@ async def test_what_a_restored_selection_has_issued_before_and_others_have_spent
             await other.select(20, transaction="tx2", **ALICE)
 
 
-@virtual
-async def test_a_token_that_is_told_late_when_it_is_spent_is_not_selected():
+@virtual_time
+async def test_a_late_report_of_a_spent_token_does_not_make_it_selectable():
     genie, store = FakeGenie(), store_of(tokens(4))
-    store.hushed = True
+    store.muted = True
     async with SherdlockSelector(genie, store, retries=0) as selector:
         await settle()
         selection = await selector.select(2, transaction="tx", **ALICE)
@@ -994,8 +1006,8 @@ async def test_a_token_that_is_told_late_when_it_is_spent_is_not_selected():
             await selector.select(3, transaction="tx", **ALICE)
 
 
-@virtual
-async def test_unspent_tokens_come_free_when_the_lease_of_an_unknown_spend_ends():
+@virtual_time
+async def test_unspent_tokens_are_free_after_the_lease_of_an_unknown_spend():
     genie, store = FakeGenie(), store_of(tokens(4))
 
     async def fail():
@@ -1013,8 +1025,8 @@ async def test_unspent_tokens_come_free_when_the_lease_of_an_unknown_spend_ends(
         assert asking.done()
 
 
-@virtual
-async def test_a_checkpoint_holds_the_same_tokens_again_in_another_replica():
+@virtual_time
+async def test_a_checkpoint_restores_the_selection_in_another_replica():
     genie, store = FakeGenie(), store_of(tokens(10, 3, issuer="bank", metadata={"a": [1]}))
     async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
         selection = await one.select(7, transaction="tx", **ALICE)
@@ -1027,32 +1039,32 @@ async def test_a_checkpoint_holds_the_same_tokens_again_in_another_replica():
         assert genie.tokens_held == set()  # the locks from before are given back as well
         async with await other.restore(data) as again:
             await again.spend()
-        lock = genie.take(selection.tokens[0].id, transaction="thief") if not genie.tokens_held else None
+        lock = genie.lock_as_other(selection.tokens[0].id, transaction="thief") if not genie.tokens_held else None
         assert lock is None
         genie.end(next(iter(genie.locks.values())))
-        genie.take(selection.tokens[0].id, transaction="thief")
+        genie.lock_as_other(selection.tokens[0].id, transaction="thief")
         with pytest.raises(SelectionEnded):
             await other.restore(data | {"transaction": "tx"})
         with pytest.raises(SelectionEnded):
             again.checkpoint()
 
 
-@virtual
-async def test_a_checkpoint_of_tokens_worth_more_than_a_target_can_say_is_restored_and_all_or_nothing():
+@virtual_time
+async def test_restore_locks_all_or_no_tokens_even_if_their_sum_exceeds_the_largest_target():
     genie, store = FakeGenie(), store_of(tokens(2, 2**62))
     async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
         selection = await one.select(MAX_AMOUNT, transaction="tx", **ALICE)
         data = selection.checkpoint()
         async with await other.restore(data) as again:
             assert (again.amount, len(again.tokens)) == (MAX_AMOUNT + 1, 2)
-        genie.take("t1", transaction="thief")
+        genie.lock_as_other("t1", transaction="thief")
         with pytest.raises(SelectionEnded):
             await other.restore(data)
         assert genie.tokens_held == {"t1"}
 
 
-@virtual
-async def test_genie_being_away_is_told_and_nothing_is_marked_as_held():
+@virtual_time
+async def test_an_unavailable_genie_is_reported_and_nothing_stays_reserved():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store) as selector:
         selection = await selector.select(3, transaction="tx", **ALICE)
@@ -1062,41 +1074,41 @@ async def test_genie_being_away_is_told_and_nothing_is_marked_as_held():
         await selection.release()
         assert selector._context.tracker.reservations == {}
         genie.down = False
-        await listen(selector)
-        genie.cut_watchers()
+        await open_subscription(selector)
+        genie.disconnect_watchers()
         await asyncio.sleep(1)
-        lock = genie.take(*(f"t{number}" for number in range(9)))
+        lock = genie.lock_as_other(*(f"t{number}" for number in range(9)))
         await settle()
-        genie.asks.clear()
+        genie.requests.clear()
         await selector.select(1, transaction="tx3", **ALICE)
-        assert genie.asks == [["t9"]]
+        assert genie.requests == [["t9"]]
         genie.end(lock)
 
 
-@virtual
-async def test_a_selector_that_is_closed_listens_no_more():
+@virtual_time
+async def test_close_ends_the_subscription_and_the_tasks():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store) as selector:
         await selector.select(1, transaction="warm", **ALICE)
-        await listen(selector)
-        assert genie.listeners == 1
+        await open_subscription(selector)
+        assert genie.watcher_count == 1
         genie.answer = asyncio.Event()
         asking = asyncio.create_task(selector.select(2, transaction="tx", **ALICE))
         await settle()
-    assert genie.listeners == 0
+    assert genie.watcher_count == 0
     selector._context.subscription._contention = 1.0
     genie.answer.set()
     await (await asking).release()
     selector._context.subscription.record_request(contended=True)
     await settle()
-    assert genie.listeners == 0
+    assert genie.watcher_count == 0
     assert len(asyncio.all_tasks()) == 1
 
 
-@virtual
-async def test_a_selector_that_is_closed_tells_those_who_wait():
+@virtual_time
+async def test_close_fails_waiting_selections():
     genie, store = FakeGenie(), store_of(tokens(10))
-    lock = genie.take("t0")
+    lock = genie.lock_as_other("t0")
     async with SherdlockSelector(genie, store, backoff=1e6) as selector:
         asking = asyncio.create_task(selector.select(10, transaction="tx", **ALICE))
         await settle()
@@ -1110,14 +1122,14 @@ async def test_a_selector_that_is_closed_tells_those_who_wait():
     assert genie.tokens_held == {"t0"}
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_rejected():
     for wrong in ({"retries": -1}, {"immediate_retries": -1}, {"backoff": -1}, {"lease": 0}, {"freshness": -1}):
         with pytest.raises(ValueError, match="must"):
             SherdlockSelector(FakeGenie(), store_of([]), **wrong)
 
 
-@virtual
-async def test_of_the_locks_on_what_is_spent_the_oldest_are_given_back_beyond_a_number(monkeypatch):
+@virtual_time
+async def test_the_oldest_locks_of_spent_tokens_are_released_beyond_the_maximum(monkeypatch):
     monkeypatch.setattr(grants, "MAX_SPENT_LOCKS", 3)
     genie, store = FakeGenie(), store_of(tokens(8))
     spent = []
@@ -1134,8 +1146,8 @@ async def test_of_the_locks_on_what_is_spent_the_oldest_are_given_back_beyond_a_
         assert len(genie.tokens_held) == 1
 
 
-@virtual
-async def test_what_is_released_while_its_locks_are_extended_is_not_spent(monkeypatch):
+@virtual_time
+async def test_a_selection_released_during_the_extension_of_its_locks_is_not_spent(monkeypatch):
     genie, store = FakeGenie(), store_of(tokens(2))
     extend = FakeLock.extend
 

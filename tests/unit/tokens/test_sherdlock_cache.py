@@ -1,4 +1,4 @@
-"""One wallet's cache: readings, and what happens meanwhile."""
+"""`WalletCache`: loads, and changes during a load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ids(cache: WalletCache) -> set[str]:
     return {each.id for each in cache}
 
 
-def test_a_reading_brings_what_is_new_and_takes_what_is_gone():
+def test_a_load_adds_new_tokens_and_removes_missing_ones():
     cache = new_cache()
     assert read(cache, tokens(3)) == []
     assert read(cache, tokens(2), [token("new", 1)]) == [token("t2", 1)]
@@ -32,7 +32,7 @@ def test_a_reading_brings_what_is_new_and_takes_what_is_gone():
     assert {each.id for each in cache.draw("small")} == ids(cache)
 
 
-def test_what_is_spent_while_it_is_read_does_not_come_back():
+def test_a_token_spent_during_a_load_is_not_added_by_a_page():
     cache = new_cache()
     cache.begin_load(Load(1, 0), now=0.0)
     cache.remove("t0")
@@ -41,7 +41,7 @@ def test_what_is_spent_while_it_is_read_does_not_come_back():
     assert ids(cache) == {"t1"}
 
 
-def test_what_comes_while_it_is_read_stays_though_it_was_not_told():
+def test_a_token_added_during_a_load_stays_although_no_page_contains_it():
     cache = new_cache()
     cache.begin_load(Load(1, 0), now=0.0)
     cache.add_page(tokens(1))
@@ -50,13 +50,13 @@ def test_what_comes_while_it_is_read_stays_though_it_was_not_told():
     assert ids(cache) == {"t0", "new"}
 
 
-def test_what_came_before_it_was_read_and_is_not_told_is_gone():
+def test_a_token_added_before_a_load_is_removed_if_no_page_contains_it():
     cache = new_cache()
     cache.add(token("old", 1))
     assert read(cache, tokens(1)) == [token("old", 1)]
 
 
-def test_a_failed_reading_takes_nothing_away():
+def test_a_failed_load_removes_nothing():
     cache = new_cache()
     read(cache, tokens(3))
     cache.begin_load(Load(2, 0), now=0.0)
@@ -67,13 +67,13 @@ def test_a_failed_reading_takes_nothing_away():
     assert cache.last_load.number == 1
 
 
-def test_one_page_is_of_one_moment():
+def test_a_load_of_one_page_is_consistent():
     cache = new_cache()
     read(cache, tokens(3))
     assert cache.consistent
 
 
-def test_several_pages_are_of_one_moment_when_they_tell_the_same_twice_and_nothing_moves():
+def test_a_load_of_several_pages_is_consistent_if_nothing_changed_since_the_previous_one():
     cache = new_cache()
     first, second = tokens(2, name="a"), tokens(2, name="b")
     for pages, steady in (([first, second], False), ([first, second], True), ([first, second[:1]], False)):

@@ -1,4 +1,4 @@
-"""Selecting in memory from threads: what the facade adds. How tokens are chosen is tested with the asyncio selector."""
+"""The in-memory selector for threads: what the facade adds. The selection of tokens is tested with the asyncio selector."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from genie.tokens import InMemorySelector as AsyncSelector
 from genie.tokens.in_memory import background
 from genie.tokens.in_memory.background import Background
 from genie.tokens.sync import Consolidation, InMemorySelection, InMemorySelector
-from scripted_tokens import ScriptedStore, coins
+from scripted_tokens import ScriptedStore, make_tokens
 from servers import WAIT_S
 
 GBP = {"token_type": "Fiat", "identifier": "GBP"}
@@ -41,8 +41,8 @@ THREADS = 8
 
 
 @pytest.fixture
-def restless() -> Iterator[None]:
-    """Threads take each other's place as often as possible."""
+def frequent_thread_switches() -> Iterator[None]:
+    """Let the interpreter switch between threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -55,8 +55,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def everywhere(pool: ThreadPoolExecutor, work: Callable[[int], Any]) -> list[Any]:
-    """What each of the threads returns; they begin together."""
+def run_in_all_threads(pool: ThreadPoolExecutor, work: Callable[[int], Any]) -> list[Any]:
+    """Call a function in all threads of the pool at the same time; return the results."""
     begin = threading.Barrier(THREADS)
 
     def one(number: int) -> Any:
@@ -66,13 +66,13 @@ def everywhere(pool: ThreadPoolExecutor, work: Callable[[int], Any]) -> list[Any
     return [future.result(WAIT_S) for future in [pool.submit(one, number) for number in range(THREADS)]]
 
 
-def elsewhere(pool: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
-    """What one other thread returns."""
+def run_in_other_thread(pool: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
+    """Call a function in a thread of the pool; return its result."""
     return pool.submit(work).result(WAIT_S)
 
 
 def add(selector: InMemorySelector, tokens: list[Token]) -> None:
-    """Issue tokens, and wait until the selector has heard of them."""
+    """Issue tokens, and wait until the selector has added them."""
 
     async def add() -> None:
         await selector._store.add(tokens)
@@ -83,7 +83,7 @@ def add(selector: InMemorySelector, tokens: list[Token]) -> None:
 
 
 class Gate:
-    """Stops the store: `reached` is set when it waits, and it goes on after `open`."""
+    """Blocks a call of the store: `reached` is set when it waits, and it continues after `open`."""
 
     def __init__(self, store: ScriptedStore, call: str) -> None:
         self.reached = threading.Event()
@@ -94,7 +94,7 @@ class Gate:
     def open(self) -> None:
         self._loop.call_soon_threadsafe(self._open.set)
 
-    async def _pass(self, _told: object) -> None:
+    async def _pass(self, _result: object) -> None:
         self._loop = asyncio.get_running_loop()
         self.reached.set()
         await self._open.wait()
@@ -103,9 +103,9 @@ class Gate:
 # -- many threads -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("restless")
+@pytest.mark.usefixtures("frequent_thread_switches")
 @pytest.mark.parametrize("max_tokens", [None, 100])
-def test_threads_that_take_all_of_a_wallet_are_given_no_token_twice(
+def test_threads_that_select_a_whole_wallet_get_no_token_twice(
     pool: ThreadPoolExecutor, max_tokens: int | None
 ) -> None:
     def take(number: int) -> list[InMemorySelection]:
@@ -116,19 +116,19 @@ def test_threads_that_take_all_of_a_wallet_are_given_no_token_twice(
         except InsufficientFunds:
             return taken
 
-    with InMemorySelector(ScriptedStore(coins([1] * 3000), page=500), max_tokens=max_tokens) as selector:
+    with InMemorySelector(ScriptedStore(make_tokens([1] * 3000), page=500), max_tokens=max_tokens) as selector:
         for _ in range(3):
-            selections = [selection for taken in everywhere(pool, take) for selection in taken]
+            selections = [selection for taken in run_in_all_threads(pool, take) for selection in taken]
             given = Counter(token.id for selection in selections for token in selection.tokens)
             assert (len(given), set(given.values())) == (3000, {1})
             with pytest.raises(FundsLocked):
                 selector.select(1, transaction="more", **ALICE)
-            everywhere(pool, lambda number: [each.release() for each in selections[number::THREADS]])  # noqa: B023
+            run_in_all_threads(pool, lambda number: [each.release() for each in selections[number::THREADS]])  # noqa: B023
         assert selector.select(3000, transaction="all", **ALICE).change == 0
 
 
-@pytest.mark.usefixtures("restless")
-def test_a_call_is_atomic_also_where_its_predicate_lets_other_threads_run(pool: ThreadPoolExecutor) -> None:
+@pytest.mark.usefixtures("frequent_thread_switches")
+def test_a_call_is_atomic_even_if_its_predicate_yields_to_other_threads(pool: ThreadPoolExecutor) -> None:
     def where(_token: Token) -> bool:
         time.sleep(0)
         return True
@@ -142,8 +142,8 @@ def test_a_call_is_atomic_also_where_its_predicate_lets_other_threads_run(pool: 
             return taken
 
     amounts = [1 + number * 37 % 100 for number in range(200)]
-    with InMemorySelector(ScriptedStore(coins(amounts))) as selector:
-        selections = [selection for taken in everywhere(pool, take) for selection in taken]
+    with InMemorySelector(ScriptedStore(make_tokens(amounts))) as selector:
+        selections = [selection for taken in run_in_all_threads(pool, take) for selection in taken]
         given = Counter(token.id for selection in selections for token in selection.tokens)
         assert set(given.values()) == {1}
         assert all(selection.held and len(selection.tokens) <= 2 for selection in selections)
@@ -152,7 +152,7 @@ def test_a_call_is_atomic_also_where_its_predicate_lets_other_threads_run(pool: 
 
 
 class Ledger(MemoryTokenStore):
-    """Notes who spends what, before the store judges it."""
+    """A store that records each spend before it executes it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,9 +164,9 @@ class Ledger(MemoryTokenStore):
         await super().spend(tokens, transaction=transaction, outputs=outputs)
 
 
-@pytest.mark.usefixtures("restless")
+@pytest.mark.usefixtures("frequent_thread_switches")
 @pytest.mark.parametrize("max_tokens", [None, 50])
-def test_threads_that_spend_and_issue_change_spend_nothing_twice_and_lose_nothing(
+def test_threads_that_spend_and_issue_change_conserve_the_total(
     pool: ThreadPoolExecutor, max_tokens: int | None
 ) -> None:
     ledger = Ledger()
@@ -177,7 +177,7 @@ def test_threads_that_spend_and_issue_change_spend_nothing_twice_and_lose_nothin
         for turn in range(rounds):
             name = f"{number}-{turn}"
             if number == 0:  # one thread issues tokens meanwhile
-                selector.run(ledger.add(coins([issued], f"issued-{name}-")))
+                selector.run(ledger.add(make_tokens([issued], f"issued-{name}-")))
                 continue
             try:
                 selection = selector.select(5 + turn % 7, transaction=name, **ALICE)
@@ -186,14 +186,14 @@ def test_threads_that_spend_and_issue_change_spend_nothing_twice_and_lose_nothin
             with selection:
                 assert selection.held
                 if turn % 3:
-                    change = coins([selection.change] if selection.change else [], f"change-{name}-")
+                    change = make_tokens([selection.change] if selection.change else [], f"change-{name}-")
                     selection.spend(change)
                     paid += selection.asked
         return paid
 
     with InMemorySelector(ledger, max_tokens=max_tokens) as selector:
-        add(selector, coins([20] * 300))
-        paid = sum(everywhere(pool, pay))
+        add(selector, make_tokens([20] * 300))
+        paid = sum(run_in_all_threads(pool, pay))
         assert paid > 0
         spent = Counter(id for id, _ in ledger.spends)
         assert set(spent.values()) == {1}
@@ -203,17 +203,17 @@ def test_threads_that_spend_and_issue_change_spend_nothing_twice_and_lose_nothin
 
 def test_change_can_be_selected_by_another_thread_as_soon_as_the_spend_returns(pool: ThreadPoolExecutor) -> None:
     with InMemorySelector(MemoryTokenStore()) as selector:
-        add(selector, coins([1000]))
+        add(selector, make_tokens([1000]))
         for number in range(100):
             selection = selector.select(1, transaction=f"tx{number}", **ALICE)
-            elsewhere(pool, lambda: selection.spend(coins([selection.change], f"c{number}-")))  # noqa: B023
+            run_in_other_thread(pool, lambda: selection.spend(make_tokens([selection.change], f"c{number}-")))  # noqa: B023
         assert selector.select(900, transaction="rest", **ALICE).amount == 900
 
 
 # -- which thread does what ---------------------------------------------------------------------------------
 
 
-def test_a_call_that_needs_no_store_is_executed_by_its_own_thread_and_one_of_the_main_thread_is_not(
+def test_a_call_without_the_store_runs_in_its_thread_unless_that_is_the_main_thread(
     pool: ThreadPoolExecutor,
 ) -> None:
     seen: set[int] = set()
@@ -226,9 +226,9 @@ def test_a_call_that_needs_no_store_is_executed_by_its_own_thread_and_one_of_the
         selector.select(1, transaction="tx", where=where, **ALICE).release()
         return get_ident()
 
-    with InMemorySelector(ScriptedStore(coins([1]))) as selector:
+    with InMemorySelector(ScriptedStore(make_tokens([1]))) as selector:
         assert seen == set()
-        me = elsewhere(pool, select)
+        me = run_in_other_thread(pool, select)
         assert seen == {me}
         seen.clear()
         assert select() not in seen
@@ -238,10 +238,10 @@ def test_a_call_that_needs_no_store_is_executed_by_its_own_thread_and_one_of_the
 
 @pytest.mark.parametrize("call", ["select", "held", "release", "spend", "run"])
 @pytest.mark.parametrize("main", [False, True])
-def test_a_where_that_uses_the_selector_is_told_so_and_changes_nothing(
+def test_a_where_that_calls_the_selector_raises_and_changes_nothing(
     pool: ThreadPoolExecutor, call: str, main: bool
 ) -> None:
-    with InMemorySelector(ScriptedStore(coins([1] * 10))) as selector:
+    with InMemorySelector(ScriptedStore(make_tokens([1] * 10))) as selector:
         first = selector.select(1, transaction="tx", **ALICE)
         calls: dict[str, Callable[[], object]] = {
             "select": lambda: selector.select(1, transaction="tx", **ALICE),
@@ -259,13 +259,13 @@ def test_a_where_that_uses_the_selector_is_told_so_and_changes_nothing(
             with pytest.raises(RuntimeError, match="by code that it executes"):
                 selector.select(1, transaction="tx", where=where, **ALICE)
 
-        select() if main else elsewhere(pool, select)
+        select() if main else run_in_other_thread(pool, select)
         assert first.held
         assert selector.select(9, transaction="rest", **ALICE).amount == 9
 
 
-def test_a_selector_can_be_neither_used_nor_closed_by_what_runs_in_its_event_loop() -> None:
-    with InMemorySelector(ScriptedStore(coins([1]))) as selector:
+def test_code_in_the_event_loop_can_neither_use_nor_close_the_selector() -> None:
+    with InMemorySelector(ScriptedStore(make_tokens([1]))) as selector:
 
         async def close() -> None:
             selector.close()
@@ -298,7 +298,7 @@ class Interrupt:
         signal.pthread_kill(self._main, signal.SIGINT)
 
     def after(self, reached: threading.Event) -> None:
-        """A signal that comes a moment before a thread begins to wait does not wake it, so it is sent until it does."""
+        """Send the signal repeatedly: one that arrives just before the thread begins to wait does not wake it."""
         assert reached.wait(WAIT_S)
         self.send()
         while not self._raised.wait(0.05):
@@ -315,8 +315,8 @@ def interruptible() -> Iterator[Interrupt]:
         signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_in_a_select_that_waits_for_the_store_holds_nothing(pool: ThreadPoolExecutor) -> None:
-    store = ScriptedStore(coins([1] * 10))
+def test_ctrl_c_during_a_select_that_waits_for_the_store_leaves_nothing_held(pool: ThreadPoolExecutor) -> None:
+    store = ScriptedStore(make_tokens([1] * 10))
     with InMemorySelector(store, max_tokens=0) as selector, interruptible() as interrupt:
         gate = Gate(store, "get")
         interrupted = pool.submit(interrupt.after, gate.reached)
@@ -327,8 +327,8 @@ def test_ctrl_c_in_a_select_that_waits_for_the_store_holds_nothing(pool: ThreadP
         assert selector.select(10, transaction="other", **ALICE).amount == 10
 
 
-def test_ctrl_c_when_the_selection_is_made_and_not_yet_taken_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    with InMemorySelector(ScriptedStore(coins([1] * 10))) as selector, interruptible() as interrupt:
+def test_ctrl_c_before_the_caller_gets_its_selection_releases_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with InMemorySelector(ScriptedStore(make_tokens([1] * 10))) as selector, interruptible() as interrupt:
         select = selector._selector.select
 
         async def made(*args: Any, **options: Any) -> Any:
@@ -344,8 +344,8 @@ def test_ctrl_c_when_the_selection_is_made_and_not_yet_taken_gives_it_back(monke
         assert selector.select(10, transaction="other", **ALICE).amount == 10
 
 
-def test_ctrl_c_in_a_spend_leaves_the_tokens_held_and_it_can_be_repeated(pool: ThreadPoolExecutor) -> None:
-    store = ScriptedStore(coins([1] * 10))
+def test_ctrl_c_during_a_spend_leaves_the_tokens_held_and_it_can_be_retried(pool: ThreadPoolExecutor) -> None:
+    store = ScriptedStore(make_tokens([1] * 10))
     with InMemorySelector(store) as selector, interruptible() as interrupt:
         selection = selector.select(10, transaction="tx", **ALICE)
         gate = Gate(store, "spend")
@@ -361,8 +361,8 @@ def test_ctrl_c_in_a_spend_leaves_the_tokens_held_and_it_can_be_repeated(pool: T
         assert set(store.spenders.values()) == {"tx"}
 
 
-def test_ctrl_c_while_the_store_is_loaded_closes_the_selector(pool: ThreadPoolExecutor) -> None:
-    store = ScriptedStore(coins([1] * 10))
+def test_ctrl_c_during_the_first_load_closes_the_selector(pool: ThreadPoolExecutor) -> None:
+    store = ScriptedStore(make_tokens([1] * 10))
     gate = Gate(store, "page")
     selector = InMemorySelector(store)
     with interruptible() as interrupt:
@@ -376,7 +376,7 @@ def test_ctrl_c_while_the_store_is_loaded_closes_the_selector(pool: ThreadPoolEx
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_what_was_undone_is_undone_once(failing: bool) -> None:
+def test_an_interrupted_call_is_undone_once(failing: bool) -> None:
     undone: list[int] = []
     loop = Background("genie-tokens")
     with interruptible() as interrupt:
@@ -398,7 +398,7 @@ def test_what_was_undone_is_undone_once(failing: bool) -> None:
 
 
 class Opened(MemoryTokenStore):
-    """Notes in which thread it is opened and closed."""
+    """A store that records the threads in which it is opened and closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -417,7 +417,7 @@ def test_the_store_is_opened_and_closed_in_the_event_loop_of_the_selector() -> N
     store = Opened()
     with InMemorySelector(store) as selector:
         assert store.log == [("opened", "genie-tokens")]
-        add(selector, coins([7]))
+        add(selector, make_tokens([7]))
         assert selector.select(7, transaction="tx", **ALICE).amount == 7
         assert selector.store_error is None
     assert store.log == [("opened", "genie-tokens"), ("closed", "genie-tokens")]
@@ -426,7 +426,7 @@ def test_the_store_is_opened_and_closed_in_the_event_loop_of_the_selector() -> N
     assert len(store.log) == 2
 
 
-def test_a_store_that_can_not_be_loaded_says_so_and_is_closed() -> None:
+def test_a_failed_first_load_raises_and_closes_the_store() -> None:
     class Broken(Opened):
         def changes(self) -> Any:
             raise ConnectionError("no database")
@@ -439,11 +439,11 @@ def test_a_store_that_can_not_be_loaded_says_so_and_is_closed() -> None:
     assert "genie-tokens" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_selector_is_started_once_and_used_only_while_it_is_open(pool: ThreadPoolExecutor) -> None:
-    selector = InMemorySelector(ScriptedStore(coins([1] * 10)))
+def test_a_selector_starts_once_and_is_usable_only_while_open(pool: ThreadPoolExecutor) -> None:
+    selector = InMemorySelector(ScriptedStore(make_tokens([1] * 10)))
 
     def check(message: str) -> None:
-        for place in (lambda work: work(), lambda work: elsewhere(pool, work)):
+        for place in (lambda work: work(), lambda work: run_in_other_thread(pool, work)):
             with pytest.raises(RuntimeError, match=message):
                 place(lambda: selector.select(1, transaction="tx", **ALICE))
 
@@ -458,11 +458,11 @@ def test_a_selector_is_started_once_and_used_only_while_it_is_open(pool: ThreadP
             call()
     assert (selection.amount, len(selection.tokens), selection.transaction) == (1, 1, "tx")
     selection.release()
-    elsewhere(pool, selection.release)
+    run_in_other_thread(pool, selection.release)
 
 
-def test_closing_waits_for_a_spend_and_not_for_a_select(pool: ThreadPoolExecutor) -> None:
-    store = ScriptedStore(coins([1] * 10))
+def test_close_waits_for_spends_but_not_for_selections(pool: ThreadPoolExecutor) -> None:
+    store = ScriptedStore(make_tokens([1] * 10))
     selector = InMemorySelector(store, max_tokens=1)
     selector.start()
     selection = selector.select(1, transaction="tx", **ALICE)
@@ -486,8 +486,8 @@ def test_closing_waits_for_a_spend_and_not_for_a_select(pool: ThreadPoolExecutor
         select.result(WAIT_S)
 
 
-def test_threads_that_select_while_the_store_is_loaded_wait_for_it(pool: ThreadPoolExecutor) -> None:
-    store = ScriptedStore(coins([1] * 10))
+def test_threads_that_select_during_the_first_load_wait_for_it(pool: ThreadPoolExecutor) -> None:
+    store = ScriptedStore(make_tokens([1] * 10))
     gate = Gate(store, "page")
     selector = InMemorySelector(store)
     starting = pool.submit(selector.start)
@@ -501,10 +501,10 @@ def test_threads_that_select_while_the_store_is_loaded_wait_for_it(pool: ThreadP
     selector.close()
 
 
-@pytest.mark.usefixtures("restless")
-def test_calls_that_meet_the_end_of_the_loop_fail_and_none_hangs(pool: ThreadPoolExecutor) -> None:
+@pytest.mark.usefixtures("frequent_thread_switches")
+def test_calls_during_close_fail_and_none_hangs(pool: ThreadPoolExecutor) -> None:
     for _ in range(20):
-        selector = InMemorySelector(ScriptedStore(coins([1])))
+        selector = InMemorySelector(ScriptedStore(make_tokens([1])))
         selector.start()
 
         def work(number: int) -> str:
@@ -517,7 +517,7 @@ def test_calls_that_meet_the_end_of_the_loop_fail_and_none_hangs(pool: ThreadPoo
             except RuntimeError as error:
                 return str(error)
 
-        messages = everywhere(pool, work)
+        messages = run_in_all_threads(pool, work)
         assert all("closed" in message for message in messages)
 
 
@@ -535,7 +535,7 @@ def test_the_arguments_are_those_of_the_asyncio_selector(call: str) -> None:
 
 @pytest.mark.parametrize("main", [False, True])
 def test_the_calls_are_those_of_the_asyncio_selector(pool: ThreadPoolExecutor, main: bool) -> None:
-    store = ScriptedStore(coins([10] * 50, account="household"))
+    store = ScriptedStore(make_tokens([10] * 50, account="household"))
     with InMemorySelector(store) as selector:
 
         def use() -> None:
@@ -567,46 +567,48 @@ def test_the_calls_are_those_of_the_asyncio_selector(pool: ThreadPoolExecutor, m
             with pytest.raises(ValueError, match="amount"):
                 selector.select(0, transaction="tx", **ALICE)
 
-        use() if main else elsewhere(pool, use)
+        use() if main else run_in_other_thread(pool, use)
 
 
 @pytest.mark.parametrize("main", [False, True])
-def test_what_was_held_before_a_restart_is_restored_before_the_start(pool: ThreadPoolExecutor, main: bool) -> None:
-    tokens = coins([10] * 3)
+def test_a_selection_can_be_restored_before_the_start(pool: ThreadPoolExecutor, main: bool) -> None:
+    tokens = make_tokens([10] * 3)
     with InMemorySelector(ScriptedStore(tokens)) as selector:
         saved = selector.select(20, transaction="before", **ALICE).checkpoint()
     selector = InMemorySelector(ScriptedStore(tokens))
-    restored = selector.restore(saved) if main else elsewhere(pool, lambda: selector.restore(saved))
+    restored = selector.restore(saved) if main else run_in_other_thread(pool, lambda: selector.restore(saved))
     with selector:
         with pytest.raises(FundsLocked):
             selector.select(20, transaction="after", **ALICE)
         assert restored.held
 
 
-def test_a_selection_is_over_after_its_own_time(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selection_expires_after_its_own_auto_unlock(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1000.0
     monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now))
-    with InMemorySelector(ScriptedStore(coins([1] * 4)), auto_unlock=100) as selector:
+    with InMemorySelector(ScriptedStore(make_tokens([1] * 4)), auto_unlock=100) as selector:
         default = selector.select(1, transaction="default", **ALICE)
         short = selector.select(1, transaction="short", auto_unlock=10, **ALICE)
         joined = selector.consolidate(transaction="join", at_most=2, auto_unlock=20, **ALICE)
         assert joined is not None
         now = 1010.0
         assert (default.held, short.held, joined.held) == (True, False, True)
-        again = elsewhere(pool, lambda: selector.restore(joined.checkpoint(), auto_unlock=200))
+        again = run_in_other_thread(pool, lambda: selector.restore(joined.checkpoint(), auto_unlock=200))
         now = 1100.0
         assert (default.held, again.held) == (False, True)
         now = 1210.0
         assert selector.select(4, transaction="all", **ALICE).amount == 4
 
 
-def test_what_the_facade_protects_is_reached_in_no_other_way(pool: ThreadPoolExecutor) -> None:
-    with InMemorySelector(ScriptedStore(coins([1]))) as selector:
+def test_the_protected_selector_rejects_calls_that_bypass_the_facade(pool: ThreadPoolExecutor) -> None:
+    with InMemorySelector(ScriptedStore(make_tokens([1]))) as selector:
         selection = selector.select(1, transaction="tx", **ALICE)
 
-        def around() -> None:
+        def bypass_facade() -> None:
             asyncio.run(selection._inner.release())
 
         with pytest.raises(RuntimeError, match="only through its facade"):
-            elsewhere(pool, around)
+            run_in_other_thread(pool, bypass_facade)
         assert selection.held

@@ -13,18 +13,18 @@ def token(**fields: Any) -> Token:
 
 
 @pytest.mark.parametrize("id", ["", "x" * (MAX_ID + 1), "a\nb", "a\0", "\ud800", 7, None])
-def test_an_id_is_printable_and_not_too_long(id: Any) -> None:
+def test_an_id_must_be_printable_and_not_too_long(id: Any) -> None:
     with pytest.raises(ValueError, match="id must be 1 to 400 printable characters"):
         token(id=id)
 
 
 @pytest.mark.parametrize("id", ["x", "x" * MAX_ID, "tx/7:0", "ü €", "\U0001f600"])
-def test_any_printable_id_will_do(id: str) -> None:
+def test_any_printable_id_is_valid(id: str) -> None:
     assert token(id=id).id == id
 
 
 @pytest.mark.parametrize("amount", [0, -1, MAX_AMOUNT + 1, 1.0, True, "5", None])
-def test_an_amount_is_a_positive_integer_of_64_bits(amount: Any) -> None:
+def test_an_amount_must_be_a_positive_64_bit_integer(amount: Any) -> None:
     with pytest.raises(ValueError, match=r"amount must be an integer from 1 to 9223372036854775807"):
         token(amount=amount)
     with pytest.raises(ValueError, match=r"amount must be an integer from 1 to 9223372036854775807"):
@@ -32,7 +32,7 @@ def test_an_amount_is_a_positive_integer_of_64_bits(amount: Any) -> None:
 
 
 @pytest.mark.parametrize("amount", [1, MAX_AMOUNT])
-def test_the_smallest_and_the_largest_amount(amount: int) -> None:
+def test_the_smallest_and_the_largest_amount_are_valid(amount: int) -> None:
     assert token(amount=amount).amount == check_amount(amount) == amount
 
 
@@ -45,7 +45,7 @@ def test_a_token_is_a_value() -> None:
         one.amount = 2  # type: ignore[misc]
 
 
-def test_a_wallet_is_of_an_owner_or_of_an_account() -> None:
+def test_a_wallet_has_either_an_owner_or_an_account() -> None:
     assert make_wallet(owner="a", account=None, token_type="T", identifier="I") == Wallet("T", "I", "a", None)
     assert make_wallet(owner=None, account="a", token_type="T", identifier="I") == Wallet("T", "I", None, "a")
     for owner, account in ((None, None), ("a", "b")):
@@ -53,7 +53,7 @@ def test_a_wallet_is_of_an_owner_or_of_an_account() -> None:
             make_wallet(owner=owner, account=account, token_type="T", identifier="I")
 
 
-def test_a_wallet_knows_its_tokens() -> None:
+def test_a_wallet_contains_the_tokens_of_its_owner_or_account() -> None:
     own = make_wallet(owner="alice", account=None, token_type="Fiat", identifier="GBP")
     group = make_wallet(owner=None, account="acme", token_type="Fiat", identifier="GBP")
     assert own.has(token())
@@ -65,14 +65,14 @@ def test_a_wallet_knows_its_tokens() -> None:
         assert not own.has(token(**fields))
 
 
-def test_the_wallets_of_a_token_are_those_that_have_it() -> None:
+def test_wallets_of_a_token_contain_it() -> None:
     assert wallets_of(token()) == (Wallet("Fiat", "GBP", "alice", None),)
     both = wallets_of(token(account="acme"))
     assert both == (Wallet("Fiat", "GBP", "alice", None), Wallet("Fiat", "GBP", None, "acme"))
     assert all(each.has(token(account="acme")) for each in both)
 
 
-def test_a_wallet_reads_well() -> None:
+def test_a_wallet_is_described_by_its_kind_and_holder() -> None:
     assert [str(each) for each in wallets_of(token(account="acme"))] == [
         "Fiat GBP of owner 'alice'",
         "Fiat GBP of account 'acme'",

@@ -1,4 +1,4 @@
-"""Tokens to draw from."""
+"""`TokenPool` and `AmountIndex`: drawing tokens at random."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from genie.tokens.sherdlock.cache import AmountIndex, TokenPool
 from sherdlock_world import token, tokens
 
 
-def test_every_token_is_drawn_once_and_stays_in():
+def test_every_token_is_drawn_once_and_stays_in_the_pool():
     pool = TokenPool()
     for each in tokens(20):
         pool.add(each)
@@ -20,7 +20,7 @@ def test_every_token_is_drawn_once_and_stays_in():
     assert len(pool) == 20
 
 
-def test_each_order_is_as_likely_as_any_other():
+def test_every_order_is_equally_likely():
     pool = TokenPool()
     for each in tokens(3):
         pool.add(each)
@@ -29,7 +29,7 @@ def test_each_order_is_as_likely_as_any_other():
     assert min(seen.values()) > 800
 
 
-def test_what_is_drawn_in_part_can_be_drawn_again():
+def test_a_partial_draw_can_be_repeated():
     pool = TokenPool()
     for each in tokens(5):
         pool.add(each)
@@ -38,7 +38,7 @@ def test_what_is_drawn_in_part_can_be_drawn_again():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_comes_and_goes_between_the_draws_is_there_or_not(seed):
+def test_random_additions_and_removals_between_draws(seed):
     chance = Random(seed)  # noqa: S311
     pool, there = TokenPool(), {}
     by_amount = AmountIndex([])
@@ -61,7 +61,7 @@ def test_what_comes_and_goes_between_the_draws_is_there_or_not(seed):
             assert all((id in pool) == (id in there) for id in (f"t{n}" for n in range(number)))
 
 
-def test_equals_are_drawn_in_random_order():
+def test_tokens_of_the_same_amount_are_drawn_in_random_order():
     by_amount = AmountIndex([*tokens(3, 5, "five"), *tokens(3, 7, "seven")])
     assert {next(by_amount.draw("small")).id for _ in range(200)} == {"five0", "five1", "five2"}
     assert {next(by_amount.draw("large")).id for _ in range(200)} == {"seven0", "seven1", "seven2"}

@@ -1,4 +1,4 @@
-"""Ledgers by chance: what is generated, moved and finalized, against what SQLite itself says is there."""
+"""Sample data: generated, shifted and finalized ledgers, checked by queries of SQLite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from genie.timeouts import ExpiredTransfer, Ledger, TimeoutHandler, WrongSchema
 from genie.timeouts.sample_data import DataSet, finalize, generate, shift, transfers
 from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import Status, status
-from trial_ledger import ask, overdue
+from ledger_queries import overdue, query
 
 LEDGER = Ledger()
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -28,52 +28,52 @@ def url(file: Path) -> str:
     return f"sqlite:///{file}"
 
 
-async def filled(file: Path, data_set: DataSet) -> None:
+async def fill(file: Path, data_set: DataSet) -> None:
     async with open_ledger(url(file), LEDGER, create=True) as database:
         await generate(database, LEDGER, data_set)
 
 
-async def taken_in(file: Path, *refused: str) -> list[ExpiredTransfer]:
-    """What one run of the handler hands over; some of it is not dealt with."""
-    handed: list[ExpiredTransfer] = []
+async def run_handler(file: Path, *rejected: str) -> list[ExpiredTransfer]:
+    """Run the handler once; return the delivered transfers, of which it rejects some."""
+    delivered: list[ExpiredTransfer] = []
 
     def on_expired(expired: list[ExpiredTransfer]) -> list[str]:
-        handed.extend(expired)
-        return list(refused)
+        delivered.extend(expired)
+        return list(rejected)
 
     async with TimeoutHandler(url(file), on_expired=on_expired) as handler:
         await handler.run_once()
-    return handed
+    return delivered
 
 
-async def test_as_many_are_expired_as_were_asked_for_and_nothing_else_within_the_hour(file: Path) -> None:
-    told: list[tuple[int, int]] = []
+async def test_the_requested_number_expires_and_no_other_transfer_within_an_hour(file: Path) -> None:
+    progress: list[tuple[int, int]] = []
     async with open_ledger(url(file), LEDGER, create=True) as database:
         changes = await generate(
-            database, LEDGER, DataSet(transfers=25_000, expired=41, seed=1), lambda *heard: told.append(heard)
+            database, LEDGER, DataSet(transfers=25_000, expired=41, seed=1), lambda *numbers: progress.append(numbers)
         )
-    assert told == [(number, 25_000) for number in (5_000, 10_000, 15_000, 20_000, 25_000)]
+    assert progress == [(number, 25_000) for number in (5_000, 10_000, 15_000, 20_000, 25_000)]
     assert len(overdue(file)) == 41
     assert {state for _, state in overdue(file)} == {"RECEIVED_PREPARE", "RESERVED"}
     assert overdue(file, "+59 minutes") == overdue(file)
     assert 2_500 < len(overdue(file, "+170 hours")) < 3_000
     assert not overdue(file, "-168 hours")
-    assert ask(file, "SELECT COUNT(*) FROM transferStateChange") == [changes]
+    assert query(file, "SELECT COUNT(*) FROM transferStateChange") == [changes]
     assert 3.4 < changes / 25_000 < 3.6
-    assert ask(file, "SELECT MIN(amount), MAX(amount) FROM transfer") == [(1, 100)]
-    assert ask(file, "SELECT DISTINCT currencyId FROM transfer ORDER BY 1") == ["EUR", "USD", "ZAR"]
+    assert query(file, "SELECT MIN(amount), MAX(amount) FROM transfer") == [(1, 100)]
+    assert query(file, "SELECT DISTINCT currencyId FROM transfer ORDER BY 1") == ["EUR", "USD", "ZAR"]
 
 
-async def test_each_has_the_states_that_lead_to_its_state(file: Path) -> None:
-    await filled(file, DataSet(transfers=3_000, expired=30, seed=1))
-    found = Counter(states for _, states in ask(file, STATES))
+async def test_each_transfer_has_the_states_that_lead_to_its_last_state(file: Path) -> None:
+    await fill(file, DataSet(transfers=3_000, expired=30, seed=1))
+    found = Counter(states for _, states in query(file, STATES))
     begin = "RECEIVED_PREPARE RESERVED"
     others = {f"{begin} {state}" for state in LEDGER.final_states if state != "COMMITTED"}
     assert set(found) == {"RECEIVED_PREPARE", begin, f"{begin} RECEIVED_FULFIL COMMITTED", *others}
     assert found.most_common(1)[0][0] == f"{begin} RECEIVED_FULFIL COMMITTED"
 
 
-def test_the_same_seed_makes_the_same_transfers() -> None:
+def test_a_seed_determines_the_transfers() -> None:
     data_set = DataSet(transfers=500, expired=7, seed=5)
     again = list(transfers(data_set, LEDGER, NOW))
     assert list(transfers(data_set, LEDGER, NOW)) == again
@@ -85,42 +85,42 @@ def test_the_same_seed_makes_the_same_transfers() -> None:
     assert not {one.transfer_id for one in other} & {one.transfer_id for one in again}
 
 
-async def test_the_same_seed_twice_is_an_error_and_changes_nothing(file: Path) -> None:
-    await filled(file, DataSet(transfers=20, expired=2, seed=5))
-    before = ask(file, STATES)
+async def test_generating_the_same_seed_twice_fails_and_changes_nothing(file: Path) -> None:
+    await fill(file, DataSet(transfers=20, expired=2, seed=5))
+    before = query(file, STATES)
     with pytest.raises(ValueError, match="has transfers of seed 5 already"):
-        await filled(file, DataSet(transfers=50, expired=2, seed=5))
-    assert ask(file, STATES) == before
-    await filled(file, DataSet(transfers=20, expired=2, seed=6))
+        await fill(file, DataSet(transfers=50, expired=2, seed=5))
+    assert query(file, STATES) == before
+    await fill(file, DataSet(transfers=20, expired=2, seed=6))
     assert len(overdue(file)) == 4
 
 
-async def test_a_ledger_with_names_and_states_of_its_own(file: Path) -> None:
+async def test_a_ledger_with_custom_names_and_states(file: Path) -> None:
     ledger = Ledger(
         names={"transfer": "payments", "transfer.transferId": "id", "transferStateChange.transferStateId": "state"},
         processing_states=["OPEN"],
         final_states=["DONE"],
     )
-    ask(
+    query(
         file, "CREATE TABLE payments (id VARCHAR(36) PRIMARY KEY, amount INT, currencyId TEXT, expirationDate DATETIME)"
     )
     columns = "transferStateChangeId INTEGER PRIMARY KEY AUTOINCREMENT, transferId VARCHAR(36), state TEXT"
-    ask(file, f"CREATE TABLE transferStateChange ({columns})")
-    ask(file, "CREATE INDEX changes ON transferStateChange (transferId)")
+    query(file, f"CREATE TABLE transferStateChange ({columns})")
+    query(file, "CREATE INDEX changes ON transferStateChange (transferId)")
     async with open_ledger(url(file), ledger, create=True) as database:
         await generate(database, ledger, DataSet(transfers=300, expired=3, seed=1))
-        assert (await status(database, ledger)).lag == len(ask(file, "SELECT state FROM transferStateChange"))
-    assert ask(file, "SELECT COUNT(*) FROM payments") == [300]
-    assert set(ask(file, "SELECT DISTINCT state FROM transferStateChange")) == {"OPEN", "DONE"}
+        assert (await status(database, ledger)).lag == len(query(file, "SELECT state FROM transferStateChange"))
+    assert query(file, "SELECT COUNT(*) FROM payments") == [300]
+    assert set(query(file, "SELECT DISTINCT state FROM transferStateChange")) == {"OPEN", "DONE"}
 
 
-async def test_a_ledger_without_a_column_that_is_written_is_refused(file: Path) -> None:
-    ask(file, "CREATE TABLE transfer (transferId VARCHAR(36) PRIMARY KEY, amount INT, expirationDate DATETIME)")
+async def test_a_ledger_without_a_written_column_is_rejected(file: Path) -> None:
+    query(file, "CREATE TABLE transfer (transferId VARCHAR(36) PRIMARY KEY, amount INT, expirationDate DATETIME)")
     columns = "transferStateChangeId INTEGER PRIMARY KEY AUTOINCREMENT, transferId TEXT, transferStateId TEXT"
-    ask(file, f"CREATE TABLE transferStateChange ({columns})")
-    ask(file, "CREATE INDEX changes ON transferStateChange (transferId)")
+    query(file, f"CREATE TABLE transferStateChange ({columns})")
+    query(file, "CREATE INDEX changes ON transferStateChange (transferId)")
     with pytest.raises(WrongSchema, match="table transfer has no column currencyId"):
-        await filled(file, DataSet(transfers=10, expired=1, seed=1))
+        await fill(file, DataSet(transfers=10, expired=1, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -137,39 +137,41 @@ async def test_a_ledger_without_a_column_that_is_written_is_refused(file: Path) 
         {"currencies": ("USD", "")},
     ],
 )
-def test_what_cannot_be_generated(wrong: dict[str, object]) -> None:
+def test_invalid_data_sets_are_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"expired|amount|hours|currencies"):
         DataSet(**{"transfers": 10, "expired": 1, "seed": 1} | wrong)
 
 
 @pytest.mark.parametrize("hours", [3.5, -170])
-async def test_all_dates_are_moved(file: Path, hours: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shift_moves_all_dates(file: Path, hours: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genie.timeouts.sample_data.SHIFT_CHUNK_SIZE", 7)
-    await filled(file, DataSet(transfers=50, expired=5, seed=1))
-    ask(file, "UPDATE transfer SET expirationDate = 'never' WHERE transferId IN (SELECT MIN(transferId) FROM transfer)")
-    query = "SELECT transferId, expirationDate FROM transfer"
-    before, told = dict(ask(file, query)), []
+    await fill(file, DataSet(transfers=50, expired=5, seed=1))
+    query(
+        file, "UPDATE transfer SET expirationDate = 'never' WHERE transferId IN (SELECT MIN(transferId) FROM transfer)"
+    )
+    dates = "SELECT transferId, expirationDate FROM transfer"
+    before, progress = dict(query(file, dates)), []
     async with open_ledger(url(file), LEDGER, create=True) as database:
-        moved = await shift(database, LEDGER, timedelta(hours=hours), lambda *heard: told.append(heard))
+        moved = await shift(database, LEDGER, timedelta(hours=hours), lambda *numbers: progress.append(numbers))
     assert moved == 50
-    assert told == [(number, 50) for number in (7, 14, 21, 28, 35, 42, 49, 50)]
+    assert progress == [(number, 50) for number in (7, 14, 21, 28, 35, 42, 49, 50)]
 
     def later(date: str) -> str:
         return (datetime.fromisoformat(date) + timedelta(hours=hours)).isoformat(" ", "milliseconds")
 
-    assert dict(ask(file, query)) == {
+    assert dict(query(file, dates)) == {
         transfer: date if date == "never" else later(date) for transfer, date in before.items()
     }
 
 
-async def test_what_was_taken_in_becomes_final_and_only_once(file: Path) -> None:
-    await filled(file, DataSet(transfers=300, expired=5, seed=1))
-    first, *_ = late = await taken_in(file, overdue(file)[0][0])
+async def test_finalize_writes_one_final_state_for_each_tracked_transfer(file: Path) -> None:
+    await fill(file, DataSet(transfers=300, expired=5, seed=1))
+    first, *_ = late = await run_handler(file, overdue(file)[0][0])
     waiting = len(overdue(file, "+1000 hours"))
     async with open_ledger(url(file), LEDGER, create=True) as database:
         assert await finalize(database, LEDGER, limit=1) == 1
         last = "SELECT transferId, transferStateId FROM transferStateChange ORDER BY transferStateChangeId DESC LIMIT 1"
-        assert ask(file, last) == [(first.transfer_id, "ABORTED")]
+        assert query(file, last) == [(first.transfer_id, "ABORTED")]
         assert await finalize(database, LEDGER, "EXPIRED", overdue=True) == len(late) - 1 == 4
         assert not overdue(file)
         assert await finalize(database, LEDGER) == waiting - 5
@@ -182,7 +184,7 @@ async def test_what_was_taken_in_becomes_final_and_only_once(file: Path) -> None
     assert not overdue(file, "+1000 hours")
 
 
-async def test_how_it_stands(file: Path) -> None:
+async def test_status_reports_the_progress_of_the_handler(file: Path) -> None:
     async with open_ledger(url(file), LEDGER, create=True) as database:
         empty = Status(segment=0, last=0, lag=0, pending=0, overdue=0, handed_over=0)
         assert await status(database, LEDGER) == empty
@@ -191,7 +193,7 @@ async def test_how_it_stands(file: Path) -> None:
         assert await status(database, LEDGER) == Status(
             segment=0, last=changes, lag=changes, pending=0, overdue=0, handed_over=0
         )
-        await taken_in(file, *[transfer for transfer, _ in overdue(file)[:2]])
+        await run_handler(file, *[transfer for transfer, _ in overdue(file)[:2]])
         read = Status(segment=changes, last=changes, lag=0, pending=waiting - 3, overdue=2, handed_over=3)
         assert await status(database, LEDGER) == read
         await finalize(database, LEDGER, overdue=True)

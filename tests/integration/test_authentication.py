@@ -1,4 +1,4 @@
-"""Where tokens are set: who comes in, and what a name may do. On the bare wire."""
+"""Authentication by tokens, and the permissions of principals, at the level of the protocol."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SECRET = "a-secret-of-the-tests"  # noqa: S105 - it opens nothing
 WRONG = "a-token-of-nobody's"
 
 
-def written(folder: Path, text: str = FILE) -> Path:
+def write_token_file(folder: Path, text: str = FILE) -> Path:
     path = folder / "tokens"
     path.write_text(text)
     path.chmod(0o600)
@@ -56,7 +56,7 @@ def written(folder: Path, text: str = FILE) -> Path:
 
 @pytest.fixture(scope="module")
 def genie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Genie]:
-    path = written(tmp_path_factory.mktemp("access"))
+    path = write_token_file(tmp_path_factory.mktemp("access"))
     with running_server(token_file=path) as server:
         yield server
 
@@ -68,8 +68,8 @@ async def enter(genie: Genie, token: str, **payload: Any) -> Wire:
     return wire
 
 
-async def is_refused(wire: Wire) -> dict[str, Any]:
-    """Exactly one error, and the end."""
+async def assert_rejected(wire: Wire) -> dict[str, Any]:
+    """Assert that the server sends exactly one error and closes the connection."""
     payload = await wire.expect("error")
     assert payload["code"] == "unauthorized"
     assert "token" in payload["message"]
@@ -131,23 +131,25 @@ UNKNOWN_TOKEN = [hello(token=WRONG), hello(token=PAYMENTS[:-1]), hello(token=PAY
         *((line, "the token of hello is not known") for line in UNKNOWN_TOKEN),
     ],
 )
-async def test_whatever_else_comes_first_is_denied(genie: Genie, first: bytes, denial: str) -> None:
+async def test_any_first_command_but_an_authenticated_hello_is_rejected(
+    genie: Genie, first: bytes, denial: str
+) -> None:
     """A missing token is no secret. Which of the unknown tokens it was makes no difference."""
     wire = await Wire.connect(genie.address)
     wire.raw(first + b'{"command":"ping","payload":{}}\n' * 3)
-    assert (await is_refused(wire))["message"].startswith(denial)
+    assert (await assert_rejected(wire))["message"].startswith(denial)
 
 
-async def test_the_rest_behind_a_wrong_token_is_not_carried_out(genie: Genie) -> None:
+async def test_commands_after_a_wrong_token_are_not_executed(genie: Genie) -> None:
     wire = await Wire.connect(genie.address)
     wire.raw(hello(token=WRONG) + b'{"command":"request","payload":{"resources":["exclusive:behind"]}}\n')
-    await is_refused(wire)
+    await assert_rejected(wire)
     ops = await enter(genie, OPS)
     ops.send("inspect", resource="behind")
     assert (await ops.expect("inspected"))["holdersTotal"] == 0
 
 
-async def test_a_line_in_pieces_and_blank_ones_before(genie: Genie) -> None:
+async def test_hello_may_arrive_in_pieces_after_blank_lines(genie: Genie) -> None:
     wire = await Wire.connect(genie.address)
     line = hello(token=LIMITS, client="pieces/1")
     for piece in (b"\r\n", b" \n\n", line[:1], line[1:9], line[9:-1], b"\r", b"\n", b'{"command":"pi', b'ng"}\n'):
@@ -158,7 +160,7 @@ async def test_a_line_in_pieces_and_blank_ones_before(genie: Genie) -> None:
     await wire.expect("pong")
 
 
-async def test_the_longest_first_line_and_a_long_one_behind_it_in_the_same_read(genie: Genie) -> None:
+async def test_the_longest_hello_may_be_followed_by_a_long_line_in_the_same_read(genie: Genie) -> None:
     wire = await Wire.connect(genie.address)
     line = hello(token=LIMITS)
     first = line[:1] + b" " * (4097 - len(line)) + line[1:]
@@ -170,7 +172,7 @@ async def test_the_longest_first_line_and_a_long_one_behind_it_in_the_same_read(
     await wire.expect("pong")
 
 
-async def test_the_usual_limit_counts_behind_hello() -> None:
+async def test_the_usual_line_limit_applies_after_hello() -> None:
     with running_server(token=PAYMENTS, max_line=5000) as server:
         wire = await Wire.connect(server.address)
         wire.raw(hello(token=PAYMENTS) + b"x" * 5002)
@@ -179,7 +181,7 @@ async def test_the_usual_limit_counts_behind_hello() -> None:
         assert await wire.receive() == ("closed", {})
 
 
-async def test_a_session_that_is_wrong_is_told_to_whom_the_token_is_right(genie: Genie) -> None:
+async def test_an_invalid_session_is_reported_only_with_a_valid_token(genie: Genie) -> None:
     wire = await Wire.connect(genie.address)
     wire.raw(hello(token=LIMITS, session="short"))
     payload = await wire.expect("error")
@@ -196,7 +198,7 @@ async def test_a_session_that_is_wrong_is_told_to_whom_the_token_is_right(genie:
     [({}, "carried no token"), ({"token": WRONG}, "is not known")],
     ids=["none", "wrong"],
 )
-async def test_a_hello_after_a_rejected_one_needs_a_token_of_its_own(
+async def test_a_hello_after_a_rejected_one_needs_its_own_token(
     genie: Genie, payload: dict[str, Any], message: str
 ) -> None:
     wire = await Wire.connect(genie.address)
@@ -211,7 +213,7 @@ async def test_a_hello_after_a_rejected_one_needs_a_token_of_its_own(
     await wire.close()
 
 
-async def test_a_hello_after_a_rejected_one_decides_the_name(genie: Genie) -> None:
+async def test_a_hello_after_a_rejected_one_sets_the_principal(genie: Genie) -> None:
     wire = await Wire.connect(genie.address)
     wire.send("hello", protocol=7, token=LIMITS)
     wire.send("hello", token=LOOK_OUT)
@@ -231,7 +233,7 @@ async def test_a_second_hello_changes_nothing(genie: Genie) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"\n\n"])
-async def test_who_says_nothing_and_hangs_up_is_just_closed(genie: Genie, said: bytes) -> None:
+async def test_a_client_that_disconnects_without_data_gets_no_error(genie: Genie, said: bytes) -> None:
     wire = await Wire.connect(genie.address)
     wire.raw(said)
     wire.writer.write_eof()
@@ -239,14 +241,14 @@ async def test_who_says_nothing_and_hangs_up_is_just_closed(genie: Genie, said: 
 
 
 @pytest.mark.parametrize("said", [b"{", hello(token=PAYMENTS)[:-1]])
-async def test_who_hangs_up_within_the_first_line_is_refused(genie: Genie, said: bytes) -> None:
+async def test_a_client_that_disconnects_within_the_first_line_is_rejected(genie: Genie, said: bytes) -> None:
     wire = await Wire.connect(genie.address)
     wire.raw(said)
     wire.writer.write_eof()
-    await is_refused(wire)
+    await assert_rejected(wire)
 
 
-async def test_who_half_closes_behind_hello_gets_the_answers(genie: Genie) -> None:
+async def test_a_client_that_half_closes_after_hello_gets_its_replies(genie: Genie) -> None:
     wire = await Wire.connect(genie.address)
     wire.raw(hello(token=PAYMENTS) + b'{"command":"ping"}\n')
     wire.writer.write_eof()
@@ -255,7 +257,7 @@ async def test_who_half_closes_behind_hello_gets_the_answers(genie: Genie) -> No
     assert await wire.receive() == ("closed", {})
 
 
-async def test_without_tokens_one_in_hello_is_ignored() -> None:
+async def test_a_token_is_ignored_by_a_server_without_tokens() -> None:
     with running_server() as server:
         wire = await Wire.connect(server.address)
         wire.send("hello", token="whatever it is")
@@ -265,7 +267,7 @@ async def test_without_tokens_one_in_hello_is_ignored() -> None:
         assert "token must be a string of 1 to 1024 characters" in (await other.expect("error"))["message"]
 
 
-async def test_the_one_token_of_a_variable_opens_everything() -> None:
+async def test_the_token_of_the_environment_variable_grants_all_permissions() -> None:
     with running_server(token=PAYMENTS) as server:
         wire = await enter(server, PAYMENTS, session=SECRET)
         id_ = await wire.lock("exclusive:anything")
@@ -275,14 +277,14 @@ async def test_the_one_token_of_a_variable_opens_everything() -> None:
         await other.expect("watching")
 
 
-async def test_a_server_that_follows_or_whose_store_is_away_asks_alike(tmp_path: Path) -> None:
-    path = written(tmp_path)
+async def test_followers_and_servers_without_a_store_authenticate_too(tmp_path: Path) -> None:
+    path = write_token_file(tmp_path)
     with running_redis() as redis:
         options = {"token_file": path, "lease": 600}
         with running_server(redis, **options) as leader, running_server(redis, **options) as follower:
             stranger = await Wire.connect(follower.address)
             stranger.send("hello", token=WRONG)
-            assert "leader" not in await is_refused(stranger)
+            assert "leader" not in await assert_rejected(stranger)
             known = await Wire.connect(follower.address)
             known.send("hello", token=LIMITS)
             assert (await known.expect("error"))["leader"].endswith(str(leader.port))
@@ -296,13 +298,13 @@ async def test_a_server_that_follows_or_whose_store_is_away_asks_alike(tmp_path:
                 server.until("store unavailable")
                 stranger = await Wire.connect(server.address)
                 stranger.send("ping")
-                await is_refused(stranger)
+                await assert_rejected(stranger)
             finally:
                 redis.send(signal.SIGCONT)
 
 
 @pytest.fixture
-async def inside() -> AsyncIterator[tuple[str, int]]:
+async def in_process_server() -> AsyncIterator[tuple[str, int]]:
     """A server in this process."""
     server = Server(Settings(port=0, token=PAYMENTS))
     try:
@@ -311,8 +313,8 @@ async def inside() -> AsyncIterator[tuple[str, int]]:
         await server.stop()
 
 
-async def test_who_takes_too_long_is_refused_and_who_is_in_may_be_silent(
-    inside: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+async def test_authentication_times_out_but_an_authenticated_client_may_be_idle(
+    in_process_server: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers: list[asyncio.TimerHandle] = []
     start_timer = auth.Handshake.start_timer
@@ -323,21 +325,21 @@ async def test_who_takes_too_long_is_refused_and_who_is_in_may_be_silent(
         timers.append(self._timer)
 
     monkeypatch.setattr(auth.Handshake, "start_timer", record)
-    known = await Wire.connect(inside)
+    known = await Wire.connect(in_process_server)
     known.raw(hello(token=PAYMENTS))
     await known.expect("welcome")
     assert [timer.cancelled() for timer in timers] == [True]
     monkeypatch.setattr(auth, "HELLO_TIMEOUT_S", 0.05)
-    silent, slow = await Wire.connect(inside), await Wire.connect(inside)
+    silent, slow = await Wire.connect(in_process_server), await Wire.connect(in_process_server)
     slow.raw(hello(token=PAYMENTS)[:20])
-    await is_refused(silent)
-    await is_refused(slow)
+    await assert_rejected(silent)
+    await assert_rejected(slow)
     known.send("ping")
     await known.expect("pong")
 
 
 async def test_no_token_is_logged(tmp_path: Path) -> None:
-    with running_server(token_file=written(tmp_path), log_level="debug") as server:
+    with running_server(token_file=write_token_file(tmp_path), log_level="debug") as server:
         for line, reason in (
             (hello(token=WRONG), "unknown token"),
             (hello(), "no token"),
@@ -345,7 +347,7 @@ async def test_no_token_is_logged(tmp_path: Path) -> None:
         ):
             wire = await Wire.connect(server.address)
             wire.raw(line)
-            await is_refused(wire)
+            await assert_rejected(wire)
             logged = server.until("authentication failed")
             assert (logged["reason"], logged["level"]) == (reason, "warning")
             assert logged["peer"]
@@ -355,8 +357,8 @@ async def test_no_token_is_logged(tmp_path: Path) -> None:
         assert not any(token in str(server.log) for token in (WRONG, OPS, PAYMENTS))
 
 
-async def test_a_file_that_all_may_read_is_warned_of(tmp_path: Path) -> None:
-    path = written(tmp_path)
+async def test_a_world_readable_token_file_is_logged(tmp_path: Path) -> None:
+    path = write_token_file(tmp_path)
     path.chmod(0o644)
     with running_server(token_file=path) as server:
         (warning,) = [line for line in server.log if line["event"] == "token file is world-readable"]
@@ -366,7 +368,7 @@ async def test_a_file_that_all_may_read_is_warned_of(tmp_path: Path) -> None:
 # -- what a name may do -------------------------------------------------------------------------------------------
 
 
-async def test_a_right_that_is_missing(genie: Genie) -> None:
+async def test_a_missing_permission_is_reported(genie: Genie) -> None:
     wire = await enter(genie, LOOK_OUT, session=SECRET)
     wire.send("request", resources=["exclusive:a"], ref="r1")
     await unauthorized(wire, "lock", "look out", ref="r1")
@@ -384,8 +386,8 @@ async def test_a_right_that_is_missing(genie: Genie) -> None:
     await wire.expect("watching")
 
 
-async def test_who_may_only_lock_may_not_look(tmp_path: Path) -> None:
-    with running_server(token_file=written(tmp_path, f'[a]\ntoken = "{LIMITS}"\nmay = ["lock"]\n')) as server:
+async def test_permission_to_lock_does_not_include_inspection(tmp_path: Path) -> None:
+    with running_server(token_file=write_token_file(tmp_path, f'[a]\ntoken = "{LIMITS}"\nmay = ["lock"]\n')) as server:
         wire = await enter(server, LIMITS)
         wire.send("inspect")
         await unauthorized(wire, "inspect")
@@ -394,7 +396,7 @@ async def test_who_may_only_lock_may_not_look(tmp_path: Path) -> None:
         await wire.lock("exclusive:a")
 
 
-async def test_every_name_of_a_request_must_begin_as_it_may(genie: Genie) -> None:
+async def test_every_resource_of_a_request_needs_an_allowed_prefix(genie: Genie) -> None:
     wire = await enter(genie, PAYMENTS)
     wire.send("request", resources=["exclusive:accounts/p1", "shared:limits/2"], ref="r1")
     await unauthorized(wire, "'limits/2'", "'accounts/', 'rates'", ref="r1")
@@ -413,7 +415,7 @@ async def test_every_name_of_a_request_must_begin_as_it_may(genie: Genie) -> Non
     assert (await wire.expect("locked"))["resources"] == ["accounts/p3"]
 
 
-async def test_a_lock_belongs_to_the_name_that_made_it(genie: Genie) -> None:
+async def test_a_lock_belongs_to_its_principal(genie: Genie) -> None:
     limits, payments, ops = await enter(genie, LIMITS), await enter(genie, PAYMENTS), await enter(genie, OPS)
     held = await limits.lock("exclusive:accounts/own")
     waiting = await limits.request("exclusive:accounts/own")
@@ -433,7 +435,7 @@ async def test_a_lock_belongs_to_the_name_that_made_it(genie: Genie) -> None:
     assert (await limits.expect("released"))["id"] == held
 
 
-async def test_prefixes_bind_what_an_admin_locks_not_what_it_sees(genie: Genie) -> None:
+async def test_prefixes_restrict_what_an_admin_locks_but_not_what_it_inspects(genie: Genie) -> None:
     ops = await enter(genie, OPS)
     ops.send("request", resources=["exclusive:accounts/1"])
     await unauthorized(ops, "'accounts/1'", "'ops/'")
@@ -444,7 +446,7 @@ async def test_prefixes_bind_what_an_admin_locks_not_what_it_sees(genie: Genie) 
     await ops.expect("watching")
 
 
-async def test_who_has_prefixes_sees_no_more(genie: Genie) -> None:
+async def test_prefixes_restrict_what_is_visible(genie: Genie) -> None:
     limits, payments = await enter(genie, LIMITS), await enter(genie, PAYMENTS)
     held = await limits.lock("exclusive:accounts/seen", "exclusive:hidden", transactionName="seen-1")
     await limits.lock("shared:hidden too", transactionName="hidden-1")
@@ -469,7 +471,7 @@ async def test_who_has_prefixes_sees_no_more(genie: Genie) -> None:
     await payments.expect("unwatched")
 
 
-async def test_a_session_belongs_to_its_name(genie: Genie) -> None:
+async def test_a_session_belongs_to_its_principal(genie: Genie) -> None:
     first = await enter(genie, LIMITS, session=SECRET + "1")
     id_ = await first.lock("exclusive:accounts/session", ref="r1")
     stranger = await Wire.connect(genie.address)
@@ -484,8 +486,8 @@ async def test_a_session_belongs_to_its_name(genie: Genie) -> None:
     assert await first.receive() == ("closed", {})
 
 
-async def test_names_survive_a_restart_and_go_over_to_a_follower(redis: Redis, tmp_path: Path) -> None:
-    path = written(tmp_path)
+async def test_principals_of_locks_survive_a_restart_and_a_failover(redis: Redis, tmp_path: Path) -> None:
+    path = write_token_file(tmp_path)
     options = {"token_file": path, "lease": 600}
     with running_server(redis, **options) as server:
         wire = await enter(server, LIMITS)
@@ -517,8 +519,8 @@ async def self_only(server: Genie, id_: int) -> None:
 # -- the file is read again ---------------------------------------------------------------------------------------
 
 
-async def test_sighup_takes_over_the_file(tmp_path: Path) -> None:
-    path = written(tmp_path)
+async def test_sighup_reloads_the_token_file(tmp_path: Path) -> None:
+    path = write_token_file(tmp_path)
     with running_server(token_file=path) as server:
         payments, limits, ops = await enter(server, PAYMENTS), await enter(server, LIMITS), await enter(server, OPS)
         held = await limits.lock("exclusive:accounts/1")
@@ -538,20 +540,20 @@ async def test_sighup_takes_over_the_file(tmp_path: Path) -> None:
         assert await limits.receive() == ("closed", {})
         gone = await Wire.connect(server.address)
         gone.send("hello", token=LIMITS)
-        await is_refused(gone)
+        await assert_rejected(gone)
 
         payments.send("request", resources=["exclusive:accounts/2"])
         await unauthorized(payments, "'ops/'")
         await payments.lock("exclusive:ops/1")
         old = await Wire.connect(server.address)
         old.send("hello", token=PAYMENTS)
-        await is_refused(old)
+        await assert_rejected(old)
         await enter(server, WRONG)
         assert await ops.release(held) == "success", "what was held stays held until somebody who may releases it"
 
 
-async def test_a_bad_file_changes_nothing(tmp_path: Path) -> None:
-    path = written(tmp_path)
+async def test_an_invalid_token_file_changes_nothing(tmp_path: Path) -> None:
+    path = write_token_file(tmp_path)
     with running_server(token_file=path) as server:
         limits = await enter(server, LIMITS)
         for text in ("", "[limits]", FILE + 'more = "x"'):
@@ -568,8 +570,8 @@ async def test_a_bad_file_changes_nothing(tmp_path: Path) -> None:
         await enter(server, PAYMENTS)
 
 
-async def test_one_word_is_read_again_too(tmp_path: Path) -> None:
-    path = written(tmp_path, PAYMENTS)
+async def test_a_file_with_a_single_token_is_reloaded_too(tmp_path: Path) -> None:
+    path = write_token_file(tmp_path, PAYMENTS)
     with running_server(token_file=path) as server:
         path.write_text(LIMITS)
         server.send(signal.SIGHUP)
@@ -577,11 +579,11 @@ async def test_one_word_is_read_again_too(tmp_path: Path) -> None:
         await enter(server, LIMITS)
 
 
-async def test_who_watches_what_it_may_not_see_any_more_is_sent_away(tmp_path: Path) -> None:
-    path = written(tmp_path)
+async def test_a_watcher_that_loses_its_permission_is_disconnected(tmp_path: Path) -> None:
+    path = write_token_file(tmp_path)
     with running_server(token_file=path) as server:
-        inside, outside = await enter(server, LIMITS), await enter(server, LIMITS)
-        for wire, prefix in ((inside, "accounts/1"), (outside, "")):
+        in_process_server, outside = await enter(server, LIMITS), await enter(server, LIMITS)
+        for wire, prefix in ((in_process_server, "accounts/1"), (outside, "")):
             wire.send("watch", prefix=prefix)
             await wire.expect("watching")
         path.write_text(FILE.replace("[limits]\n", '[limits]\nprefixes = ["accounts/"]\n'))
@@ -589,15 +591,15 @@ async def test_who_watches_what_it_may_not_see_any_more_is_sent_away(tmp_path: P
         assert server.until("token file reloaded")["connections_closed"] == 1
         await unauthorized(outside, "access revoked")
         assert await outside.receive() == ("closed", {})
-        await inside.lock("exclusive:accounts/1")
-        assert (await inside.expect("event"))["resource"] == "accounts/1"
+        await in_process_server.lock("exclusive:accounts/1")
+        assert (await in_process_server.expect("event"))["resource"] == "accounts/1"
 
 
 # -- how it starts ------------------------------------------------------------------------------------------------
 
 
-def starts(**settings: object) -> tuple[int, str]:
-    """The exit status and the last words of a server that should not start."""
+def start_and_fail(**settings: object) -> tuple[int, str]:
+    """Start a server with invalid settings; return its exit status and its output."""
     import subprocess
     import sys
 
@@ -629,8 +631,8 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - that is the point
         {"host": "::ffff:192.0.2.1"},
     ],
 )
-def test_strangers_from_beyond_the_loopback_are_kept_out(settings: dict[str, object]) -> None:
-    status, said = starts(**settings)
+def test_unauthenticated_access_beyond_loopback_is_rejected_at_the_start(settings: dict[str, object]) -> None:
+    status, said = start_and_fail(**settings)
     (name,) = [name for name in settings if name.endswith("host")]
     assert status == 2
     assert said.startswith(f"Error: GENIE_{name.upper()}={settings[name]} would allow unauthenticated access")
@@ -646,14 +648,14 @@ def test_strangers_from_beyond_the_loopback_are_kept_out(settings: dict[str, obj
         ({"token_file": "/nonexistent/tokens"}, "can't be read"),
     ],
 )
-def test_what_is_wrong_with_the_tokens_is_said_at_the_start(settings: dict[str, object], said: str) -> None:
-    status, told = starts(**settings)
+def test_invalid_token_settings_are_reported_at_the_start(settings: dict[str, object], said: str) -> None:
+    status, told = start_and_fail(**settings)
     assert status == 2
     assert said in told
     assert len(told.splitlines()) == 1
 
 
-async def test_with_a_token_or_on_purpose_it_serves_everywhere() -> None:
+async def test_a_server_listens_on_all_addresses_with_a_token_or_with_insecure() -> None:
     with running_server(host=EVERYWHERE, token=PAYMENTS) as server:
         await enter(server, PAYMENTS)
         assert not [line for line in server.log if line["event"] == "unauthenticated access allowed"]
@@ -663,5 +665,5 @@ async def test_with_a_token_or_on_purpose_it_serves_everywhere() -> None:
         (await Wire.connect(server.address)).send("ping")
 
 
-def test_the_tests_own_file_is_private(tmp_path: Path) -> None:
-    assert stat.S_IMODE(written(tmp_path).stat().st_mode) == 0o600
+def test_the_token_file_of_these_tests_is_private(tmp_path: Path) -> None:
+    assert stat.S_IMODE(write_token_file(tmp_path).stat().st_mode) == 0o600

@@ -1,4 +1,4 @@
-"""What the tests of ledgers ask their databases, past the code that they test."""
+"""Queries of an SQLite ledger for tests, independent of the code under test."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ WHERE tsc.transferStateId IN ('RECEIVED_PREPARE', 'RESERVED')
 AND t.expirationDate < strftime('%Y-%m-%d %H:%M:%f', 'now', ?)
 ORDER BY t.transferId
 """
-"""The document's plain query, without intermediate structures, for SQLite and some time from now."""
+"""The reference design's query "without intermediate structures", for SQLite, at a time relative to now."""
 
 
-def ask(file: Path, query: str, *values: object) -> list[Any]:
-    """The rows of a query; an only column without its row."""
+def query(file: Path, statement: str, *values: object) -> list[Any]:
+    """Execute a statement, and return its rows; single values instead of rows with one column."""
     with closing(sqlite3.connect(file)) as connection, connection:
-        rows = connection.execute(query, values).fetchall()
+        rows = connection.execute(statement, values).fetchall()
     return [row[0] if len(row) == 1 else row for row in rows]
 
 
 def overdue(file: Path, later: str = "+0 seconds") -> list[tuple[str, str]]:
-    """Which transfers are expired by then, and their states."""
-    return ask(file, OVERDUE, later)
+    """Return the ids and states of the transfers that are expired now, or `later`."""
+    return query(file, OVERDUE, later)

@@ -1,4 +1,4 @@
-"""Tokens that nobody spends or releases are free again after a time, and what comes late changes nothing."""
+"""Expiry of selections (`auto_unlock`): their tokens become free, and late calls of an expired selection change nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready
 from genie.tokens.in_memory import InMemorySelector
-from scripted_tokens import ScriptedStore, coins, settle, virtual
+from scripted_tokens import ScriptedStore, make_tokens, settle, virtual_time
 
 ALICE = {"owner": "alice", "token_type": "Fiat", "identifier": "GBP"}
 
 
-@virtual
-async def test_a_selection_is_over_after_its_time_and_not_before() -> None:
-    async with InMemorySelector(ScriptedStore(coins([100] * 3)), auto_unlock=10) as selector:
+@virtual_time
+async def test_a_selection_expires_after_auto_unlock_and_not_before() -> None:
+    async with InMemorySelector(ScriptedStore(make_tokens([100] * 3)), auto_unlock=10) as selector:
         first = await selector.select(200, transaction="a", **ALICE)
         await asyncio.sleep(9.9)
         assert first.held
@@ -33,9 +33,9 @@ async def test_a_selection_is_over_after_its_time_and_not_before() -> None:
         assert second.held
 
 
-@virtual
-async def test_a_late_release_does_not_free_what_the_next_one_holds() -> None:
-    async with InMemorySelector(ScriptedStore(coins([100] * 3)), auto_unlock=10) as selector:
+@virtual_time
+async def test_a_late_release_does_not_free_tokens_of_the_next_holder() -> None:
+    async with InMemorySelector(ScriptedStore(make_tokens([100] * 3)), auto_unlock=10) as selector:
         first = await selector.select(300, transaction="a", **ALICE)
         await asyncio.sleep(10)
         second = await selector.select(300, transaction="a", **ALICE)
@@ -47,9 +47,9 @@ async def test_a_late_release_does_not_free_what_the_next_one_holds() -> None:
         assert (await selector.select(300, transaction="b", **ALICE)).amount == 300
 
 
-@virtual
-async def test_each_selection_has_its_own_time_and_leaves_nothing_behind() -> None:
-    async with InMemorySelector(ScriptedStore(coins([1] * 100)), auto_unlock=10) as selector:
+@virtual_time
+async def test_each_selection_expires_separately_and_is_removed() -> None:
+    async with InMemorySelector(ScriptedStore(make_tokens([1] * 100)), auto_unlock=10) as selector:
         for second in range(100):
             selection = await selector.select(1, transaction=f"a{second % 7}", **ALICE)
             if second % 3 == 0:
@@ -62,9 +62,9 @@ async def test_each_selection_has_its_own_time_and_leaves_nothing_behind() -> No
         assert list(selector._reservations._by_transaction) == ["b"]
 
 
-@virtual
-async def test_a_spend_has_the_whole_time_again() -> None:
-    store = ScriptedStore(coins([100] * 3))
+@virtual_time
+async def test_a_spend_renews_the_reservation() -> None:
+    store = ScriptedStore(make_tokens([100] * 3))
     spend = store.spend
 
     async def slow(*args: Any, **named: Any) -> None:
@@ -82,9 +82,9 @@ async def test_a_spend_has_the_whole_time_again() -> None:
         await spending
 
 
-@virtual
-async def test_a_spend_that_outlasts_its_time_takes_its_tokens_from_whoever_has_them_then() -> None:
-    store = ScriptedStore(coins([100]))
+@virtual_time
+async def test_a_spend_that_outlasts_its_reservation_takes_the_tokens_from_the_next_holder() -> None:
+    store = ScriptedStore(make_tokens([100]))
 
     async def slow(_tokens: object) -> None:
         await asyncio.sleep(11)
@@ -92,7 +92,7 @@ async def test_a_spend_that_outlasts_its_time_takes_its_tokens_from_whoever_has_
     async with InMemorySelector(store, auto_unlock=10) as selector:
         first = await selector.select(100, transaction="a", **ALICE)
         store.before["spend"] = slow
-        store.tell = lambda _change: None  # type: ignore[method-assign] # the store's word is late
+        store.publish = lambda _change: None  # type: ignore[method-assign] # the store's word is late
         spending = asyncio.create_task(first.spend())
         await asyncio.sleep(10.5)
         second = await selector.select(100, transaction="b", **ALICE)
@@ -107,9 +107,9 @@ async def test_a_spend_that_outlasts_its_time_takes_its_tokens_from_whoever_has_
         assert (short.value.free, short.value.locked) == (0, 0)
 
 
-@virtual
-async def test_tokens_whose_spend_has_an_unknown_outcome_stay_held_and_it_can_be_said_again() -> None:
-    store = ScriptedStore(coins([100]))
+@virtual_time
+async def test_tokens_of_a_spend_with_unknown_outcome_stay_held_and_it_can_be_retried() -> None:
+    store = ScriptedStore(make_tokens([100]))
 
     async def lose_the_answer(_tokens: Any) -> None:
         if store.calls["spend"] == 1:
@@ -128,9 +128,9 @@ async def test_tokens_whose_spend_has_an_unknown_outcome_stay_held_and_it_can_be
         assert store.spenders == {"t0": "a"}
 
 
-@virtual
-async def test_tokens_whose_spend_failed_are_free_when_their_time_is_over() -> None:
-    store = ScriptedStore(coins([100]))
+@virtual_time
+async def test_tokens_of_a_failed_spend_are_free_after_the_expiry() -> None:
+    store = ScriptedStore(make_tokens([100]))
 
     async def fail(*_args: object, **_named: object) -> None:
         raise ConnectionError("no database")
@@ -146,9 +146,9 @@ async def test_tokens_whose_spend_failed_are_free_when_their_time_is_over() -> N
         assert (await selector.select(100, transaction="b", **ALICE)).held
 
 
-@virtual
-async def test_each_selection_can_say_its_own_time() -> None:
-    async with InMemorySelector(ScriptedStore(coins([1] * 100)), auto_unlock=10) as selector:
+@virtual_time
+async def test_each_selection_can_set_its_own_auto_unlock() -> None:
+    async with InMemorySelector(ScriptedStore(make_tokens([1] * 100)), auto_unlock=10) as selector:
         times = [7, 25, None, 0.5, 3, 12.25, 10, 1.5]
         selections = [
             await selector.select(1, transaction=f"a{n}", auto_unlock=t, **ALICE) for n, t in enumerate(times)
@@ -168,9 +168,9 @@ async def test_each_selection_can_say_its_own_time() -> None:
         assert len(selector._reservations) == 0
 
 
-@virtual
-async def test_a_spend_has_the_time_of_its_selection_again_and_so_have_the_others() -> None:
-    store = ScriptedStore(coins([100] * 3))
+@virtual_time
+async def test_a_spend_renews_with_the_duration_of_its_selection() -> None:
+    store = ScriptedStore(make_tokens([100] * 3))
 
     async def wait(_tokens: Any) -> None:
         await asyncio.sleep(18)
@@ -195,9 +195,9 @@ async def test_a_spend_has_the_time_of_its_selection_again_and_so_have_the_other
         assert not again.held
 
 
-@virtual
-async def test_selections_of_many_different_times_leave_nothing_behind() -> None:
-    async with InMemorySelector(ScriptedStore(coins([1] * 10))) as selector:
+@virtual_time
+async def test_expired_selections_of_many_durations_are_removed() -> None:
+    async with InMemorySelector(ScriptedStore(make_tokens([1] * 10))) as selector:
         for number in range(1000):
             async with await selector.select(1, transaction="a", auto_unlock=1 + number / 7, **ALICE):
                 pass
@@ -206,13 +206,13 @@ async def test_selections_of_many_different_times_leave_nothing_behind() -> None
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), "10", True, None])
-@virtual
-async def test_an_auto_unlock_that_is_no_time_is_rejected(wrong: Any) -> None:
+@virtual_time
+async def test_an_invalid_auto_unlock_is_rejected(wrong: Any) -> None:
     with pytest.raises(ValueError, match="auto_unlock must be a number of seconds above 0, not"):
         InMemorySelector(ScriptedStore(), auto_unlock=wrong)
     if wrong is None:
         return  # of a selection it means the selector's
-    async with InMemorySelector(ScriptedStore(coins([1] * 10))) as selector:
+    async with InMemorySelector(ScriptedStore(make_tokens([1] * 10))) as selector:
         first = await selector.select(1, transaction="a", **ALICE)
         for call in (
             selector.select(1, transaction="a", auto_unlock=wrong, **ALICE),

@@ -1,4 +1,4 @@
-"""Following a store: nothing is missed and nothing kept too long, however the load, changes and failures fall."""
+"""`StoreFollower` keeps its sink current in any order of pages, changes and failures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from genie.tokens.in_memory import InMemorySelector
 from genie.tokens.in_memory.follower import StoreFollower
 from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.token import Token
-from scripted_tokens import ScriptedStore, coins, settle, virtual
+from scripted_tokens import ScriptedStore, make_tokens, settle, virtual_time
 
 ALICE = {"owner": "alice", "token_type": "Fiat", "identifier": "GBP"}
 
 
 class Ids:
-    """A sink that knows ids."""
+    """A sink that stores ids."""
 
     def __init__(self) -> None:
         self.there: dict[str, Token] = {}
@@ -35,10 +35,10 @@ class Ids:
 
 
 @pytest.mark.parametrize("seed", range(10))
-@virtual
-async def test_1300_tokens_come_in_pages_while_others_are_issued_and_redeemed(seed: int) -> None:
+@virtual_time
+async def test_tokens_load_in_pages_while_others_are_issued_and_spent(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311
-    store = ScriptedStore(coins([1] * 1300))
+    store = ScriptedStore(make_tokens([1] * 1300))
     issued = 0
 
     async def meanwhile(_page: object) -> None:
@@ -46,7 +46,7 @@ async def test_1300_tokens_come_in_pages_while_others_are_issued_and_redeemed(se
         for _ in range(chance.randrange(20)):
             if chance.random() < 0.5:
                 issued += 1
-                await store.add(coins([1], f"new-{issued}-"))
+                await store.add(make_tokens([1], f"new-{issued}-"))
             else:
                 token = chance.choice(list(store.tokens.values()))
                 await store.spend([token], transaction="elsewhere")
@@ -64,43 +64,43 @@ async def test_1300_tokens_come_in_pages_while_others_are_issued_and_redeemed(se
         assert (short.value.free, short.value.locked) == (0, 0)
 
 
-@virtual
-async def test_what_was_missed_is_made_good_when_the_store_says_so() -> None:
-    store, sink = ScriptedStore(coins([1] * 250)), Ids()
+@virtual_time
+async def test_a_resync_applies_missed_changes() -> None:
+    store, sink = ScriptedStore(make_tokens([1] * 250)), Ids()
     follower = StoreFollower(store, sink)
     await follower.start()
     for id in ("t0", "t120", "t249"):
         del store.tokens[id]
-    store.tokens["missed"] = coins([1], "missed")[0]
+    store.tokens["missed"] = make_tokens([1], "missed")[0]
     assert len(sink.there) == 250
 
     async def meanwhile(_page: object) -> None:
         if store.calls["page"] == 4:
-            await store.add(coins([1], "new"))
+            await store.add(make_tokens([1], "new"))
             await store.spend([store.tokens["t1"]], transaction="elsewhere")
 
     store.before["page"] = meanwhile
-    store.tell(Resync())
+    store.publish(Resync())
     await settle()
     assert {*sink.there} == {"missed0" if id == "missed" else id for id in store.tokens}
     await follower.close()
 
 
-@virtual
-async def test_a_second_resync_during_a_load_begins_it_anew() -> None:
-    store, sink = ScriptedStore(coins([1] * 250)), Ids()
+@virtual_time
+async def test_a_second_resync_during_a_load_restarts_the_load() -> None:
+    store, sink = ScriptedStore(make_tokens([1] * 250)), Ids()
     first = asyncio.Event()
 
-    async def held_up(page: list[Token]) -> None:
+    async def delay_page(page: list[Token]) -> None:
         if store.calls["page"] == 2:
             del store.tokens["t3"], store.tokens["t201"]
-            store.tokens["t9999"] = coins([1] * 10000)[9999]
-            store.tell(Resync())
+            store.tokens["t9999"] = make_tokens([1] * 10000)[9999]
+            store.publish(Resync())
             first.set()
             await asyncio.sleep(5)
             raise AssertionError(f"{len(page)} tokens are of a load that is over")
 
-    store.before["page"] = held_up
+    store.before["page"] = delay_page
     follower = StoreFollower(store, sink)
     await follower.start()
     assert first.is_set()
@@ -110,9 +110,9 @@ async def test_a_second_resync_during_a_load_begins_it_anew() -> None:
     await follower.close()
 
 
-@virtual
-async def test_changes_that_fail_are_followed_again_and_the_trouble_is_told() -> None:
-    store, sink = ScriptedStore(coins([1] * 250)), Ids()
+@virtual_time
+async def test_a_failed_change_feed_is_reported_and_reconnected() -> None:
+    store, sink = ScriptedStore(make_tokens([1] * 250)), Ids()
     follower = StoreFollower(store, sink)
     await follower.start()
     assert follower.store_error is None
@@ -123,30 +123,30 @@ async def test_changes_that_fail_are_followed_again_and_the_trouble_is_told() ->
             raise OSError(f"down {store.calls['changes']}")
 
     store.before["changes"] = still_down
-    store.tell(OSError("down"))
+    store.publish(OSError("down"))
     await asyncio.sleep(60)
     attempts = store.calls["changes"]
     assert 20 < attempts < 100, "it waits longer and longer, up to some seconds"
     assert str(follower.store_error) == f"down {attempts}"
     await store.spend([store.tokens["t0"]], transaction="elsewhere")
-    await store.add(coins([1], "new"))
+    await store.add(make_tokens([1], "new"))
     assert "t0" in sink.there
     down = False
     await asyncio.sleep(3)
     assert follower.store_error is None
     assert {*sink.there} == {*store.tokens}
-    await store.add(coins([1], "newer"))
+    await store.add(make_tokens([1], "newer"))
     await settle()
     assert "newer0" in sink.there
     assert follower.is_ready
     await follower.close()
     assert not follower.is_ready
-    assert not store.listeners
+    assert not store.feeds
 
 
-@virtual
-async def test_changes_that_just_end_are_followed_again() -> None:
-    store, sink = ScriptedStore(coins([1] * 5)), Ids()
+@virtual_time
+async def test_an_ended_change_feed_is_reconnected() -> None:
+    store, sink = ScriptedStore(make_tokens([1] * 5)), Ids()
     ended = 0
 
     async def short() -> Any:
@@ -165,9 +165,9 @@ async def test_changes_that_just_end_are_followed_again() -> None:
     await follower.close()
 
 
-@virtual
-async def test_a_load_that_fails_later_is_tried_again_and_changes_are_taken_meanwhile() -> None:
-    store, sink = ScriptedStore(coins([1] * 250)), Ids()
+@virtual_time
+async def test_a_failed_reload_is_retried_while_changes_are_applied() -> None:
+    store, sink = ScriptedStore(make_tokens([1] * 250)), Ids()
     follower = StoreFollower(store, sink)
     await follower.start()
     store.calls.clear()
@@ -178,7 +178,7 @@ async def test_a_load_that_fails_later_is_tried_again_and_changes_are_taken_mean
 
     store.before["page"] = fail
     del store.tokens["t7"]
-    store.tell(Resync())
+    store.publish(Resync())
     await settle()
     assert str(follower.store_error) == "down"
     assert "t7" in sink.there
@@ -191,38 +191,38 @@ async def test_a_load_that_fails_later_is_tried_again_and_changes_are_taken_mean
     await follower.close()
 
 
-@virtual
-async def test_what_was_spent_here_is_not_brought_back_by_what_comes_late() -> None:
-    store, sink = ScriptedStore(coins([1] * 250)), Ids()
+@virtual_time
+async def test_late_pages_and_changes_do_not_restore_a_token_spent_by_this_process() -> None:
+    store, sink = ScriptedStore(make_tokens([1] * 250)), Ids()
     follower = StoreFollower(store, sink)
     await follower.start()
     token = store.tokens.pop("t0")
     follower.on_spent("t0")
     assert "t0" not in sink.there
-    store.tell(Added(token))
+    store.publish(Added(token))
     await settle()
     assert "t0" not in sink.there
-    store.tell(Spent("t0"))
+    store.publish(Spent("t0"))
     await settle()
     assert not follower._unconfirmed
 
-    async def spent_behind_the_page(page: list[Token]) -> None:
+    async def spend_after_page(page: list[Token]) -> None:
         if any(token.id == "t1" for token in page):
             follower.on_spent("t1")
 
-    store.before["page"] = spent_behind_the_page
-    store.tell(Resync())
+    store.before["page"] = spend_after_page
+    store.publish(Resync())
     await settle()
     assert "t1" not in sink.there
-    store.tell(Resync())
+    store.publish(Resync())
     await settle()
-    assert not follower._unconfirmed, "what the store told while nobody listened is not waited for"
+    assert not follower._unconfirmed, "changes published before the feed was connected are not expected"
     await follower.close()
 
 
-@virtual
-async def test_it_is_started_once_and_again_when_it_was_closed() -> None:
-    store, sink = ScriptedStore(coins([1] * 5)), Ids()
+@virtual_time
+async def test_a_follower_can_be_started_again_after_close() -> None:
+    store, sink = ScriptedStore(make_tokens([1] * 5)), Ids()
     follower = StoreFollower(store, sink)
     with pytest.raises(RuntimeError):
         await follower.wait_loaded()
@@ -239,9 +239,9 @@ async def test_it_is_started_once_and_again_when_it_was_closed() -> None:
     await follower.close()
 
 
-@virtual
-async def test_who_waits_for_a_load_that_is_closed_is_told() -> None:
-    store = ScriptedStore(coins([1] * 5))
+@virtual_time
+async def test_close_fails_those_who_wait_for_the_first_load() -> None:
+    store = ScriptedStore(make_tokens([1] * 5))
     store.before["page"] = lambda _page: asyncio.sleep(3600)
     follower = StoreFollower(store, Ids())
     starting = asyncio.create_task(follower.start())
@@ -255,14 +255,14 @@ async def test_who_waits_for_a_load_that_is_closed_is_told() -> None:
         await waiting
 
 
-@virtual
-async def test_a_store_that_can_not_be_closed_is_followed_too() -> None:
+@virtual_time
+async def test_a_change_feed_without_aclose_is_followed() -> None:
     class Changes:
         def __aiter__(self) -> Changes:
             return self
 
         async def __anext__(self) -> Change:
-            changes = (Resync(), Added(coins([1])[0]))
+            changes = (Resync(), Added(make_tokens([1])[0]))
             if (turn := next(self.turns)) < len(changes):
                 return changes[turn]
             await asyncio.sleep(3600)

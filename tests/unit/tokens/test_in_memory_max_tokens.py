@@ -1,4 +1,4 @@
-"""A bound on what is in memory: the rest is known by id and amount, and read when it is selected."""
+"""`max_tokens`: tokens beyond it are known by id and amount only, and loaded when they are selected."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from genie.tokens.errors import FundsLocked, InsufficientFunds, TooManyTokens
 from genie.tokens.in_memory import InMemorySelector
 from genie.tokens.in_memory.selector import READ_BATCH
 from genie.tokens.token import Token
-from scripted_tokens import ScriptedStore, coins, settle, virtual
+from scripted_tokens import ScriptedStore, make_tokens, settle, virtual_time
 
 ALICE = {"owner": "alice", "token_type": "Fiat", "identifier": "GBP"}
 
 
-@virtual
-async def test_no_more_tokens_than_that_are_kept_whole() -> None:
-    store = ScriptedStore(coins([1] * 50))
+@virtual_time
+async def test_at_most_max_tokens_are_in_memory() -> None:
+    store = ScriptedStore(make_tokens([1] * 50))
     async with InMemorySelector(store, max_tokens=20) as selector:
         buckets = selector._reservations.buckets
         assert sum(entry.token is not None for entry in buckets._entries.values()) == buckets.cached_count == 20
@@ -26,14 +26,14 @@ async def test_no_more_tokens_than_that_are_kept_whole() -> None:
         assert sorted(token.id for token in selection.tokens) == sorted(store.tokens)
         assert store.calls["get"] == 1
         assert buckets.cached_count == 20
-        await selection.spend(coins([1] * 30, "new-"))
+        await selection.spend(make_tokens([1] * 30, "new-"))
         await settle()
         assert (len(buckets), buckets.cached_count) == (30, 20)
 
 
-@virtual
-async def test_room_is_filled_by_what_is_read() -> None:
-    store = ScriptedStore(coins([1] * 4))
+@virtual_time
+async def test_loaded_tokens_are_cached_while_there_is_room() -> None:
+    store = ScriptedStore(make_tokens([1] * 4))
     async with InMemorySelector(store, max_tokens=2) as selector:
         await store.spend([store.tokens["t0"], store.tokens["t1"]], transaction="elsewhere")
         await settle()
@@ -43,11 +43,11 @@ async def test_room_is_filled_by_what_is_read() -> None:
         assert store.calls["get"] == 1
 
 
-@virtual
-async def test_a_token_that_is_gone_when_it_is_read_is_replaced() -> None:
-    store = ScriptedStore(coins([100] * 4))
+@virtual_time
+async def test_a_selected_token_that_turns_out_to_be_spent_is_replaced() -> None:
+    store = ScriptedStore(make_tokens([100] * 4))
     async with InMemorySelector(store, max_tokens=0) as selector:
-        store.tell = lambda _change: None  # type: ignore[method-assign]
+        store.publish = lambda _change: None  # type: ignore[method-assign]
         await store.spend([store.tokens["t3"], store.tokens["t2"]], transaction="elsewhere")
         selection = await selector.select(200, transaction="a", **ALICE)
         assert {token.id for token in selection.tokens} == {"t0", "t1"}
@@ -59,9 +59,9 @@ async def test_a_token_that_is_gone_when_it_is_read_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("where", [None, lambda token: token.amount == 100])
-@virtual
-async def test_a_token_that_is_spent_while_it_is_read_is_replaced(where: Any) -> None:
-    store = ScriptedStore(coins([100] * 4))
+@virtual_time
+async def test_a_token_spent_during_its_load_is_replaced(where: Any) -> None:
+    store = ScriptedStore(make_tokens([100] * 4))
 
     async def spent_under_way(found: Any) -> None:
         if store.calls["get"] == 1:
@@ -76,9 +76,9 @@ async def test_a_token_that_is_spent_while_it_is_read_is_replaced(where: Any) ->
 
 
 @pytest.mark.parametrize("where", [None, lambda token: token.amount == 100])
-@virtual
-async def test_who_is_cancelled_while_reading_holds_nothing(where: Any) -> None:
-    store = ScriptedStore(coins([100] * 4))
+@virtual_time
+async def test_a_selection_cancelled_during_a_load_holds_nothing(where: Any) -> None:
+    store = ScriptedStore(make_tokens([100] * 4))
     reading = asyncio.Event()
 
     async def for_ever(_found: object) -> None:
@@ -99,9 +99,9 @@ async def test_who_is_cancelled_while_reading_holds_nothing(where: Any) -> None:
         assert len(selector._reservations) == 1
 
 
-@virtual
-async def test_a_store_that_fails_is_told_and_leaves_everything_free() -> None:
-    store = ScriptedStore(coins([100] * 4))
+@virtual_time
+async def test_a_store_error_is_raised_and_leaves_all_tokens_free() -> None:
+    store = ScriptedStore(make_tokens([100] * 4))
 
     async def fail(_found: object) -> None:
         raise OSError("no database")
@@ -114,9 +114,9 @@ async def test_a_store_that_fails_is_told_and_leaves_everything_free() -> None:
         assert (await selector.select(400, transaction="b", **ALICE)).held
 
 
-@virtual
-async def test_what_takes_longer_to_read_than_a_selection_lasts_is_held_for_the_whole_time() -> None:
-    store = ScriptedStore(coins([100] * 4))
+@virtual_time
+async def test_auto_unlock_begins_after_a_slow_load() -> None:
+    store = ScriptedStore(make_tokens([100] * 4))
 
     async def slow(_found: object) -> None:
         await asyncio.sleep(15 if store.calls["get"] == 1 else 1)
@@ -133,10 +133,10 @@ async def test_what_takes_longer_to_read_than_a_selection_lasts_is_held_for_the_
         assert selection.amount == 400
 
 
-@virtual
-async def test_predicates_ask_about_tokens_that_are_read_in_parts() -> None:
+@virtual_time
+async def test_where_is_called_with_tokens_loaded_in_batches() -> None:
     count = READ_BATCH * 3
-    store = ScriptedStore([*coins([1] * count, issuer="bank"), *coins([1] * 10, "mint-", issuer="mint")])
+    store = ScriptedStore([*make_tokens([1] * count, issuer="bank"), *make_tokens([1] * 10, "mint-", issuer="mint")])
 
     def of_the_mint(token: Token) -> bool:
         return token.issuer == "mint"

@@ -1,4 +1,4 @@
-"""The buckets, whatever is done to them, against a plain list of who has what."""
+"""`Buckets` against a simple model, a mapping from tokens to their reservations."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from genie.tokens.in_memory.reservations import (
     reserve_entries,
 )
 from genie.tokens.token import Token, wallets_of
-from scripted_tokens import coins
+from scripted_tokens import make_tokens
 
 
 def check(buckets: Buckets, tokens: dict[str, Token], reservations: dict[str, object], whole: int | None) -> None:
-    """Sums are those of the tokens, and each free entry is exactly once on the stack of each of its buckets."""
+    """Check the totals, and that each free entry is exactly once on the stack of each of its buckets."""
     assert set(buckets.ids()) == set(tokens)
     wallets = {wallet for token in tokens.values() for wallet in wallets_of(token)}
     assert set(buckets._buckets) == wallets
@@ -44,7 +44,7 @@ def check(buckets: Buckets, tokens: dict[str, Token], reservations: dict[str, ob
 
 @pytest.mark.parametrize("max_tokens", [None, 40])
 @pytest.mark.parametrize("seed", range(5))
-def test_sums_and_stacks_are_right_whatever_is_done(seed: int, max_tokens: int | None) -> None:
+def test_random_operations_keep_totals_and_stacks_consistent(seed: int, max_tokens: int | None) -> None:
     chance = random.Random(seed)  # noqa: S311
     buckets = Buckets(max_tokens)
     tokens: dict[str, Token] = {}
@@ -56,7 +56,7 @@ def test_sums_and_stacks_are_right_whatever_is_done(seed: int, max_tokens: int |
     for turn in range(1500):
         what = chance.random()
         if what < 0.3 + 0.2 * (turn < 500):
-            [token] = coins([chance.randrange(1, 9)], f"{turn}-", **chance.choice(keys))
+            [token] = make_tokens([chance.randrange(1, 9)], f"{turn}-", **chance.choice(keys))
             assert buckets.add(token) is not None
             assert buckets.add(token) is None
             tokens[token.id] = token
@@ -91,12 +91,12 @@ def test_sums_and_stacks_are_right_whatever_is_done(seed: int, max_tokens: int |
     assert (len(buckets), buckets.cached_count, buckets._buckets) == (0, 0, {})
 
 
-def test_what_is_spent_through_one_bucket_does_not_pile_up_in_the_other() -> None:
+def test_entries_of_spent_tokens_do_not_accumulate_in_the_other_bucket() -> None:
     buckets = Buckets()
-    keep = coins([1], "keep", account="a")[0]
+    keep = make_tokens([1], "keep", account="a")[0]
     buckets.add(keep)
     by_owner, by_account = wallets_of(keep)
-    for token in coins([1] * 1000, account="a"):
+    for token in make_tokens([1] * 1000, account="a"):
         buckets.add(token)
         bucket = buckets.find(by_owner)
         assert bucket is not None

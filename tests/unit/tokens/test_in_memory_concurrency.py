@@ -1,4 +1,4 @@
-"""Many spend from the same wallets at once, and a ledger of their spends, which asks nobody else, sees none twice."""
+"""Concurrent selections from the same wallets: a ledger records their spends, and checks that no token is spent twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from genie.tokens.errors import InsufficientFunds
 from genie.tokens.in_memory import InMemorySelector
 from genie.tokens.stores.memory import MemoryTokenStore
 from genie.tokens.token import Token
-from scripted_tokens import coins, virtual
+from scripted_tokens import make_tokens, virtual_time
 from searches import SOAK
 
 GBP = {"token_type": "Fiat", "identifier": "GBP"}
@@ -22,7 +22,7 @@ SPENDERS = 6
 
 
 class Ledger(MemoryTokenStore):
-    """A store with a ledger of its own: what was issued to whom, and each spend before the store judges it."""
+    """A store that records all issued tokens, the balance of each owner, and each spend before it executes it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Ledger(MemoryTokenStore):
         await super().add(tokens)
 
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
-        await asyncio.sleep(0)  # others come in between
+        await asyncio.sleep(0)  # lets other tasks run in between
         self.inputs.update(token.id for token in tokens)
         self._note(outputs)
         for token in tokens:
@@ -50,12 +50,12 @@ class Ledger(MemoryTokenStore):
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("spends", "max_tokens"), [(10_000 if SOAK else 1_000, None), (1_000 if SOAK else 200, 30)])
-@virtual
-async def test_nothing_is_spent_twice_by_many_at_once(spends: int, max_tokens: int | None) -> None:
+@virtual_time
+async def test_concurrent_selectors_spend_no_token_twice(spends: int, max_tokens: int | None) -> None:
     chance = random.Random(1)  # noqa: S311
     keys = [{"owner": f"key-{number}", "account": f"acc-{number % 2}"} for number in range(3)]
     ledger = Ledger()
-    await ledger.add([token for key in keys for token in coins([10] * 20, key["owner"], **key)])
+    await ledger.add([token for key in keys for token in make_tokens([10] * 20, key["owner"], **key)])
     spent = Counter[int]()
     missed = 0
 
@@ -65,7 +65,7 @@ async def test_nothing_is_spent_twice_by_many_at_once(spends: int, max_tokens: i
             key = chance.choice(keys)
             if ledger.worth[key["owner"]] < chance.randrange(600):
                 turn += 1
-                await ledger.add(coins([chance.randrange(1, 20)], f"in-{name}-{turn}-", **key))
+                await ledger.add(make_tokens([chance.randrange(1, 20)], f"in-{name}-{turn}-", **key))
             await asyncio.sleep(chance.choice([0, 0, 0.01]))
 
     async def spend(name: int) -> None:
@@ -82,7 +82,7 @@ async def test_nothing_is_spent_twice_by_many_at_once(spends: int, max_tokens: i
                 await asyncio.sleep(0.01)
                 continue
             async with selection:
-                change = coins([selection.change] if selection.change else [], f"change-{transaction}-", **key)
+                change = make_tokens([selection.change] if selection.change else [], f"change-{transaction}-", **key)
                 await selection.spend(change)
             spent[name] += 1
 

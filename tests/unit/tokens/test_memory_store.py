@@ -10,7 +10,7 @@ from tokens_made import ids, token
 OWN, GROUP = Wallet("Fiat", "GBP", "alice", None), Wallet("Fiat", "GBP", None, "acme")
 
 
-async def test_what_was_spent_leaves_its_wallets() -> None:
+async def test_spent_tokens_are_removed_from_their_wallets() -> None:
     """Else a wallet that much passes through would be walked past all that it ever had."""
     store = MemoryTokenStore()
     await store.add([token(f"{number}", account="acme") for number in range(100)])
@@ -22,14 +22,14 @@ async def test_what_was_spent_leaves_its_wallets() -> None:
     assert await ids(store, owner="alice") == await ids(store, account="acme") == {f"{n}" for n in range(2_000, 2_100)}
 
 
-async def test_an_empty_wallet_is_forgotten() -> None:
+async def test_an_empty_wallet_is_removed() -> None:
     store = MemoryTokenStore()
     await store.add([token(f"{number}", owner=f"{number}", account="acme") for number in range(10)])
     await store.spend([token(f"{number}") for number in range(10)], transaction="T")
     assert not store._wallets
 
 
-async def test_a_walk_goes_on_over_what_is_left_while_its_wallet_is_tidied_up() -> None:
+async def test_an_iteration_continues_while_its_wallet_is_compacted() -> None:
     store = MemoryTokenStore()
     many = [token(f"{number}") for number in range(3 * PAGE)]
     await store.add(many)
@@ -41,7 +41,7 @@ async def test_a_walk_goes_on_over_what_is_left_while_its_wallet_is_tidied_up() 
     assert found == many[:PAGE]
 
 
-async def test_who_reads_changes_no_more_is_forgotten() -> None:
+async def test_an_unreferenced_change_feed_is_removed() -> None:
     store = MemoryTokenStore()
     changes = store.changes()
     assert await anext(changes) == Resync()
