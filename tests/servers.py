@@ -1,4 +1,4 @@
-"""Real processes for tests: Redis and Genie on free ports of the loopback, ended by their own ids."""
+"""Real processes for tests: Redis and Genie on free ports of the loopback."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ports import free_port
 from programs import Forked, check_that_servers_may_start, start_genie
 
 WAIT_S = 120.0
-"""How long anything may take that happens at all: a bound, not a measure."""
+"""A generous time limit for anything that must happen, so that slow machines do not fail."""
 
 
 class Process:
-    """A server of its own process, or of none while it is down."""
+    """A server process; `process` is None while it is down."""
 
     process: subprocess.Popen[bytes] | Forked | None = None
 
@@ -42,8 +42,9 @@ class Process:
 
 
 class Redis(Process):
-    """A redis-server with an append-only file that is never synced: what it has answered for outlives its own death, for the
-    kernel has it by then, and the disk is waited for by nobody.
+    """A redis-server with an append-only file that is never fsynced.
+
+    Acknowledged writes survive a kill of the process, because the kernel has them.
     """
 
     def __init__(self, folder: Path, *options: str) -> None:
@@ -57,7 +58,7 @@ class Redis(Process):
 
     def start(self) -> None:
         self.spawn()
-        self.until_it_answers()
+        self.wait_until_ready()
 
     def spawn(self) -> None:
         check_that_servers_may_start()
@@ -71,7 +72,7 @@ class Redis(Process):
             *["--appendonly", "yes", "--appendfsync", "no", "--loglevel", "warning", *self.options],
         ]
 
-    def until_it_answers(self) -> None:
+    def wait_until_ready(self) -> None:
         assert self.process is not None
         end = time.monotonic() + WAIT_S
         while time.monotonic() < end:
@@ -86,12 +87,12 @@ class Redis(Process):
             time.sleep(0.01)
         assert self.process.poll() is None, f"another server is at {self.port}"
 
-    async def home(self, _: str = "genie") -> Redis:
-        """Where a namespace is: of several servers one would be asked for."""
+    async def node_of(self, _: str = "genie") -> Redis:
+        """Return the Redis of a namespace; deployments of several Redises have the same method."""
         return self
 
-    def found(self, namespace: str = "genie") -> None:
-        """Found a namespace whose leader has resigned, so that the first server need not wait whether one lives."""
+    def create_namespace(self, namespace: str = "genie") -> None:
+        """Create a namespace whose leader has resigned, so that the first server does not wait for a lease."""
         tag = f"{{{namespace}}}"
         fields = {
             "epoch": 1,
@@ -111,21 +112,21 @@ class Redis(Process):
             return client.execute_command(*parts)
 
 
-class Ground(Protocol):
-    """Whatever the locks are kept in: one Redis, or several."""
+class RedisDeployment(Protocol):
+    """The store of the locks: one Redis, or several."""
 
     @property
     def url(self) -> str: ...
 
-    def found(self, namespace: str = "genie") -> None: ...
+    def create_namespace(self, namespace: str = "genie") -> None: ...
 
-    async def home(self, namespace: str = "genie", /) -> Redis: ...
+    async def node_of(self, namespace: str = "genie", /) -> Redis: ...
 
 
 class Genie(Process):
-    """A `genie serve`, with its log lines as they come."""
+    """A `genie serve` process. `log` has the log lines that were read so far."""
 
-    def __init__(self, redis: Ground | None = None, **settings: object) -> None:
+    def __init__(self, redis: RedisDeployment | None = None, **settings: object) -> None:
         self.settings = {"port": free_port(), "admin_port": "", **settings}
         self.redis_url = None if redis is None else redis.url
         self.log: list[dict[str, Any]] = []
@@ -150,15 +151,15 @@ class Genie(Process):
         if wait:
             self.until("listening")
 
-    def _read(self, process: subprocess.Popen[bytes] | Forked, into: queue.Queue[dict[str, Any] | None]) -> None:
+    def _read(self, process: subprocess.Popen[bytes] | Forked, lines_queue: queue.Queue[dict[str, Any] | None]) -> None:
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
-                into.put(orjson.loads(line))
-        into.put(None)
+                lines_queue.put(orjson.loads(line))
+        lines_queue.put(None)
 
     def until(self, event: str) -> dict[str, Any]:
-        """Wait until a log line begins so."""
+        """Wait for a log line whose event begins with `event`; return it."""
         while True:
             line = self._lines.get(timeout=WAIT_S)
             assert line is not None, f"the server ended before {event!r}: {self.log[-3:]}"
@@ -166,8 +167,8 @@ class Genie(Process):
             if str(line["event"]).startswith(event):
                 return line
 
-    def said(self) -> list[dict[str, Any]]:
-        """All log lines by now."""
+    def log_so_far(self) -> list[dict[str, Any]]:
+        """Read and return all log lines up to now."""
         with suppress(queue.Empty):
             while (line := self._lines.get_nowait()) is not None:
                 self.log.append(line)
@@ -191,10 +192,10 @@ def running_redis(*options: str) -> Iterator[Redis]:
 
 @contextmanager
 def running_server(redis: Redis | None = None, **settings: object) -> Iterator[Genie]:
-    """`settings` as the variables are named: `log_level="debug"` is GENIE_LOG_LEVEL."""
+    """Run a server. `settings` are environment variables: `log_level="debug"` is GENIE_LOG_LEVEL."""
     genie = Genie(redis, **settings)
     if redis is not None:
-        redis.found(str(settings.get("namespace", "genie")))
+        redis.create_namespace(str(settings.get("namespace", "genie")))
     try:
         genie.start()
         yield genie
@@ -202,8 +203,8 @@ def running_server(redis: Redis | None = None, **settings: object) -> Iterator[G
         genie.kill()
 
 
-def resident(genie: Genie) -> int:
-    """Bytes of memory that the server's process has."""
+def resident_bytes(genie: Genie) -> int:
+    """Return the resident memory of the server process, in bytes."""
     assert genie.process is not None
     status = Path(f"/proc/{genie.process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""A store under test."""
+"""Opens a store, and commits to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from servers import WAIT_S
 
 
 async def commit(store: Store, batch: Batch) -> None:
-    """Commit a batch and wait until it is stored. Raises what the store says instead."""
+    """Commit a batch and wait until it is stored; raise the error of the store."""
     stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def done(error: BaseException | None) -> None:
@@ -27,6 +27,6 @@ LEASE_MS = 50
 
 
 async def opened(store: Store) -> StateMachine:
-    """Lead, as soon as whoever led before has not been heard of for its (short) lease."""
+    """Open a store: take over after the (short) lease of a former leader."""
     async with asyncio.timeout(WAIT_S):
         return await store.open(Node("here:1", "here:1", LEASE_MS), Batch, lambda _: None)

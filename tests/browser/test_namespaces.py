@@ -59,7 +59,7 @@ async def test_the_selected_namespace_is_part_of_the_url(genie: Genie, browser: 
 async def test_a_follower_names_the_leader_and_a_leader_shows_its_locks(browser: Browser) -> None:
     with running_redis() as redis:
         for namespace in ("orders", "billing"):
-            redis.found(namespace)
+            redis.create_namespace(namespace)
         with (
             running_server(redis, namespaces="orders", lease=600) as other,
             running_server(redis, namespaces="orders,billing", admin_port=free_port(), lease=600) as genie,

@@ -11,7 +11,7 @@ from typing import Any
 
 from faults.checker import Checker, Violation
 from faults.connection import Address, ConnectionEnded, query
-from servers import WAIT_S, Genie, Ground, Redis
+from servers import WAIT_S, Genie, Redis, RedisDeployment
 
 CAUGHT_UP = "replica caught up"
 LEADER_TIMEOUT_S = WAIT_S
@@ -31,7 +31,9 @@ async def start_in_thread(start: Callable[[], None]) -> None:
 class Cluster:
     """The processes of a test. `addresses` are those to which clients connect, in the order of the servers."""
 
-    def __init__(self, redis: Ground, servers: Sequence[Genie], addresses: Sequence[Address], checker: Checker) -> None:
+    def __init__(
+        self, redis: RedisDeployment, servers: Sequence[Genie], addresses: Sequence[Address], checker: Checker
+    ) -> None:
         self.redis = redis
         self.servers = list(servers)
         self.addresses = list(addresses)
@@ -39,7 +41,7 @@ class Cluster:
 
     async def start(self) -> None:
         """Start all processes; the first server becomes the leader."""
-        self.redis.found()
+        self.redis.create_namespace()
         for server in self.servers:
             await self.restart(server)
 

@@ -17,7 +17,7 @@ from faults.wire_client import WireClient
 from faults.worker import Client, Worker
 from ports import free_port
 from proxy import Proxy, chunks, lines, proxy
-from servers import Genie, Ground, Redis, running_redis
+from servers import Genie, Redis, RedisDeployment, running_redis
 
 PROGRESS_TIMEOUT_S = 30.0
 """A client that makes no progress for this long, with servers and Redis available, is a violation (the default)."""
@@ -119,7 +119,7 @@ class Environment:
         end = time.monotonic() + self._stuck_s
         while time.monotonic() < end:
             table = await self.cluster.query_leader("inspect")
-            redis = await self.cluster.redis.home()
+            redis = await self.cluster.redis.node_of()
             left = redis.call("HGETALL", redis.call("HGET", "{genie}:meta", "records"))
             left.pop(b"0", None)  # a field without a record, which keeps the key
             if not table["holdersTotal"] and not table["queueTotal"] and not left:
@@ -162,7 +162,7 @@ async def environment(
     proxy_clients: bool = False,
     proxy_redis: bool = False,
     drop_probability: float = 0.01,
-    redis: Callable[[], AbstractAsyncContextManager[Ground]] = single_redis,
+    redis: Callable[[], AbstractAsyncContextManager[RedisDeployment]] = single_redis,
     progress_timeout_s: float = PROGRESS_TIMEOUT_S,
 ) -> AsyncIterator[Environment]:
     """Run an environment with working clients, of which `library` use the library; `redis` is the deployment."""
@@ -177,7 +177,7 @@ async def environment(
                 settings["advertise"] = f"127.0.0.1:{client_proxies[-1].port}"
             nodes.append(Genie(deployment, **settings))
             if proxy_redis:
-                redis_proxies.append(await stack.enter_async_context(proxy((await deployment.home()).port, chunks)))
+                redis_proxies.append(await stack.enter_async_context(proxy((await deployment.node_of()).port, chunks)))
                 nodes[-1].redis_url = redis_proxies[-1].url
         addresses = [("127.0.0.1", proxy_.port) for proxy_ in client_proxies] or [node.address for node in nodes]
         cluster = Cluster(deployment, nodes, addresses, checker)

@@ -17,7 +17,7 @@ class Deployment(Protocol):
 
     async def settled(self) -> object: ...
 
-    async def home(self) -> Node: ...
+    async def node_of(self) -> Node: ...
 
     async def successor(self, old: Node, /) -> Node: ...
 
@@ -52,7 +52,7 @@ async def settled(env: Environment) -> Node:
     deployment = cast("Deployment", env.cluster.redis)
     await deployment.settled()
     await env.settle()
-    return await deployment.home()
+    return await deployment.node_of()
 
 
 async def wait_for_failover(env: Environment, results: Results, fault: float, old: Node) -> None:

@@ -21,7 +21,7 @@ async def kill_redis(env: Environment, results: Results, times: int) -> None:
     """Kill Redis and restart it: at once, after a part of the lease, or after more than the lease."""
     for _ in range(times):
         await env.settle()
-        redis = await env.cluster.redis.home()
+        redis = await env.cluster.redis.node_of()
         env.checker.note("fault", "kill -9 Redis")
         fault = time.monotonic()
         redis.kill()
@@ -40,7 +40,7 @@ async def stop_redis(env: Environment, results: Results, times: int, stop_s: flo
     """Stop Redis for longer than the lease."""
     for _ in range(times):
         await env.settle()
-        redis = await env.cluster.redis.home()
+        redis = await env.cluster.redis.node_of()
         address = env.cluster.address(await env.cluster.leader())
         fault = env.cluster.send(redis, signal.SIGSTOP)
         await wait_until_closed(

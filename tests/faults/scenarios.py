@@ -52,7 +52,7 @@ def history_of(env: Environment) -> str:
     """Return the end of the history, and of the log of each server."""
     lines = ["the end of the history:", *env.checker.history, *env.checker.violations[:20]]
     for server in env.cluster.servers:
-        lines += [f"the end of the log of {server.port}:", *map(str, server.said()[-LOG_LINES:])]
+        lines += [f"the end of the log of {server.port}:", *map(str, server.log_so_far()[-LOG_LINES:])]
     return "\n".join(lines)
 
 

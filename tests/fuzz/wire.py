@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.grammar import SECRETS, Grammar, make_line
 from fuzz.sent_commands import LineSplitter
-from servers import WAIT_S, Genie, resident, running_redis, running_server
+from servers import WAIT_S, Genie, resident_bytes, running_redis, running_server
 
 PING = make_line("ping") + b"\n"
 LINES_PER_PING = 40
@@ -120,12 +120,12 @@ def send_lines(genie: Genie, seed: int, lines: int, coverage: Counter[str]) -> N
             connections.remove(connection)
         del ids[:-100]
         if not initial_bytes and lines_done > lines // 4:
-            initial_bytes = resident(genie)
+            initial_bytes = resident_bytes(genie)
     for connection in connections:
         connection.sock.close()
     assert genie.process is not None
     assert genie.process.poll() is None, "the server process has ended"
-    grown = resident(genie) - initial_bytes
+    grown = resident_bytes(genie) - initial_bytes
     assert grown < MAX_GROWTH_BYTES, f"the server grew by {grown} bytes"
     coverage["lines"] += lines_done
 

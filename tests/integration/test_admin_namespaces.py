@@ -186,7 +186,7 @@ async def test_metrics_are_counted_in_their_namespace(genie: Genie) -> None:
 
 async def test_a_server_may_lead_one_namespace_and_follow_another(redis: Redis) -> None:
     for namespace in ("orders", "billing"):
-        redis.found(namespace)
+        redis.create_namespace(namespace)
     with (
         running_server(redis, namespaces="orders", lease=600) as other,
         running_server(redis, admin_port=free_port(), namespaces="orders,billing", lease=600) as genie,
@@ -208,18 +208,18 @@ async def test_a_server_may_lead_one_namespace_and_follow_another(redis: Redis) 
 
 async def test_it_is_not_ready_until_all_leaders_are_known(redis: Redis) -> None:
     """The second namespace has never had a leader: the server waits for a lease before it takes it over."""
-    redis.found("orders")
+    redis.create_namespace("orders")
     with running_server(redis, admin_port=free_port(), namespaces="orders,billing", lease=600) as genie:
         rejected = await fetch(port_of(genie), "/readyz")
         assert (rejected.status, rejected.body) == (503, b"billing: starting\n")
         assert (await fetch(port_of(genie), "/leaderz")).status == 200
         assert (await fetch(port_of(genie), "/leaderz?namespace=billing")).status == 503
-        assert [line.get("namespace") for line in genie.said() if "leadership acquired" in line["event"]] == []
+        assert [line.get("namespace") for line in genie.log_so_far() if "leadership acquired" in line["event"]] == []
 
 
 async def test_store_failures_are_logged_with_the_namespace(redis: Redis) -> None:
     for namespace in ("orders", "billing"):
-        redis.found(namespace)
+        redis.create_namespace(namespace)
     settings = {"namespaces": "orders,billing", "lease": 600, "store_timeout_ms": 600_000}
     with running_server(redis, admin_port=free_port(), **settings) as genie:
         await until_ready(genie)

@@ -46,7 +46,7 @@ async def test_a_repeated_choice_is_the_same_request(genie: Genie) -> None:
 
 
 async def test_what_was_taken_outlives_the_server(redis: Redis) -> None:
-    redis.found()
+    redis.create_namespace()
     genie = Genie(redis)
     genie.start()
     try:

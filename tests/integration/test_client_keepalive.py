@@ -35,7 +35,7 @@ def stop_the_leader(pair: tuple[Genie, Genie], client: Client | sync.Client) -> 
     address = link.address if isinstance(client, Client) else link.aio.address
     leader, follower = pair if address[:2] == pair[0].address else pair[::-1]
     for genie in pair:
-        genie.said()  # what they have done before does not count
+        genie.log_so_far()  # what they have done before does not count
     leader.send(signal.SIGSTOP)
     return leader, follower
 

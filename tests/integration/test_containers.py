@@ -420,7 +420,7 @@ def test_the_server_is_healthy_and_stops(container: Container) -> None:
 def test_the_server_uses_the_redis_of_the_compose_file(container: Container, tmp_path: Path) -> None:
     """The Lua scripts are loaded from the wheel, and a stopped Redis makes the server unhealthy."""
     with running_redis() as redis:
-        redis.found()
+        redis.create_namespace()
         variables = compose()["services"]["genie"]["environment"]
         assert variables.pop("GENIE_TOKEN_FILE")
         assert set(variables.values()) == {"redis"}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from servers import Genie, resident, running_server
+from servers import Genie, resident_bytes, running_server
 from wire import Wire
 
 
@@ -153,14 +153,14 @@ async def test_unusual_but_valid_lines_are_accepted(wire: Wire, line: bytes) -> 
 
 async def test_a_line_that_is_too_long_is_not_buffered(genie: Genie, wire: Wire) -> None:
     flood = await Wire.connect(genie.address)
-    before = resident(genie)
+    before = resident_bytes(genie)
     try:
         for _ in range(64):
             flood.raw(b"x" * (1 << 20))
             await flood.writer.drain()
     except OSError:
         pass  # the server has closed the connection
-    assert resident(genie) - before < 16 << 20
+    assert resident_bytes(genie) - before < 16 << 20
     wire.send("ping")
     await wire.expect("pong")
     await flood.close()
@@ -214,7 +214,7 @@ async def test_a_slow_consumer_is_disconnected() -> None:
                 sent += len(line) * 100
         reader.send("ping")
         await reader.expect("pong")
-        assert resident(genie) < 200 << 20
+        assert resident_bytes(genie) < 200 << 20
         slow_consumer.close()
         await reader.close()
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from certificates import Certificates
-from servers import WAIT_S, resident, running_server
+from servers import WAIT_S, resident_bytes, running_server
 from wire import Wire
 
 pytestmark = pytest.mark.server
@@ -76,7 +76,7 @@ async def test_bye_arrives_before_the_end() -> None:
 
 async def test_incomplete_lines_do_not_fill_the_memory() -> None:
     with running_server(max_partial=8 * MEGABYTE) as genie:
-        before = resident(genie)
+        before = resident_bytes(genie)
         held = await Wire.connect(genie.address)
         held.raw(b'{"command":"pi')
         wires = [await Wire.connect(genie.address) for _ in range(64)]
@@ -89,7 +89,7 @@ async def test_incomplete_lines_do_not_fill_the_memory() -> None:
                 done, answers = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
                 closed |= done
         assert {answer.result()[1]["code"] for answer in closed} == {"too-many"}
-        assert resident(genie) - before < 40 * MEGABYTE
+        assert resident_bytes(genie) - before < 40 * MEGABYTE
         held.raw(b'ng"}\n')
         assert await held.receive() == ("pong", {}), "a short line is not among the longest"
         for answer in answers:

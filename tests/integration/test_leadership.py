@@ -29,7 +29,7 @@ LONG_LEASE_MS = 60_000
 
 @pytest.fixture
 async def make_store(redis: Redis) -> AsyncIterator[Callable[[], RedisStore]]:
-    redis.found()
+    redis.create_namespace()
     async with AsyncExitStack() as stack:
 
         def build() -> RedisStore:

@@ -14,7 +14,7 @@ import pytest
 
 from genie import RequestRejected, connect
 from redises.cluster import running_cluster
-from servers import WAIT_S, Genie, Ground, Redis
+from servers import WAIT_S, Genie, Redis, RedisDeployment
 from wire import Wire
 
 NAMES = ("a", "b", "c")
@@ -27,7 +27,7 @@ SHORT_S = 2
 class Cluster:
     """`genie serve` processes with the same namespaces."""
 
-    def __init__(self, redis: Ground, stack: ExitStack, **settings: object) -> None:
+    def __init__(self, redis: RedisDeployment, stack: ExitStack, **settings: object) -> None:
         """Nodes have a long lease by default. A node that is to crash or to lose its lease gets a shorter one."""
         self.redis = redis
         self.all: list[Genie] = []
@@ -45,7 +45,7 @@ class Cluster:
     def first(self) -> Genie:
         """Start the first node, and wait until it leads all namespaces."""
         for name in NAMES:
-            self.redis.found(name)
+            self.redis.create_namespace(name)
         genie = self.start()
         wait_until_leading(genie, set(NAMES))
         return genie
@@ -56,7 +56,7 @@ class Cluster:
 
 
 @contextmanager
-def running_nodes(redis: Ground, **settings: object) -> Iterator[Cluster]:
+def running_nodes(redis: RedisDeployment, **settings: object) -> Iterator[Cluster]:
     with ExitStack() as stack:
         yield Cluster(redis, stack, **settings)
 
@@ -127,7 +127,7 @@ async def leader_of(namespace: str, among: list[Genie]) -> Genie:
     async with asyncio.timeout(WAIT_S):
         while True:
             for genie in among:
-                genie.said()
+                genie.log_so_far()
                 if namespace in led_namespaces(genie):
                     return genie
             await asyncio.sleep(0.01)
@@ -326,7 +326,7 @@ async def test_other_namespaces_are_served_while_one_cannot_commit() -> None:
             a.send("request", resources=["exclusive:y"])
             while led_namespaces(genie) != set(NAMES) - {name for name in NAMES if primaries[name] is slow}:
                 assert await other.release(await other.lock("exclusive:y")) == "success"
-                genie.said()
+                genie.log_so_far()
             while (message := await a.receive()) != ("closed", {}):  # its lease expired
                 assert message[1]["code"] == "unavailable", "the commit in flight was a heartbeat"
             slow.resume()
@@ -349,5 +349,5 @@ async def test_a_node_that_cannot_read_a_namespace_stops_and_does_not_affect_the
             second.kill()
         for client in clients.values():
             assert await client.release(await client.lock("exclusive:x")) == "success"
-        first.said()
+        first.log_so_far()
         assert led_namespaces(first) == set(NAMES)

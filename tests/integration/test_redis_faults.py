@@ -16,7 +16,7 @@ from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch
 from proxy import Cut, chunks, proxy
 from relay import Command, relay
-from servers import WAIT_S, Genie, Redis, resident, running_server
+from servers import WAIT_S, Genie, Redis, resident_bytes, running_server
 from stores import commit, opened
 from wire import Wire
 
@@ -139,7 +139,7 @@ async def server_with_fault(
             faults.pop()()
 
     async with relay(redis.port, inject) as between:
-        redis.found()
+        redis.create_namespace()
         genie = Genie(None, lease=60, **settings)
         genie.redis_url = between.url
         try:
@@ -176,7 +176,7 @@ async def test_while_redis_is_stopped_commands_are_unavailable_and_no_reply_is_r
 async def test_a_commit_whose_reply_is_lost_is_applied_once(redis: Redis) -> None:
     lost = Cut(to_server=True, kind="EVALSHA", position="after")
     async with proxy(redis.port, chunks) as between:
-        redis.found()
+        redis.create_namespace()
         genie = Genie(None, lease=60)
         genie.redis_url = between.url
         await asyncio.to_thread(genie.start)
@@ -425,11 +425,11 @@ async def test_input_is_bounded_while_redis_is_stopped(redis: Redis) -> None:
                 b'{"command":"request","payload":{"resources":["exclusive:%0500d"],"transactionTimeout":1e9}}\n'
                 % number
             )
-        memory = resident(genie)
+        memory = resident_bytes(genie)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):  # the server must not read it: only the timeout shows that
                 await client.writer.drain()
-        assert resident(genie) - memory < 8 << 20
+        assert resident_bytes(genie) - memory < 8 << 20
         redis.send(signal.SIGCONT)
         for _ in range(requests + 1):
             await client.expect("queued")

@@ -73,13 +73,13 @@ class Cluster:
         await until(f"the members agree on who has {{{namespace}}}", agreed)
         return owners[0]
 
-    def found(self, namespace: str = "genie") -> None:
+    def create_namespace(self, namespace: str = "genie") -> None:
         """Create a namespace, at the master of its slot."""
         rows = self.live_members[0].call("CLUSTER", "SLOTS")
         port = next(row[2][1] for row in rows if row[0] <= slot_of(namespace) <= row[1])
-        next(node for node in self.live_members if node.port == port).found(namespace)
+        next(node for node in self.live_members if node.port == port).create_namespace(namespace)
 
-    async def home(self, namespace: str = "genie") -> Node:
+    async def node_of(self, namespace: str = "genie") -> Node:
         """Return the node of a namespace: the master of its slot."""
         return await self.owner(namespace)
 

@@ -19,7 +19,7 @@ def start_all(nodes: Sequence[Node]) -> None:
     for node in nodes:
         node.spawn()
     for node in nodes:
-        node.until_it_answers()
+        node.wait_until_ready()
 
 
 def kill_all(nodes: Sequence[Node]) -> None:

@@ -64,11 +64,13 @@ class Sentinels:
         await until("the sentinels agree on a master", agree)
         return masters[0]
 
-    def found(self, namespace: str = "genie") -> None:
+    def create_namespace(self, namespace: str = "genie") -> None:
         """Create a namespace, at the master."""
-        next(node for node in self.redises if node.is_live and node.call("ROLE")[0] == b"master").found(namespace)
+        next(node for node in self.redises if node.is_live and node.call("ROLE")[0] == b"master").create_namespace(
+            namespace
+        )
 
-    async def home(self, _: str = "genie") -> Node:
+    async def node_of(self, _: str = "genie") -> Node:
         """Return the node of a namespace: the master."""
         return await self.master()
 
