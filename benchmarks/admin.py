@@ -1,10 +1,10 @@
-"""How long the admin port keeps the locks waiting while it is polled: with 100,000 locks held and as many requests that wait.
+"""How long polling of the admin port delays the locks, with 100,000 locks held and 100,000 requests waiting.
 
     python benchmarks/admin.py [PART ...] [--json]
 
-The table says what was measured, the goal, and whether it is met; see `scale.py`. What is measured is the processor time
-of the longest turn of the event loop in a second, the median of three: what comes once, and not each time that somebody
-asks, is in the notes, and so is the time by the clock, which wants a quiet machine.
+The table shows each measurement, its goal, and whether it is met; see `scale.py`. Measured is the CPU time of the longest
+iteration of the event loop in a second, as the median of three. The notes show what occurs once and not at each request,
+and the wall-clock time, which needs a quiet machine.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     python benchmarks/fairness.py [--rounds N] [--seconds S] [--only WORDS] [--redis] [--base GENIE]
 
-A flood sends one kind of command as fast as the server reads it, and reads all answers; one connection floods, then
-fifty. Another process pings every 4 ms on a connection of its own. The server has one processor, the clients another.
+A flood sends one kind of command as fast as the server reads it, and reads all replies; from one connection, then from
+fifty. Another process pings every 4 ms on a separate connection. The server runs on one processor, the clients on another.
 
-The goal is a 99th percentile below 50 ms. With `--base`, the `genie` of another build, that one is measured in the same
-rounds, first in every other one, and the last column is the median of the ratios of the flood's rates: the goal is 0.9. The
-first row has no flood: it is what the machine itself takes.
+The goal is a 99th percentile below 50 ms. With `--base`, the `genie` program of another build, that build is measured in the
+same rounds, and first in every other round. The last column is then the median of the ratios of the flood's rates, whose
+goal is 0.9. The first row is measured without a flood: it is the noise of the machine.
 
-The exit status is 1 where a goal is missed. A machine that does other work misses it sooner: then compare with the base.
+The exit status is 1 if a goal is missed. A busy machine misses goals sooner: compare with the base there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CONNECTIONS = (1, 50)
 
 
 class Sample(NamedTuple):
-    """Of one flood: percentiles of the pings in ms, and answers a second."""
+    """The result of one flood: percentiles of the pings in ms, and replies a second."""
 
     median_ms: float
     p99_ms: float
@@ -55,7 +55,7 @@ class Sample(NamedTuple):
 
 @contextmanager
 def _server(genie: list[str], redis_port: int | None) -> Iterator[int]:
-    """A server; gives its port."""
+    """Start a server for the block, and yield its port."""
     port = free_port()
     own = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
     own |= {"GENIE_PORT": str(port), "GENIE_ADMIN_PORT": "", "GENIE_LOG_LEVEL": "warning"}
@@ -69,7 +69,7 @@ def _server(genie: list[str], redis_port: int | None) -> Iterator[int]:
 
 
 def _hold(port: int, resources: tuple[str, ...]) -> socket.socket:
-    """Lock each of these; they are held for as long as the socket is open."""
+    """Lock each of these resources; the locks are held as long as the returned socket is open."""
     sock = socket.create_connection(("127.0.0.1", port))
     for resource in resources:
         sock.sendall(line("request", resources=[resource], transactionTimeout=LONG_MS, onDisconnect="release"))
@@ -118,7 +118,7 @@ def _rate(flooder: subprocess.Popen[bytes]) -> float:
 
 
 class Build:
-    """How the server of one build is started, and what was measured of it."""
+    """The command of one build's server, and the samples measured with it."""
 
     def __init__(self, command: list[str], redis_port: int | None) -> None:
         self._command = command
@@ -126,12 +126,14 @@ class Build:
         self.samples: dict[tuple[str, int], list[Sample]] = {}
 
     def measure(self, flood: Flood | None, connections: int, seconds: float) -> None:
-        """Add a sample. The server is a new one: what an earlier flood sent may keep a server busy for long."""
+        """Measure one sample, with a new server: commands of an earlier flood may keep a server
+        busy for long.
+        """
         with _server(self._command, self._redis_port) as port:
             self.samples.setdefault(_key(flood, connections), []).append(_measure(port, flood, connections, seconds))
 
     def middle(self, key: tuple[str, int]) -> Sample:
-        """The medians of its samples."""
+        """Return the medians of the samples."""
         return Sample(*(statistics.median(values) for values in zip(*self.samples[key], strict=True)))
 
 
@@ -140,7 +142,7 @@ def _key(flood: Flood | None, connections: int) -> tuple[str, int]:
 
 
 def _row(key: tuple[str, int], builds: list[Build]) -> tuple[str, bool]:
-    """A line of the table, and whether the goals are met."""
+    """Return a line of the table, and whether the goals are met."""
     own = builds[0].middle(key)
     met = own.p99_ms < P99_MS
     text = f"| {key[0]} | {key[1]} | {own.median_ms:.1f} | {own.p99_ms:.1f} | {own.longest_ms:.1f} | {own.rate:,.0f} |"
@@ -154,7 +156,7 @@ def _row(key: tuple[str, int], builds: list[Build]) -> tuple[str, bool]:
 
 
 def main() -> int:
-    """Measure, and print the table."""
+    """Measure all floods, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0)

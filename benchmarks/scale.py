@@ -2,10 +2,9 @@
 
     python benchmarks/scale.py [PART ...] [--json]
 
-The table says what was measured, the goal, and whether it is met. The exit status is 1 where one is not, or where a
-part can't be measured here. Ratios are medians of rounds that take turns, so that a noisy machine is noisy to both:
-they bear noise. The rows of timeouts, restart and memory are bounds, not ratios: times and bytes as they are. They want
-a quiet machine.
+The table shows each measurement, its goal, and whether it is met. The exit status is 1 if a goal is missed, or if a part
+can't be measured on this machine. Ratios are medians over rounds that alternate between both sides, so that noise of the
+machine affects both. The rows of timeouts, restart and memory are absolute times and sizes, which need a quiet machine.
 """
 
 from __future__ import annotations

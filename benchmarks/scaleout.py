@@ -1,11 +1,11 @@
-"""What namespaces on several nodes can do together, and what it costs to wait for replicas and disks of Redis.
+"""The throughput of namespaces on several nodes, and the cost of waiting for replicas and disks of Redis.
 
     python benchmarks/scaleout.py [spread] [groups] [durable] [--rounds N] [--seconds S]
 
-All servers are real ones and run all the time; the loads take turns. Figures are medians of the rounds, and the ratios
-medians of the ratios of each round, so that they bear a noisy machine. All servers share one processor and the load has
-another, where there are two. So the rates of many servers are not what they could do: look at the CPU of a cycle. From it
-follows the last column, what they could do if each process had a processor of its own.
+All servers are real and run all the time; the loads alternate. Figures are medians of the rounds, and ratios are medians of
+the ratios of each round, which makes them robust against noise. All servers share one processor, and the load has another
+if there are two. So the rates of many servers are lower than they could be: compare the CPU of a cycle. The last column is
+derived from it: the rate if each process had its own processor.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ ALONE = (1, 1)
 
 
 def spread_setups(stack: ExitStack, folder: Path) -> list[Setup]:
-    """Namespaces, nodes that serve all of them or some, and Redis or several. The others are held against the first."""
+    """Measure namespaces on nodes that serve all or some of them, with one or several Redis
+    servers, in relation to the first setup.
+    """
     several = names(THREE)
 
     def made(name: str, namespaces: Sequence[str], nodes: int, masters: int) -> Setup:
@@ -61,7 +63,9 @@ def spread_setups(stack: ExitStack, folder: Path) -> list[Setup]:
 
 
 def group_setups(stack: ExitStack, folder: Path) -> list[Setup]:
-    """Groups that have nothing in common, not even the processor: two nodes (one stands by), their Redis and their load."""
+    """Measure independent groups, which do not even share a processor: each has two nodes (one is a
+    follower), a Redis and a load.
+    """
     processors = sorted(os.sched_getaffinity(0))[:TWO]
     if len(processors) < TWO:
         raise SystemExit("groups: two processors are needed")
@@ -83,7 +87,7 @@ def group_setups(stack: ExitStack, folder: Path) -> list[Setup]:
 
 
 def durable_setups(stack: ExitStack, folder: Path) -> list[Setup]:
-    """One namespace each, on a master with two replicas."""
+    """Measure one namespace for each durability setting, on a primary with two replicas."""
     found = []
     for policy in ("everysec", "always"):
         redises = replicated(stack, folder, 2, "--appendfsync", policy)
@@ -107,7 +111,9 @@ def durable_setups(stack: ExitStack, folder: Path) -> list[Setup]:
 def rounds(
     setups: Sequence[Setup], loads: Sequence[tuple[int, int]], number: int, seconds: float
 ) -> list[list[list[Sample]]]:
-    """By setup and load the samples of all rounds, which go through the setups in turns, every other one backward."""
+    """Return the samples of all rounds by setup and load. The setups alternate, in reverse order in
+    every other round.
+    """
     found: list[list[list[Sample]]] = [[[] for _ in loads] for _ in setups]
     for turn in range(number):
         order = list(range(len(setups)))
@@ -120,22 +126,24 @@ def rounds(
 
 
 def middle(samples: Sequence[Sample], field: str) -> float:
-    """The median of one figure."""
+    """Return the median of one figure of the samples."""
     return statistics.median(getattr(sample, field) for sample in samples)
 
 
 def against(samples: Sequence[Sample], first: Sequence[Sample]) -> float:
-    """The median of the ratios of the rates, round by round."""
+    """Return the median of the ratios of the rates in each round."""
     return statistics.median(one.cycles_per_s / other.cycles_per_s for one, other in zip(samples, first, strict=True))
 
 
 def possible(samples: Sequence[Sample]) -> float:
-    """Cycles a second if each process had a processor of its own: those that the busiest of them bears."""
+    """Return the cycles a second if each process had its own processor, as limited by the busiest
+    process.
+    """
     return 1e6 / middle(samples, "busiest_us")
 
 
 def show_spread(setups: Sequence[Setup], found: Sequence[Sequence[Sequence[Sample]]]) -> None:
-    """The table of who leads what where."""
+    """Print the table of nodes and the namespaces that they lead."""
     print("| | cycles/s here | ratio | CPU of a cycle, servers | Redis | possible, cycles/s | ratio |")
     print("| --- | --: | --: | --: | --: | --: | --: |")
     first = possible(found[0][0])
@@ -149,7 +157,7 @@ def show_spread(setups: Sequence[Setup], found: Sequence[Sequence[Sequence[Sampl
 
 
 def show_groups(setups: Sequence[Setup], found: Sequence[Sequence[Sequence[Sample]]]) -> None:
-    """The table of groups."""
+    """Print the table of groups."""
     print("| | cycles/s | ratio | CPU of a cycle, servers | Redis |")
     print("| --- | --: | --: | --: | --: |")
     for setup, (samples,) in zip(setups, found, strict=True):
@@ -160,7 +168,7 @@ def show_groups(setups: Sequence[Setup], found: Sequence[Sequence[Sequence[Sampl
 
 
 def show_durable(setups: Sequence[Setup], found: Sequence[Sequence[Sequence[Sample]]]) -> None:
-    """The table of what is waited for."""
+    """Print the table of durability settings."""
     print(
         "| | one connection: p50 | p99 | 64 connections, 16 in flight: cycles/s | ratio | CPU of a cycle, server | Redis |"
     )
@@ -174,7 +182,7 @@ def show_durable(setups: Sequence[Setup], found: Sequence[Sequence[Sequence[Samp
 
 
 def main() -> None:
-    """Measure, and print the tables."""
+    """Measure the chosen parts, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", metavar="PART", nargs="*", help="spread, groups or durable; all without any")
     parser.add_argument("--rounds", type=int, default=5)

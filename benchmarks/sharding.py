@@ -1,9 +1,9 @@
-"""What it would cost to spread one namespace over several leaders: a model, with the real lock manager in each.
+"""The cost of distributing one namespace over several leaders: a simulation with real lock managers.
 
     python -m benchmarks.sharding [PART ...] [--seed N]
 
-Prints the tables of docs/concepts/sharding.md. Nothing is measured: time is virtual, chance has a seed, and every run prints the
-same.
+Prints the tables of docs/concepts/sharding.md. Nothing is measured: time is virtual and random numbers have a seed, so that
+every run prints the same.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ PARTS: Sequence[Part] = (reach, capacity, hot, large, deadlocks, examples)
 
 
 def ms(time_ms: float) -> str:
-    """A time, to three digits."""
+    """Format a time with three significant digits."""
     return f"{time_ms:.2f} ms" if time_ms < 10 else f"{time_ms:.1f} ms" if time_ms < 100 else f"{time_ms:,.0f} ms"  # noqa: PLR2004
 
 
@@ -131,7 +131,7 @@ def _run(way: str, load: Load, seed: int) -> Outcome:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the parts that were asked for as tables of Markdown."""
+    """Print the chosen parts as Markdown tables."""
     parts = {part.__name__: part for part in PARTS}
     parser = argparse.ArgumentParser("python -m benchmarks.sharding", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", metavar="PART", nargs="*", help=f"one of {', '.join(parts)}; all without any")

@@ -1,9 +1,9 @@
-"""How fast the timeout handler goes through a ledger of 1,000,000 transfers with 3.5 million state changes.
+"""How fast the timeout handler reads a ledger of 1,000,000 transfers with 3.5 million state changes.
 
     python benchmarks/timeouts.py [PART ...] [--json]
 
-It starts MariaDB and PostgreSQL by itself, with the disk waited for and with memory for such a ledger. The table says what
-was measured, the goal, and whether it is met; see `scale.py`. Times are medians and want a quiet machine.
+It starts MariaDB and PostgreSQL, with durable commits and enough memory for this ledger. The table shows each measurement,
+its goal, and whether it is met; see `scale.py`. Times are medians, and need a quiet machine.
 """
 
 from __future__ import annotations

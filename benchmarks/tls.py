@@ -1,10 +1,10 @@
-"""What TLS costs: the same load on a server that speaks it and on one that doesn't, in turns.
+"""The cost of TLS: the same load alternately on a server with TLS and on one without.
 
     python benchmarks/tls.py [--rounds N] [--seconds S]
 
-Both servers keep locks in memory and run all the time; each load is `genie bench own`, in turns on one and the other.
-Figures are medians of the rounds, and the ratios medians of the ratios of each round: so they bear a noisy machine. The
-servers have one processor, and the load another, where there are two. CPU is that of the server's process.
+Both servers keep locks in memory and run all the time; the load is `genie bench own`. Figures are medians of the rounds,
+and ratios are medians of the ratios of each round, which makes them robust against noise. If there are two processors, the
+servers run on one and the load on the other. CPU is that of the server's process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOADS = (
 
 
 def _server(stack: ExitStack, folder: Path, name: str, **variables: str) -> tuple[int, int]:
-    """Its port and its process."""
+    """Start a server for the block; yield its port and its process."""
     port = free_port()
     variables |= {"GENIE_PORT": str(port), "GENIE_ADMIN_PORT": "", "GENIE_LOG_LEVEL": "warning"}
     command = [*pinned()[0], sys.executable, "-m", "genie.cli", "serve"]
@@ -48,7 +48,7 @@ def _own() -> dict[str, str]:
 
 
 def _measure(host: str, pid: int, ca: Path, connections: int, depth: int, seconds: float) -> tuple[float, float]:
-    """Cycles a second, and microseconds of the server's CPU for each."""
+    """Return cycles a second, and microseconds of the server's CPU for each cycle."""
     processor = pinned()[2]
     prefix = [] if processor is None else ["taskset", "-c", str(processor)]
     load = ["bench", "own", "--connections", str(connections), "--depth", str(depth), "--seconds", str(seconds)]
@@ -66,7 +66,7 @@ def _measure(host: str, pid: int, ca: Path, connections: int, depth: int, second
 
 
 def main() -> None:
-    """Measure, and print the table."""
+    """Measure with and without TLS, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0)

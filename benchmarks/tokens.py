@@ -2,8 +2,8 @@
 
     python benchmarks/tokens.py [PART ...] [--json]
 
-The table says what was measured, the goal, and whether it is met; see `scale.py`. Ratios are medians of rounds that take
-turns. Rates are as they are: they want a quiet machine.
+The table shows each measurement, its goal, and whether it is met; see `scale.py`. Ratios are medians over alternating
+rounds. Rates are absolute, and need a quiet machine.
 """
 
 from __future__ import annotations

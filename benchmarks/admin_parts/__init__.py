@@ -1,1 +1,1 @@
-"""What `admin.py` measures."""
+"""The parts of `admin.py`."""

@@ -1,4 +1,6 @@
-"""Fills a server by the wire: locks, waiting requests and deadlocks. Whoever waits stays connected."""
+"""Fills a server over TCP with locks, waiting requests and deadlocks. The connections of waiting
+requests stay open.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,22 @@ from itertools import islice
 BATCH = 1_000
 HOUR_MS = 3_600_000
 RING = 50
-"""Transactions of a ring of waits."""
+"""Number of transactions in a deadlock."""
 
 
 class Filler:
-    """One connection that stays open, whose answers are counted and not read."""
+    """A connection that stays open, whose replies are counted and not parsed."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     @classmethod
     async def connect(cls, address: tuple[str, int]) -> Filler:
-        """Connect."""
+        """Connect to a server."""
         return cls(*await asyncio.open_connection(*address))
 
     async def ask(self, names: Iterable[str], answers: int, transactions: Iterable[str] | None = None) -> None:
-        """A request for each name, which has so many answers."""
+        """Send a request for each name, and wait for their replies."""
         todo = iter(names)
         owners = None if transactions is None else iter(transactions)
         while batch := list(islice(todo, BATCH)):
@@ -37,7 +39,7 @@ class Filler:
                 await self._reader.readline()
 
     async def deadlocks(self, number: int) -> None:
-        """So many of them, each of a ring of transactions."""
+        """Create deadlocks, each a cycle of `RING` transactions."""
         ring = [f"{'a-rather-long-name/' * 5}{place}" for place in range(RING)]
         owners = [f"transfer-{place}" for place in range(RING)]
         await self.ask(ring, 2, owners)
@@ -46,5 +48,5 @@ class Filler:
             await self.ask(ring[:1], 2, owners[-1:])
 
     def close(self) -> None:
-        """Leave; what waits goes."""
+        """Close the connection, which cancels its waiting requests."""
         self._writer.close()

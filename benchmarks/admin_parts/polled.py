@@ -1,4 +1,4 @@
-"""A full server in this process, polled by another."""
+"""A server with many locks in this process, whose admin port another process polls."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ POLLER = str(Path(__file__).parent / "poller.py")
 
 
 def one_line() -> Iterator[Row]:
-    """100,000 locks are held, and 100,000 requests wait in one line."""
+    """100,000 locks are held, and 100,000 requests wait in one wait queue."""
     yield from _measured(lambda: (_name(0) for _ in range(MANY)))
 
 
 def many_lines() -> Iterator[Row]:
-    """100,000 locks are held, and 100,000 requests wait in 10,000 lines."""
+    """100,000 locks are held, and 100,000 requests wait in 10,000 wait queues."""
     yield from _measured(lambda: (_name(number % LINES) for number in range(MANY)))
 
 
@@ -82,7 +82,7 @@ async def _measure(waiting: Iterable[str]) -> list[Row]:
 
 
 async def _row(what: str, polled: tuple[int | str, ...] | None) -> Row:
-    """The longest turn while somebody polls."""
+    """Return the row for the longest iteration of the event loop while the admin port is polled."""
     poller = None
     if polled is not None:
         port, connections, *paths = polled

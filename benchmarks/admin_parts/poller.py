@@ -1,7 +1,8 @@
-"""Polls an admin port from a process of its own: so what it takes itself is nobody's turn.
+"""Polls an admin port from a separate process, so that the client's own time does not count.
 
-As a program: `poller.py PORT SECONDS CONNECTIONS PATH ...` polls the paths, one after the other on each connection, and
-prints how many answers there were, the greatest of them in bytes, and the longest that one took (ms).
+As a program: `poller.py PORT SECONDS CONNECTIONS PATH ...` requests the paths in turn on each
+connection, and prints the number of responses, the size of the largest in bytes, and the longest
+response time in ms.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import cycle
 PAUSE_S = 0.02
 
 
-def _poll(port: int, until: float, paths: list[str], told: list[tuple[int, float]]) -> None:
+def _poll(port: int, until: float, paths: list[str], responses: list[tuple[int, float]]) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     for path in cycle(paths):
         began = time.monotonic()
@@ -26,17 +27,17 @@ def _poll(port: int, until: float, paths: list[str], told: list[tuple[int, float
         size = len(answer.read())
         if answer.status != http.HTTPStatus.OK:
             raise SystemExit(f"{path}: {answer.status}")
-        told.append((size, (time.monotonic() - began) * 1000))
+        responses.append((size, (time.monotonic() - began) * 1000))
         time.sleep(PAUSE_S)
     connection.close()
 
 
 def _main(port: int, seconds: float, connections: int, paths: list[str]) -> None:
-    told: list[tuple[int, float]] = []
+    responses: list[tuple[int, float]] = []
     until = time.monotonic() + seconds
     threads = [
         threading.Thread(
-            target=_poll, args=(port, until, paths[place % len(paths) :] + paths[: place % len(paths)], told)
+            target=_poll, args=(port, until, paths[place % len(paths) :] + paths[: place % len(paths)], responses)
         )
         for place in range(connections)
     ]
@@ -44,7 +45,7 @@ def _main(port: int, seconds: float, connections: int, paths: list[str]) -> None
         thread.start()
     for thread in threads:
         thread.join()
-    print(len(told), max(size for size, _ in told), max(ms for _, ms in told))
+    print(len(responses), max(size for size, _ in responses), max(ms for _, ms in responses))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""How long each turn of an event loop is: seen from within, by a callback that is called in every turn."""
+"""Measures the duration of each iteration of an event loop, by a callback that runs in every
+iteration.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,25 @@ from typing import Any
 
 
 class Longest:
-    """Looks at the clock in every turn, from its start to its stop. The loop never sleeps meanwhile."""
+    """Reads the clock in every iteration of the event loop, from its creation until `stop`.
+    Meanwhile the loop never sleeps.
+    """
 
     def __init__(self) -> None:
         self.seconds_ms: list[float] = []
-        """Of each second: the processor time of the loop's thread in the longest turn.
+        """Of each second, the CPU time of the loop's thread in the longest iteration.
 
-        Where the machine is a guest this may be too long, now and then, by what its host gave to others.
+        In a virtual machine it may sometimes be too long, by time that the host gave to others.
         """
         self.wall_ms = 0.0
-        """By the clock."""
+        """The longest iteration by the wall clock."""
         self.turns = 0
         self.collector_ms = 0.0
-        """The longest pause of the garbage collector, which is not in the others: what it looks through is the locks."""
+        """The longest pause of the garbage collector, which is not included in the others: it
+        traverses the locks.
+        """
         self.collections: Counter[int] = Counter()
-        """How often it looked, by generation."""
+        """How often the garbage collector ran, by generation."""
         self._collecting_s = self._collected_s = 0.0
         gc.callbacks.append(self._collector)
         self._loop = asyncio.get_running_loop()
@@ -53,6 +59,6 @@ class Longest:
         self.collections[about["generation"]] += 1
 
     def stop(self) -> None:
-        """No more."""
+        """Stop measuring."""
         self._next.cancel()
         gc.callbacks.remove(self._collector)

@@ -1,7 +1,8 @@
-"""Floods a server from a process of its own: `flooder.py PORT CONNECTIONS`.
+"""Floods a server from a separate process: `flooder.py PORT CONNECTIONS`.
 
-Reads the commands to repeat from its standard input, up to the end of it. Each connection sends them as fast as the
-server reads, and reads all answers. On SIGTERM it prints a JSON object: how many answers came, and in how many seconds.
+Reads the commands to repeat from its standard input, up to its end. Each connection sends them as
+fast as the server reads, and reads all replies. On SIGTERM it prints a JSON object: the number of
+replies, and the duration in seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from contextlib import suppress
 
 CHUNK = 256 << 10
-"""Bytes that are sent at once, or one repetition where that is longer."""
+"""Bytes in one write, unless one repetition is longer."""
 
 
 class Client:
@@ -30,12 +31,12 @@ class Client:
         self.answers = 0
 
     def send(self) -> None:
-        """Send what the server takes."""
+        """Send as much as the socket accepts."""
         with suppress(BlockingIOError):
             self._rest = self._rest[self.sock.send(self._rest) :] or memoryview(self._commands)
 
     def receive(self) -> None:
-        """Count the answers that have come."""
+        """Count the replies that were received."""
         try:
             data = self.sock.recv(1 << 20)
         except BlockingIOError:

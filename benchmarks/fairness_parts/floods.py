@@ -1,4 +1,4 @@
-"""The floods: which commands a client repeats, and what the server must hold for them."""
+"""The floods: the commands that a client repeats, and the locks that the server must hold for them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 HELD = 10_000
-"""Locks that are held where a flood reads or competes for many."""
+"""Number of locks held for a flood that inspects many of them or competes for them."""
 LONG_MS = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Flood:
-    """`lines` are sent again and again. `held` are resources, each locked by a request of its own before."""
+    """`lines` are sent repeatedly. `held` are resources, each of which a separate request locks
+    before.
+    """
 
     name: str
     lines: bytes
     held: Sequence[str] = ()
     durable: bool = False
-    """Whether it writes to the store, so that it is worth measuring with Redis."""
+    """Whether the flood writes to the store, so that it is also measured with Redis."""
 
 
 def line(command: str, **payload: Any) -> bytes:
-    """One command, as it is sent."""
+    """Encode a command as a line."""
     return json.dumps({"command": command, "payload": payload}, separators=(",", ":")).encode() + b"\n"
 
 

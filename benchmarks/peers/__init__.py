@@ -1,1 +1,1 @@
-"""The same locking work, done by Genie and by what else one could use for it: `python -m benchmarks.peers`."""
+"""The same locking workload on Genie and on alternatives: `python -m benchmarks.peers`."""

@@ -40,7 +40,7 @@ WARMUP_S = 0.3
 
 
 class Run:
-    """The rounds: what was measured so far, and what was not, and why."""
+    """The rounds: the samples so far, and the peers that were skipped, with the reason."""
 
     def __init__(self, peers: Sequence[Peer], seconds: float, prefix: Sequence[str]) -> None:
         self.seconds = seconds
@@ -53,7 +53,7 @@ class Run:
         }
 
     def round(self, number: int) -> None:
-        """Every peer once, each time with another one as the first."""
+        """Measure every peer once, each round beginning with another one."""
         first = number % len(self.peers) if self.peers else 0
         for peer in [*self.peers[first:], *self.peers[:first]]:
             try:
@@ -63,7 +63,7 @@ class Run:
                 print(f"  {peer.name}: {error}", flush=True)
 
     def _turn(self, peer: Peer) -> None:
-        """One peer with servers that are new, under each load."""
+        """Measure one peer with new servers, under each load."""
         with tempfile.TemporaryDirectory(prefix="peers-") as root:
             Path(root).chmod(0o711)  # PostgreSQL runs as somebody else
             folder = Path(root) / "data"
@@ -78,7 +78,7 @@ class Run:
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser("python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--rounds", type=rounds, default=5, help="how often every peer is measured (default: 5)")
     parser.add_argument("--seconds", type=seconds, default=1.0, help="for how long, under each load (default: 1)")
@@ -92,14 +92,14 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def rounds(text: str) -> int:
-    """At least one."""
+    """Parse a number of rounds: at least 1."""
     if (found := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"at least 1, not {text}")
     return found
 
 
 def seconds(text: str) -> float:
-    """More than none, and not for ever."""
+    """Parse a duration in seconds: above 0 and finite."""
     found = float(text)
     if found <= 0 or not math.isfinite(found):
         raise argparse.ArgumentTypeError(f"more than 0, not {text}")
@@ -110,7 +110,7 @@ HERE = "; with --only they are only written where you say so"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it. 1 if nothing could be measured, or with errors."""
+    """Run the benchmark; return the exit status, 1 after errors or if nothing could be measured."""
     if not sys.platform.startswith("linux"):
         sys.exit("This needs Linux: it uses epoll, processor affinity and /proc.")
     wanted = options(arguments)
@@ -142,7 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(report: Report, wanted: argparse.Namespace) -> None:
-    """The table to the screen, and everything where it is wanted; without a sample, pages and plots stay as they are."""
+    """Print the tables, and write the requested files. Without a sample, existing pages and plots
+    are not changed.
+    """
     text = markdown(report)
     print(f"\n{text}")
     for line in errors(report):

@@ -1,4 +1,4 @@
-"""What is counted while a load runs."""
+"""Counters of a running load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.peers.processes import busy_s, cpu_s
 
 
 class Count:
-    """From its making on, for so many connections."""
+    """Counts cycles from its creation on, for this number of connections."""
 
     def __init__(self, running: Running, connections: int) -> None:
         self.errors = 0
@@ -24,7 +24,7 @@ class Count:
         self._busy_s, self._load_s, self._began = busy_s(), time.process_time(), time.perf_counter()
 
     def cycle(self, number: int, duration: float) -> None:
-        """A connection has done a cycle."""
+        """Count a cycle of a connection."""
         self._durations.append(duration)
         self._cycles[number] += 1
         if number != self._last:
@@ -32,7 +32,7 @@ class Count:
             self._last = number
 
     def sample(self) -> Sample:
-        """All until now."""
+        """Return the counts up to now."""
         seconds = time.perf_counter() - self._began
         load_s, all_s = time.process_time() - self._load_s, busy_s() - self._busy_s
         server_s = sum(now - self._server_s.get(pid, 0.0) for pid, now in cpu_s(self._pids).items())

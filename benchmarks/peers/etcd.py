@@ -1,4 +1,4 @@
-"""etcd's lock service: one member, by way of its HTTP gateway, with a lease for each connection."""
+"""etcd's lock service: one member, through its HTTP gateway, with a lease for each connection."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ OK = b"HTTP/1.1 200 "
 
 
 def post(path: str, body: object) -> bytes:
-    """A request to the gateway."""
+    """Encode a request to the gateway."""
     text = json.dumps(body).encode()
     return b"POST /v3/%s HTTP/1.1\r\nHost: etcd\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(text), text)
 
 
 def complete(data: bytes) -> bool:
-    """Is this a whole answer?"""
+    """Return whether the bytes are a complete response."""
     head, end, body = data.partition(b"\r\n\r\n")
     length = LENGTH.search(head + b"\r\n")
     if length is None:
@@ -37,7 +37,7 @@ def complete(data: bytes) -> bool:
 
 
 class EtcdWire(Wire):
-    """Waits in etcd's queue: the answer to the request comes when the lock is there."""
+    """Waits in etcd's queue: the response arrives when the lock is granted."""
 
     def __init__(self, sock: socket.socket, key: str, number: int) -> None:
         answer = exchange(sock, post("lease/grant", {"TTL": str(LEASE_S)}), complete)
@@ -64,7 +64,7 @@ class EtcdWire(Wire):
 
 
 class Etcd(WirePeer):
-    """A member of its own, with the settings that it has."""
+    """A new etcd member with default settings."""
 
     name = "etcd's lock service"
     slug = "etcd"

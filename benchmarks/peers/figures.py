@@ -1,4 +1,4 @@
-"""What one measurement says, and what several say together."""
+"""The results of one measurement, and the summary of several."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOAD_BOUND = 0.95
-"""From this share of its processor on the load may be what was measured."""
+"""If the load uses more than this share of its processor, it may have limited the rate."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One peer under one load in one round."""
+    """The result of one peer under one load in one round."""
 
     cycles: int
     seconds: float
@@ -21,23 +21,25 @@ class Sample:
     p99_us: float
     errors: int
     refused: int
-    """Answers that somebody else holds the lock, after which the load asks again; a library's own are not seen."""
+    """Rejected attempts, after which the load retries; those within a client library are not
+    counted.
+    """
     handed_over: int
-    """Cycles behind a cycle of another connection."""
+    """Cycles that follow a cycle of another connection."""
     least: int
-    """Cycles of the connection that had the fewest."""
+    """Cycles of the connection with the fewest."""
     most: int
     server_s: float
-    """CPU of the servers."""
+    """CPU seconds of the servers."""
     load_s: float
-    """CPU of the load."""
+    """CPU seconds of the load."""
     others_s: float
-    """CPU of everything else on the machine."""
+    """CPU seconds of everything else on the machine."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Medians of the rounds; errors are added up."""
+    """The medians of the rounds; errors are summed up."""
 
     rounds: int
     rate: float
@@ -48,32 +50,32 @@ class Summary:
     p99_us: float
     errors: int
     handed_over: float
-    """Share of all cycles."""
+    """The share of all cycles."""
     evenness: float
-    """Cycles of the connection that had the fewest, for each of the one that had the most."""
+    """The ratio of the fewest cycles of a connection to the most."""
     server_us: float
-    """CPU for each cycle."""
+    """CPU time of a cycle."""
     server_share: float
-    """Of one processor."""
+    """As a share of one processor."""
     load_share: float
     others_share: float
-    """Of one processor, by what has nothing to do with it."""
+    """As a share of one processor, by unrelated processes."""
 
     @property
     def load_bound(self) -> bool:
-        """Is the rate rather the load's than the server's?"""
+        """Whether the load, not the server, may have limited the rate."""
         return self.load_share >= LOAD_BOUND
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The least value that at least this share of all is not above. `ordered` goes upwards; 0 of none."""
+    """Return a percentile of values in ascending order; 0 if there are none."""
     if not ordered:
         return 0.0
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:
-    """The rounds of one peer under one load."""
+    """Summarize the rounds of one peer under one load."""
     rates = [sample.cycles / sample.seconds for sample in samples]
     return Summary(
         rounds=len(samples),

@@ -1,4 +1,4 @@
-"""Genie: the server of this checkout, with its locks in memory or in Redis, and with its own client."""
+"""Genie: the server of this checkout with its locks in memory or in Redis, and its client library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOCKED = re.compile(rb'"locked".*?"id":(\d+)')
 
 @contextmanager
 def genie_server(folder: Path, prefix: Sequence[str], redis: Running | None = None) -> Iterator[Running]:
-    """One on a free port; with a Redis both count as the server."""
+    """Start a server on a free port. With a Redis, the CPU time of both counts."""
     port = free_port()
     command = [*prefix, sys.executable, "-m", "genie.cli", "serve", "--host", HOST, "--port", str(port)]
     command += ["--admin-port", ""]
@@ -35,7 +35,7 @@ def genie_server(folder: Path, prefix: Sequence[str], redis: Running | None = No
 
 
 class GenieWire(Wire):
-    """Sends a request, and then a release of the id that was locked."""
+    """Sends a request, and then a release of the granted id."""
 
     def __init__(self, sock: socket.socket, key: str, number: int) -> None:
         lock = b'{"command":"request","payload":{"resources":["exclusive:%s"]}}\n' % key.encode()
@@ -53,7 +53,7 @@ class GenieWire(Wire):
 
 
 class GenieMemory(WirePeer):
-    """Without Redis."""
+    """Genie with its locks in memory."""
 
     name = "Genie, in memory"
     slug = "genie-memory"
@@ -70,7 +70,7 @@ class GenieMemory(WirePeer):
 
 
 class GenieRedis(GenieMemory):
-    """With a Redis of its own."""
+    """Genie with a separate Redis."""
 
     name = "Genie, in Redis"
     slug = "genie-redis"
@@ -87,7 +87,7 @@ class GenieRedis(GenieMemory):
 
 
 class GenieClient(LibraryPeer):
-    """Through `genie.connect`: one connection for all tasks."""
+    """Genie with its client library: one connection for all tasks."""
 
     name = "Genie, in Redis, its Python client"
     slug = "genie-client"

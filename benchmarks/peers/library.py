@@ -16,7 +16,7 @@ AFTER_ERROR_S = 0.01
 async def drive_library(
     peer: LibraryPeer, running: Running, keys: Sequence[str], seconds: float, warmup: float
 ) -> Sample:
-    """Cycles on each of the keys, first for the warm-up, then for the time that counts."""
+    """Execute cycles on each of the keys, first for the warm-up, then for the measured time."""
     async with peer.client(running, len(keys)) as cycle:
         await _drive(cycle, running, keys, warmup)
         return await _drive(cycle, running, keys, seconds)

@@ -1,4 +1,4 @@
-"""live-mutex: a broker in Node.js, with the lines that its client writes."""
+"""live-mutex: a broker in Node.js, with the messages of its client."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from benchmarks.peers.processes import accepts, free_port, serving
 
 BROKER = "new (require({module}).Broker)({{host: '127.0.0.1', port: {port}}}).ensure()"
 PORTS = 49_152
-"""It takes only smaller ports."""
+"""The largest port that it accepts."""
 FIND = "console.log(require.resolve('live-mutex'))"
 ME = b'"max":null,"pid":1,"keepLocksAfterDeath":false}\n'
 
 
 def module() -> Path | None:
-    """Where Node.js finds it: below NODE_PATH, or installed with `npm install --global`."""
+    """Return the path of the Node.js module: below NODE_PATH, or installed with `npm install
+    --global`.
+    """
     if shutil.which("node") is None or shutil.which("npm") is None:
         return None
     root = subprocess.run(["npm", "root", "--global"], capture_output=True, text=True, check=False).stdout.strip()  # noqa: S607
@@ -32,7 +34,9 @@ def module() -> Path | None:
 
 
 class LiveMutexWire(Wire):
-    """Confirms the lock and gives it back in one write, as its client does when nothing is done under the lock."""
+    """Confirms the lock and releases it in one write, as its client does if it does no work under
+    the lock.
+    """
 
     def __init__(self, sock: socket.socket, key: str, number: int, version: str) -> None:
         super().__init__(sock, number)
@@ -73,7 +77,7 @@ class LiveMutexWire(Wire):
 
 
 class LiveMutex(WirePeer):
-    """A broker with the settings that it has."""
+    """A broker with default settings."""
 
     name = "live-mutex"
     slug = "live-mutex"

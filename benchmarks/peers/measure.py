@@ -1,8 +1,8 @@
-"""The loads, and one peer under one of them.
+"""The loads, and the measurement of one peer under one of them.
 
-A cycle begins when the lock is asked for and ends when the unlock is answered, with everything between: waiting in a
-queue, or asking again. A lock is held for no longer than it takes to send the unlock. Each connection begins its next
-cycle when one has ended.
+A cycle begins with the request of the lock and ends with the reply to the unlock; it includes
+waiting in a queue and retries. A lock is held only until the unlock is sent. Each connection begins
+its next cycle when one has ended.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from benchmarks.peers.wires import Drive
 
 @dataclass(frozen=True)
 class Shape:
-    """One kind of load."""
+    """A kind of load."""
 
     slug: str
     title: str
     connections: int
-    """Or tasks, where a client library is measured."""
+    """Number of connections, or of tasks of a client library."""
     hot: bool
-    """All want the same key."""
+    """Whether all connections lock the same key."""
 
     @property
     def keys(self) -> Sequence[str]:
-        """What each connection locks."""
+        """Return the key of each connection."""
         return ["hot" if self.hot else f"accounts/{number}" for number in range(self.connections)]
 
 
@@ -43,7 +43,7 @@ SHAPES = (
 
 
 def measure(peer: Peer, running: Running, shape: Shape, seconds: float, warmup: float) -> Sample:
-    """One peer under one load. PeerFailed where it does not answer."""
+    """Measure one peer under one load. PeerFailed if it does not reply."""
     try:
         if isinstance(peer, LibraryPeer):
             return run(drive_library(peer, running, shape.keys, seconds, warmup))

@@ -1,7 +1,9 @@
-"""What a peer is: servers that can be started, and a way to take one lock and give it back again and again.
+"""The interface of a peer: servers that can be started, and a way to lock and unlock a key
+repeatedly.
 
-A peer is measured in one of two ways. A `WirePeer` speaks its protocol with bytes made by hand, so that as little as
-possible is spent on the side of the load. A `LibraryPeer` is a client library, measured together with its server.
+A peer is measured in one of two ways. A `WirePeer` is measured by its protocol, with messages
+encoded in advance, so that the load takes little CPU time. A `LibraryPeer` is a client library,
+measured together with its server.
 """
 
 from __future__ import annotations
@@ -17,41 +19,41 @@ from pathlib import Path
 HOST = "127.0.0.1"
 CONNECT_S = 10.0
 HOLD_MS = 10_000
-"""For how long a lock is taken where the peer wants to know: longer than any cycle."""
+"""The lease of a lock, for peers that need one: longer than any cycle."""
 
 
 class PeerFailed(Exception):
-    """The peer could not be started, or did not go on."""
+    """The peer could not be started, or has stopped replying."""
 
 
 class Step(enum.Enum):
-    """What an answer means for a cycle."""
+    """The meaning of a reply for a cycle."""
 
     WAIT = enum.auto()
-    """Nothing yet: the rest of the answer, or the lock, comes by itself."""
+    """Incomplete: the rest of the reply, or the lock, will follow without a request."""
     LOCKED = enum.auto()
     UNLOCKED = enum.auto()
     REFUSED = enum.auto()
-    """Somebody else holds it, and the client has to ask again."""
+    """Rejected: another connection holds the lock, so the client must retry."""
     ERROR = enum.auto()
 
 
 class Wire(ABC):
-    """A connection that locks one key, with at most one command under way."""
+    """A connection that locks one key, with at most one command in flight."""
 
     def __init__(self, sock: socket.socket, number: int, *, lock: bytes = b"", unlock: bytes = b"") -> None:
         self.sock = sock
         self.number = number
         self.lock = lock
-        """What is sent to ask for the key."""
+        """The bytes that request the lock."""
         self.unlock = unlock
-        """What is sent to give it back, once it is locked."""
+        """The bytes that release the lock, once it is granted."""
         self.began = 0.0
-        """When its cycle began."""
+        """When the current cycle began."""
         self._rest = b""
 
     def read(self, data: bytes) -> Step:
-        """What the bytes that came mean."""
+        """Interpret received bytes."""
         data = self._rest + data
         if not self.complete(data):
             self._rest = data
@@ -60,48 +62,50 @@ class Wire(ABC):
         return self.answer(data)
 
     def complete(self, data: bytes) -> bool:
-        """Does an answer end here?"""
+        """Return whether a reply is complete."""
         return data.endswith(b"\n")
 
     @abstractmethod
     def answer(self, data: bytes) -> Step:
-        """What a whole answer means. Sets `lock` or `unlock` where the next one depends on it."""
+        """Interpret a complete reply. Sets `lock` or `unlock` if the next command depends on it."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """Servers that run."""
+    """Running servers."""
 
     port: int
     pids: tuple[int, ...]
-    """Of all processes whose CPU counts; those that they started count, too."""
+    """The ids of all processes whose CPU time counts, including that of their children."""
     versions: tuple[str, ...]
-    """Of each program that takes part."""
+    """The version of each program."""
 
 
 class Peer(ABC):
-    """Something that locks."""
+    """A lock service to measure."""
 
     name: str
-    """As the tables show it."""
+    """Its name in the tables."""
     slug: str
-    """As `--only` takes it."""
+    """Its name for `--only`."""
 
     def missing(self) -> str | None:
-        """Why it can't be measured here, or None if it can."""
+        """Return why it can't be measured here; None if it can."""
         return None
 
     @abstractmethod
     def running(self, folder: Path, prefix: Sequence[str]) -> AbstractContextManager[Running]:
-        """Start its servers with their data in an empty folder, and end them. `prefix` goes before each command."""
+        """Start its servers for the block, with their data in an empty folder. `prefix` is put
+        before each command.
+        """
 
 
 class WirePeer(Peer):
-    """Measured by its protocol."""
+    """A peer that is measured by its protocol."""
 
     @abstractmethod
     def connect(self, running: Running, key: str, number: int) -> Wire:
-        """A connection that is ready for its first cycle."""
+        """Return a connection that is ready for its first cycle."""
 
 
 Cycle = Callable[[str], Awaitable[None]]
@@ -109,22 +113,22 @@ Cycle = Callable[[str], Awaitable[None]]
 
 
 class LibraryPeer(Peer):
-    """Measured through its client for asyncio."""
+    """A peer that is measured through its asyncio client."""
 
     @abstractmethod
     def client(self, running: Running, connections: int) -> AbstractAsyncContextManager[Cycle]:
-        """What does a cycle, for so many tasks at once."""
+        """Provide a function that executes a cycle, for this number of concurrent tasks."""
 
 
 def open_socket(port: int) -> socket.socket:
-    """A connection to a server on this machine."""
+    """Connect to a server on this machine."""
     sock = socket.create_connection((HOST, port), CONNECT_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
 def exchange(sock: socket.socket, question: bytes, complete: Callable[[bytes], bool]) -> bytes:
-    """Send something and read until the answer is complete: for what comes before the first cycle."""
+    """Send a message and read the complete reply; used before the first cycle."""
     sock.sendall(question)
     answer = b""
     while not complete(answer):

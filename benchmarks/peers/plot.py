@@ -1,4 +1,4 @@
-"""A report as a picture: cycles a second under each load, and the CPU that a cycle costs."""
+"""Plot of a report: cycles a second under each load, and the CPU time of a cycle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INK = "#333333"
 
 
 def plot(report: Report, file: Path) -> None:
-    """Draw it. ImportError where matplotlib is not installed."""
+    """Draw a report. ImportError if matplotlib is not installed."""
     from matplotlib.axes import Axes  # noqa: PLC0415 - an optional dependency
     from matplotlib.figure import Figure  # noqa: PLC0415
 

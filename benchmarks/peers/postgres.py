@@ -1,4 +1,6 @@
-"""PostgreSQL's advisory locks: a session for each connection, prepared statements, spoken by hand."""
+"""PostgreSQL's advisory locks: a session for each connection, prepared statements, messages encoded
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from pathlib import Path
 
 from benchmarks.peers.peer import HOST, PeerFailed, Running, Step, Wire, WirePeer, exchange, open_socket
 from benchmarks.peers.processes import free_port, serving
-from benchmarks.peers.stopping import put_off
+from benchmarks.peers.stopping import defer_signals
 
 USER = "postgres"
 READY = b"Z\0\0\0\5I"
-"""How every answer ends: ready, and in no transaction."""
+"""The end of every reply: ready for a query, in no transaction."""
 TRUE = b"D\0\0\0\x0b\0\1\0\0\0\1\1"
 """A row with one field, which is true."""
 BOUND = b"2"
@@ -31,23 +33,23 @@ INT8 = 20
 
 
 def program(name: str) -> str | None:
-    """Where it is: on the path, or where Debian keeps it."""
+    """Return the path of a program: on PATH, or in Debian's directory."""
     found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
     return shutil.which(name) or (str(found[-1]) if found else None)
 
 
 def message(kind: bytes, body: bytes) -> bytes:
-    """One of the protocol's messages."""
+    """Encode a message of the protocol."""
     return kind + struct.pack("!i", 4 + len(body)) + body
 
 
 def prepare(name: bytes, query: bytes) -> bytes:
-    """A statement with one int8."""
+    """Encode the preparation of a statement with one int8 parameter."""
     return message(b"P", name + b"\0" + query + b"\0" + struct.pack("!hi", 1, INT8))
 
 
 def execute(name: bytes, value: int) -> bytes:
-    """Run it, with the argument and the answer in binary."""
+    """Encode the execution of a prepared statement, with binary parameter and result."""
     bind = b"\0" + name + b"\0" + struct.pack("!hhhiqhh", 1, 1, 1, 8, value, 1, 1)
     return message(b"B", bind) + message(b"E", b"\0" + struct.pack("!i", 0)) + message(b"S", b"")
 
@@ -60,7 +62,7 @@ STATEMENTS = (
 
 
 def session(port: int) -> socket.socket:
-    """A connection that is logged in. OSError where the server is not up yet."""
+    """Open an authenticated session. OSError if the server is not ready."""
     login = struct.pack("!i", PROTOCOL) + b"user\0%b\0database\0postgres\0\0" % USER.encode()
     sock = open_socket(port)
     answer = exchange(sock, message(b"", login), lambda data: data.endswith(READY) or data.startswith(FAILED))
@@ -71,7 +73,7 @@ def session(port: int) -> socket.socket:
 
 
 class PostgresWire(Wire):
-    """`pg_advisory_lock` and `pg_advisory_unlock` of a number made of the key."""
+    """`pg_advisory_lock` and `pg_advisory_unlock` of a number derived from the key."""
 
     def __init__(self, sock: socket.socket, key: str, number: int) -> None:
         exchange(sock, STATEMENTS, self.complete)
@@ -95,7 +97,7 @@ class PostgresWire(Wire):
 
 
 class Postgres(WirePeer):
-    """A cluster of its own, as `initdb` makes it."""
+    """A new cluster with the settings of `initdb`."""
 
     name = "PostgreSQL advisory locks"
     slug = "postgres"
@@ -117,7 +119,7 @@ class Postgres(WirePeer):
         user, data, port = _user(), folder / "data", free_port()
         if user is not None:
             shutil.chown(folder, user)
-        with put_off():  # it has processes of its own
+        with defer_signals():  # it has processes of its own
             made = subprocess.run(
                 [initdb, "--auth=trust", "--no-sync", f"--username={USER}", "--pgdata", str(data)],
                 capture_output=True,
@@ -143,7 +145,7 @@ class Postgres(WirePeer):
 
 
 def _user() -> str | None:
-    """As whom it has to run: nobody else, unless we are root."""
+    """Return the user to run the server as, since it must not be root; None for the current user."""
     if os.getuid() != 0:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Servers as processes of our own: started on free ports, pinned, and ended by their own ids."""
+"""Server processes: started on free ports, pinned to a processor, and terminated by their ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.peers.peer import HOST, PeerFailed, open_socket
-from benchmarks.peers.stopping import put_off
+from benchmarks.peers.stopping import defer_signals
 
 START_S = 20.0
 STOP_S = 10.0
@@ -21,7 +21,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def free_port(below: int = 65_536) -> int:
-    """A port that nobody listens on at this moment."""
+    """Return a port on which no process listens."""
     while True:
         with socket.socket() as sock:
             sock.bind((HOST, 0))
@@ -31,7 +31,7 @@ def free_port(below: int = 65_536) -> int:
 
 
 def accepts(port: int) -> None:
-    """OSError where nobody listens."""
+    """Connect to a port. OSError if no process listens."""
     open_socket(port).close()
 
 
@@ -45,9 +45,11 @@ def serving(
     environment: Mapping[str, str] | None = None,
     stop: signal.Signals = signal.SIGTERM,
 ) -> Iterator[int]:
-    """A server's process id, from when `ready` raises no OSError any more. It is ended when the block is left."""
+    """Start a server; yield its process id once `ready` raises no OSError. It is terminated at the
+    end of the block.
+    """
     with ExitStack() as ends:
-        with put_off(), log.open("wb") as output:
+        with defer_signals(), log.open("wb") as output:
             process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=environment, user=user, group=user
             )
@@ -77,7 +79,9 @@ def _wait(process: subprocess.Popen[bytes], ready: Callable[[], None], log: Path
 
 
 def pinned() -> tuple[Sequence[str], int | None, int | None]:
-    """What to put before a server's command, the servers' processor and the load's; None where they can't be apart."""
+    """Return the command prefix that pins servers, and the processors of servers and load; None if
+    there is only one.
+    """
     processors = sorted(os.sched_getaffinity(0))
     if len(processors) == 1 or shutil.which("taskset") is None:
         return (), None, None
@@ -85,7 +89,7 @@ def pinned() -> tuple[Sequence[str], int | None, int | None]:
 
 
 def cpu_s(pids: Sequence[int]) -> dict[int, float]:
-    """Seconds of CPU that each of these processes has used, and each of those that they have started."""
+    """Return the CPU seconds of each of these processes, including their children."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (fields := _words(folder / "stat", behind=")")):
@@ -97,13 +101,17 @@ def cpu_s(pids: Sequence[int]) -> dict[int, float]:
 
 
 def busy_s() -> float:
-    """Seconds that all processors together have worked, for anybody on this machine or, where it is virtual, its host."""
+    """Return the CPU seconds of all processors together, including those of a virtual machine's
+    host.
+    """
     user, nice, system, _idle, _wait, irq, softirq, steal = _words(Path("/proc/stat"))[1:9]
     return sum(map(int, (user, nice, system, irq, softirq, steal))) / TICKS_PER_S
 
 
 def _cpu_s(process: Path) -> float:
-    """In nanoseconds, thread by thread, where the kernel counts them; else in ticks, which miss what is short."""
+    """Read the CPU seconds of a process: in nanoseconds by thread if the kernel counts them, else
+    in ticks, which miss short activity.
+    """
     runs = [words for thread in (process / "task").glob("*") if (words := _words(thread / "schedstat"))]
     if runs:
         return sum(int(words[0]) for words in runs) / 1e9
@@ -112,7 +120,7 @@ def _cpu_s(process: Path) -> float:
 
 
 def _words(file: Path, behind: str = "") -> list[str]:
-    """What is in a file of /proc, or nothing if the process has ended."""
+    """Read the fields of a file in /proc; empty if the process has ended."""
     try:
         text = file.read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""redis-py's own lock for asyncio, with the settings that it has."""
+"""The asyncio lock of redis-py, with default settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.peers.redis_server import missing, redis_server
 
 
 class RedisPy(LibraryPeer):
-    """A connection for each task. Who waits asks again every 0.1 s, as is its default."""
+    """A connection for each task. A waiting task retries every 0.1 s, the default."""
 
     name = "Redis, redis-py's `Lock`"
     slug = "redis-py"

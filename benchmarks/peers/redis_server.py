@@ -1,4 +1,4 @@
-"""A redis-server as those who want to keep their locks run it: append-only, synced each second."""
+"""A durable redis-server: append-only, synced once a second."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.peers.processes import accepts, free_port, serving
 
 
 def missing() -> str | None:
-    """Why there is none."""
+    """Return why no redis-server can be started; None if it can."""
     return None if shutil.which("redis-server") else "redis-server is not installed"
 
 
 @contextmanager
 def redis_server(folder: Path, prefix: Sequence[str]) -> Iterator[Running]:
-    """One with its data in this folder."""
+    """Start a redis-server with its data in this folder."""
     port = free_port()
     command = [
         *prefix,

@@ -1,4 +1,6 @@
-"""Redis with the lock that its documentation describes: SET NX PX, and a script that deletes what is still ours."""
+"""Redis with the lock of its documentation: SET NX PX, and a script that deletes the key if it
+still has our value.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ DELETE_OURS = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('
 
 
 def command(*words: object) -> bytes:
-    """A command as Redis reads it."""
+    """Encode a command in RESP."""
     parts = [str(word).encode() for word in words]
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
 
 
 class RedisWire(Wire):
-    """Asks again after a random time if somebody else has the key: Redis has no queue for it."""
+    """Retries after a random time if another connection holds the key: Redis has no queue for it."""
 
     def __init__(self, sock: socket.socket, key: str, number: int) -> None:
         digest = exchange(sock, command("SCRIPT", "LOAD", DELETE_OURS), lambda data: data.count(b"\n") == 2)  # noqa: PLR2004
@@ -41,7 +43,7 @@ ANSWERS = {b"+OK\r\n": Step.LOCKED, b"$-1\r\n": Step.REFUSED, b":1\r\n": Step.UN
 
 
 class RedisSet(WirePeer):
-    """Spoken by hand."""
+    """Redis, measured by its protocol."""
 
     name = "Redis, `SET NX PX`"
     slug = "redis-set"

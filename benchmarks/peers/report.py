@@ -1,4 +1,4 @@
-"""All that a run has found, and where it ran."""
+"""The report of a run: its results and its environment."""
 
 from __future__ import annotations
 
@@ -17,45 +17,47 @@ from typing import Any
 from benchmarks.peers.figures import Sample, Summary, summarize
 
 Samples = Mapping[str, Mapping[str, Sequence[Sample]]]
-"""By the shape's slug, then by the peer's name."""
+"""By the slug of the load, then by the name of the peer."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """One run."""
+    """The report of one run."""
 
     date: str
     machine: str
     pinning: str
     filesystem: str
-    """The type of what the temporary folder is on, where the servers have their data; empty if it is not known."""
+    """The type of the filesystem of the temporary folder, where the servers store their data; empty
+    if it is unknown.
+    """
     rounds: int
     seconds: float
     warmup: float
-    """Seconds before each load that are not counted."""
+    """Seconds of warm-up before each load."""
     versions: Sequence[str]
     skipped: Mapping[str, str]
-    """Why a peer was not measured, by its name."""
+    """By peer, why it was not measured."""
     samples: Samples
 
     def summaries(self, shape: str) -> dict[str, Summary]:
-        """Of the peers that were measured under this load, in their order."""
+        """Return the summaries of the peers that were measured under a load, in their order."""
         return {name: summarize(found) for name, found in self.samples.get(shape, {}).items() if found}
 
     @property
     def measured(self) -> bool:
-        """Is there anything to show?"""
+        """Whether the report contains any result."""
         return any(self.summaries(shape) for shape in self.samples)
 
     @property
     def others(self) -> float:
-        """What the rest of the machine did meanwhile, in processors."""
+        """The number of processors that unrelated processes have used."""
         return statistics.median(
             [s.others_share for shape in self.samples for s in self.summaries(shape).values()] or [0]
         )
 
     def json(self) -> str:
-        """Everything, with each round."""
+        """Return the whole report, with each round."""
         found: dict[str, Any] = dataclasses.asdict(self)
         found["summaries"] = {
             shape: {name: dataclasses.asdict(summary) for name, summary in self.summaries(shape).items()}
@@ -65,12 +67,12 @@ class Report:
 
 
 def today() -> str:
-    """The date, in UTC."""
+    """Return the date, in UTC."""
     return dt.datetime.now(dt.UTC).date().isoformat()
 
 
 def machine() -> str:
-    """Processors and kernel, without what names this one machine."""
+    """Describe the processors and the kernel, without identifying the machine."""
     kernel = re.match(r"[\d.]*\d", platform.release())
     model = re.search(r"^model name\s*: (.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
     processors = f"{os.cpu_count()} processors" + (f" ({model[1].strip()})" if model else "")
@@ -78,14 +80,16 @@ def machine() -> str:
 
 
 def pinning(servers: int | None, load: int | None) -> str:
-    """On which processors what ran."""
+    """Describe the processors on which servers and load ran."""
     if servers is None:
         return "servers and load on the same processors"
     return f"servers on processor {servers}, load on processor {load}"
 
 
 def filesystem(folder: Path, mounts: str | None = None) -> str:
-    """The type of the filesystem that a folder is on: ext4, tmpfs. `mounts` is as in /proc/self/mounts."""
+    """Return the type of a folder's filesystem: ext4, tmpfs. `mounts` has the format of
+    /proc/self/mounts.
+    """
     folder, found, deepest = folder.resolve(), "", 0
     for line in (_text("/proc/self/mounts") if mounts is None else mounts).splitlines():
         _, where, kind = line.split()[:3]

@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM end a run by leaving all blocks, so that every server is ended and its data are removed."""
+"""SIGINT and SIGTERM end a run by leaving all blocks, so that every server is terminated and its
+data are removed.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,22 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def listen() -> None:
-    """From now on."""
-    for each in _heard():
+    """Install the signal handlers."""
+    for each in _handled_signals():
         signal.signal(each, _stop)
 
 
-def _heard() -> list[signal.Signals]:
-    """Not what is ignored, as SIGINT is behind `&` in a script."""
+def _handled_signals() -> list[signal.Signals]:
+    """Return the signals to handle: not those that are ignored, as SIGINT is in a background job of
+    a script.
+    """
     return [each for each in STOPS if signal.getsignal(each) is not signal.SIG_IGN]
 
 
 def _stop(number: int, _: object) -> NoReturn:
-    """A second signal does not disturb the end."""
+    """Raise SystemExit at the first signal; ignore further ones, so that they do not interrupt the
+    cleanup.
+    """
     for each in STOPS:
         signal.signal(each, signal.SIG_IGN)
     print("stopped", file=sys.stderr)
@@ -33,32 +39,36 @@ def _stop(number: int, _: object) -> NoReturn:
 
 
 @contextmanager
-def put_off(hurry: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """A signal counts only when this block has ended, which it may `hurry`: in the midst of it something would be lost."""
-    came: list[int] = []
+def defer_signals(hurry: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Defer signals to the end of the block, which they can `hurry`: interrupting it would leak a
+    process.
+    """
+    received: list[int] = []
 
     def later(number: int, _: object) -> None:
-        came.append(number)
+        received.append(number)
         hurry()
 
-    before = {each: signal.signal(each, later) for each in _heard()}
+    before = {each: signal.signal(each, later) for each in _handled_signals()}
     try:
         yield
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-        if came:
-            signal.raise_signal(came[0])
+        if received:
+            signal.raise_signal(received[0])
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, but a signal cancels it: what is raised in the midst of any task may be lost there."""
+    """Like `asyncio.run`, but a signal cancels the main task: an exception raised within another
+    task might be lost.
+    """
     tasks: list[asyncio.Task[T]] = []
 
     def cancel() -> None:
         for task in tasks:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
-    with put_off(cancel), asyncio.Runner() as runner:
+    with defer_signals(cancel), asyncio.Runner() as runner:
         tasks.append(runner.get_loop().create_task(main))
         return runner.get_loop().run_until_complete(tasks[0])

@@ -1,4 +1,4 @@
-"""A report as Markdown, and its place in a page."""
+"""A report as Markdown, and its insertion into a page."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Columns = Mapping[str, Callable[[Summary], str]]
 
 
 def duration(us: float) -> str:
-    """Three digits or so, with a unit."""
+    """Format a duration with about three digits and a unit."""
     if us < 999.5:  # noqa: PLR2004
         return f"{us:.0f} µs"
     return f"{us / 1_000:.2f} ms" if us < 10_000 else f"{us / 1_000:,.0f} ms"  # noqa: PLR2004
 
 
 def percent(share: float) -> str:
-    """A share of one; only what is nothing is 0 %."""
+    """Format a share as a percentage; only 0 is shown as 0 %."""
     return "< 1 %" if 0 < share < 0.005 else f"{share:.0%}".replace("%", " %")  # noqa: PLR2004
 
 
 def rate(summary: Summary) -> str:
-    """Cycles a second; at least so many where the load could not do more."""
+    """Format cycles a second, as a lower bound if the load was the limit."""
     return f"{'≥ ' if summary.load_bound else ''}{summary.rate:,.0f}"
 
 
@@ -49,14 +49,14 @@ QUEUE: Columns = {
 
 
 def table(columns: Columns, rows: Mapping[str, Summary]) -> str:
-    """A row for each peer."""
+    """Return a table with a row for each peer."""
     lines = [["", *columns], ["---", *["--:"] * len(columns)]]
     lines += [[name, *(show(summary) for show in columns.values())] for name, summary in rows.items()]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def markdown(report: Report) -> str:
-    """The whole report."""
+    """Return the whole report as Markdown."""
     times = "once" if report.rounds == 1 else f"{report.rounds} times"
     parts = [
         (
@@ -81,14 +81,14 @@ def markdown(report: Report) -> str:
 
 
 def put(text: str, page: Path) -> None:
-    """Write it between the marks of a page that has them; else it is the page."""
+    """Write the report between the marks of a page, if it has them; else as the whole page."""
     old = page.read_text(encoding="utf-8") if page.exists() else ""
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(between(old, text), encoding="utf-8")
 
 
 def between(old: str, text: str) -> str:
-    """A page with this text between its marks."""
+    """Return a page with a text between its marks."""
     before, begin, rest = old.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -97,7 +97,7 @@ def between(old: str, text: str) -> str:
 
 
 def errors(report: Report) -> Sequence[str]:
-    """What went wrong while it was measured, a line for each."""
+    """Return a line for each kind of error of the measurement."""
     return [
         f"{name}, {shape.title}: {summary.errors} errors"
         for shape in SHAPES

@@ -1,4 +1,6 @@
-"""The load for peers that are measured by their protocol: one thread, epoll, and bytes made by hand."""
+"""The load for peers that are measured by their protocol: one thread, epoll, and messages encoded
+in advance.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,24 @@ from benchmarks.peers.figures import Sample
 from benchmarks.peers.peer import PeerFailed, Running, Step, Wire
 
 RETRY_S = (0.001, 0.005)
-"""How long a refused client waits before it asks again: a random time between these."""
+"""The range of the random time after which a rejected client retries."""
 STALLED_S = 15.0
-"""If nothing at all has come for so long, nothing will."""
+"""Timeout without any received byte."""
 
 
 class Drive:
-    """Cycles on each of the connections, until a time is over; the last ones are let end."""
+    """Executes cycles on each of the connections for some time; the last cycles are completed."""
 
     def __init__(self, wires: Sequence[Wire], running: Running) -> None:
         self.wires = {wire.sock.fileno(): wire for wire in wires}
         self.count = Count(running, len(wires))
         self.later: list[tuple[float, int]] = []
-        """When to ask again, and on which connection."""
+        """When to retry, and on which connection."""
         self.under_way = len(wires)
         self.over = False
 
     def run(self, seconds: float) -> Sample:
-        """Drive them for so long. PeerFailed where nothing comes any more."""
+        """Run the connections for this time. PeerFailed if no more bytes are received."""
         sample = None
         with select.epoll() as poller:
             for number, wire in self.wires.items():
@@ -55,7 +57,7 @@ class Drive:
         wire.sock.send(wire.lock)
 
     def _again(self, now: float) -> float:
-        """Ask again where it is time to, and say how long nothing is to be done."""
+        """Retry on the connections that are due; return the time until the next one."""
         later = self.later
         while later and later[0][0] <= now:
             wire = self.wires[heapq.heappop(later)[1]]

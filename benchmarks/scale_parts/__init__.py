@@ -1,1 +1,3 @@
-"""The parts of `benchmarks/scale.py`: each yields its rows, and its docstring begins with what it does."""
+"""The parts of `benchmarks/scale.py`. Each yields rows of the table; the first line of its
+docstring is its title.
+"""

@@ -1,4 +1,4 @@
-"""Transactions that wait in chains, and a newcomer that may close one into a cycle."""
+"""Transactions that wait in chains, and a new request that may close a cycle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG_MS = 2_000_000_000
 
 
 def chains() -> Iterator[Row]:
-    """10,000 transactions wait in 100 chains, each for the one before it; a newcomer asks for the end of a chain."""
+    """10,000 transactions wait in 100 chains; a new one requests the end of a chain."""
     with building():
         manager = _build()
     names = [f"newcomer-{chain}" for chain in range(CHAINS)]
@@ -39,7 +39,9 @@ def chains() -> Iterator[Row]:
 
 
 def _build() -> LockManager:
-    """Transaction k of a chain holds resource k and waits for k-1; the first waits for what its chain's root holds."""
+    """Build the chains. Transaction k of a chain holds resource k and waits for k-1; the first
+    waits for the resource of its chain's root.
+    """
     manager = LockManager()
     for chain in range(CHAINS):
         _ask(manager, f"{chain}/root", f"root-{chain}")
@@ -63,7 +65,9 @@ def _end(chain: int) -> str:
 
 
 class Looked(dict[str, Any]):
-    """The transactions of a table, and which of them were looked up: whoever searches must look up where it is."""
+    """A mapping of transactions that records which of them were looked up: a cycle search looks up
+    each one that it visits.
+    """
 
     def __init__(self, transactions: dict[str, Any]) -> None:
         super().__init__(transactions)
@@ -74,13 +78,15 @@ class Looked(dict[str, Any]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """One of them, as the dict gives it."""
+        """Return a value like `dict.get`, and record the key."""
         self.names.append(name)
         return super().get(name, default)
 
 
 def _visits(manager: LockManager) -> Row:
-    """Let the root of one chain ask for the end of another, so that one chain is ahead of it and one behind."""
+    """Let the root of one chain request the end of another, so that a chain is before and another
+    one after it; return the number of visited transactions.
+    """
     table: Any = manager.table
     table.transactions = looked = Looked(table.transactions)
     request = _ask(manager, _end(1), "root-0")
@@ -102,7 +108,9 @@ def _visits(manager: LockManager) -> Row:
 
 
 def _asking(manager: LockManager, names: Sequence[str | None]) -> Callable[[], float]:
-    """Microseconds for each who asks for the end of a chain, one for each name. They cancel when the clock has stopped."""
+    """Return the microseconds of each request for the end of a chain, one for each name. The
+    requests are cancelled after the measurement.
+    """
 
     def run() -> float:
         asked = [

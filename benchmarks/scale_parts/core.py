@@ -1,4 +1,6 @@
-"""The lock manager in this process: a table that grows, a line that grows, a request that grows, a crowd."""
+"""The lock manager in this process, with growing tables, wait queues, requests and numbers of
+shared waiters.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from scale_parts.report import Row, building, in_turns, medians, ratio
 
 LONG_MS = 2_000_000_000
 GRANTS_PER_MS = 100
-"""How fast the locks beside are taken, by the manager's clock: so deadlines are spread as on a busy server."""
+"""Time by the manager's clock between two of the other locks, so that their deadlines are
+distributed as on a busy server.
+"""
 STEPS = 4_000
 ROUNDS = 15
 CROWD_ROUNDS = 7
@@ -31,7 +35,7 @@ def cycle() -> Iterator[Row]:
 
 
 def handoff() -> Iterator[Row]:
-    """Release a resource to the next in its line, with 100,000 waiting and with 10; another comes in behind."""
+    """Release a resource to the next in its wait queue, with 100,000 waiting and with 10; another one is added."""
     with building():
         small, large = _handoffs(10), _handoffs(100_000)
     base, mine = in_turns(ROUNDS, small, large)
@@ -57,10 +61,11 @@ def three() -> Iterator[Row]:
 
 
 def crowd() -> Iterator[Row]:
-    """10,000 shared waiters come to one resource one after another and leave, to 1,000 of them: time grows in proportion.
+    """10,000 shared waiters join the queue of one resource and leave it, and 1,000: time grows in proportion.
 
-    Ten times as many take ten times as long where each costs the same. The goal allows 1.3 times that: what 10,000
-    waiters take has outgrown the processor's nearer caches, and what is quadratic would show ten times.
+    Ten times as many take ten times as long if each costs the same. The goal allows 1.3 times that:
+    the data of 10,000 waiters exceeds the processor's inner caches. A quadratic algorithm would
+    take ten times as long.
     """
     ways: list[tuple[str, Callable[[int], float]]] = [
         ("cancelled behind an exclusive holder", _cancelled),
@@ -89,7 +94,9 @@ def _table_of(held: int) -> LockManager:
 
 
 def _cycles(manager: LockManager, resources: int = 1) -> Callable[[], float]:
-    """Microseconds for each of so many cycles, of names that are made before the clock runs."""
+    """Return the microseconds for each of these cycles. The names are generated before the
+    measurement.
+    """
     now = len(manager.table.held) / GRANTS_PER_MS
     numbers = count()
 

@@ -1,4 +1,4 @@
-"""What very many connections cost that say nothing."""
+"""The cost of very many idle connections."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ BUSY = 64
 ROUNDS = 8
 ROUND_S = 1.0
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: close with a reset, for else each round would leave 10,000 ports that can't be used for a minute."""
+"""SO_LINGER: close with a reset. Otherwise each round would leave 10,000 ports in TIME_WAIT for a
+minute.
+"""
 
 
 def idle() -> Iterator[Row]:
-    """64 connections with one request in flight each, without others and beside 10,000 open ones that say nothing.
+    """64 connections with one request in flight each, without others and beside 10,000 idle ones.
 
-    The client is this process, and the server's own processor time for each cycle tells whether it kept up.
+    The client is this process; the server's CPU time for each cycle tells whether the client kept
+    up.
     """
     allow_files(IDLE + BUSY + 200)
     alone, beside = list[float](), list[float]()
@@ -64,9 +67,10 @@ def _note(server: Process, busy: list[wire.Peer], rates: list[float], costs_us: 
 
 
 def _rate(server: Process, busy: list[wire.Peer]) -> tuple[float, float]:
-    """Cycles in a second, and microseconds of the server's processor time for each.
+    """Return cycles a second, and microseconds of the server's CPU time for each.
 
-    What ends one cycle and what begins the next are sent at once, for the client must be the faster of the two.
+    The end of one cycle and the beginning of the next are sent together, since the client must be
+    the faster of the two.
     """
     cycles, cpu_s = 0, server.cpu_s()
     leaving: set[socket.socket] = set()
@@ -97,10 +101,12 @@ def _rate(server: Process, busy: list[wire.Peer]) -> tuple[float, float]:
 
 @contextmanager
 def _idle(port: int) -> Iterator[None]:
-    """Open them, until the server has taken in the last; close them at the end."""
+    """Open connections, wait until the server has accepted the last one, and close them at the end
+    of the block.
+    """
     with ExitStack() as stack:
         for _ in range(IDLE):
-            sock = socket.create_connection(("127.0.0.1", port), wire.PATIENCE_S)
+            sock = socket.create_connection(("127.0.0.1", port), wire.REPLY_TIMEOUT_S)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             stack.callback(sock.close)
         sock.sendall(PING)

@@ -1,4 +1,4 @@
-"""What a held lock costs in the server's memory."""
+"""The memory that a held lock takes in the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONNECTIONS = 4
 
 
 def memory() -> Iterator[Row]:
-    """Take 1,000,000 locks over TCP, memory store, and see how much larger the server's process is."""
+    """Acquire 1,000,000 locks over TCP, memory store: the growth of the server's process."""
     with genie() as server:
         wire.hold(server.port, WARM_UP, WARM_UP_MS, kind="first")  # what is made once is there then
         time.sleep(2 * WARM_UP_MS / 1000)

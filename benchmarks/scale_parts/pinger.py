@@ -1,8 +1,9 @@
-"""Pings a server every few ms from a process of its own, and tells how long each answer took.
+"""Pings a server at a fixed interval from a separate process, and reports the time of each reply.
 
-As a program: `pinger.py PORT PING INTERVAL_MS` pings until its standard input ends, and then prints a JSON list of
-[when it was sent, ms until the answer]. The clock is the machine's monotonic one, the same in every process on Linux.
-Nothing else runs in that process, and it keeps no other objects, so that its own time is that of two system calls.
+As a program: `pinger.py PORT PING INTERVAL_MS` pings until its standard input ends, and then prints
+a JSON list of [time of the ping, ms until the reply]. The clock is the machine's monotonic one,
+which all processes share on Linux. The process does nothing else and has no other objects, so that
+its own overhead is two system calls.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ INTERVAL_MS = 4
 
 
 class Pinger:
-    """Pings from its start to its stop; `samples` are there afterwards."""
+    """Pings a server from its creation until `stop`; `samples` are available afterwards."""
 
     def __init__(self, port: int, ping: bytes) -> None:
         self._process = subprocess.Popen(
@@ -34,32 +35,36 @@ class Pinger:
         self._samples: list[tuple[float, float]] = []
 
     def stop(self) -> None:
-        """Ping no more."""
+        """Stop pinging, and read the samples."""
         said, _ = self._process.communicate()
         self._samples = [(at, ms) for at, ms in json.loads(said)]
 
     def kill(self) -> None:
-        """End the process, where it has not ended."""
+        """Terminate the process if it still runs."""
         self._process.kill()
         self._process.wait()
 
     def longest_ms(self, since: float, until: float) -> float:
-        """The longest answer to a ping that was sent, or still open, in that time (of `time.monotonic`)."""
+        """Return the longest reply time of the pings that were sent or unanswered in this interval
+        of `time.monotonic`.
+        """
         return max(ms for at, ms in self._samples if at + ms / 1000 >= since and at <= until)
 
     def times_ms(self) -> list[float]:
-        """How long each answer took, in ms."""
+        """Return the reply times in ms."""
         return [ms for _, ms in self._samples]
 
     def gap_ms(self, since: float, until: float) -> float:
-        """How long at most no ping was sent, beyond the interval and the answer: time that its own process lost."""
+        """Return the longest time without a ping, beyond the interval and the reply time: time that
+        the pinger's process did not run.
+        """
         sent = [(at, ms) for at, ms in self._samples if since <= at <= until]
         return max((b - a) * 1000 - ms - INTERVAL_MS for (a, ms), (b, _) in pairwise(sent))
 
 
 @contextmanager
 def pinging(port: int, ping: bytes) -> Iterator[Pinger]:
-    """A pinger that ends with the block at the latest."""
+    """Provide a pinger, which is terminated at the end of the block."""
     pinger = Pinger(port, ping)
     try:
         yield pinger

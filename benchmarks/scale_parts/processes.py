@@ -1,4 +1,6 @@
-"""Real servers on free ports of the loopback, each in a process of its own, ended by its own id whatever happens."""
+"""Real servers on free ports of the loopback interface, each in a separate process, which is always
+terminated by its id.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ from pathlib import Path
 from scale_parts.report import Missing
 
 WAIT_S = 60.0
-"""How long a server may take to answer: a bound, not a measure."""
+"""Timeout of a server's replies; not a measurement."""
 
 
 class Process:
-    """A server, or none while it is down. What it says goes to a file, and is shown when it does not start."""
+    """The process of a server, if it runs. Its output is written to a file, which is printed if it
+    does not start.
+    """
 
     def __init__(self, command: Sequence[str], ping: bytes, port: int, folder: Path) -> None:
         self.port = port
@@ -31,7 +35,7 @@ class Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it answers a ping."""
+        """Start the server, and wait until it replies to a ping."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, env=_environment(), stdout=log, stderr=log)
         end = time.monotonic() + WAIT_S
@@ -47,23 +51,23 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The id of the process that runs."""
+        """The process id."""
         assert self._process is not None, "it runs"  # noqa: S101
         return self._process.pid
 
     def kill(self) -> None:
-        """End it at once, as a power failure would."""
+        """Kill the process, which is as abrupt as a power failure."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def resident_bytes(self) -> int:
-        """How much memory it has."""
+        """Return the resident memory of the process, in bytes."""
         return int(self._status("status", "VmRSS:")) * 1024
 
     def cpu_s(self) -> float:
-        """How long it has computed."""
+        """Return the CPU time of the process, in seconds."""
         after_name = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -76,7 +80,7 @@ class Process:
 
 @contextmanager
 def genie(redis: Process | None = None) -> Iterator[Process]:
-    """A `genie serve`, with its locks in memory or in that Redis."""
+    """A `genie serve` process, with its locks in memory or in a Redis."""
     port = _free_port()
     command = [sys.executable, "-m", "genie.cli", "serve", "--port", str(port), "--admin-port", ""]
     command += ["--max-connections-per-address", "20000"]
@@ -88,7 +92,7 @@ def genie(redis: Process | None = None) -> Iterator[Process]:
 
 @contextmanager
 def redis_server() -> Iterator[Process]:
-    """A redis-server as the README wants it: everything is appended to a file, which is synced once a second."""
+    """A redis-server as the documentation recommends: append-only, synced once a second."""
     program = shutil.which("redis-server")
     if program is None:
         raise Missing("there is no redis-server on the path")
@@ -119,7 +123,7 @@ def _running(make: Callable[[Path], Process]) -> Iterator[Process]:
 
 
 def allow_files(wanted: int) -> None:
-    """Raise the limit of open files as far as is needed and allowed; Missing where that isn't enough."""
+    """Raise the limit of open files to what is needed. Missing if the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else hard
     if most < wanted:
@@ -129,7 +133,7 @@ def allow_files(wanted: int) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Without what would change the servers' settings."""
+    """Return the environment without variables that would change the servers' settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
 
 

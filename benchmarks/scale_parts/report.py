@@ -1,4 +1,4 @@
-"""What a part measured, beside its goal; and how two things are compared fairly."""
+"""Rows of measurements and their goals; fair comparison of two alternatives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ WIDTH = 78
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. Small is good, unless `at_least`; without a goal it is there for the reader's sake."""
+    """One row of the table. Smaller values are better, unless `at_least`. Without a goal it is
+    informative.
+    """
 
     what: str
     value: float
@@ -27,13 +29,13 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; None where there is none."""
+        """Whether the goal is met; None without a goal."""
         if self.goal is None:
             return None
         return self.value >= self.goal if self.at_least else self.value <= self.goal
 
     def line(self) -> str:
-        """The row as text."""
+        """Return the row as text."""
         value = f"{self.value:,.{self.digits}f}"
         goal, met = "", ""
         if self.goal is not None:
@@ -43,23 +45,25 @@ class Row:
         return f"{text}\n      {self.note}" if self.note else text
 
     def plain(self, part: str) -> dict[str, Any]:
-        """The row for `--json`."""
+        """Return the row for `--json`."""
         return {"part": part, **asdict(self), "met": self.met}
 
 
 class Missing(Exception):
-    """A part can't be measured here, and why: its goals count as not met."""
+    """A part can't be measured on this machine: its goals count as not met."""
 
 
 def progress(text: str) -> None:
-    """Say what takes so long, to whoever sits in front of it."""
+    """Print progress on stderr, if that is a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K  … {text}" if text else "\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Build something large without the collector looking through it again and again, and freeze it, as the server does."""
+    """Disable the garbage collector while something large is built, and freeze the result, as the
+    server does.
+    """
     gc.collect()
     gc.disable()
     try:
@@ -70,9 +74,10 @@ def building() -> Iterator[None]:
 
 
 def in_turns(rounds: int, *runs: Callable[[], float]) -> list[list[float]]:
-    """Let the runs take turns, so that a noisy machine is noisy to all; every other round backward.
+    """Alternate the runs, so that noise of the machine affects all of them; every other round is in
+    reverse order.
 
-    Returns the results of each.
+    Returns the results of each run.
     """
     results: list[list[float]] = [[] for _ in runs]
     for run in runs:
@@ -85,10 +90,10 @@ def in_turns(rounds: int, *runs: Callable[[], float]) -> list[list[float]]:
 
 
 def ratio(mine: Sequence[float], base: Sequence[float]) -> float:
-    """The median of what is compared within each round."""
+    """Return the median of the ratios within each round."""
     return statistics.median(one / other for one, other in zip(mine, base, strict=True))
 
 
 def medians(unit: str, *results: Sequence[float]) -> str:
-    """What each of the runs took, in the order of the runs: for a note."""
+    """Return the values of each run, in the order of the runs, for a note."""
     return " and ".join(f"{statistics.median(result):,.2f}" for result in results) + f" {unit}"

@@ -1,4 +1,4 @@
-"""How long a server with many locks is away when it dies, and whether Redis ever has no time for others."""
+"""The unavailability of a server with many locks after a crash, and whether Redis stays responsive."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ QUIET_S = 5.0
 
 
 def restart() -> Iterator[Row]:
-    """Fill a server with 1,000,000 locks in Redis, kill it (SIGKILL), start it anew: until it answers a request.
+    """Fill a server with 1,000,000 locks in Redis, kill it, restart it: time until it answers a request.
 
-    Redis is pinged from a process of its own all the while. How long it answers when nothing happens is told, too:
-    that is the machine's own noise, and is not subtracted.
+    Another process pings Redis all the time. The reply times while nothing happens are reported
+    too: they are the noise of the machine, and are not subtracted.
     """
     with redis_server() as redis, genie(redis) as server, pinging(redis.port, REDIS_PING) as pinger:
         marks = [time.monotonic()]
@@ -59,12 +59,12 @@ def restart() -> Iterator[Row]:
 
 
 def _answers(port: int) -> None:
-    """Lock something free: the server is there when it says `locked`."""
+    """Lock a free resource: the server is available when it replies `locked`."""
     with wire.peers(port, 1) as (peer,):
         peer.sock.sendall(wire.lock(["the first one"], LONG_MS))
-        heard = b""
-        while b'"locked"' not in heard:
+        received = b""
+        while b'"locked"' not in received:
             data = peer.sock.recv(wire.READ_BYTES)
-            heard += data
-            if not data or b'"error"' in heard:
-                raise Missing(f"the server answered {heard!r}")
+            received += data
+            if not data or b'"error"' in received:
+                raise Missing(f"the server answered {received!r}")

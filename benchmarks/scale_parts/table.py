@@ -1,4 +1,4 @@
-"""What a script of benchmarks does: measure the parts that were asked for, and print what came of each."""
+"""Common main function of the benchmark scripts: measures the chosen parts, and prints their rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 from scale_parts.report import Missing, Row, progress
 
 Part = Callable[[], Iterator[Row]]
-"""Yields its rows as they come. The first line of its docstring says what it is about."""
+"""Yields its rows when they are measured. The first line of its docstring is its title."""
 
 
 def run(description: str, *every: Part) -> int:
-    """Measure the parts that were asked for. Returns the exit status."""
+    """Measure the chosen parts. Returns the exit status."""
     parts = {part.__name__: part for part in every}
     parser = argparse.ArgumentParser(
         description=description,
@@ -46,7 +46,7 @@ def run(description: str, *every: Part) -> int:
 
 
 def _measure(part: Part, *, quiet: bool) -> list[dict[str, Any]]:
-    """Measure one part, and print its rows as they come."""
+    """Measure one part, and print its rows when they are measured."""
     name, rows = part.__name__, list[dict[str, Any]]()
     began = time.monotonic()
     if not quiet:
@@ -77,7 +77,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def _stop(number: int, _: object) -> NoReturn:
-    """End by way of every `finally`: servers were started. A second signal does not disturb that."""
+    """Exit through all `finally` blocks, which terminate the servers. A second signal is ignored."""
     for each in STOPS:
         signal.signal(each, signal.SIG_IGN)
     progress("")

@@ -1,4 +1,4 @@
-"""Very many locks that time out at nearly the same time, and what it does to everybody else."""
+"""Very many locks that time out at nearly the same time, and their effect on other clients."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ QUIET_S = 3.0
 
 
 def timeouts() -> Iterator[Row]:
-    """100,000 locks fall due within one second, memory store: how late each is told, and how long the loop is busy.
+    """100,000 locks expire within one second, memory store: delay of the messages, and of the event loop.
 
-    `held` in the server's answer, less the timeout that was asked for, is how late it was by the server's own clock,
-    and no client's time is in it. It is the clock of the step in which the lock ended; the rest of the way, writing it
-    and what the client takes, is in the arrival, which is counted from when the request was *sent*, so it is a bound.
-    The client reads bytes and notes the time, and parses when all is over. The pings come from a third process.
+    The lateness by the server's clock is `held` in its message, less the requested timeout; it
+    contains no time of the client. This is the clock of the step in which the lock ended. The rest,
+    writing the message and reading it, is part of the arrival time, which is counted from when the
+    request was *sent* and is therefore an upper bound. The client only reads bytes and records the
+    time, and parses them afterwards. A third process pings.
     """
     with genie() as server, wire.peers(server.port, CONNECTIONS) as opened, pinging(server.port, PING) as pinger:
         with wire.peers(server.port, CONNECTIONS) as others:
@@ -42,15 +43,15 @@ def timeouts() -> Iterator[Row]:
         if time.monotonic() > due.first:
             raise Missing("the locks were taken too slowly: the first fell due before the last was taken")
         progress("waiting for them to fall due")
-        told = wire.listen(opened, LOCKS, due.first + 1 + 20)
+        notified = wire.listen(opened, LOCKS, due.first + 1 + 20)
         ended = time.monotonic()
         gc.enable()
         pinger.stop()
-        if told != LOCKS:
-            raise Missing(f"{told:,} of {LOCKS:,} timeouts were told within 20 s")
+        if notified != LOCKS:
+            raise Missing(f"{notified:,} of {LOCKS:,} timeouts were notified within 20 s")
         late_ms, arrived_ms = due.lateness(opened)
-        yield _row("told late, by the server's clock: median", statistics.median(late_ms), 50)
-        yield _row("told late, by the server's clock: the worst", max(late_ms), 500)
+        yield _row("notified late, by the server's clock: median", statistics.median(late_ms), 50)
+        yield _row("notified late, by the server's clock: the worst", max(late_ms), 500)
         yield _row("… and read by the client, from when it asked: median", statistics.median(arrived_ms), 50)
         yield _row("… and read by the client, from when it asked: the worst", max(arrived_ms), 500)
         yield _row("the longest answer to a ping, while nothing happens", pinger.longest_ms(quiet, quiet + QUIET_S))
@@ -64,7 +65,9 @@ def _row(what: str, value: float, goal: float | None = None, note: str = "") -> 
 
 
 def _rate(opened: list[wire.Peer]) -> float:
-    """Seconds for a few locks, which end at once: how long it will take to take them all."""
+    """Return the seconds for some locks, which end at once, to estimate the time to acquire them
+    all.
+    """
     numbers = iter(range(PROBE))
     began = time.monotonic()
     wire.send_all(opened, lambda _: wire.lock((f"probe/{n}" for n in islice(numbers, wire.BATCH)), 600_000))
@@ -72,7 +75,9 @@ def _rate(opened: list[wire.Peer]) -> float:
 
 
 class Due:
-    """The locks: when each is to fall due, within one second from `first` on, and what was asked for it."""
+    """The locks to acquire: when each is to expire, within one second from `first` on, and its
+    requested timeout.
+    """
 
     def __init__(self, first: float) -> None:
         self.first = first
@@ -81,7 +86,9 @@ class Due:
         self._asked: dict[wire.Peer, list[tuple[float, int]]] = {}
 
     def batch(self, peer: wire.Peer) -> bytes:
-        """The next requests, for this connection, each with the timeout that is left until it is to fall due."""
+        """Return the next requests for a connection, each with the timeout until its planned
+        expiry.
+        """
         now = time.monotonic()
         asked = self._asked.setdefault(peer, [])
         lines = []
@@ -92,7 +99,9 @@ class Due:
         return b"".join(lines)
 
     def lateness(self, opened: Sequence[wire.Peer]) -> tuple[list[float], list[float]]:
-        """How late each was, in ms: by the server's clock, and at the client at most."""
+        """Return the lateness of each in ms: by the server's clock, and its upper bound at the
+        client.
+        """
         late_ms, arrived_ms = [], []
         for peer in opened:
             asked, of = iter(self._asked[peer]), dict[int, tuple[float, int]]()
@@ -109,9 +118,11 @@ class Due:
 
 
 def _lines(peer: wire.Peer) -> Iterator[tuple[float, bytes]]:
-    """What a connection heard, line by line, each with the time at which its end was there."""
+    """Iterate over the lines that a connection has received, each with the time at which its end
+    was read.
+    """
     rest = b""
-    for at, data in peer.heard:
+    for at, data in peer.received:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             yield at, line

@@ -1,4 +1,6 @@
-"""A client that costs as little as can be: bytes that were made before, answers that are counted and not read."""
+"""A client with minimal overhead: requests are encoded in advance, and replies are counted and not
+parsed.
+"""
 
 from __future__ import annotations
 
@@ -14,40 +16,42 @@ from typing import Any
 from scale_parts.report import Missing
 
 WINDOW = 4
-"""Batches on their way on each connection, so that the server never waits for the client."""
+"""Batches in flight on each connection, so that the server never waits for the client."""
 BATCH = 100
 """Requests in a batch."""
 READ_BYTES = 1 << 18
-PATIENCE_S = 30.0
-"""How long a server may be silent that owes an answer."""
+REPLY_TIMEOUT_S = 30.0
+"""Timeout for expected replies of a server."""
 
 
 class Peer:
-    """One connection: when it heard what, where that is asked for, and how many answers are still to come."""
+    """One connection: what it has received and when, if that is recorded, and the number of
+    expected replies.
+    """
 
     def __init__(self, port: int) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        self.sock = socket.create_connection(("127.0.0.1", port), REPLY_TIMEOUT_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.heard: list[tuple[float, bytes]] = []
+        self.received: list[tuple[float, bytes]] = []
         self.owed = 0
 
-    def hear(self, *, keep: bool) -> int:
-        """Read what there is. Returns the number of lines that it completes."""
+    def receive(self, *, keep: bool) -> int:
+        """Read the available data. Returns the number of lines that it completes."""
         data = self.sock.recv(READ_BYTES)
         if not data:
             raise Missing("the server closed a connection")
         if keep:
-            self.heard.append((time.monotonic(), data))
+            self.received.append((time.monotonic(), data))
         return data.count(b"\n")
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self.sock.close()
 
 
 @contextmanager
 def peers(port: int, number: int) -> Iterator[list[Peer]]:
-    """So many connections."""
+    """Open this number of connections."""
     with ExitStack() as stack:
         opened = []
         for _ in range(number):
@@ -57,7 +61,7 @@ def peers(port: int, number: int) -> Iterator[list[Peer]]:
 
 
 def lock(names: Iterable[str], transaction_timeout_ms: int) -> bytes:
-    """Requests for one resource each."""
+    """Encode requests for one resource each."""
     return b"".join(
         b'{"command":"request","payload":{"resources":["exclusive:%b"],"transactionTimeout":%d}}\n'
         % (name.encode(), transaction_timeout_ms)
@@ -66,7 +70,9 @@ def lock(names: Iterable[str], transaction_timeout_ms: int) -> bytes:
 
 
 def hold(port: int, locks: int, transaction_timeout_ms: int, connections: int = 4, kind: str = "accounts") -> None:
-    """Take so many locks, accounts/0000001 and on, and leave: they stay held. None may time out before the last."""
+    """Acquire this number of locks, accounts/0000001 and following, and disconnect: they stay held.
+    None may expire before the last is granted.
+    """
     numbers = iter(range(1, locks + 1))
 
     def batch(_: Peer) -> bytes:
@@ -77,7 +83,7 @@ def hold(port: int, locks: int, transaction_timeout_ms: int, connections: int = 
 
 
 def held(port: int) -> int:
-    """How many locks the server says are held."""
+    """Query the number of held locks."""
     with peers(port, 1) as (peer,):
         peer.sock.sendall(b'{"command":"inspect","payload":{"limit":1}}\n')
         with peer.sock.makefile() as lines:
@@ -85,9 +91,10 @@ def held(port: int) -> int:
 
 
 def send_all(opened: list[Peer], batch: Callable[[Peer], bytes], *, keep: bool = False) -> None:
-    """Send batches as fast as they are answered, until an empty one comes. Each request in them has two answers.
+    """Send batches as fast as they are answered, until an empty one. Each request has two replies.
 
-    A batch is made when a connection has room for it. `keep` keeps what is heard, and when.
+    A batch is encoded when a connection has room for it. `keep` records the received data and their
+    times.
     """
     with selectors.DefaultSelector() as selector:
         for peer in opened:
@@ -103,24 +110,28 @@ def send_all(opened: list[Peer], batch: Callable[[Peer], bytes], *, keep: bool =
             if not any(peer.owed for peer in opened):
                 return
             for peer in ready(selector):
-                peer.owed -= peer.hear(keep=keep)
+                peer.owed -= peer.receive(keep=keep)
 
 
 def listen(opened: list[Peer], lines: int, until: float) -> int:
-    """Keep what comes on these connections until it is so many lines, or that time. Returns the number of lines."""
-    told = 0
+    """Record the received data of these connections until this number of lines, or this time, is
+    reached. Returns the number of lines.
+    """
+    notified = 0
     with selectors.DefaultSelector() as selector:
         for peer in opened:
             selector.register(peer.sock, selectors.EVENT_READ, peer)
-        while told < lines and (left_s := until - time.monotonic()) > 0:
+        while notified < lines and (left_s := until - time.monotonic()) > 0:
             for key, _ in selector.select(left_s):
-                told += key.data.hear(keep=True)
-    return told
+                notified += key.data.receive(keep=True)
+    return notified
 
 
 def ready(selector: selectors.BaseSelector) -> list[Any]:
-    """What was registered with the connections that can be read: some, for the server owes an answer on all."""
-    keys = selector.select(PATIENCE_S)
+    """Return the data registered with the readable connections; there must be some, since all
+    expect replies.
+    """
+    keys = selector.select(REPLY_TIMEOUT_S)
     if not keys:
-        raise Missing(f"the server owes answers and was silent for {PATIENCE_S:.0f} s")
+        raise Missing(f"the server owes answers and was silent for {REPLY_TIMEOUT_S:.0f} s")
     return [key.data for key, _ in keys]

@@ -1,4 +1,4 @@
-"""`genie bench own` on all namespaces of a setup at the same time, and what that cost the servers."""
+"""`genie bench own` on all namespaces of a setup at the same time, and the CPU time of the servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ WARM_UP_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One round. CPU is in microseconds for each cycle, of all processes of a kind together, and of the busiest of all."""
+    """The result of one round. CPU is in microseconds for each cycle, of all processes of a kind
+    together, and of the busiest one.
+    """
 
     cycles_per_s: float
     server_us: float
@@ -36,7 +38,7 @@ def _on(processor: int | None) -> Sequence[str]:
 
 
 def measure(setup: Setup, connections: int, depth: int, seconds: float) -> Sample:
-    """Load each namespace alike. Times are those of the slowest namespace."""
+    """Run the same load on each namespace. Times are those of the slowest namespace."""
     load = ["bench", "own", "--connections", str(connections), "--depth", str(depth), "--seconds", str(seconds)]
     command = [sys.executable, "-m", "genie.cli", *load, "--warm-up", str(WARM_UP_S), "--json"]
     pids = [[process.pid for process in kind] for kind in (setup.nodes, setup.redises)]

@@ -1,4 +1,6 @@
-"""Redis and Genie as real processes: one, one with replicas, a cluster; and nodes that have spread their namespaces."""
+"""Redis and Genie as real processes: single, with replicas, as a cluster; and nodes with balanced
+leadership.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ from benchmarks.peers.processes import accepts, free_port, pinned, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 BUS = 10_000
-"""How far the port of a cluster's own talk is from the other."""
+"""Offset of the port of a cluster's bus from the port for clients."""
 SLOTS = 16_384
 WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A port and the process that listens there."""
+    """A port and the process that listens on it."""
 
     port: int
     pid: int
@@ -36,14 +38,16 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Nodes that lead some namespaces by now, and the Redis processes that keep these."""
+    """Nodes that lead namespaces, and the Redis processes that store them."""
 
     name: str
     namespaces: Sequence[str]
     nodes: Sequence[Running]
     redises: Sequence[Running]
     loads: Sequence[int | None] = (None,)
-    """On which processors the loads of the namespaces run, in turns; None: where that of the benchmark is, if it has one."""
+    """The processors on which the loads of the namespaces run, in turn; None: that of the
+    benchmark, if it has its own.
+    """
 
     @property
     def hosts(self) -> str:
@@ -52,14 +56,16 @@ class Setup:
 
 
 def on(processor: int | None) -> Sequence[str]:
-    """What to put before a command so that it runs there; None: where all servers do, if they have one of their own."""
+    """Return the command prefix that pins a process to a processor; None: to that of all servers,
+    if they have their own.
+    """
     return pinned()[0] if processor is None else ("taskset", "-c", str(processor))
 
 
 def redis_server(
     stack: ExitStack, folder: Path, *options: str, below: int = 65_536, processor: int | None = None
 ) -> Running:
-    """One with an append-only file."""
+    """Start a Redis with an append-only file."""
     port = free_port(below)
     where = folder / f"redis-{port}"
     where.mkdir()
@@ -69,7 +75,9 @@ def redis_server(
 
 
 def replicated(stack: ExitStack, folder: Path, replicas: int, *options: str) -> list[Running]:
-    """A master, the first, and its replicas, when these have what it has."""
+    """Start a primary, which comes first in the result, and its replicas; wait until they are
+    synchronized.
+    """
     master = redis_server(stack, folder, *options)
     follow = ("--replicaof", f"{HOST} {master.port}")
     others = [redis_server(stack, folder, *follow, *options) for _ in range(replicas)]
@@ -80,7 +88,7 @@ def replicated(stack: ExitStack, folder: Path, replicas: int, *options: str) -> 
 
 
 def cluster(stack: ExitStack, folder: Path, masters: int) -> list[Running]:
-    """Masters without replicas that share the slots."""
+    """Start primaries without replicas that share the slots of a cluster."""
     mode = ("--cluster-enabled", "yes")
     found = [redis_server(stack, folder, *mode, below=65_536 - BUS) for _ in range(masters)]
     nodes = [f"{HOST}:{node.port}" for node in found]
@@ -97,7 +105,7 @@ def _is_up(client: Redis) -> bool:
 
 
 def names(number: int) -> list[str]:
-    """So many names of namespaces which a cluster of so many masters keeps on one each."""
+    """Return names of namespaces of which each primary of a cluster stores one."""
     return [
         next(name for i in range(SLOTS) if key_slot((name := f"n{i}").encode()) * number // SLOTS == part)
         for part in range(number)
@@ -107,7 +115,7 @@ def names(number: int) -> list[str]:
 def node(
     stack: ExitStack, folder: Path, url: str, namespaces: Sequence[str], processor: int | None = None, **variables: str
 ) -> Running:
-    """A server of these namespaces, when it knows who leads one."""
+    """Start a server of these namespaces, and wait until it knows the leader of one."""
     port = free_port()
     command = [*on(processor), sys.executable, "-m", "genie.cli", "serve", "--port", str(port), "--admin-port", ""]
     variables |= {"GENIE_REDIS_URL": url, "GENIE_NAMESPACES": ",".join(namespaces), "GENIE_LOG_LEVEL": "warning"}
@@ -118,7 +126,7 @@ def node(
 
 
 def spread(setup: Setup) -> Setup:
-    """Wait until each node leads as many as the others, or one more at most."""
+    """Wait until the numbers of namespaces that the nodes lead differ by at most one."""
 
     def even() -> bool:
         counts = [sum(leads(node.port, name) for name in setup.namespaces) for node in setup.nodes]
@@ -129,14 +137,14 @@ def spread(setup: Setup) -> Setup:
 
 
 def leads(port: int, namespace: str) -> bool:
-    """Whether the node leads it."""
+    """Return whether a node leads a namespace."""
     with open_socket(port) as sock, sock.makefile("rb") as lines:
         sock.sendall(orjson.dumps({"command": "hello", "payload": {"namespace": namespace}}) + b"\n")
         return bool(orjson.loads(lines.readline())["command"] == "welcome")
 
 
 def until(what: str, true: Callable[[], bool]) -> None:
-    """Look until it is so."""
+    """Poll until a condition holds."""
     end = time.monotonic() + WAIT_S
     while not true():
         if time.monotonic() > end:
@@ -145,6 +153,8 @@ def until(what: str, true: Callable[[], bool]) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Without what would change the settings of a server or of a load."""
+    """Return the environment without variables that would change the settings of a server or a
+    load.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
     return kept | {"PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""What follows without a simulation: shards touched, messages, capacity, and outages that are met."""
+"""Results that need no simulation: number of shards of a request, messages and capacity."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from benchmarks.sharding_parts.world import Costs
 
 
 def touched(resources: int, shards: int) -> float:
-    """On how many shards so many resources lie, on average, where a hash spreads them evenly."""
+    """Return the mean number of shards on which this number of resources is located, with a uniform
+    hash.
+    """
     return shards * (1 - (1 - 1 / shards) ** resources)
 
 
 def gain(resources: int, shards: int, costs: Costs) -> float:
-    """How many times the cycles of one leader so many shards can do, at most.
+    """Return the maximum throughput of this number of shards, in relation to one leader.
 
-    A cycle is a request and a release. Over shards it is one of each for every shard that it touches, and the resources
-    are shared out among them.
+    A cycle is a request and a release. On shards, each is sent to every shard that has one of the
+    resources, and the resources are divided among them.
     """
     parts = touched(resources, shards)
     whole_us = costs.command_us + costs.further_us * (resources - 1)
@@ -23,6 +25,8 @@ def gain(resources: int, shards: int, costs: Costs) -> float:
 
 
 def wait_ms(parts: float, costs: Costs, *, chained: bool) -> float:
-    """From asking to holding all where nothing is in the way and no processor is busy."""
+    """Return the time from the request to the complete grant, without contention and with idle
+    processors.
+    """
     one_ms = costs.hop_ms + costs.of(1) + costs.commit_ms + costs.hop_ms
     return one_ms * parts - (costs.hop_ms * (parts - 1) if chained else 0)

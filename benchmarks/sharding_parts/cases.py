@@ -1,4 +1,6 @@
-"""Cases that one leader solves and shards do not, told by real lock managers, one for each shard."""
+"""Examples that one leader solves and shards do not, executed with real lock managers, one for each
+shard.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from genie.core import HELD, WAITING, LockManager, Release, Request, Take
 
 @dataclass(frozen=True)
 class Case:
-    """What happens, what one leader makes of it, and what two shards do."""
+    """What happens with one leader, and with two shards."""
 
     name: str
     leader: str
@@ -19,7 +21,7 @@ class Case:
 
 
 class Ask:
-    """A request of somebody, whole or in parts, which several lock managers have."""
+    """A request of a client, whose parts several lock managers execute."""
 
     def __init__(self, who: str, priority: float = 0) -> None:
         self.who = who
@@ -27,14 +29,14 @@ class Ask:
         self.parts: list[Request] = []
 
     def of(self, manager: LockManager, *names: str) -> Ask:
-        """Ask one lock manager for these."""
+        """Send the part for these resources to a lock manager."""
         request = Request(exclusive=names, transaction=self.who, priority=self.priority)
         self.parts.append(request)
         manager.step(request, 0)
         return self
 
     def state(self) -> str:
-        """In words: all that it asked for, some of it, nothing."""
+        """Describe the state of the request: it holds all, some or none of its locks."""
         held = sum(part.state is HELD for part in self.parts)
         if held == len(self.parts):
             return f"{self.who} holds all"
@@ -51,7 +53,7 @@ def two_lines() -> Case:
     r2.of(second, "b")
     r1.of(second, "b")
     r2.of(first, "a")
-    return Case("two lines", _tell(*whole), f"{_tell(r1, r2)}; cycle: {_cycle('R1', first, second)}")
+    return Case("two lines", _describe(*whole), f"{_describe(r1, r2)}; cycle: {_cycle('R1', first, second)}")
 
 
 def reserved_is_held() -> Case:
@@ -63,7 +65,7 @@ def reserved_is_held() -> Case:
     Ask("T").of(first, "a")
     r = Ask("R").of(first, "a").of(second, "b")
     t = Ask("T").of(second, "b")
-    return Case("reserved is held", _tell(*whole), f"{_tell(r, t)}; cycle: {_cycle('T', first, second)}")
+    return Case("reserved is held", _describe(*whole), f"{_describe(r, t)}; cycle: {_cycle('T', first, second)}")
 
 
 def inversion(middles: int = 5) -> Case:
@@ -100,12 +102,12 @@ def two_takes() -> Case:
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Each with what happens in it."""
+    """Execute each example; yield its description and its result."""
     for case in (two_lines, reserved_is_held, inversion, two_takes):
         yield (case.__doc__ or ""), case()
 
 
-def _tell(*asks: Ask) -> str:
+def _describe(*asks: Ask) -> str:
     return ", ".join(ask.state() for ask in asks)
 
 

@@ -1,4 +1,6 @@
-"""Transactions that lock in steps, over shards; and one who gathers the graphs of waits and ends a victim of a cycle."""
+"""Transactions that lock in steps on several shards, and a detector that merges their wait-for
+graphs and aborts victims.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from genie.core import WAITING, Deadlocked, Event, Release, Released, Request
 
 @dataclass(frozen=True)
 class Steps:
-    """Clients in a closed loop; a transaction takes so many steps, each a request for so many resources."""
+    """The parameters of clients in a closed loop: each transaction has several steps, each a
+    request for several resources.
+    """
 
     clients: int = 32
     transactions: int = 3_000
@@ -20,45 +24,55 @@ class Steps:
     resources: int = 2
     keys: int = 400
     shared: float = 0.5
-    """The share of resources that are asked for shared."""
+    """The share of resources that are requested in shared mode."""
     work_ms: float = 2.0
-    """Behind each step, on average."""
+    """Mean working time after each step."""
     queue_timeout_ms: float = 10_000
     apart: bool = False
-    """Whether shards show their waits whenever they like within a period, so that one view is up to a period older."""
+    """Whether shards report their graphs at different times within a period, so that a view is up
+    to a period older.
+    """
     early: float = 0.0
-    """The share of transactions that give the locks of their first step back before they ask for those of the last."""
+    """The share of transactions that release the locks of their first step before they request
+    those of the last one.
+    """
 
 
 @dataclass
 class Ends:
-    """What became of the transactions and of the cycles."""
+    """Statistics of transactions and deadlocks."""
 
     begun: int = 0
     ended: int = 0
     duration_ms: float = 0
     at_once: int = 0
-    """Requests that a shard ended in the step in which they came, because it saw the whole cycle."""
+    """Requests that a shard has rejected in the step of their arrival, because it saw the whole
+    cycle.
+    """
     gathered: int = 0
-    """Requests that were ended because of the merged graph."""
+    """Requests that the detector has aborted because of the merged graph."""
     needless: int = 0
-    """Of these: another order would have done, no cycle of held locks was there when the victim was chosen."""
+    """Of these: avoidable by a queue rearrangement, since there was no cycle of held locks when the
+    victim was chosen.
+    """
     phantom: int = 0
-    """Of these: there was no cycle at all."""
+    """Of these: phantom deadlocks, without any cycle."""
     timed_out: int = 0
     rearrangements: int = 0
     stuck_ms: list[float] = field(default_factory=list)
-    """From the moment in which a cycle over shards closed until a member of it was ended or had timed out, sorted."""
+    """The times from the moment in which a cycle over shards closed until one of its members was
+    aborted or had timed out, sorted.
+    """
 
 
 class Transaction:
-    """One of them, from its first request until it has got through; it begins again where it was ended."""
+    """A transaction, from its first request until it succeeds; it is retried after it was aborted."""
 
     def __init__(self, name: str, wanted: list[dict[str, bool]], early: bool) -> None:
         self.name = name
         self.tries = 0
         self.wanted = wanted
-        """For each step the resources, and whether each is wanted exclusively."""
+        """For each step, the resources and whether each is requested in exclusive mode."""
         self.early = early
         self.held: list[list[tuple[Shard, Request]]] = []
         self.asks: tuple[Shard, Request] | None = None
@@ -66,7 +80,9 @@ class Transaction:
 
 
 class Steppers:
-    """All that runs: clients, shards, and the one who gathers, every `period_ms`; None where nobody does."""
+    """The simulation: clients, shards, and a detector that runs every `period_ms`; None for no
+    detector.
+    """
 
     def __init__(self, load: Steps, shards: int, period_ms: float | None, seed: int) -> None:
         self.world = World()
@@ -82,7 +98,7 @@ class Steppers:
                 shard.queued = self._look
 
     def run(self) -> Ends:
-        """Until every transaction has got through."""
+        """Run until every transaction has succeeded."""
         for _ in range(self.load.clients):
             self.world.after(self._chance.random(), self._next)
         if self.period_ms is not None:
@@ -110,7 +126,7 @@ class Steppers:
         self._step(transaction)
 
     def _step(self, transaction: Transaction) -> None:
-        """Ask for what the next step names, shard after shard."""
+        """Request the resources of the next step from one shard after another."""
         number = len(transaction.held)
         wanted, left = transaction.wanted[number], dict[int, list[str]]()
         if transaction.early and number == len(transaction.wanted) - 1:
@@ -136,7 +152,7 @@ class Steppers:
             transaction_timeout_ms=FOR_EVER_MS,
         )
 
-        def told(event: Event) -> None:
+        def on_reply(event: Event) -> None:
             transaction.asks = None
             if isinstance(event, Released):
                 self._fail(transaction, event)
@@ -146,7 +162,7 @@ class Steppers:
                 self._ask(transaction, left[1:])
 
         transaction.asks = shard, request
-        shard.ask(request, told)
+        shard.send_request(request, on_reply)
 
     def _worked(self, transaction: Transaction) -> None:
         if len(transaction.held) < len(transaction.wanted):
@@ -159,7 +175,7 @@ class Steppers:
         self.world.after(1, self._next)
 
     def _fail(self, transaction: Transaction, event: Released) -> None:
-        """Give all back and begin again after a while, under a name that nobody waits for."""
+        """Release all locks, and retry later under a new name."""
         if isinstance(event, Deadlocked):
             self.ends.at_once += 1
         elif event.reason == "queue-timeout":
@@ -185,14 +201,16 @@ class Steppers:
     # -- who gathers ---------------------------------------------------------------------------------------
 
     def _look(self, shard: Shard, request: Request) -> None:
-        """Note when a cycle closes. Nobody who is part of it can do so."""
+        """Record the time when a cycle closes. Its members can't be granted any more."""
         del shard
         owner = str(request.owner)
         if cycle(truth(self.shards), owner) is not None:
             self.active[owner].stuck_since_ms = self.world.now
 
     def _gather(self) -> None:
-        """Ask every shard for its waits. Each answers when its turn comes, and the answers are not of one moment."""
+        """Query the wait-for graph of every shard. Replies wait for the shard's processor, so they
+        are of different times.
+        """
         graphs: list[Graph] = []
         costs = self.world.costs
 
@@ -213,7 +231,7 @@ class Steppers:
             self.world.after(self.period_ms or 0, self._gather)
 
     def _judge(self, graph: Graph) -> None:
-        """End the youngest of each cycle that the merged graph shows."""
+        """Abort the youngest member of each cycle in the merged graph."""
         for owner in sorted(graph, key=lambda name: int(name[1:].partition(".")[0])):
             while (found := cycle(graph, owner)) is not None:
                 victim = max(found, key=lambda name: int(name[1:].partition(".")[0]))
@@ -221,7 +239,7 @@ class Steppers:
                 self.world.after(self.world.costs.hop_ms, self._end, victim, found)
 
     def _end(self, victim: str, found: list[str]) -> None:
-        """Tell the shard in which the victim waits."""
+        """Send the abort of a victim to the shard in which it waits."""
         transaction = self.active.get(victim)
         if transaction is None or transaction.asks is None:
             return
@@ -229,7 +247,9 @@ class Steppers:
         shard.work(self.world.costs.of(1), self._cancel, shard, request, found)
 
     def _cancel(self, shard: Shard, request: Request, found: list[str]) -> None:
-        """End what a victim waits for, in its shard, if it still does; and note what is true at that moment."""
+        """Abort the waiting request of a victim, if it still waits; record whether there really was
+        a deadlock.
+        """
         if shard.manager.table.find(getattr(request, "id", 0)) is not request or request.state is not WAITING:
             return
         now = truth(self.shards)
@@ -243,5 +263,7 @@ class Steppers:
 
 
 def steps(load: Steps, shards: int, period_ms: float | None = None, *, seed: int = 1) -> Ends:
-    """Run all of it. Without a period nobody gathers, and what no shard sees lasts until its `queueTimeout`."""
+    """Run the simulation. Without a detector, deadlocks that no shard sees last until the
+    `queueTimeout`.
+    """
     return Steppers(load, shards, period_ms, seed).run()

@@ -1,4 +1,6 @@
-"""Who waits for whom, as a shard shows it to others: pairs of owners, and whether only the order of a queue makes it."""
+"""Wait-for graphs of shards: edges between transactions, each a hard one (to a holder) or a soft
+one (to the order of a queue).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ from benchmarks.sharding_parts.world import Shard
 from genie.core import LockManager, Request
 
 Graph = dict[str, dict[str, bool]]
-"""The owners whom an owner waits for; True where one of these holds what it waits for."""
+"""For each waiting owner its blockers; True if a blocker holds a lock that it waits for (a hard
+edge).
+"""
 
 
 def waits_of(manager: LockManager) -> Graph:
-    """All waits of one shard, of owners that are transactions."""
+    """Return the wait-for graph of one shard, for owners that are transactions."""
     graph: Graph = {}
     table = manager.table
     for request in table.waiting.values():
@@ -34,7 +38,7 @@ def _add(graph: Graph, request: Request, other: Request, name: str, exclusive: b
 
 
 def merged(graphs: Iterable[Graph]) -> Graph:
-    """One graph of several."""
+    """Merge the graphs of several shards."""
     whole: Graph = {}
     for graph in graphs:
         for owner, others in graph.items():
@@ -45,13 +49,15 @@ def merged(graphs: Iterable[Graph]) -> Graph:
 
 
 def truth(shards: Iterable[Shard]) -> Graph:
-    """What is so at this moment. Only a model can know it: no message shows two shards at one moment."""
+    """Return the graph of all shards at one point in time. Only a simulation can know it: messages
+    show shards at different times.
+    """
     return merged(waits_of(shard.manager) for shard in shards)
 
 
 def cycle(graph: Graph, start: str, *, hard_only: bool = False) -> list[str] | None:
-    """The shortest cycle through an owner, from it on, or None."""
-    came: dict[str, str] = {}
+    """Return the shortest cycle that begins with an owner, or None."""
+    predecessors: dict[str, str] = {}
     row = [start]
     while row:
         following: list[str] = []
@@ -60,17 +66,17 @@ def cycle(graph: Graph, start: str, *, hard_only: bool = False) -> list[str] | N
                 if hard_only and not hard:
                     continue
                 if other == start:
-                    return _back(came, start, owner)
-                if other not in came:
-                    came[other] = owner
+                    return _back(predecessors, start, owner)
+                if other not in predecessors:
+                    predecessors[other] = owner
                     following.append(other)
         row = following
     return None
 
 
-def _back(came: dict[str, str], start: str, owner: str) -> list[str]:
+def _back(predecessors: dict[str, str], start: str, owner: str) -> list[str]:
     found = [owner]
     while owner != start:
-        owner = came[owner]
+        owner = predecessors[owner]
         found.append(owner)
     return found[::-1]

@@ -1,4 +1,4 @@
-"""Clients that lock, work and release, over and over; and what came of it."""
+"""Clients that lock, work and release in a closed loop, and their statistics."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from benchmarks.sharding_parts.world import Costs, World
 
 @dataclass(frozen=True)
 class Load:
-    """Clients in a closed loop: each begins its next job when it has released the last one."""
+    """The parameters of clients in a closed loop: each begins its next job when it has released the
+    last one.
+    """
 
     clients: int = 64
     jobs: int = 8_000
-    """How many are begun in all."""
+    """Number of jobs in all."""
     resources: int = 1
-    """Of each job."""
+    """Number of resources of each job."""
     keys: int = 1_000_000
     skew: float = 0.0
-    """The exponent of Zipf's law by which keys are chosen; 0 where all are alike."""
+    """The exponent of Zipf's law by which keys are chosen; 0 for a uniform distribution."""
     work_ms: float = 0.0
-    """What a client does while it holds: on average, exponential."""
+    """Mean time for which a client holds its locks, exponentially distributed."""
 
 
 @dataclass
 class Outcome:
-    """What was seen of the jobs behind the first fifth."""
+    """The results of a run, without the first fifth of the jobs."""
 
     begun: int = 0
     ended: int = 0
     cycles_per_s: float = 0
     wait_ms: list[float] = field(default_factory=list)
-    """From asking to holding all, of each job, sorted."""
+    """The time from the request to the complete grant of each job, sorted."""
     idle_ms: float = 0
-    """For how long a lock was held, on average, before its client could begin."""
+    """The mean time for which a lock was held before its client could begin."""
     attempts: float = 0
     messages: float = 0
     busiest: float = 0
     """The share of the time for which the busiest shard worked."""
 
     def quantile(self, part: float) -> float:
-        """Of the waits, in milliseconds."""
+        """Return a quantile of the waits, in milliseconds."""
         return self.wait_ms[min(len(self.wait_ms) - 1, int(part * len(self.wait_ms)))]
 
 
 def keys_of(load: Load, chance: random.Random) -> Callable[[], tuple[str, ...]]:
-    """Draws the names of one job: each once, by Zipf's law or evenly."""
+    """Return a function that draws the distinct names of one job, by Zipf's law or uniformly."""
     bounds = list(accumulate(1 / rank**load.skew for rank in range(1, load.keys + 1))) if load.skew else []
 
     def draw() -> tuple[str, ...]:
@@ -64,7 +66,7 @@ def keys_of(load: Load, chance: random.Random) -> Callable[[], tuple[str, ...]]:
 
 
 class Clients:
-    """They run until all jobs have ended; `jobs` has them in the order in which they ended."""
+    """The clients of a run. `jobs` has the ended jobs, in the order of their ends."""
 
     def __init__(self, world: World, way: Way, load: Load, seed: int) -> None:
         self.world = world
@@ -78,7 +80,7 @@ class Clients:
         self._draw = keys_of(load, self._chance)
 
     def run(self) -> None:
-        """Let every client begin within the first millisecond, and go on until nothing is left to do."""
+        """Start every client within the first millisecond, and run until all jobs have ended."""
         for _ in range(self.load.clients):
             self.world.after(self._chance.random(), self._next)
         self.world.run()
@@ -102,7 +104,7 @@ class Clients:
 
 
 def run(way: str, shards: int, load: Load, *, seed: int = 1, costs: Costs | None = None) -> Outcome:
-    """Let a load run over so many shards. The same arguments give the same outcome."""
+    """Run a load on this number of shards. The same arguments give the same results."""
     world = World(costs)
     servers = WAYS[way](world, shards, random.Random(seed + 1))
     clients = Clients(world, servers, load, seed)
@@ -111,7 +113,7 @@ def run(way: str, shards: int, load: Load, *, seed: int = 1, costs: Costs | None
 
 
 def outcome(clients: Clients) -> Outcome:
-    """The figures of a run that has ended."""
+    """Return the statistics of a run that has ended."""
     jobs, first = clients.jobs, len(clients.jobs) // 5
     last = len(jobs) - clients.load.clients  # the others ran while some had nothing to do any more
     seen = jobs[first:last]

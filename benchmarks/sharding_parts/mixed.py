@@ -1,4 +1,6 @@
-"""Small requests and a few large ones, at given rates: who is overtaken, and what urgent ones wait for."""
+"""Small requests and a few large ones, at given rates: their waits, and how often large ones are
+overtaken.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +18,44 @@ URGENT = 9.0
 
 @dataclass(frozen=True)
 class Mix:
-    """Poisson arrivals. There are 8 resources, each on another of 8 shards; a large request names all of them."""
+    """The parameters of Poisson arrivals. There are 8 resources, each on another of 8 shards; a
+    large request needs all of them.
+    """
 
     duration_ms: float = 4_000
     small_per_s: float = 2_500
-    """Each names one of the resources."""
+    """Arrival rate of requests for one of the resources."""
     large_per_s: float = 4
     urgent: float = 0.05
-    """The share of the small ones that has a high priority."""
+    """The share of small requests with a high priority."""
     work_ms: float = 1.0
 
 
 @dataclass
 class Waits:
-    """Milliseconds from asking to holding all, sorted."""
+    """The waits in milliseconds from the request to the complete grant, sorted."""
 
     small: list[float] = field(default_factory=list)
     urgent: list[float] = field(default_factory=list)
     large: list[float] = field(default_factory=list)
     overtaken: float = 0
-    """Requests for one of its resources that came after a large one and were granted before it, on average."""
+    """The mean number of small requests that arrived after a large one and were granted before it.
+    """
     attempts: float = 0
-    """Of a large one."""
+    """The mean number of attempts of a large request."""
     in_time: int = 0
-    """Large ones that held all of it while others still arrived."""
+    """The number of large requests that were granted while others still arrived."""
     begun: int = 0
     ended: int = 0
 
 
 def at(waits: list[float], part: float) -> float:
-    """A quantile of what is sorted."""
+    """Return a quantile of sorted values."""
     return waits[min(len(waits) - 1, int(part * len(waits)))]
 
 
 def spread(shards: int) -> tuple[str, ...]:
-    """A name on each shard, in their order."""
+    """Return a resource name for each shard, in their order."""
     names: dict[int, str] = {}
     for number in count():
         name = f"key/{number}"
@@ -61,7 +66,7 @@ def spread(shards: int) -> tuple[str, ...]:
 
 
 def arrivals(mix: Mix, names: tuple[str, ...], seed: int) -> Iterator[tuple[float, Job, float]]:
-    """When, what, and for how long it works. The same for every way."""
+    """Generate arrival times, jobs and their working times; the same for every algorithm."""
     chance = random.Random(seed)
     now = 0.0
     every_per_ms = (mix.small_per_s + mix.large_per_s) / 1_000
@@ -76,7 +81,7 @@ def arrivals(mix: Mix, names: tuple[str, ...], seed: int) -> Iterator[tuple[floa
 
 
 def mixed(way: str, mix: Mix, *, seed: int = 1) -> Waits:
-    """Let the same requests arrive, and wait until all have ended."""
+    """Simulate the arrivals with an algorithm, until all jobs have ended."""
     world = World()
     servers = WAYS[way](world, 1 if way == "one leader" else SHARDS, random.Random(seed + 1))
     jobs: list[Job] = []

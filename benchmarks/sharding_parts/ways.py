@@ -1,4 +1,4 @@
-"""The ways to lock resources that several shards have: one leader for all, and four ways over shards."""
+"""Algorithms that lock resources of several shards: one leader for all, and four that use shards."""
 
 from __future__ import annotations
 
@@ -15,25 +15,29 @@ Done = Callable[["Job"], None]
 
 @dataclass(eq=False)
 class Job:
-    """One list of resources that somebody wants to hold at once, exclusively."""
+    """A list of resources that a client locks exclusively."""
 
     names: tuple[str, ...]
     priority: float = 0
     arrived_ms: float = 0
-    """When its client asked first."""
+    """When its client sent the first request."""
     locked_ms: float = 0
-    """When its client knew that it holds all of them."""
+    """When its client knew that it holds all locks."""
     attempts: int = 1
     messages: int = 0
     held: list[tuple[Shard, Request]] = field(default_factory=list)
 
     def idle_ms(self) -> float:
-        """For how long its resources were held before its client could begin, in all."""
+        """Return the sum of the times for which its resources were held before its client could
+        begin.
+        """
         return sum((self.locked_ms - shard.granted_ms[request]) * len(request.names()) for shard, request in self.held)
 
 
 class Way(ABC):
-    """How a client gets all that a job names. The release is the same for all: to every shard at once."""
+    """An algorithm that locks all resources of a job. The release is the same for all: to every
+    shard concurrently.
+    """
 
     def __init__(self, world: World, shards: int, chance: random.Random) -> None:
         self.world = world
@@ -41,25 +45,27 @@ class Way(ABC):
         self.chance = chance
 
     def acquire(self, job: Job, done: Done) -> None:
-        """Call `done` when the client holds all of it."""
+        """Acquire all locks of a job, and call `done` when the client knows that it holds them."""
         job.arrived_ms = self.world.now
         self.begin(job, self.parts(job), done)
 
     def release(self, job: Job) -> None:
-        """Give all of it back."""
+        """Release all locks of a job."""
         for shard, request in job.held:
             shard.release(request)
         job.messages += 2 * len(job.held)
 
     def parts(self, job: Job) -> list[tuple[Shard, Request]]:
-        """What it asks of each shard, in the order of the shards, which is the same for all."""
+        """Return the request for each shard, in the order of the shards, which is the same for all
+        clients.
+        """
         names: dict[int, list[str]] = {}
         for name in job.names:
             names.setdefault(home(name, len(self.shards)), []).append(name)
         return [(self.shards[number], request_of(job, names[number])) for number in sorted(names)]
 
     def locked(self, job: Job, done: Done) -> None:
-        """Its client knows that it holds all."""
+        """Record that the client knows that it holds all locks."""
         job.locked_ms = self.world.now
         done(job)
 
@@ -69,7 +75,7 @@ class Way(ABC):
 
 
 def request_of(job: Job, names: list[str]) -> Request:
-    """A request that waits for as long as it takes."""
+    """Return a request without timeouts."""
     return Request(
         exclusive=tuple(names),
         priority=job.priority,
@@ -79,65 +85,71 @@ def request_of(job: Job, names: list[str]) -> Request:
 
 
 class Leader(Way):
-    """One leader has all resources and locks them in one step, as Genie does."""
+    """One leader has all resources and locks them atomically, as Genie does."""
 
     def begin(self, job: Job, parts: list[tuple[Shard, Request]], done: Done) -> None:  # noqa: ARG002 - not in parts
-        """All in one request."""
+        """Send one request for all resources."""
         shard, request = self.shards[0], request_of(job, list(job.names))
 
-        def told(_: Event) -> None:
+        def on_reply(_: Event) -> None:
             job.held.append((shard, request))
             self.locked(job, done)
 
         job.messages += 2
-        shard.ask(request, told)
+        shard.send_request(request, on_reply)
 
 
 class Ordered(Way):
-    """The client locks shard after shard, always in the same order. So it can't deadlock, but holds while it waits."""
+    """The client locks one shard after another in a fixed order. This can't deadlock, but it holds
+    locks while it waits.
+    """
 
     hops = 1
-    """How many messages it takes from one shard's answer to the next shard, beyond the one that brings the answer."""
+    """Hops from one shard's reply to the next shard, beyond the one of the reply."""
     messages_a_shard = 2
 
     def begin(self, job: Job, parts: list[tuple[Shard, Request]], done: Done) -> None:
-        """Ask the first shard, and when it has answered the next one."""
+        """Request the locks of the first shard, and after its reply those of the next one."""
         left = iter(parts)
 
-        def ask(hops: int) -> None:
+        def send_request(hops: int) -> None:
             shard, request = next(left, (None, None))
             if shard is None or request is None:
                 self.locked(job, done)
                 return
 
-            def told(_: Event) -> None:
+            def on_reply(_: Event) -> None:
                 job.held.append((shard, request))
-                ask(self.hops)
+                send_request(self.hops)
 
-            shard.ask(request, told, hops)
+            shard.send_request(request, on_reply, hops)
             job.messages += self.messages_a_shard
 
         job.messages += 2 - self.messages_a_shard
-        ask(1)
+        send_request(1)
 
 
 class Chained(Ordered):
-    """The same, but a shard hands the request on to the next one itself: one hop between shards instead of two."""
+    """Like `Ordered`, but each shard forwards the request to the next one: one hop between shards
+    instead of two.
+    """
 
     hops = 0
     messages_a_shard = 1
 
 
 class Tried(Way):
-    """The client asks all shards at once for what is free now. Where one refuses it gives back all and tries later."""
+    """The client requests all locks from all shards concurrently without waiting. If one rejects
+    it, it releases all and retries later.
+    """
 
     longest_pause_ms = 16.0
 
     def begin(self, job: Job, parts: list[tuple[Shard, Request]], done: Done) -> None:
-        """Ask all at once, never to wait."""
+        """Send all requests at once, with a queue timeout of 0."""
         answers = 0
 
-        def told(shard: Shard, request: Request, event: Event) -> None:
+        def on_reply(shard: Shard, request: Request, event: Event) -> None:
             nonlocal answers
             answers += 1
             if isinstance(event, Granted | Locked):
@@ -157,29 +169,33 @@ class Tried(Way):
 
         for shard, request in parts:
             request.queue_timeout_ms = 0
-            shard.ask(request, lambda event, shard=shard, request=request: told(shard, request, event))  # type: ignore[misc]
+            shard.send_request(request, lambda event, shard=shard, request=request: on_reply(shard, request, event))  # type: ignore[misc]
         job.messages += 2 * len(parts)
 
 
 class Sequenced(Way):
-    """All requests pass one sequencer, which sends each on to its shards at once. So all lines have one order."""
+    """All requests pass one sequencer, which forwards them to their shards concurrently. So all
+    wait queues have the same order.
+    """
 
     def __init__(self, world: World, shards: int, chance: random.Random) -> None:
         super().__init__(world, shards, chance)
         self.sequencer = Shard(world, -1)
 
     def begin(self, job: Job, parts: list[tuple[Shard, Request]], done: Done) -> None:
-        """Send it to the sequencer. What one sends to the same shard arrives in the order in which it was sent."""
+        """Send the request to the sequencer. Messages from one sender to one shard arrive in their
+        order.
+        """
         costs = self.world.costs
 
-        def told(shard: Shard, request: Request) -> None:
+        def on_reply(shard: Shard, request: Request) -> None:
             job.held.append((shard, request))
             if len(job.held) == len(parts):
                 self.locked(job, done)
 
         def spread() -> None:
             for shard, request in parts:
-                shard.ask(request, lambda _, shard=shard, request=request: told(shard, request))  # type: ignore[misc]
+                shard.send_request(request, lambda _, shard=shard, request=request: on_reply(shard, request))  # type: ignore[misc]
 
         cost_ms = costs.of(len(job.names)) + (len(parts) - 1) * costs.further_us / 1_000
         self.world.after(costs.hop_ms, self.sequencer.work, cost_ms, spread)

@@ -1,4 +1,6 @@
-"""Virtual time, and a shard: a lock manager, one processor that works through what arrives, a commit, a network."""
+"""The simulated shards: virtual time, and for each shard a lock manager, one processor, a commit
+delay and a network.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +25,37 @@ from genie.core import (
     Request,
 )
 
-Told = Callable[[Event], None]
-"""Called when the one who asked is told: it holds all that it asked for, or its request has ended."""
+OnReply = Callable[[Event], None]
+"""Called when the client of a request is notified: all of it is granted, or it has ended."""
 FOR_EVER_MS = 2_000_000_000
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What things take. A cycle of one resource is 29 us of the processor: 34,500 a second (docs/benchmarks.md)."""
+    """Costs of operations. A cycle of one resource takes 29 us of CPU time: 34,500 a second
+    (docs/benchmarks.md).
+    """
 
     command_us: float = 14.5
-    """Of a request, or a release, for one resource."""
+    """CPU time of a request, or a release, for one resource."""
     further_us: float = 1.0
-    """Of each further resource that it names."""
+    """CPU time of each further resource in it."""
     hop_ms: float = 0.25
-    """From one machine to another."""
+    """Network latency from one machine to another."""
     commit_ms: float = 0.25
-    """From the decision to its being stored. Until then nobody is told. Commits go on beside each other."""
+    """Delay from the decision to its being stored, before which no client is notified. Commits are
+    concurrent.
+    """
 
     def of(self, resources: int) -> float:
-        """Milliseconds of the processor for a command that is about so many resources."""
+        """Return the milliseconds of CPU time of a command with this number of resources."""
         return (self.command_us + self.further_us * (resources - 1)) / 1_000
 
 
 class World:
-    """Time in milliseconds, and what is still to happen. Nothing in it knows a clock, and chance is nobody's here."""
+    """Virtual time in milliseconds, and the queue of future events. Deterministic: it uses no clock
+    and no random numbers.
+    """
 
     def __init__(self, costs: Costs | None = None) -> None:
         self.costs = costs or Costs()
@@ -56,18 +64,20 @@ class World:
         self._number = count()
 
     def after(self, delay_ms: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Do it so much later. What falls due at one time happens in the order in which it was asked for."""
+        """Schedule a call after a delay. Calls at the same time are executed in the order of their
+        scheduling.
+        """
         heapq.heappush(self._due, (self.now + delay_ms, next(self._number), call, arguments))
 
     def run(self, until_ms: float = float("inf")) -> None:
-        """Let happen what falls due until then; without a time, until nothing is left."""
+        """Execute the scheduled calls, up to a time or until none is left."""
         while self._due and self._due[0][0] <= until_ms:
             self.now, _, call, arguments = heapq.heappop(self._due)
             call(*arguments)
 
 
 class Shard:
-    """A leader: the lock manager of some of the resources, and the one processor that it has."""
+    """A leader: the lock manager of some of the resources, and its only processor."""
 
     def __init__(self, world: World, number: int = 0) -> None:
         self.world = world
@@ -75,23 +85,25 @@ class Shard:
         self.manager = LockManager()
         self.busy_ms = 0.0
         self.granted_ms: dict[Request, float] = {}
-        """When it decided that a request holds. Before anybody is told, and only for what is held."""
+        """When the shard decided that a request is granted, before its client is notified; only for
+        requests that are held.
+        """
         self.queued: Callable[[Shard, Request], None] | None = None
-        """Called in the step in which a request comes to wait: it looks at the world as it is."""
+        """Called in the step in which a request begins to wait."""
         self._free_at = 0.0
-        self._told: dict[Request, Told] = {}
+        self._reply_callbacks: dict[Request, OnReply] = {}
 
-    def ask(self, request: Request, told: Told, hops: int = 1) -> None:
-        """Send it a request over so many hops, 0 from where its process is."""
-        self._told[request] = told
+    def send_request(self, request: Request, on_reply: OnReply, hops: int = 1) -> None:
+        """Send a request over this number of network hops."""
+        self._reply_callbacks[request] = on_reply
         self.world.after(hops * self.world.costs.hop_ms, self._arrive, request, len(request.names()))
 
     def release(self, request: Request) -> None:
-        """Send it the release of a request that was told."""
+        """Send the release of a request whose client was notified."""
         self.world.after(self.world.costs.hop_ms, self._arrive, Release(request.id), len(request.names()))
 
     def work(self, cost_ms: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Let its processor do this behind all that has arrived before."""
+        """Schedule work on the processor after all that has arrived before."""
         now = self.world.now
         self._free_at = max(now, self._free_at) + cost_ms
         self.busy_ms += cost_ms
@@ -101,17 +113,17 @@ class Shard:
         self.work(self.world.costs.of(resources), self.step, command)
 
     def step(self, command: Command) -> None:
-        """Carry a command out, now, and tell those whom it is about."""
+        """Execute a command now, and notify the clients of the affected requests."""
         world = self.world
         events = self.manager.step(command, world.now)
         for event in events:
             if isinstance(event, Granted | Locked):
                 self.granted_ms[event.request] = world.now
-                self._tell(event, event.request)
+                self._reply(event, event.request)
             elif isinstance(event, Released):
                 self.granted_ms.pop(event.request, None)
-                if event.request in self._told:  # it waited
-                    self._tell(event, event.request)
+                if event.request in self._reply_callbacks:  # it waited
+                    self._reply(event, event.request)
             elif isinstance(event, Queued) and event.request.state is WAITING:
                 self._wait(event.request)
 
@@ -121,11 +133,11 @@ class Shard:
         if self.queued is not None:
             self.queued(self, request)
 
-    def _tell(self, event: Event, request: Request) -> None:
+    def _reply(self, event: Event, request: Request) -> None:
         costs = self.world.costs
-        self.world.after(costs.commit_ms + costs.hop_ms, self._told.pop(request), event)
+        self.world.after(costs.commit_ms + costs.hop_ms, self._reply_callbacks.pop(request), event)
 
 
 def home(name: str, shards: int) -> int:
-    """The number of the shard to which a resource belongs: by a hash of its name."""
+    """Return the number of the shard of a resource, by a hash of its name."""
     return crc32(name.encode()) % shards

@@ -1,1 +1,1 @@
-"""What `timeouts.py` measures."""
+"""The parts of `timeouts.py`."""

@@ -1,7 +1,7 @@
-"""The document's own SQL, in batches of as many state changes.
+"""The SQL of the reference design, in batches of the same number of state changes.
 
-As it stands but for one word: without IGNORE it ends with a duplicate key as soon as the state changes of a transfer that
-is in processing lie in two batches.
+It is unchanged, except for IGNORE: without it, the SQL fails with a duplicate key as soon as the
+state changes of a transfer in processing are in two batches.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ SEGMENT = "segmentType = 'timeout' AND enumeration = 0 AND tableName = 'transfer
 
 
 async def go_through(url: str) -> Way:
-    """As `ledger.go_through`. It hands over nothing and marks nothing, so it finds the expired ones again each time."""
+    """Read the whole ledger, as `ledger.go_through` does. Delivers and marks nothing, so it finds
+    the expired transfers again each time.
+    """
     way, least = Way(), 0
     database = open_database(url)
     try:

@@ -1,4 +1,4 @@
-"""A ledger to be measured: written once, gone through several times."""
+"""The ledger to measure: written once, read several times."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ ON ts."transferId" = t."transferId"
 JOIN "transferStateChange" tsc ON tsc."transferStateChangeId" = ts.newest
 WHERE tsc."transferStateId" IN ('RECEIVED_PREPARE', 'RESERVED') AND t."expirationDate" < CURRENT_TIMESTAMP
 """
-"""The document's query without any structures between."""
+"""The reference design's query without intermediate structures."""
 
 
 @dataclass
 class Way:
-    """One way through the ledger: seconds of each full batch, in order, and of each run behind the last."""
+    """The measured times of reading a whole ledger: seconds of each full batch, in order, and of
+    each run after the last.
+    """
 
     batches: list[float] = field(default_factory=list)
     idle: list[float] = field(default_factory=list)
@@ -38,7 +40,7 @@ class Way:
 
 
 async def write(url: str) -> tuple[float, int]:
-    """Write the ledger: the seconds, and how many state changes it has."""
+    """Generate the ledger; return the duration in seconds, and its number of state changes."""
     data_set = DataSet(transfers=TRANSFERS, expired=EXPIRED, seed=1)
     async with open_ledger(url, Ledger(), create=True) as database:
         began = time.perf_counter()
@@ -49,7 +51,9 @@ async def write(url: str) -> tuple[float, int]:
 
 
 async def clear(url: str) -> None:
-    """Let the handler begin anew, with new tables: rows that are only deleted are in its way until somebody cleans up."""
+    """Reset the handler by creating new tables: deleted rows would slow it down until the database
+    has removed them.
+    """
     tables = Ledger().tables
     database = open_database(url)
     try:
@@ -61,7 +65,9 @@ async def clear(url: str) -> None:
 
 
 async def go_through(url: str) -> Way:
-    """From the first state change to the last, and then some runs that find nothing new."""
+    """Read the ledger from the first state change to the last, and measure some runs that find
+    nothing new after that.
+    """
     way = Way()
 
     def expired(transfers: list[object]) -> None:
@@ -86,7 +92,9 @@ async def go_through(url: str) -> Way:
 
 
 async def plain_query(url: str) -> tuple[float, int]:
-    """What the document began with: the seconds of the query over everything, and how many it finds."""
+    """Execute the reference design's query without intermediate structures; return its duration in
+    seconds, and the number of transfers that it finds.
+    """
     progress("the plain query")
     database = open_database(url)
     try:

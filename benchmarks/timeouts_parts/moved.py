@@ -1,4 +1,6 @@
-"""Dates that were moved back among 1,000,000 transfers that wait: how soon the overdue ones are found."""
+"""Dates that are moved back among 1,000,000 tracked transfers: how soon the overdue ones are
+delivered.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ from timeouts_parts.servers import LargeMariadb, LargePostgres, database_of, sql
 WAITING = 1_000_000
 CHUNK = 20_000
 SOME = 1_000
-"""Transfers whose dates are moved one by one, all over the table."""
+"""Number of transfers whose dates are moved one by one, distributed over the table."""
 
 OVERDUE = 100_000
-"""Transfers that are overdue after the dates of all were moved."""
+"""Number of transfers that are overdue after the dates of all were moved."""
 
 IDLE_RUNS = 50
-MOST_S = 60.0
-"""Seconds within which all are found, by runs of the usual interval."""
+MAX_DELIVERY_S = 60.0
+"""Seconds within which all must be delivered, with runs at the default interval."""
 
 LEDGER = Ledger()
 
@@ -52,30 +54,30 @@ def moved_in_sqlite() -> Iterator[Row]:
 
 def _rows(url: str) -> Iterator[Row]:
     asyncio.run(_write(url))
-    idle = asyncio.run(_take_in(url))
+    idle = asyncio.run(_read_all(url))
     yield Row("a run with nothing new", median(idle), "ms", goal=20, digits=1, note=f"the worst {max(idle):.1f} ms")
     one = asyncio.run(_until_found(url, _move_some(1), 1))
-    yield Row("one date moved back: found after", one, "s", goal=MOST_S, digits=1)
+    yield Row("one date moved back: found after", one, "s", goal=MAX_DELIVERY_S, digits=1)
     some = asyncio.run(_until_found(url, _move_some(SOME), SOME))
-    yield Row(f"{SOME:,} dates moved back, all over the table: found after", some, "s", goal=MOST_S, digits=1)
+    yield Row(f"{SOME:,} dates moved back, all over the table: found after", some, "s", goal=MAX_DELIVERY_S, digits=1)
     every = asyncio.run(_until_found(url, _move_all, OVERDUE))
     yield Row(
         f"all dates moved back, {OVERDUE:,} overdue: found after",
         every,
         "s",
-        goal=MOST_S,
+        goal=MAX_DELIVERY_S,
         digits=1,
         note="its runs copy a million dates, too",
     )
 
 
 def _id(number: int) -> str:
-    """Ids of which those that follow each other are not beside each other."""
+    """Return an id for a number; consecutive numbers have distant ids."""
     return f"{number * 7_368_787 % WAITING:07}-{number:07}-of-the-benchmark"
 
 
 async def _write(url: str) -> None:
-    """Write the ledger: each transfer is in processing, and expires between one and ten days from now."""
+    """Write the ledger: each transfer is in processing, and expires in one to ten days."""
     tables, begin = LEDGER.tables, datetime.now(UTC) + timedelta(days=1)
     step = timedelta(days=9) / WAITING
     async with open_ledger(url, LEDGER, create=True) as database:
@@ -92,8 +94,8 @@ async def _write(url: str) -> None:
             progress(f"{first + CHUNK:,} transfers are written")
 
 
-async def _take_in(url: str) -> list[float]:
-    """Read all of it; the milliseconds of runs that find nothing new after that."""
+async def _read_all(url: str) -> list[float]:
+    """Read the whole ledger; return the milliseconds of runs that find nothing new after that."""
     async with TimeoutHandler(url, on_expired=lambda _expired: None, longest_transaction=0) as handler:
         run = await handler.run_once()
         while run is not None and run.lagging:
@@ -121,7 +123,9 @@ def _move_some(number: int) -> Callable[[Database], Awaitable[int]]:
 
 
 async def _move_all(database: Database) -> int:
-    """Move all dates so far that as many are overdue as is said, less those that were before."""
+    """Move all dates, so that this number of transfers becomes overdue in addition to those that
+    are overdue already.
+    """
     timeout, transfer = LEDGER.tables.timeout, LEDGER.tables.transfer
     async with database.reading() as connection:
         handed = select(func.count(timeout.c.handedOverDate))
@@ -137,7 +141,9 @@ async def _move_all(database: Database) -> int:
 
 
 async def _until_found(url: str, move: Callable[[Database], Awaitable[int]], wanted: int) -> float:
-    """Let a service run while dates are moved; the seconds until all that are overdue by that are handed over."""
+    """Run a handler while dates are moved; return the seconds until all overdue transfers are
+    delivered.
+    """
     found: set[str] = set()
     expected, began = float("inf"), 0.0
     done = asyncio.Event()
@@ -145,8 +151,8 @@ async def _until_found(url: str, move: Callable[[Database], Awaitable[int]], wan
     def on_expired(expired: list[ExpiredTransfer]) -> None:
         found.update(one.transfer_id for one in expired)
 
-    def told(came: TimeoutRun | Exception | None) -> None:
-        progress(f"{len(found):,} of {expected:,} are found: {came}")
+    def on_result(result: TimeoutRun | Exception | None) -> None:
+        progress(f"{len(found):,} of {expected:,} are found: {result}")
         if len(found) >= expected:
             done.set()
 
@@ -156,12 +162,12 @@ async def _until_found(url: str, move: Callable[[Database], Awaitable[int]], wan
         if abs(expected - wanted) > 1 + wanted // 100:
             raise Missing(f"{expected} transfers are overdue by what was moved, and not {wanted}")
         began = time.perf_counter()
-        running = asyncio.create_task(handler.run(told))
+        running = asyncio.create_task(handler.run(on_result))
         try:
-            async with asyncio.timeout(10 * MOST_S):
+            async with asyncio.timeout(10 * MAX_DELIVERY_S):
                 await done.wait()
         except TimeoutError:
-            raise Missing(f"{len(found)} of {expected} were found within {10 * MOST_S:.0f} s") from None
+            raise Missing(f"{len(found)} of {expected} were found within {10 * MAX_DELIVERY_S:.0f} s") from None
         finally:
             running.cancel()
             await asyncio.wait({running})

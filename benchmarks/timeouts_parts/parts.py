@@ -1,4 +1,4 @@
-"""What is measured in each kind of database."""
+"""The measurements in each kind of database."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from timeouts_parts.servers import LargeMariadb, LargePostgres, database_of, sql
 
 ROUNDS = 3
 SOME = 5
-"""Batches at the beginning of the ledger, and at its end, that are compared. The very first warms up."""
+"""Batches at the beginning and at the end of the ledger that are compared. The first one is for the
+warm-up.
+"""
 
 
 def mariadb() -> Iterator[Row]:
-    """MariaDB, and the document's own SQL on the same server"""
+    """MariaDB, and the SQL of the reference design on the same server"""
     with database_of(LargeMariadb) as url:
         ours = yield from _rows(url)
         theirs = []

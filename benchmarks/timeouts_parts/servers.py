@@ -1,4 +1,6 @@
-"""Databases with memory for a large ledger, and commits that wait for the disk: the servers are those of the tests."""
+"""Databases with enough memory for a large ledger, whose commits wait for the disk: the test
+servers with other settings.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from postgres import Postgres
 
 
 class LargeMariadb(Mariadb):
-    """Its default of 128 MB holds a seventh of the ledger."""
+    """The default buffer pool of 128 MB holds a seventh of the ledger."""
 
     def _server(self) -> list[str]:
         return [*super()._server(), "--innodb-buffer-pool-size=2G", "--innodb-flush-log-at-trx-commit=1"]
 
 
 class LargePostgres(Postgres):
-    """With the shared memory that its manual advises."""
+    """Shared memory as the manual recommends."""
 
     def _server(self) -> list[str]:
         return [*super()._server(), "-c", "fsync=on", "-c", "shared_buffers=1GB", "-c", "max_wal_size=4GB"]
@@ -33,7 +35,7 @@ class LargePostgres(Postgres):
 
 @contextmanager
 def database_of(kind: type[DatabaseServer]) -> Iterator[str]:
-    """The URL of an empty database of a server that is there until the block ends."""
+    """Start a server for the block, and yield the URL of an empty database."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             server = kind(Path(folder))
@@ -49,6 +51,6 @@ def database_of(kind: type[DatabaseServer]) -> Iterator[str]:
 
 @contextmanager
 def sqlite_file() -> Iterator[str]:
-    """The URL of a file that is not there yet."""
+    """Yield the URL of an SQLite file that does not exist yet."""
     with tempfile.TemporaryDirectory() as folder:
         yield f"sqlite:///{folder}/ledger.db"

@@ -1,1 +1,1 @@
-"""The parts of `tokens.py`, one subject each."""
+"""The parts of `tokens.py`."""

@@ -1,6 +1,6 @@
-"""In the memory of one process: selections of three tokens, out of more and more.
+"""Selections of three tokens in the memory of one process, from wallets of different sizes.
 
-Times are those of the one thread that selects. It waits for nothing, so they are what a quiet machine's clock shows.
+Times are measured by the wall clock of a quiet machine: the only thread waits for nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from genie.tokens import InMemorySelector, MemoryTokenStore, Token
 FEW = 100_000
 MANY = 1_000_000
 STEPS = 4_000
-"""Selections that a round holds at once, before it releases them in any order."""
+"""Selections that are held at once in a round, before they are released in random order."""
 DEEP = 30_000
-"""As many hold nine tenths of the few."""
+"""So that they hold nine tenths of the smaller wallet."""
 ROUNDS = 21
 DEEP_ROUNDS = 5
 ISSUERS = 10
@@ -85,7 +85,7 @@ def in_memory() -> Iterator[Row]:
 
 
 async def _selector_of(count: int) -> InMemorySelector:
-    """One that has loaded so many tokens of one wallet, which lie in memory in no order."""
+    """Create a selector, and load a wallet of this number of tokens, in random order in memory."""
     store = MemoryTokenStore()
     tokens = [
         Token(f"token-{number}", "alice", "Fiat", "GBP", 100, "household", issuer=f"issuer-{number % ISSUERS}")
@@ -99,7 +99,9 @@ async def _selector_of(count: int) -> InMemorySelector:
 
 
 async def _hold(selector: InMemorySelector, how: dict[str, Any], count: int) -> float:
-    """Select so often, then release all in another order; microseconds for one of each."""
+    """Hold this number of selections at once, then release them in random order; return the
+    microseconds for each.
+    """
     order = random.sample(range(count), count)
     began = time.thread_time()
     held = [await selector.select(**how) for _ in range(count)]
@@ -109,7 +111,7 @@ async def _hold(selector: InMemorySelector, how: dict[str, Any], count: int) -> 
 
 
 async def _one_by_one(selector: InMemorySelector) -> float:
-    """Select and release; microseconds for one of each."""
+    """Select and release repeatedly; return the microseconds for each."""
     began = time.thread_time()
     for _ in range(STEPS):
         async with await selector.select(**ALICE):

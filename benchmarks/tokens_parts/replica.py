@@ -1,4 +1,6 @@
-"""One replica, in a process of its own: it selects from a wallet as fast as it can for a while, when it is told to."""
+"""A replica in a separate process: on request it selects from a wallet as fast as it can for some
+time.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ import genie
 from genie.tokens import FundsLocked, MemoryTokenStore, SherdlockSelector, Token
 
 WALLET = 1_000
-"""Tokens in each wallet."""
+"""Number of tokens in each wallet."""
 
 TOKENS = 5
-"""Tokens in a selection: each is worth 1."""
+"""Number of tokens in a selection: each has the amount 1."""
 
 AT_A_TIME = 4
-"""Selections that a replica has under way."""
+"""Number of concurrent selections of a replica."""
 
 LEASE_S = 60.0
 
@@ -32,7 +34,7 @@ KIND = {"token_type": "Fiat", "identifier": "GBP"}
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What to do: select in one of the `WAYS` from one owner's wallet, for so long."""
+    """A request: select by one of the `WAYS` from the wallet of an owner, for some seconds."""
 
     way: str
     owner: str
@@ -41,7 +43,9 @@ class Work:
 
 @dataclass(slots=True)
 class Done:
-    """What came of it: selections, tokens that were tried and held by another, selections that failed for it."""
+    """The result: the number of selections, of requested tokens that others held, and of selections
+    that failed because of that.
+    """
 
     selections: int = 0
     collisions: int = 0
@@ -51,7 +55,9 @@ class Done:
 
 
 def replica(number: int, port: int, owners: list[str], pipe: Connection) -> None:
-    """Say that it is ready, then do what comes through the pipe and send back what came of it, until None comes."""
+    """Report that the replica is ready, then execute the requests from the pipe and send their
+    results, until None is received.
+    """
     asyncio.run(_serve(number, port, owners, pipe))
 
 
@@ -86,7 +92,7 @@ async def _go_on(way: Callable[[str, Done], Coroutine[None, None, None]], work: 
 
 
 async def _select(selector: SherdlockSelector, owner: str, name: str, done: Done) -> None:
-    """The way of the library: one round trip for all of them."""
+    """Select as the library does: one round trip for all tokens."""
     try:
         selection = await selector.select(TOKENS, owner=owner, transaction=name, **KIND)
     except FundsLocked:
@@ -97,7 +103,9 @@ async def _select(selector: SherdlockSelector, owner: str, name: str, done: Done
 
 
 async def _one_by_one(client: genie.Client, owner: str, name: str, chance: random.Random, done: Done) -> None:
-    """The classic way: try each token without waiting, in an order of chance; back off where too many are held."""
+    """Select as the original algorithm does: lock token by token in random order without waiting,
+    and back off if too many are held.
+    """
     held: list[genie.Lock] = []
     try:
         for number in chance.sample(range(WALLET), WALLET):

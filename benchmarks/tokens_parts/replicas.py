@@ -1,4 +1,4 @@
-"""With Genie: selections of eight replicas, each from a wallet of its own or all from one."""
+"""Selections of eight replicas with Genie, each from its own wallet or all from one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ CONTENDED = 0.9
 
 
 class Replicas:
-    """Eight of them. All do the same at the same time, and are asked together."""
+    """The replicas, which execute the same request at the same time."""
 
     def __init__(self, pipes: list[Connection]) -> None:
         self._pipes = pipes
 
     def work(self, way: str, shared: bool) -> Done:
-        """What came of it in all; `seconds` is the longest."""
+        """Execute a request in all replicas; return the sum of their results. `seconds` is the
+        longest duration.
+        """
         progress(f"{way}, {'one wallet for all' if shared else 'a wallet for each'}")
         for number, pipe in enumerate(self._pipes):
             pipe.send(Work(way, SHARED if shared else f"own-{number}", SECONDS))
@@ -60,7 +62,7 @@ def _running() -> Iterator[Replicas]:
 
 
 def replicas() -> Iterator[Row]:
-    """Eight replicas in processes of their own, four selections of five tokens under way on each, one server."""
+    """Eight replicas in separate processes, each with four concurrent selections of five tokens, one server."""
     kinds = [("sherdlock", False), ("sherdlock", True), ("one by one", False), ("one by one", True)]
     with _running() as running:
         results: list[list[Done]] = [[] for _ in kinds]

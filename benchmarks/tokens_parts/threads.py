@@ -1,7 +1,7 @@
-"""Threads that select in the memory of one process: eight of them, from one wallet of 100,000 tokens.
+"""Eight threads that select in the memory of one process, from one wallet of 100,000 tokens.
 
-Rates are by the clock: beside each other's work the threads wait for the mutex and for the interpreter. Nothing that was
-selected may be selected again before it is released; this is checked in each round.
+Rates are by the wall clock: the threads wait for the mutex and for the interpreter lock. Each round
+checks that no token is selected again before it is released.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKENS = 100_000
 THREADS = 8
 ROUNDS = 5
 STEPS = 2_000
-"""Selections of each thread in a round in which each is released before the next."""
+"""Selections of each thread in a round in which each selection is released before the next one."""
 ALONE = 1_000
 """Selections of the main thread in a round."""
 GOAL = 10_000
@@ -65,7 +65,9 @@ def _tokens() -> list[Token]:
 
 
 def _rate(pool: ThreadPoolExecutor, work: Callable[[int], int]) -> float:
-    """What all threads do in a second. `work` returns how much it was; they begin together."""
+    """Run `work`, which returns a count, in all threads at the same time; return the total per
+    second.
+    """
     begin = threading.Barrier(THREADS + 1)
 
     def one(number: int) -> int:
