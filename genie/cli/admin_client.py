@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from types import TracebackType
@@ -14,7 +13,7 @@ import msgspec
 
 from genie.admin.models import Problem
 from genie.cli.format import printable
-from genie.cli.options import EmptiableOption, SourcedOption, namespace_option, source_of
+from genie.cli.options import EmptiableOption, SourcedOption, namespace_option, run_async, source_of
 from genie.client.config import find_token, format_address, parse_address, tls_context
 from genie.config import Settings
 from genie.errors import GenieError, RequestRejected, Unavailable
@@ -138,7 +137,7 @@ def query_admin(client: AdminClient, operation: Callable[[AdminClient], Awaitabl
         async with client:
             return await operation(client)
 
-    return asyncio.run(run())
+    return run_async(run())
 
 
 def decode_response(response: Any, kind: type[T]) -> T:

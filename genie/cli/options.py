@@ -11,8 +11,10 @@ import io
 import math
 import os
 import re
+import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
@@ -306,7 +308,42 @@ def query(
             no_response = f"{format_servers(host, port)} did not respond within {timeout:g} s"
             raise Unavailable(client.connection_error or no_response) from None
 
-    return asyncio.run(connect_and_run())
+    return run_async(connect_and_run())
+
+
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a new event loop. Ctrl-C cancels it and raises KeyboardInterrupt.
+
+    `asyncio.run` alone cancels the task within the signal handler, which may interrupt a callback that has just found a
+    future pending and is about to set its result: asyncio then logs an InvalidStateError. Here the event loop handles
+    the signal between two callbacks.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return asyncio.run(coroutine)
+    interrupted = False
+
+    async def cancel_on_interrupt() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def on_interrupt() -> None:
+            nonlocal interrupted
+            interrupted = True
+            if task is not None:
+                task.cancel()
+
+        loop.add_signal_handler(signal.SIGINT, on_interrupt)
+        try:
+            return await coroutine
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)  # from now on Ctrl-C raises KeyboardInterrupt immediately
+
+    try:
+        return asyncio.run(cancel_on_interrupt())
+    except asyncio.CancelledError:
+        if interrupted:
+            raise KeyboardInterrupt from None
+        raise
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from rich.text import Text
 from genie.admin.models import Edge, HotList, State, Waits
 from genie.cli.admin_client import AdminClient, admin_options, decode_response, query_admin
 from genie.cli.format import Column, clip, duration, fit_table, wrap_items
-from genie.cli.options import json_option, one_line, one_line_errors, seconds, timeout_option
+from genie.cli.options import json_option, one_line, one_line_errors, run_async, seconds, timeout_option
 from genie.errors import GenieError
 from genie.protocol import codec
 
@@ -347,7 +347,7 @@ def top(
         for line in render(query_admin(client, _query_snapshot), columns, None):
             click.echo(line.text)
     else:
-        raise SystemExit(asyncio.run(_Screen(console, client, every).run()))
+        raise SystemExit(run_async(_Screen(console, client, every).run()))
 
 
 async def _query_state(client: AdminClient) -> Any:

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, suppress
 import click
 
 from genie.cli.format import printable
-from genie.cli.options import json_option, one_line_errors, server_options, timeout_option
+from genie.cli.options import json_option, one_line_errors, run_async, server_options, timeout_option
 from genie.client.aio import Client
 from genie.client.aio_connection import AsyncConnection, TransportHandler
 from genie.client.config import Address, find_token, parse_addresses
@@ -38,7 +38,7 @@ def watch(prefix: str, as_json: bool, host: str, port: int, namespace: str | Non
     PREFIX ("") selects all names. --json prints one line for each change.
     """
     try:
-        asyncio.run(
+        run_async(
             _watch(prefix, _format_json if as_json else _format_text, parse_addresses(host, port), namespace, timeout)
         )
     except BrokenPipeError:
