@@ -13,7 +13,8 @@ LOCKS = 1_000_000
 LONG_MS = 2_000_000_000
 WARM_UP = 5_000
 WARM_UP_MS = 2_000
-CONNECTIONS = 4
+CONNECTIONS = 8
+"""A server allows 200,000 requests on each."""
 
 
 def memory() -> Iterator[Row]:

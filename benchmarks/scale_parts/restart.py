@@ -11,6 +11,8 @@ from scale_parts.processes import REDIS_PING, genie, redis_server
 from scale_parts.report import Missing, Row, progress
 
 LOCKS = 1_000_000
+CONNECTIONS = 8
+"""A server allows 200,000 requests on each."""
 LONG_MS = 2_000_000_000
 QUIET_S = 5.0
 
@@ -27,9 +29,9 @@ def restart() -> Iterator[Row]:
         time.sleep(QUIET_S)
         marks.append(time.monotonic())
         progress(f"taking {LOCKS:,} locks")
-        wire.hold(server.port, LOCKS, LONG_MS)
+        wire.hold(server.port, LOCKS, LONG_MS, CONNECTIONS)
         marks.append(time.monotonic())
-        progress("starting the server anew")
+        progress("restarting the server")
         server.kill()
         killed = time.monotonic()
         server.start()
