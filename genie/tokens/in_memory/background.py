@@ -278,7 +278,7 @@ class Background:
 
     async def _wait_until_stopped(self) -> None:
         await self._stopping.wait()
-        self.stopped = True  # calls in progress are cancelled, and no more are started
+        self.stopped = True  # calls in progress are cancelled, and further ones are rejected
 
     def _abandon(self, call: _Call[Any], error: BaseException) -> None:
         """Cancel or undo a call after an exception in the calling thread, unless `error` is the

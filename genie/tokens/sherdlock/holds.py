@@ -262,7 +262,7 @@ class LockSubscription:
     def record_request(self, *, contended: bool) -> None:
         """Record a request for tokens, and subscribe if too many are contended.
 
-        `contended`: others held so many tokens that the request failed, or would have failed
+        `contended`: others held too many tokens, so that the request failed, or would have failed
         without the knowledge from a subscription.
         """
         self._contention += AVERAGE_WEIGHT * (contended - self._contention)

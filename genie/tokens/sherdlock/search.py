@@ -103,7 +103,7 @@ class Candidates:
 
     @property
     def contended(self) -> bool:
-        """Whether others hold so many tokens that a request without knowledge of the holders would
+        """Whether others hold too many tokens for a request: without knowledge of the holders it would
         probably have failed.
         """
         return self.skipped > spare_count(self.needed)
