@@ -103,8 +103,8 @@ class Candidates:
 
     @property
     def contended(self) -> bool:
-        """Whether others hold too many tokens for a request: without knowledge of the holders it would
-        probably have failed.
+        """Whether others hold too many tokens for a request: without knowledge of the holders it
+        would probably have failed.
         """
         return self.skipped > spare_count(self.needed)
 
