@@ -93,7 +93,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 
 SUCCESS = "success"
 RELEASED_BY_OTHER = "released-by-other"
-NO_MESSAGE = "no-message"
+PROTOCOL_ERROR = "protocol-error"
 
 _RELEASE_HEAD, _RELEASE_TAIL = messages.command("release", id=0).split(b"0")
 
@@ -177,7 +177,7 @@ class LoadConnection:
             for line in self._framing.feed(data):
                 self._on_message(messages.read(line), now_ns, commands)
         except (ValueError, framing.LineTooLong) as error:
-            self._tally.errors[NO_MESSAGE] += 1
+            self._tally.errors[PROTOCOL_ERROR] += 1
             self.protocol_error = f"received an invalid message: {error}"
         return b"".join(commands)
 

@@ -245,9 +245,9 @@ def bench(
     Errors are counted over the whole run with its warm-up, by the error code or
     the reason that the server sent. These names are not the server's:
       connection-lost    a connection ended; the others continue
-      no-message         a connection received invalid data and was closed
       not-released       the end of a request was not confirmed within
                          --timeout, or before a second Ctrl-C
+      protocol-error     a connection received invalid data and was closed
       released-by-other  a request was ended by another client
 
     The number of connections is shown next to the rate if some were not open for the whole measured time.

@@ -31,7 +31,7 @@ MAX_WAITERS_SHOWN = 10
 Reply = dict[str, Any]
 """Payload of an `inspected`."""
 Replies = dict[str, Any]
-"""`asked` is the reply about the request itself, `blockers` contains the replies about its blockers by id, and `lines`
+"""`request` is the reply about the request itself, `blockers` contains the replies about its blockers by id, and `queues`
 the replies about the wait queues of the resources that it holds, by name."""
 
 
@@ -64,18 +64,18 @@ async def _query_replies(client: Querier, id: int) -> Replies:
         blockers = {blocker["id"]: None for row in reply["queue"] for blocker in row["blockers"]}
         names = {bare_name(resource): None for row in reply["holders"] for resource in row["resources"]}
     return {
-        "asked": reply,
+        "request": reply,
         "blockers": {str(blocker): await client.inspected(id=blocker) for blocker in blockers},
-        "lines": {name: await client.inspected(resource=name, limit=MAX_ROWS, only="queue") for name in names},
+        "queues": {name: await client.inspected(resource=name, limit=MAX_ROWS, only="queue") for name in names},
     }
 
 
 def _report_lines(replies: Replies, now_ms: float) -> Iterator[str]:
     """Yield the lines of the report; none if the request does not exist."""
-    for row in replies["asked"]["queue"]:
+    for row in replies["request"]["queue"]:
         yield from _waiter_report(row, replies["blockers"], now_ms)
-    for row in replies["asked"]["holders"]:
-        yield from _holder_report(row, replies["lines"], now_ms)
+    for row in replies["request"]["holders"]:
+        yield from _holder_report(row, replies["queues"], now_ms)
 
 
 def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float) -> Iterator[str]:

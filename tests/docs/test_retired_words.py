@@ -1,8 +1,4 @@
-"""Reject the project's former private vocabulary: docs/glossary.md has the terms to use instead.
-
-`ALLOWED` lists the files that still contain retired words. It may only shrink: a file that is clean must be removed
-from it. Executed as a program, this file removes the entries of clean and of deleted files.
-"""
+"""Reject the project's former private vocabulary: docs/glossary.md has the terms to use instead."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ALLOWED = Path(__file__).with_name("retired_words_allowed.txt")
 
 WORDS = (
     # programs are not people
@@ -90,7 +85,7 @@ DEFINITION = re.compile(r"^\s*(?:async def|def|class) (\w+)|^(\w+) *(?::[^=]*)?=
 
 def texts() -> Iterator[tuple[str, str]]:
     """Paths with their text; of tests only the names of files, classes, functions and module variables."""
-    places = [ROOT / "README.md", ROOT / "protocol.md"]
+    places = [ROOT / name for name in ("README.md", "CHANGELOG.md", "protocol.md")]
     for folder in ("genie", "docs", "examples"):
         places += sorted((ROOT / folder).rglob("*"))
     for path in places:
@@ -105,27 +100,16 @@ def texts() -> Iterator[tuple[str, str]]:
             yield path.relative_to(ROOT).as_posix(), "\n".join(f"{name} {name.replace('_', ' ')}" for name in names)
 
 
-def allowed() -> set[str]:
-    return set(ALLOWED.read_text().split())
-
-
 TEXTS = dict(texts())
 
 
 @pytest.mark.parametrize("path", TEXTS)
-def test_only_files_on_the_list_contain_retired_words(path: str) -> None:
+def test_no_file_contains_retired_words(path: str) -> None:
     found = [
         f"line {TEXTS[path].count(chr(10), 0, match.start()) + 1}: {match[0]}"
         for match in RETIRED.finditer(TEXTS[path])
     ]
-    if path in allowed():
-        assert found, f"{path} is clean: remove it from {ALLOWED.name} (python {Path(__file__).name} does)"
-    else:
-        assert not found, f"{path} contains retired words: {found[:20]}; docs/glossary.md has the terms to use"
-
-
-def test_the_list_names_existing_files() -> None:
-    assert allowed() <= TEXTS.keys()
+    assert not found, f"{path} contains retired words: {found[:20]}; docs/glossary.md has the terms to use"
 
 
 @pytest.mark.parametrize(
@@ -140,13 +124,3 @@ def test_retired_words_are_found(text: str) -> None:
 )
 def test_other_words_are_not(text: str) -> None:
     assert not RETIRED.search(text)
-
-
-def prune() -> None:
-    """Rewrite the list without the files that are clean or deleted."""
-    left = sorted(path for path in allowed() if RETIRED.search(TEXTS.get(path, "")))
-    ALLOWED.write_text("".join(f"{path}\n" for path in left))
-
-
-if __name__ == "__main__":
-    prune()

@@ -363,7 +363,7 @@ def test_an_invalid_message_is_counted_once_for_each_connection() -> None:
         done = bench(port, "own", "--json", *FOREVER)
     assert done.returncode == 1
     assert "invalid message" in done.stderr
-    assert only_workload(done.stdout)["errors"] == {"no-message": SLOTS}
+    assert only_workload(done.stdout)["errors"] == {"protocol-error": SLOTS}
 
 
 @pytest.mark.parametrize("code", ["unavailable", "of-the-future"])

@@ -37,10 +37,10 @@ async def test_explain_a_waiting_request_and_a_holder(genie: Genie, wire: Wire) 
     assert f"\nWaiting for it:\n  └ {last} of t3 for exclusive:e/a (" in holds.stdout
     assert f"\n  └ {ahead} for exclusive:e/b (" in holds.stdout
     assert holds.stdout.count("└") == 2
-    assert waiter_replies["asked"]["queue"][0]["id"] == last
+    assert waiter_replies["request"]["queue"][0]["id"] == last
     assert waiter_replies["blockers"][str(held)]["holders"][0]["id"] == held
     assert waiter_replies["blockers"][str(ahead)]["queue"][0]["id"] == ahead
-    assert [row["id"] for row in holder_replies["lines"]["e/b"]["queue"]] == [ahead, last]
+    assert [row["id"] for row in holder_replies["queues"]["e/b"]["queue"]] == [ahead, last]
     for id_ in (last, ahead, held):
         wire.send("release", id=id_)
 

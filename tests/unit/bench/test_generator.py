@@ -7,7 +7,14 @@ import re
 import orjson
 import pytest
 
-from genie.bench.generator import NO_MESSAGE, RELEASED_BY_OTHER, WORKLOADS, LoadConnection, Tally, WorkloadParameters
+from genie.bench.generator import (
+    PROTOCOL_ERROR,
+    RELEASED_BY_OTHER,
+    WORKLOADS,
+    LoadConnection,
+    Tally,
+    WorkloadParameters,
+)
 from genie.protocol.messages import command
 
 REQUEST = command("request", resources=["exclusive:a"])
@@ -177,7 +184,7 @@ def test_invalid_input_is_a_protocol_error(tally: Tally, data: bytes) -> None:
     connection = one_slot(tally)
     connection.receive(data, 10)
     assert "invalid message" in connection.protocol_error
-    assert tally.errors == {NO_MESSAGE: 1}
+    assert tally.errors == {PROTOCOL_ERROR: 1}
 
 
 def test_messages_of_a_newer_server_are_skipped(tally: Tally) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from genie.bench.generator import NO_MESSAGE, RELEASED_BY_OTHER, Tally, WorkloadParameters
+from genie.bench.generator import PROTOCOL_ERROR, RELEASED_BY_OTHER, Tally, WorkloadParameters
 from genie.bench.runner import CONNECTION_LOST, NOT_RELEASED, BenchOptions, Result
 from genie.cli import main
 from genie.cli.bench import header_line, json_document, result_lines
@@ -146,5 +146,5 @@ def test_help_explains_the_errors_of_the_client() -> None:
     text = CliRunner().invoke(main, ["bench", "--help"]).output
     _, found = text.split("These names are not the server's:\n")
     names = re.findall(r"^    ([a-z-]+)  ", found.partition("\n\n")[0], re.MULTILINE)
-    assert names == sorted([RELEASED_BY_OTHER, CONNECTION_LOST, NOT_RELEASED, NO_MESSAGE])
+    assert names == sorted([RELEASED_BY_OTHER, CONNECTION_LOST, NOT_RELEASED, PROTOCOL_ERROR])
     assert "1 if there were errors" in text

@@ -12,7 +12,7 @@ Rows = dict[str, Any]
 
 
 def report(request: Rows, blockers: dict[str, Rows] | None = None, queues: dict[str, Rows] | None = None) -> list[str]:
-    replies = {"asked": inspected(request), "blockers": blockers or {}, "lines": queues or {}}
+    replies = {"request": inspected(request), "blockers": blockers or {}, "queues": queues or {}}
     return list(importlib.import_module("genie.cli.explain")._report_lines(replies, NOW))
 
 
@@ -134,5 +134,5 @@ def test_every_line_fits_into_100_columns() -> None:
 
 
 def test_an_unknown_id_has_no_report() -> None:
-    empty = {"asked": inspected(), "blockers": {}, "lines": {}}
+    empty = {"request": inspected(), "blockers": {}, "queues": {}}
     assert list(importlib.import_module("genie.cli.explain")._report_lines(empty, NOW)) == []
