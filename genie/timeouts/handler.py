@@ -66,16 +66,6 @@ class TimeoutRun:
     rejected: int
     lagging: bool
 
-    @property
-    def refused(self) -> int:
-        """The former name of `rejected`."""
-        return self.rejected
-
-    @property
-    def behind(self) -> bool:
-        """The former name of `lagging`."""
-        return self.lagging
-
 
 class TimeoutHandler:
     """Finds expired transfers in a ledger, and delivers them to a callback: at least once each.

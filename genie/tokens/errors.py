@@ -16,17 +16,17 @@ from genie.errors import GenieError
 
 
 class InsufficientFunds(GenieError):
-    """The wallet has less than the requested amount, `asked`.
+    """The wallet has less than the requested amount, `target`.
 
     `free` is the amount that no transaction holds, `locked` the amount that other transactions
     hold. Both count only the tokens that `where` accepts.
     """
 
-    def __init__(self, asked: int, free: int, locked: int, source: object = "") -> None:
-        self.asked, self.free, self.locked = asked, free, locked
+    def __init__(self, target: int, free: int, locked: int, source: object = "") -> None:
+        self.target, self.free, self.locked = target, free, locked
         location = f" in {source}" if str(source) else ""
         held = f", {locked} held by others" if locked else ""
-        super().__init__(f"requested {asked}{location}: {free} free{held}")
+        super().__init__(f"requested {target}{location}: {free} free{held}")
 
 
 class FundsLocked(InsufficientFunds):
@@ -34,13 +34,13 @@ class FundsLocked(InsufficientFunds):
 
 
 class TooManyTokens(GenieError):
-    """The requested amount, `asked`, can't be reached in `limit` tokens: the sum of the largest
+    """The requested amount, `target`, can't be reached in `limit` tokens: the sum of the largest
     free ones is `reached`. Consolidate tokens, or allow more.
     """
 
-    def __init__(self, asked: int, limit: int, reached: int) -> None:
-        self.asked, self.limit, self.reached = asked, limit, reached
-        super().__init__(f"requested {asked} in at most {limit} tokens: the largest free ones reach {reached}")
+    def __init__(self, target: int, limit: int, reached: int) -> None:
+        self.target, self.limit, self.reached = target, limit, reached
+        super().__init__(f"requested {target} in at most {limit} tokens: the largest free ones reach {reached}")
 
 
 class SelectionEnded(GenieError):

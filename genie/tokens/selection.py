@@ -21,7 +21,7 @@ def read_checkpoint(data: Mapping[str, Any]) -> tuple[str, int, list[Token]]:
     invalid.
     """
     try:
-        transaction, amount = data["transaction"], data["asked"]
+        transaction, amount = data["transaction"], data["target"]
         tokens = [Token(**token) for token in data["tokens"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the checkpoint of a selection: {error!r}") from None
@@ -54,31 +54,31 @@ class State(Enum):
 
 
 class Selection(ABC):
-    """Tokens that together reach the requested amount, `asked`, and are held for a transaction.
+    """Tokens that together reach the requested amount, `target`, and are held for a transaction.
 
     An async context manager that releases the tokens if they were not spent. It belongs to its
     selector's event loop: RuntimeError if another thread uses it.
     """
 
-    __slots__ = ("_guard", "_state", "_store", "asked", "tokens", "transaction")
+    __slots__ = ("_guard", "_state", "_store", "target", "tokens", "transaction")
 
-    def __init__(self, store: TokenStore, tokens: Sequence[Token], asked: int, transaction: str, guard: Guard) -> None:
+    def __init__(self, store: TokenStore, tokens: Sequence[Token], target: int, transaction: str, guard: Guard) -> None:
         self._store = store
         self._guard = guard
         self._state = State.HELD
         self.tokens = tuple(tokens)
-        self.asked = asked
+        self.target = target
         self.transaction = transaction
 
     @property
     def amount(self) -> int:
-        """The sum of the tokens; at least `asked`."""
+        """The sum of the tokens; at least `target`."""
         return sum(token.amount for token in self.tokens)
 
     @property
     def change(self) -> int:
-        """The sum of the tokens beyond `asked`."""
-        return self.amount - self.asked
+        """The sum of the tokens beyond `target`."""
+        return self.amount - self.target
 
     @property
     @abstractmethod

@@ -219,9 +219,9 @@ class InMemorySelection:
         return self._inner.tokens
 
     @property
-    def asked(self) -> int:
+    def target(self) -> int:
         """The requested amount."""
-        return self._inner.asked
+        return self._inner.target
 
     @property
     def transaction(self) -> str:
@@ -230,12 +230,12 @@ class InMemorySelection:
 
     @property
     def amount(self) -> int:
-        """The sum of the tokens; at least `asked`."""
+        """The sum of the tokens; at least `target`."""
         return self._inner.amount
 
     @property
     def change(self) -> int:
-        """The sum of the tokens beyond `asked`."""
+        """The sum of the tokens beyond `target`."""
         return self._inner.change
 
     @property

@@ -74,7 +74,7 @@ async def replicas(genie: Genie, ledger: Ledger, count: int, **options: Any) -> 
 async def pay(selection: Selection, to: str) -> None:
     """Spend the requested amount, and return the change to the wallet."""
     owner = selection.tokens[0].owner
-    outputs = [Token(f"{selection.transaction}-paid", to, "Fiat", "GBP", selection.asked)]
+    outputs = [Token(f"{selection.transaction}-paid", to, "Fiat", "GBP", selection.target)]
     if selection.change:
         outputs.append(Token(f"{selection.transaction}-change", owner, "Fiat", "GBP", selection.change))
     await selection.spend(outputs)

@@ -27,7 +27,7 @@ class InMemorySelection(Selection):
         self,
         store: TokenStore,
         tokens: Sequence[Token],
-        asked: int,
+        target: int,
         reservation: Reservation,
         reservations: ReservationTable,
         follower: StoreFollower,
@@ -35,7 +35,7 @@ class InMemorySelection(Selection):
         *,
         restored: bool = False,
     ) -> None:
-        super().__init__(store, tokens, asked, reservation.transaction, guard)
+        super().__init__(store, tokens, target, reservation.transaction, guard)
         self._restored = restored
         self._reservation = reservation
         self._reservations = reservations
@@ -69,7 +69,7 @@ class InMemorySelection(Selection):
             raise SelectionEnded(f"the selection of {self.transaction!r} has ended: there is nothing to restore")
         return {
             "transaction": self.transaction,
-            "asked": self.asked,
+            "target": self.target,
             "tokens": [token.plain() for token in self.tokens],
         }
 

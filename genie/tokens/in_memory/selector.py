@@ -274,8 +274,8 @@ class Consolidation(InMemorySelection):
         *,
         restored: bool = False,
     ) -> None:
-        asked = sum(token.amount for token in tokens)
-        super().__init__(store, tokens, asked, reservation, reservations, follower, guard, restored=restored)
+        target = sum(token.amount for token in tokens)
+        super().__init__(store, tokens, target, reservation, reservations, follower, guard, restored=restored)
         self.amounts = split(self.amount, into)
 
     def checkpoint(self) -> dict[str, Any]:

@@ -51,10 +51,10 @@ class SherdlockSelection(Selection):
         context: SelectorContext,
         grants: Grants,
         reservation: Reservation,
-        asked: int,
+        target: int,
         earlier_locks: Sequence[int] = (),
     ) -> None:
-        super().__init__(context.store, grants.tokens, asked, reservation.transaction, context.guard)
+        super().__init__(context.store, grants.tokens, target, reservation.transaction, context.guard)
         self._context = context
         self._grants = grants
         self._reservation = reservation
@@ -80,7 +80,7 @@ class SherdlockSelection(Selection):
             raise SelectionEnded(f"the selection of {self.transaction!r} has ended: there is nothing to restore")
         return {
             "transaction": self.transaction,
-            "asked": self.asked,
+            "target": self.target,
             "tokens": [token.plain() for token in self.tokens],
             "locks": [*self._earlier_locks, *(lock.id for lock in self._grants.locks)],
         }
@@ -163,7 +163,7 @@ class Checkpoint:
     """The parsed data of `SherdlockSelection.checkpoint`. `locks` are ids of locks."""
 
     transaction: str
-    asked: int
+    target: int
     tokens: list[Token]
     locks: list[int]
 

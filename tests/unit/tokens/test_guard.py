@@ -52,7 +52,7 @@ async def checkpoint(_selector: Selector, selection: Selection) -> object:
 
 CALLS: dict[str, Call] = {
     "select": lambda selector, _: selector.select(10, transaction="other", **ALICE),
-    "restore": lambda selector, _: selector.restore({"transaction": "tx", "asked": 1, "tokens": []}),
+    "restore": lambda selector, _: selector.restore({"transaction": "tx", "target": 1, "tokens": []}),
     "close": lambda selector, _: selector.close(),
     "spend": lambda _, selection: selection.spend(),
     "release": lambda _, selection: selection.release(),
@@ -99,7 +99,7 @@ async def test_the_error_recommends_the_selector_for_threads() -> None:
 
 async def test_a_selector_that_was_closed_can_be_started_in_another_thread() -> None:
     selector = InMemorySelector(ScriptedStore(make_tokens([10])))
-    restored = await selector.restore({"transaction": "tx", "asked": 1, "tokens": [make_tokens([10])[0].plain()]})
+    restored = await selector.restore({"transaction": "tx", "target": 1, "tokens": [make_tokens([10])[0].plain()]})
     await selector.start()
     assert restored.held
     await selector.close()

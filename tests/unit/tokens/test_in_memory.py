@@ -87,7 +87,7 @@ async def test_held_tokens_are_not_selected_and_a_failed_selection_holds_nothing
         first = await selector.select(300, transaction="a", **ALICE)
         with pytest.raises(FundsLocked) as locked:
             await selector.select(300, transaction="b", **ALICE)
-        assert (locked.value.asked, locked.value.free, locked.value.locked) == (300, 200, 300)
+        assert (locked.value.target, locked.value.free, locked.value.locked) == (300, 200, 300)
         with pytest.raises(InsufficientFunds) as short:
             await selector.select(501, transaction="b", **ALICE)
         assert type(short.value) is InsufficientFunds
@@ -118,7 +118,7 @@ async def test_the_largest_tokens_are_selected_if_others_exceed_the_limit() -> N
                 assert sorted(token.amount for token in selection.tokens) == [40, 50]
             with pytest.raises(TooManyTokens) as many:
                 await selector.select(91, transaction="a", where=where, limit=2, **ALICE)
-            assert (many.value.asked, many.value.limit, many.value.reached) == (91, 2, 90)
+            assert (many.value.target, many.value.limit, many.value.reached) == (91, 2, 90)
         assert (await selector.select(126, transaction="a", **ALICE)).change == 0
 
 

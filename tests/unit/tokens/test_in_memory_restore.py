@@ -33,7 +33,7 @@ async def test_restored_tokens_are_held_after_a_restart() -> None:
     restored = await selector.restore(data)
     assert restored.held
     async with selector:
-        assert (restored.transaction, restored.amount, restored.asked) == ("flow", 400, 400)
+        assert (restored.transaction, restored.amount, restored.target) == ("flow", 400, 400)
         assert all(store.tokens[token.id] == token for token in restored.tokens)
         assert (restored.held, restored.lost) == (True, ())
         with pytest.raises(FundsLocked) as locked:
@@ -142,7 +142,7 @@ async def test_restore_holds_nothing_if_another_transaction_holds_a_token() -> N
         other = await selector.select(100, transaction="new", **ALICE)
         with pytest.raises(FundsLocked) as locked:
             await selector.restore(data)
-        assert (locked.value.asked, locked.value.free, locked.value.locked) == (400, 300, 100)
+        assert (locked.value.target, locked.value.free, locked.value.locked) == (400, 300, 100)
         assert other.held
         assert (await selector.select(300, transaction="third", **ALICE)).held
     selector = InMemorySelector(store)
@@ -217,7 +217,7 @@ async def test_a_spent_selection_has_no_checkpoint_and_a_consolidation_is_restor
 async def test_an_invalid_checkpoint_holds_nothing() -> None:
     store = ScriptedStore(make_tokens([100]))
     data = await checkpoint_of(store, 100)
-    del data["asked"]
+    del data["target"]
     async with InMemorySelector(store) as selector:
         with pytest.raises(ValueError, match="checkpoint"):
             await selector.restore(data)

@@ -32,7 +32,7 @@ def test_sherdlock_rejects_a_blocking_client() -> None:
         SherdlockSelector(genie.sync.connect(), MemoryTokenStore())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("data", [{}, {"transaction": "t", "asked": 1, "tokens": [{"id": "x"}]}])
+@pytest.mark.parametrize("data", [{}, {"transaction": "t", "target": 1, "tokens": [{"id": "x"}]}])
 async def test_an_invalid_checkpoint_is_rejected(data: dict[str, object]) -> None:
     async with InMemorySelector(MemoryTokenStore()) as selector:
         with pytest.raises(ValueError, match="checkpoint"):

@@ -199,7 +199,7 @@ async def test_funds_locked_is_raised_after_all_waits():
         begin = asyncio.get_running_loop().time()
         with pytest.raises(FundsLocked) as caught:
             await selector.select(5, transaction="tx", **ALICE)
-        assert (caught.value.asked, caught.value.free, caught.value.locked) == (5, 3, 7)
+        assert (caught.value.target, caught.value.free, caught.value.locked) == (5, 3, 7)
         assert 0 < asyncio.get_running_loop().time() - begin <= 15
         assert genie.holders("t9") == set()
 
@@ -462,7 +462,7 @@ async def test_insufficient_funds_are_reported_without_waiting():
         with pytest.raises(InsufficientFunds, match="Fiat GBP of owner 'alice'") as caught:
             await selector.select(11, transaction="tx", **ALICE)
         assert type(caught.value) is InsufficientFunds
-        assert (caught.value.asked, caught.value.free, caught.value.locked) == (11, 8, 2)
+        assert (caught.value.target, caught.value.free, caught.value.locked) == (11, 8, 2)
         assert asyncio.get_running_loop().time() == 0
         assert len(genie.requests) == 1  # how much others hold
         assert len(genie.locks) == 1
@@ -624,7 +624,7 @@ async def test_a_limit_is_kept_by_selecting_the_largest_tokens():
                 assert len(selection.tokens) == 3
         with pytest.raises(TooManyTokens) as caught:
             await selector.select(151, transaction="tx", limit=3, **ALICE)
-        assert (caught.value.asked, caught.value.limit, caught.value.reached) == (151, 3, 150)
+        assert (caught.value.target, caught.value.limit, caught.value.reached) == (151, 3, 150)
         lock = genie.lock_as_other("big0")
         await settle()
         with pytest.raises(FundsLocked):
@@ -1035,7 +1035,7 @@ async def test_a_checkpoint_restores_the_selection_in_another_replica():
             await one.restore(data)
         async with await other.restore(data) as again:
             assert set(again.tokens) == set(selection.tokens)
-            assert (again.asked, again.transaction, again.change) == (7, "tx", 2)
+            assert (again.target, again.transaction, again.change) == (7, "tx", 2)
         assert genie.tokens_held == set()  # the locks from before are given back as well
         async with await other.restore(data) as again:
             await again.spend()

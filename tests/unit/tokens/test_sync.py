@@ -188,7 +188,7 @@ def test_threads_that_spend_and_issue_change_conserve_the_total(
                 if turn % 3:
                     change = make_tokens([selection.change] if selection.change else [], f"change-{name}-")
                     selection.spend(change)
-                    paid += selection.asked
+                    paid += selection.target
         return paid
 
     with InMemorySelector(ledger, max_tokens=max_tokens) as selector:
@@ -540,7 +540,7 @@ def test_the_calls_are_those_of_the_asyncio_selector(pool: ThreadPoolExecutor, m
 
         def use() -> None:
             with selector.select(25, transaction="tx", account="household", limit=3, **GBP) as selection:
-                assert (selection.amount, selection.asked, selection.change) == (30, 25, 5)
+                assert (selection.amount, selection.target, selection.change) == (30, 25, 5)
                 assert (selection.transaction, selection.held, selection.lost) == ("tx", True, ())
                 saved = json.loads(json.dumps(selection.checkpoint()))
                 restored = selector.restore(saved)
