@@ -167,7 +167,7 @@ class Books:
 
     async def kept(self) -> dict[str, bool]:
         """Transfers that were taken in, and whether they are dealt with."""
-        rows = await self.run("SELECT `transferId`, `handedOverDate` FROM `transferTimeout`")
+        rows = await self.run("SELECT `transferId`, `deliveredDate` FROM `transferTimeout`")
         assert len({row[0] for row in rows}) == len(rows), "a transfer was taken in twice"
         return {id: date is not None for id, date in rows}
 

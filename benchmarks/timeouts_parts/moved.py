@@ -128,7 +128,7 @@ async def _move_all(database: Database) -> int:
     """
     timeout, transfer = LEDGER.tables.timeout, LEDGER.tables.transfer
     async with database.reading() as connection:
-        handed = select(func.count(timeout.c.handedOverDate))
+        handed = select(func.count(timeout.c.deliveredDate))
         before = (await connection.execute(handed)).scalar_one()
         wanted = select(transfer.c.expirationDate).order_by(transfer.c.expirationDate).offset(before + OVERDUE).limit(1)
         first = (await connection.execute(wanted)).scalar_one()

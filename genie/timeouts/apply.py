@@ -80,17 +80,17 @@ class Applier:
             await connection.execute(delete(timeout).where(row_id.in_(ids)))
         updates = [_updated_values(row, row.expires, result.now) for row in delivered_rows]
         updates += [
-            _updated_values(row, row.copied_date, row.handed_over)
+            _updated_values(row, row.copied_date, row.delivered_at)
             for row in plan.mark_checked
             if row.timeout_id not in delivered_ids
         ]
         await self._database.update_rows(
-            connection, timeout, updates, ("expirationDate", "handedOverDate", "stateChangeId")
+            connection, timeout, updates, ("expirationDate", "deliveredDate", "stateChangeId")
         )
         for ids in _batches([id for id in plan.refresh if id not in delivered_ids]):
             await connection.execute(self._queries.refresh_dates(ids))
         for ids in _batches([id for id in plan.reopen if id not in delivered_ids]):
-            await connection.execute(update(timeout).where(row_id.in_(ids)).values(handedOverDate=None))
+            await connection.execute(update(timeout).where(row_id.in_(ids)).values(deliveredDate=None))
         if plan.insert:
             await self._database.insert_rows(connection, timeout, list(_inserted_values(result, delivered)))
 
@@ -123,12 +123,12 @@ def _inserted_values(result: ScanResult, delivered: AbstractSet[str]) -> Iterabl
             "transferId": transfer_id,
             "expirationDate": row.expires,
             "createdDate": result.now,
-            "handedOverDate": result.now if transfer_id in delivered else None,
+            "deliveredDate": result.now if transfer_id in delivered else None,
             "stateChangeId": row.change,
         }
 
 
-def _updated_values(row: TransferRow, expires: datetime | None, handed_over: datetime | None) -> dict[str, Any]:
+def _updated_values(row: TransferRow, expires: datetime | None, delivered_at: datetime | None) -> dict[str, Any]:
     """Return the new values of a transfer's row of `transferTimeout`.
 
     They record the last state change as of the scan. The transfer may have become final since, and
@@ -138,7 +138,7 @@ def _updated_values(row: TransferRow, expires: datetime | None, handed_over: dat
         "transferTimeoutId": row.timeout_id,
         "transferId": row.transfer_id,
         "expirationDate": expires,
-        "handedOverDate": handed_over,
+        "deliveredDate": delivered_at,
         "stateChangeId": row.change,
     }
 

@@ -30,7 +30,7 @@ class Progress(StrEnum):
     """The next run delivers it."""
     DATE_MOVED = "date-moved"
     """Its date was moved in the ledger. The handler delivers it once it has compared the dates."""
-    HANDED_OVER = "handed-over"
+    DELIVERED = "delivered"
     """It was delivered, and is not final yet."""
     MISSED = "missed"
     """The handler has read past its last state change, and does not track it: the change was
@@ -42,7 +42,7 @@ class Progress(StrEnum):
 class Explained:
     """An expired transfer, and the handler's progress with it.
 
-    `change` is the id of its last state change. `handed_over` is when it was delivered, or None.
+    `change` is the id of its last state change. `delivered_at` is when it was delivered, or None.
     Dates are in UTC.
     """
 
@@ -51,7 +51,7 @@ class Explained:
     state: str
     change: int
     progress: Progress
-    handed_over: datetime | None
+    delivered_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class _Row(NamedTuple):
     change: int
     timeout_id: int | None
     copied_date: datetime | None
-    handed_over: datetime | None
+    delivered_at: datetime | None
 
 
 async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation:
@@ -100,7 +100,7 @@ async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation
             state=row.state,
             change=row.change,
             progress=_progress(row, now, segment) if has_handler else Progress.NO_HANDLER,
-            handed_over=row.handed_over,
+            delivered_at=row.delivered_at,
         )
         for row in rows
         if row.expires < now  # SQL has compared a local time that occurs twice as the first one
@@ -125,7 +125,7 @@ def _expired_query(database: Database, ledger: Ledger, now: datetime, *, has_han
         handler_columns = (
             timeout.c.transferTimeoutId,
             database.comparable_date(timeout.c.expirationDate),
-            timeout.c.handedOverDate,
+            timeout.c.deliveredDate,
         )
     columns = (transfer.c.transferId, expires, changes.c.transferStateId, last.c.change)
     query = select(*columns, *handler_columns).select_from(joined)
@@ -137,8 +137,8 @@ def _progress(row: _Row, now: datetime, segment: int) -> Progress:
     """Return the handler's progress with an expired transfer; it has read up to `segment`."""
     if row.timeout_id is None or row.copied_date is None:
         return Progress.NOT_READ if row.change > segment else Progress.MISSED
-    if row.handed_over is None:
+    if row.delivered_at is None:
         return Progress.DUE if row.copied_date < now or row.change > segment else Progress.DATE_MOVED
     if row.expires - row.copied_date >= DATE_TOLERANCE:
         return Progress.DATE_MOVED
-    return Progress.NOT_READ if row.change > segment else Progress.HANDED_OVER
+    return Progress.NOT_READ if row.change > segment else Progress.DELIVERED

@@ -32,7 +32,7 @@ class LedgerTables:
     column names as keys.
 
     The first two belong to the ledger, and are only read. The others belong to the handler. The
-    document lacks `fence` and `readValue` (of `segment`), `handedOverDate` and `stateChangeId` (of
+    document lacks `fence` and `readValue` (of `segment`), `deliveredDate` and `stateChangeId` (of
     `transferTimeout`), and the table `timeoutInterval`. `names` maps the reference design's names
     to the ledger's, where they differ. `zone` is the time zone of the expiration dates in both
     tables; None for UTC.
@@ -83,13 +83,13 @@ class LedgerTables:
             Column("transferId", String(36), ForeignKey(self.transfer.c.transferId), nullable=False),
             Column("expirationDate", Utc(zone), nullable=False),
             Column("createdDate", Utc, nullable=False, server_default=utc_now()),
-            Column("handedOverDate", Utc),
+            Column("deliveredDate", Utc),
             Column("stateChangeId", BigInteger),
             **_GROWING_IDS,
         )
         timeouts = self.timeout.c
         self._index("transfertimeout_transferid_unique", timeouts.transferId, unique=True)
-        self._index("transfertimeout_due", timeouts.handedOverDate, timeouts.expirationDate)
+        self._index("transfertimeout_due", timeouts.deliveredDate, timeouts.expirationDate)
         self._index("transfertimeout_unchecked", timeouts.stateChangeId, timeouts.transferTimeoutId)
         self.interval = self._table(
             "timeoutInterval",

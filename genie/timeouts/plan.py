@@ -177,7 +177,7 @@ class TransferRow(NamedTuple):
     `transferTimeout`, if it has one (is tracked).
 
     `change` is the id of the last state change, `state` its state. From the row of
-    `transferTimeout`: its id `timeout_id`, `copied_date`, when it was `handed_over` (delivered),
+    `transferTimeout`: its id `timeout_id`, `copied_date`, when it was delivered (`delivered_at`),
     and `known_change`, the last state change when the row was written (None in rows of another
     implementation). `final_change`: the last final state change in the scanned range, if any.
     """
@@ -188,7 +188,7 @@ class TransferRow(NamedTuple):
     change: int
     timeout_id: int | None
     copied_date: datetime | None
-    handed_over: datetime | None
+    delivered_at: datetime | None
     known_change: int | None
     final_change: int | None
 
@@ -202,7 +202,7 @@ class TransferRow(NamedTuple):
         if self.copied_date is None:
             return True
         difference = self.expires - self.copied_date
-        return difference >= DATE_TOLERANCE or (difference <= -DATE_TOLERANCE and self.handed_over is None)
+        return difference >= DATE_TOLERANCE or (difference <= -DATE_TOLERANCE and self.delivered_at is None)
 
     @property
     def was_final_since(self) -> bool:
@@ -282,9 +282,9 @@ def _plan_unfinished(row: TransferRow, plan: Plan, *, in_processing: bool) -> bo
         return in_processing
     if row.known_change is None:
         plan.mark_checked.append(row)
-    reopened = row.handed_over is not None and (row.was_final_since or row.moved)
+    reopened = row.delivered_at is not None and (row.was_final_since or row.moved)
     if reopened:
         plan.reopen.append(row.timeout_id)
     if row.moved:
         plan.refresh.append(row.timeout_id)
-    return in_processing and (row.handed_over is None or reopened)
+    return in_processing and (row.delivered_at is None or reopened)

@@ -102,7 +102,7 @@ class Queries:
             change.c.transferStateId.in_(self._processing),
             newest_ids.c.id == newest_change(self._changes, change),
         )
-        is_due = and_(timeout.c.handedOverDate.is_(None), expires < now)
+        is_due = and_(timeout.c.deliveredDate.is_(None), expires < now)
         return _in_order(query.where(or_(timeout.c.transferTimeoutId.is_(None), self._date_moved(), is_due)))
 
     def newly_final(self, first: int, last: int) -> Select[Any]:
@@ -117,7 +117,7 @@ class Queries:
         finals_in_range = finals.where(id > first, id <= last, is_final).group_by(self._changes.c.transferId).subquery()
         source = finals_in_range.join(timeout, timeout.c.transferId == finals_in_range.c.transferId)
         query, _ = self._select_transfers(source, timeout, final=finals_in_range.c.final)
-        return _in_order(query.where(or_(self._state.in_(self._final), timeout.c.handedOverDate.is_not(None))))
+        return _in_order(query.where(or_(self._state.in_(self._final), timeout.c.deliveredDate.is_not(None))))
 
     def unchecked(self, limit: int) -> Select[Any]:
         """Select rows that another implementation has inserted: their transfers may have become
@@ -136,7 +136,7 @@ class Queries:
         """
         timeout = self._timeout
         query, expires = self._select_transfers(timeout, timeout)
-        query = query.where(timeout.c.handedOverDate.is_(None), timeout.c.expirationDate < now, expires.is_not(None))
+        query = query.where(timeout.c.deliveredDate.is_(None), timeout.c.expirationDate < now, expires.is_not(None))
         if after is not None:
             date, id = after
             follows = or_(timeout.c.expirationDate > date, timeout.c.transferTimeoutId > id)
@@ -209,7 +209,7 @@ class Queries:
         tracked_columns = (
             timeout.c.transferTimeoutId,
             self._date(timeout.c.expirationDate),
-            timeout.c.handedOverDate,
+            timeout.c.deliveredDate,
             timeout.c.stateChangeId,
         )
         final_column = null() if final is None else final
@@ -223,7 +223,7 @@ class Queries:
         ledger_column, copy_column = self._transfer.c.expirationDate, timeout.c.expirationDate
         ledger_date, copy = self._date(ledger_column), self._date(copy_column)
         is_later = ledger_date >= self._shifted(copy, DATE_TOLERANCE)
-        is_earlier = and_(ledger_date <= self._shifted(copy, -DATE_TOLERANCE), timeout.c.handedOverDate.is_(None))
+        is_earlier = and_(ledger_date <= self._shifted(copy, -DATE_TOLERANCE), timeout.c.deliveredDate.is_(None))
         return and_(copy_column != ledger_column, or_(is_later, is_earlier))
 
 

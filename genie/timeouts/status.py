@@ -20,7 +20,7 @@ class Status:
     `segment`: the id of the last state change that the handler has read. `last`: the greatest id of
     a state change. `lag`: the number of unread state changes. `pending`: tracked transfers that
     were not delivered. `overdue`: the pending ones that are due (in processing, with their date in
-    the past). `handed_over`: delivered transfers that are not final yet, as far as the handler has
+    the past). `delivered`: delivered transfers that are not final yet, as far as the handler has
     read.
     """
 
@@ -29,26 +29,26 @@ class Status:
     lag: int
     pending: int
     overdue: int
-    handed_over: int
+    delivered: int
 
 
 async def status(database: Database, ledger: Ledger) -> Status:
     """Read the status of a ledger's handler. DatabaseFailed if the database can't be read."""
     queries, tables = Queries(ledger, database), ledger.tables
     last = await last_change(database, ledger)
-    change_id, handed_over_date = tables.state_change.c.transferStateChangeId, tables.timeout.c.handedOverDate
+    change_id, delivered_date = tables.state_change.c.transferStateChangeId, tables.timeout.c.deliveredDate
     tracked = tracked_transfers(ledger, database)
     with translate_errors(database):
         async with database.reading() as connection:
             segment = Segment.of((await connection.execute(queries.segment())).first()).start
             now = (await connection.execute(queries.now())).scalar_one()
             lag = (await connection.execute(select(func.count()).where(change_id > segment))).scalar_one()
-            counts = select(func.count(), func.count(handed_over_date)).select_from(tables.timeout)
-            tracked_count, handed_over = (await connection.execute(counts)).one()
+            counts = select(func.count(), func.count(delivered_date)).select_from(tables.timeout)
+            tracked_count, delivered = (await connection.execute(counts)).one()
             overdue_query = (
                 select(func.count())
                 .select_from(tracked.rows)
-                .where(handed_over_date.is_(None), tracked.expires < now)
+                .where(delivered_date.is_(None), tracked.expires < now)
                 .where(tracked.state.in_(ledger.processing_states))
             )
             overdue = (await connection.execute(overdue_query)).scalar_one()
@@ -56,9 +56,9 @@ async def status(database: Database, ledger: Ledger) -> Status:
         segment=segment,
         last=last,
         lag=lag,
-        pending=tracked_count - handed_over,
+        pending=tracked_count - delivered,
         overdue=overdue,
-        handed_over=handed_over,
+        delivered=delivered,
     )
 
 

@@ -39,7 +39,7 @@ async def test_it_shows_the_progress_of_the_handler(books: Books) -> None:
     desk = Desk()
     desk.refused = {"due"}
     handler = books.handler(desk.take, longest_transaction=0)
-    for id in ("handed over", "due", "again", "prolonged"):
+    for id in ("delivered", "due", "again", "prolonged"):
         await books.add_transfer(id, 3 * PAST)
     for id in ("moved", "missed"):
         await books.add_transfer(id, FUTURE)
@@ -54,7 +54,7 @@ async def test_it_shows_the_progress_of_the_handler(books: Books) -> None:
     await books.add_transfer("new", PAST)
     found = await explain_books(books)
     assert progress(found) == {
-        "handed over": "handed-over",
+        "delivered": "delivered",
         "due": "due",
         "again": "not-read",
         "prolonged": "date-moved",
@@ -63,8 +63,8 @@ async def test_it_shows_the_progress_of_the_handler(books: Books) -> None:
         "new": "not-read",
     }
     assert found.segment == 6
-    with_date = {one.transfer_id for one in found.expired if one.handed_over is not None}
-    assert with_date == {"handed over", "again", "prolonged"}
+    with_date = {one.transfer_id for one in found.expired if one.delivered_at is not None}
+    assert with_date == {"delivered", "again", "prolonged"}
     desk.given.clear()
     await handler.run_once()
     assert sorted(desk.ids) == ["again", "due", "moved", "new", "prolonged"], "the next run does as it says"

@@ -136,7 +136,7 @@ async def test_they_are_examined_again_after_a_failed_run(books: Books) -> None:
 
 async def test_columns_may_have_any_name(empty_books: Books) -> None:
     """Many rows are written past SQLAlchemy's own statements."""
-    odd = {"expirationDate": 'bis 100% "x"', "handedOverDate": "a `b", "stateChangeId": "%s ?"}
+    odd = {"expirationDate": 'bis 100% "x"', "deliveredDate": "a `b", "stateChangeId": "%s ?"}
     names = {f"transferTimeout.{ours}": theirs for ours, theirs in odd.items()}
     desk = Desk()
     handler = empty_books.handler(desk.take, ledger=Ledger(names=names))

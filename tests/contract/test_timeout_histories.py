@@ -225,7 +225,7 @@ class History:
         assert {id for id in expired if not kept[id]} == set()
         copies = (
             "SELECT k.`transferId`, k.`expirationDate`, t.`expirationDate` FROM `transferTimeout` k "
-            "JOIN `transfer` t ON t.`transferId` = k.`transferId` WHERE k.`handedOverDate` IS NULL"
+            "JOIN `transfer` t ON t.`transferId` = k.`transferId` WHERE k.`deliveredDate` IS NULL"
         )
         for id, ours, theirs in await self.books.run(copies):
             assert id not in waiting or str(ours)[:19] == str(theirs)[:19], f"{id} has another date"

@@ -71,9 +71,7 @@ async def test_final_then_in_an_unknown_state_then_reopened(books: Books) -> Non
     await books.change("a", "FAILED")
     await books.change("a", "SUSPENDED")
     await handler.run_once()
-    assert (desk.given, await books.kept()) == ([["a"]], {"a": False}), (
-        "it waits: it can't be handed over in this state"
-    )
+    assert (desk.given, await books.kept()) == ([["a"]], {"a": False}), "it waits: it can't be delivered in this state"
     await books.change("a", "RESERVED")
     await handler.run_once()
     await handler.run_once()
@@ -141,7 +139,7 @@ async def test_a_later_date_that_passes_before_the_next_run(books: Books) -> Non
         await books.move("a", expires)
         await handler.run_once()
         await handler.run_once()
-        assert desk.given == [["a"]] * times, f"{expires} hours: only what is later than when it was handed over counts"
+        assert desk.given == [["a"]] * times, f"{expires} hours: only what is later than when it was delivered counts"
 
 
 async def test_a_date_extended_during_the_delivery(books: Books) -> None:

@@ -253,11 +253,11 @@ async def test_the_tables_of_the_specification(seeds: Books, there: tuple[str, .
 async def test_missing_columns_of_the_handlers_tables_are_added_or_reported(books: Books) -> None:
     """Whatever it is, a run is not left to find it out."""
     for table, column in (
-        ("transferTimeout", "handedOverDate"),
+        ("transferTimeout", "deliveredDate"),
         ("transferTimeout", "createdDate"),
         ("segment", "fence"),
     ):
-        if column == "handedOverDate":
+        if column == "deliveredDate":
             on = " ON `transferTimeout`" if books.kind == "mariadb" else ""
             await books.run(f"DROP INDEX `transfertimeout_due`{on}")
         await books.run(f"ALTER TABLE `{table}` DROP COLUMN `{column}`")
@@ -296,7 +296,7 @@ async def test_opening_an_empty_file_waits_for_its_writer(tmp_path: Path) -> Non
 
 @pytest.mark.server
 async def test_ids_that_are_equal_to_the_database_are_one_transfer(new_books: New) -> None:
-    """Where 'A' and 'a' are the same, state changes may have either: it is one transfer, taken in and handed over once."""
+    """Where 'A' and 'a' are the same, state changes may have either: it is one transfer, taken in and delivered once."""
     books = await new_books("mariadb")
     desk = Desk()
     desk.refused = {"a"}

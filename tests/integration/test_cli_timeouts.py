@@ -107,21 +107,21 @@ def test_all_commands_on_an_empty_database(new: Callable[[Path], str], tmp_path:
     made = output_of("generate", "--transfers", "300", "--expired", "6", "--seed", "1")
     assert made.startswith("300 transfers with 1,0")
     last = counts()["last"]
-    assert counts() == {"segment": 0, "last": last, "lag": last, "pending": 0, "overdue": 0, "handedOver": 0}
+    assert counts() == {"segment": 0, "last": last, "lag": last, "pending": 0, "overdue": 0, "delivered": 0}
     assert [run(), run()] == [6, 0]
     waiting = counts()["pending"]
     assert waiting > 20
-    assert counts() == {"segment": last, "last": last, "lag": 0, "pending": waiting, "overdue": 0, "handedOver": 6}
+    assert counts() == {"segment": last, "last": last, "lag": 0, "pending": waiting, "overdue": 0, "delivered": 6}
     assert output_of("shift", "--hours", "-169.5") == "300 transfers: expiration dates shifted by -169.5 h\n"
     assert run() == waiting
     assert output_of("finalize", "--limit", "2") == "2 transfers are ABORTED\n"
     assert output_of("finalize", "--overdue", "--state", "EXPIRED") == f"{waiting + 4} transfers are EXPIRED\n"
     assert output_of("status") == (
         f"segment: {last:,} of {counts()['last']:,}, lag: {waiting + 6}\n"
-        f"pending: 0, overdue: 0, handed over: {waiting + 6}\n"
+        f"pending: 0, overdue: 0, delivered: {waiting + 6}\n"
     )
     assert run() == 0
-    assert counts()["handedOver"] == counts()["lag"] == 0
+    assert counts()["delivered"] == counts()["lag"] == 0
 
 
 # -- explain ----------------------------------------------------------------------------------------------
@@ -144,13 +144,13 @@ def test_explain_shows_expired_transfers_and_why(file: Path, url: str) -> None:
     read = "the handler has read up to state change 0, a later run hands it over"
     assert re.fullmatch(rf"{why}; {read} \| 6 expired: 6 not read yet", line())
     assert in_process(url, "run", "--once", "--on-expired", "cat >/dev/null")[0] == 0
-    assert re.fullmatch(rf"{why}; handed over DATE and not final yet \| 6 expired: 6 handed over", line())
+    assert re.fullmatch(rf"{why}; delivered DATE and not final yet \| 6 expired: 6 delivered", line())
     code, out, _ = in_process(url, "explain", "--json", "--limit", "2")
     found = [json.loads(one) for one in out.splitlines()]
-    keys = {"transferId", "expirationDate", "state", "stateChange", "handler", "handedOver"}
+    keys = {"transferId", "expirationDate", "state", "stateChange", "handler", "deliveredDate"}
     assert (code, [set(one) for one in found]) == (0, [keys] * 2)
-    assert {one["handler"] for one in found} == {"handed-over"}
-    assert in_process(url, "explain", "--limit", "2")[1].endswith("the first 2 expired transfers: 2 handed over\n")
+    assert {one["handler"] for one in found} == {"delivered"}
+    assert in_process(url, "explain", "--limit", "2")[1].endswith("the first 2 expired transfers: 2 delivered\n")
     assert in_process(url, "finalize", "--overdue")[0] == 0
     assert in_process(url, "explain")[:2] == (0, "0 expired\n")
     assert last < query(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]

@@ -21,7 +21,7 @@ SUMMARY = {
     Progress.NOT_READ: "not read yet",
     Progress.DUE: "due in the next run",
     Progress.DATE_MOVED: "with a moved date",
-    Progress.HANDED_OVER: "handed over",
+    Progress.DELIVERED: "delivered",
     Progress.MISSED: "missed",
 }
 
@@ -60,14 +60,14 @@ async def _explain(url: str, ledger: Ledger, limit: int) -> Explanation:
 
 def _json_fields(transfer: Explained) -> dict[str, object]:
     """Return the fields that `--json` prints for a transfer."""
-    handed_over = {} if transfer.handed_over is None else {"handedOver": _utc(transfer.handed_over)}
+    delivery_field = {} if transfer.delivered_at is None else {"deliveredDate": _utc(transfer.delivered_at)}
     return {
         "transferId": transfer.transfer_id,
         "expirationDate": _utc(transfer.expiration_date),
         "state": transfer.state,
         "stateChange": transfer.change,
         "handler": transfer.progress.value,
-        **handed_over,
+        **delivery_field,
     }
 
 
@@ -80,20 +80,20 @@ def _describe(transfer: Explained, explanation: Explanation) -> str:
 
 def _describe_progress(transfer: Explained, segment: int) -> str:
     """Describe the progress of the handler with a transfer. `segment`: the last state change that it has read."""
-    handed_over = "" if transfer.handed_over is None else f"handed over {_utc(transfer.handed_over)}"
+    delivery = "" if transfer.delivered_at is None else f"delivered {_utc(transfer.delivered_at)}"
     match transfer.progress:
         case Progress.NO_HANDLER:
             return "no handler has run on this ledger"
         case Progress.NOT_READ:
-            again = f" again if it was final ({handed_over})" if handed_over else ""
+            again = f" again if it was final ({delivery})" if delivery else ""
             return f"the handler has read up to state change {segment}, a later run hands it over{again}"
         case Progress.DUE:
             return "the next run hands it over"
         case Progress.DATE_MOVED:
-            again = f" again ({handed_over})" if handed_over else ""
+            again = f" again ({delivery})" if delivery else ""
             return f"its expiration date was changed, a run hands it over{again} when it has compared the dates"
-        case Progress.HANDED_OVER:
-            return f"{handed_over} and not final yet"
+        case Progress.DELIVERED:
+            return f"{delivery} and not final yet"
         case Progress.MISSED:
             return (
                 "missed: the handler has read past its last state change, which was committed later than "

@@ -25,18 +25,18 @@ def status(url: str, ledger: Ledger, as_json: bool) -> None:
     \b
       segment      the last state change that the handler has read
       lag          number of state changes after it
-      pending      tracked transfers that were not handed over
+      pending      tracked transfers that were not delivered
       overdue      pending transfers whose expiration date has passed
-      handed over  transfers that were handed over and are not final yet
+      delivered    transfers that were delivered and are not final yet
     """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     progress = asyncio.run(_query_status(url, ledger))
     if as_json:
         position = {"segment": progress.segment, "last": progress.last, "lag": progress.lag}
-        counts = {"pending": progress.pending, "overdue": progress.overdue, "handedOver": progress.handed_over}
+        counts = {"pending": progress.pending, "overdue": progress.overdue, "delivered": progress.delivered}
         click.echo(codec.dumps(position | counts))
         return
     click.echo(f"segment: {progress.segment:,} of {progress.last:,}, lag: {progress.lag:,}")
-    click.echo(f"pending: {progress.pending:,}, overdue: {progress.overdue:,}, handed over: {progress.handed_over:,}")
+    click.echo(f"pending: {progress.pending:,}, overdue: {progress.overdue:,}, delivered: {progress.delivered:,}")
 
 
 async def _query_status(url: str, ledger: Ledger) -> Status:
