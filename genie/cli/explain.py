@@ -1,4 +1,4 @@
-"""`genie explain`"""
+"""`genie explain`: why a request waits, and when it is granted at the latest."""
 
 from __future__ import annotations
 

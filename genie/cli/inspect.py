@@ -1,4 +1,4 @@
-"""`genie inspect`"""
+"""`genie inspect`: the held and the waiting requests as a table or JSON."""
 
 from __future__ import annotations
 

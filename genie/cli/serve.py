@@ -1,4 +1,4 @@
-"""`genie serve`"""
+"""`genie serve`: the options of the server and their validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`genie status`"""
+"""`genie status`: whether a server executes commands; also the health check of the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`genie waits`"""
+"""`genie waits`: the wait-for graph as text, JSON or DOT."""
 
 from __future__ import annotations
 

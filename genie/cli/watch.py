@@ -1,4 +1,4 @@
-"""`genie watch`"""
+"""`genie watch`: the changes of locks whose names have a prefix."""
 
 from __future__ import annotations
 

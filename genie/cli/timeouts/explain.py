@@ -1,4 +1,4 @@
-"""`genie timeouts explain`"""
+"""`genie timeouts explain`: which transfers have expired, and what the handler has done with each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`genie timeouts status`"""
+"""`genie timeouts status`: the progress of the handler."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ class Listener:
         self.sockets = (SimSocket(address),)
 
     def close(self) -> None:
-        """Stop accepting connections."""
         if self._network.listeners.get(self.address) is self:
             del self._network.listeners[self.address]
 
@@ -159,7 +158,6 @@ class Network:
         self._partitioned[frozenset((one, other))] = None
 
     def heal(self) -> None:
-        """End all partitions."""
         self._partitioned.clear()
         for future in self._waiting_for_heal:
             if not future.done():
@@ -320,16 +318,16 @@ class NullObserver:
     """Ignores every notification."""
 
     def opened(self, connection: Connection) -> None:
-        """Ignore it."""
+        pass
 
     def sent(self, transport: SimTransport, data: bytes) -> None:
-        """Ignore it."""
+        pass
 
     def received(self, transport: SimTransport, data: bytes) -> None:
-        """Ignore it."""
+        pass
 
     def closed(self, transport: SimTransport, how: str) -> None:
-        """Ignore it."""
+        pass
 
 
 class Delays:
@@ -426,7 +424,6 @@ class SimTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Any) -> None:
-        """Write the concatenation."""
         self.write(b"".join(list_of_data))
 
     def write_eof(self) -> None:
@@ -437,7 +434,6 @@ class SimTransport(asyncio.Transport):
                 self.out.send(END)
 
     def can_write_eof(self) -> bool:
-        """Return True."""
         return True
 
     def get_write_buffer_size(self) -> int:
@@ -470,11 +466,9 @@ class SimTransport(asyncio.Transport):
         return self._closing or self.gone
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Replace the protocol."""
         self._protocol = cast("asyncio.Protocol", protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Return the protocol."""
         return cast("asyncio.BaseProtocol", self._protocol)
 
     def close(self) -> None:

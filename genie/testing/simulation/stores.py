@@ -40,7 +40,6 @@ class OneRedis:
         return [self.process]
 
     async def start(self) -> None:
-        """Accept connections."""
         await self._loop.spawn(self.process, self.master.serve("redis"))
 
     def stored(self) -> dict[int, Message]:

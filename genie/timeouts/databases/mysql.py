@@ -1,4 +1,4 @@
-"""MariaDB and MySQL."""
+"""MariaDB and MySQL: named locks, and multi-row statements."""
 
 from __future__ import annotations
 

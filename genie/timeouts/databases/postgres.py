@@ -1,4 +1,4 @@
-"""PostgreSQL."""
+"""PostgreSQL: advisory locks, and COPY."""
 
 from __future__ import annotations
 

@@ -52,7 +52,6 @@ class Upstream(asyncio.Protocol):
         self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport."""
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -70,7 +69,6 @@ class Upstream(asyncio.Protocol):
         self.ended.set()
 
     def end(self) -> None:
-        """Close the connection."""
         self.ended.set()
         self.transport.abort()
 

@@ -37,13 +37,11 @@ class RedisConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register the connection."""
         self._transport = cast("SimTransport", transport)
         self.peer = self._transport.connection.client.node.name
         self._registry[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Unregister the connection."""
         self._registry.pop(self, None)
         self._redis.on_disconnect(self)
         self._blocked_reply = None
@@ -56,7 +54,6 @@ class RedisConnection(asyncio.Protocol):
         self._execute_queued()
 
     def cut(self) -> None:
-        """Abort the connection."""
         self._transport.abort()
 
     def check_blocked(self) -> None:
@@ -185,7 +182,6 @@ class SimRedis(Commands):
         self._listener = cast("Listener", listener)
 
     def cut_all(self) -> None:
-        """Abort all connections."""
         for connection in list(self._connections):
             connection.cut()
 
