@@ -4,8 +4,8 @@
         async with client.lock("exclusive:accounts/2", "shared:accounts/13", transaction="transfer-42"):
             ...
 
-`genie.sync.connect` is the same without `await`, for threads. The errors are those of `genie.errors`. Modules with
-third-party dependencies are imported on first access.
+`genie.sync.connect` has the same API without `await`, for threads. The exceptions are defined in `genie.errors`.
+Modules with third-party dependencies are imported on first access.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ __all__ = [
     "tokens",
 ]
 
-_LAZY_IMPORTS = {
+_MODULE_BY_NAME = {
     "Change": "genie.client.watches",
     "Client": "genie.client.aio",
     "connect": "genie.client.aio",
@@ -77,20 +77,21 @@ _LAZY_IMPORTS = {
     "Waiter": "genie.client.inspection",
     "Lock": "genie.client.aio",
 }
+"""The module of each public name that is imported on first access."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name on first access, to keep `import genie` fast (PEP 562)."""
     value: object
-    if name in _LAZY_IMPORTS:
-        value = getattr(import_module(_LAZY_IMPORTS[name]), name)
+    if name in _MODULE_BY_NAME:
+        value = getattr(import_module(_MODULE_BY_NAME[name]), name)
     elif name in ("sql", "sync", "timeouts", "tokens"):
         value = import_module(f"genie.{name}")
     elif name == "__version__":
         value = import_module("importlib.metadata").version("genie-lock")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
+    globals()[name] = value  # the next access does not call this function
     return value
 
 

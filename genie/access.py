@@ -29,28 +29,28 @@ MAX_SHOWN_PREFIXES = 10
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated client. It may lock resources whose names begin with one of `prefixes`; None: all."""
+    """An authenticated client, which may lock resources whose names begin with one of `prefixes` (None: any name)."""
 
     name: str
     prefixes: tuple[str, ...] | None = None
     permissions: frozenset[str] = DEFAULT_PERMISSIONS
 
     def has_permission(self, permission: str) -> bool:
-        """Return whether the principal has a permission; `admin` includes all."""
+        """Return whether the principal has a permission. `admin` includes all permissions."""
         return permission in self.permissions or ADMIN in self.permissions
 
     def may_access(self, name: str) -> bool:
-        """Return whether the principal may lock a resource of this name."""
+        """Return whether the principal may lock the resource `name`."""
         return self.prefixes is None or name.startswith(self.prefixes)
 
     @property
     def visible_prefixes(self) -> tuple[str, ...] | None:
-        """Prefixes of the resource names that the principal may see; None: all, as with `admin`."""
+        """Prefixes of the resource names that the principal may see. None: any name; `admin` may see all names."""
         return None if ADMIN in self.permissions else self.prefixes
 
     @property
     def scope_description(self) -> str:
-        """The resource names that the principal may lock, for error messages. Long lists are abbreviated."""
+        """The resource names that the principal may lock, as text for error messages. Long lists are abbreviated."""
         if self.prefixes is None:
             return "any name"
         shown = ", ".join(repr(prefix) for prefix in self.prefixes[:MAX_SHOWN_PREFIXES])
@@ -70,7 +70,7 @@ MAX_TOKEN_LENGTH = 1024
 MAX_NAME_LENGTH = 128
 """Characters in the name of a principal."""
 MAX_PREFIX_LENGTH = 512
-"""Characters in a prefix; the limit of resource names."""
+"""Characters in a prefix. Resource names have the same limit."""
 MAX_FILE_BYTES = 1 << 20
 """Size limit of a token file."""
 
@@ -82,22 +82,26 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A principal and its token. Without a token only a certificate authenticates it."""
+    """A principal and its token."""
 
     principal: Principal
     token: str | None
+    """None: only a certificate authenticates the principal."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """The content of a token file. `world_readable`: every user of this machine can read it."""
+    """The content of a token file."""
 
     credentials: tuple[Credential, ...]
     world_readable: bool
+    """Whether every user of this machine can read the file."""
 
 
-def load_token_file(path: str, certificates: bool) -> TokenFile:
-    """Read and validate a token file. `certificates`: clients present certificates, so a principal needs no token.
+def load_token_file(path: str, *, certificates_required: bool) -> TokenFile:
+    """Read and validate a token file.
+
+    `certificates_required`: clients must present a certificate, so a principal in the file needs no token.
 
     Raises:
         ValueError: if the file can't be read or is invalid; the message names the file and the section.
@@ -105,9 +109,9 @@ def load_token_file(path: str, certificates: bool) -> TokenFile:
     """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1)  # one byte more shows that the file is too long
             world_readable = bool(Path(path).stat().st_mode & S_IROTH)
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")  # accepts a byte order mark
     except OSError as error:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} can't be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -115,24 +119,33 @@ def load_token_file(path: str, certificates: bool) -> TokenFile:
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} must have at most {MAX_FILE_BYTES} bytes")
     try:
-        return TokenFile(tuple(_parse_credentials(text, certificates)), world_readable)
+        credentials = _parse_credentials(text, certificates_required=certificates_required)
+        return TokenFile(tuple(credentials), world_readable)
     except ValueError as error:
         raise ValueError(f"GENIE_TOKEN_FILE: {path}: {error}") from None
 
 
-def check_token(token: object, what: str) -> str:
-    """Return the token if it is valid; the ValueError begins with `what` and does not contain the token itself."""
+def check_token(token: object, source: str) -> str:
+    """Return a token if it is valid, else raise ValueError.
+
+    The error message begins with `source`, such as a variable name, and never contains the token.
+    """
     if type(token) is not str:
-        raise ValueError(f"{what} must be a string of {MIN_TOKEN_LENGTH} to {MAX_TOKEN_LENGTH} characters")
+        raise ValueError(f"{source} must be a string of {MIN_TOKEN_LENGTH} to {MAX_TOKEN_LENGTH} characters")
     if not MIN_TOKEN_LENGTH <= len(token) <= MAX_TOKEN_LENGTH:
-        raise ValueError(f"{what} must have {MIN_TOKEN_LENGTH} to {MAX_TOKEN_LENGTH} characters, and has {len(token)}")
+        raise ValueError(
+            f"{source} must have {MIN_TOKEN_LENGTH} to {MAX_TOKEN_LENGTH} characters, and has {len(token)}"
+        )
     if _CONTROL_CHARACTERS.search(token):
-        raise ValueError(f"{what} must not contain control characters")
+        raise ValueError(f"{source} must not contain control characters")
     return token
 
 
-def _parse_credentials(text: str, certificates: bool) -> list[Credential]:
-    """Parse the text of a token file: a single token for all clients, or TOML with a section for each principal."""
+def _parse_credentials(text: str, *, certificates_required: bool) -> list[Credential]:
+    """Parse a token file: a single token for all clients, or TOML with a section for each principal.
+
+    Raises ValueError if the text is neither.
+    """
     words = text.split()
     if not words:
         raise ValueError("the file is empty; it must contain one token, or TOML with a section for each principal")
@@ -143,7 +156,10 @@ def _parse_credentials(text: str, certificates: bool) -> list[Credential]:
     except tomllib.TOMLDecodeError as error:
         position = _TOML_ERROR_POSITION.search(str(error))  # the rest of the message may quote a token
         raise ValueError(f"the file is neither one token nor TOML{position[0] if position else ''}") from None
-    credentials = [_parse_credential(name, section, certificates) for name, section in sections.items()]
+    credentials = [
+        _parse_credential(name, section, certificates_required=certificates_required)
+        for name, section in sections.items()
+    ]
     if not credentials:
         raise ValueError("the file has no principals; it must have a section for each, like [payments]")
     _check_distinct_tokens(credentials)
@@ -161,8 +177,11 @@ def _check_distinct_tokens(credentials: Iterable[Credential]) -> None:
                 raise ValueError(f"[{name}] has the same token as [{other_name}]; each must have its own")
 
 
-def _parse_credential(name: str, section: Any, certificates: bool) -> Credential:
-    """Parse and validate the section of one principal in a token file."""
+def _parse_credential(name: str, section: Any, *, certificates_required: bool) -> Credential:
+    """Parse the section of the principal `name` in a token file. Raises ValueError if it is invalid.
+
+    Without `certificates_required` the section must contain a token.
+    """
     if not 0 < len(name) <= MAX_NAME_LENGTH or _CONTROL_CHARACTERS.search(name):
         raise ValueError(f"the name of a section must have 1 to {MAX_NAME_LENGTH} characters and no control characters")
     if type(section) is not dict:
@@ -173,7 +192,7 @@ def _parse_credential(name: str, section: Any, certificates: bool) -> Credential
     token = section.get("token")
     if token is not None:
         check_token(token, f"[{name}] token")
-    elif not certificates:
+    elif not certificates_required:
         raise ValueError(
             f"[{name}] token is missing; it is optional only if clients present certificates, "
             "which requires GENIE_TLS_CA"
@@ -182,12 +201,12 @@ def _parse_credential(name: str, section: Any, certificates: bool) -> Credential
 
 
 def _redacted(key: str) -> str:
-    """Return a key for an error message, unless it is so long that it may be a misplaced token."""
+    """Return the text for a key in an error message: "a key" if its length is that of a token, which must stay secret."""
     return key if len(key) < MIN_TOKEN_LENGTH else "a key"
 
 
 def _parse_prefixes(name: str, section: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return the resource prefixes that a principal's section allows; None: all resources."""
+    """Return the resource prefixes in the section of the principal `name`. None: all resources are allowed."""
     prefixes = section.get("prefixes")
     if prefixes is None:
         return None
@@ -203,7 +222,7 @@ def _parse_prefixes(name: str, section: dict[str, Any]) -> tuple[str, ...] | Non
 
 
 def _parse_permissions(name: str, section: dict[str, Any]) -> frozenset[str]:
-    """Return the permissions that the key `may` of a principal's section lists."""
+    """Return the permissions in the section of the principal `name`, which are the value of the key `may`."""
     permissions = section.get("may")
     if permissions is None:
         return DEFAULT_PERMISSIONS
@@ -224,69 +243,91 @@ def _parse_permissions(name: str, section: dict[str, Any]) -> frozenset[str]:
 
 
 class AccessControl:
-    """The principals by token and by certificate name. Immutable: a reload of the token file makes a new one.
+    """Finds the principal of a token or a certificate. Immutable: a reload of the token file makes a new object.
 
-    `certificates`: clients must present a certificate. `world_readable`: every user of this machine can read the file.
+    `certificates_required`: clients must present a certificate. `world_readable`: every user of this machine can read
+    the token file.
     """
 
     def __init__(
-        self, credentials: Iterable[Credential] = (), *, certificates: bool = False, world_readable: bool = False
+        self,
+        credentials: Iterable[Credential] = (),
+        *,
+        certificates_required: bool = False,
+        world_readable: bool = False,
     ) -> None:
         credentials = tuple(credentials)
-        self._by_digest = [
+        self._principal_by_digest = [
             (_digest(credential.token), credential.principal)
             for credential in credentials
             if credential.token is not None
         ]
-        self._by_name = {credential.principal.name: credential.principal for credential in credentials}
-        self._with_token = {principal.name for _, principal in self._by_digest}
-        self._certificates = certificates
+        """Pairs of the digest of a token and its principal."""
+        self._principal_by_name = {credential.principal.name: credential.principal for credential in credentials}
+        self._names_with_token = {principal.name for _, principal in self._principal_by_digest}
+        """Names of the principals that have a token."""
+        self._certificates_required = certificates_required
         self.world_readable = world_readable
 
     @classmethod
-    def load(cls, token: str | None, token_file: str | None, *, certificates: bool = False) -> AccessControl:
-        """Make the access control that the server's settings describe; ValueError if they or the token file are wrong."""
+    def load(cls, token: str | None, token_file: str | None, *, certificates_required: bool = False) -> AccessControl:
+        """Make the access control for the server's settings: one token for all clients, or the path of a token file.
+
+        Raises ValueError if both are given, or if the token or the token file is invalid.
+        """
         if token is not None and token_file is not None:
             raise ValueError("GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other: set one of them")
         if token is not None:
-            return cls([Credential(FULL_ACCESS, check_token(token, "GENIE_TOKEN"))], certificates=certificates)
+            credential = Credential(FULL_ACCESS, check_token(token, "GENIE_TOKEN"))
+            return cls([credential], certificates_required=certificates_required)
         if token_file is not None:
-            content = load_token_file(token_file, certificates)
-            return cls(content.credentials, certificates=certificates, world_readable=content.world_readable)
-        return cls(certificates=certificates)
+            content = load_token_file(token_file, certificates_required=certificates_required)
+            return cls(
+                content.credentials,
+                certificates_required=certificates_required,
+                world_readable=content.world_readable,
+            )
+        return cls(certificates_required=certificates_required)
 
     @property
     def has_tokens(self) -> bool:
         """Whether any principal has a token."""
-        return bool(self._by_digest)
+        return bool(self._principal_by_digest)
 
     @property
-    def open(self) -> bool:
-        """Whether clients need not authenticate."""
-        return not self._by_digest and not self._certificates
+    def allows_anonymous(self) -> bool:
+        """Whether clients need neither a token nor a certificate."""
+        return not self._principal_by_digest and not self._certificates_required
 
     def by_token(self, token: str) -> Principal | None:
-        """Return the principal of a token, or None.
+        """Return the principal of a token, or None if the token is unknown.
 
-        Its duration reveals nothing about the tokens: all digests are compared, each in constant time.
+        Prevents timing attacks: compares all digests, each in constant time, even after a match.
         """
         presented_digest, match = _digest(token), None
-        for digest, principal in self._by_digest:
+        for digest, principal in self._principal_by_digest:
             if hmac.compare_digest(digest, presented_digest):
                 match = principal
         return match
 
     def by_certificate(self, name: str) -> Principal | None:
-        """Return the principal of a verified certificate: the configured one, else one with the default permissions.
+        """Return the principal of a verified certificate with this name.
 
-        None if the principal has a token: then only the token authenticates it.
+        A name without a section in the token file gets the default permissions. None if the principal has a token:
+        then only the token authenticates this principal, not the certificate.
         """
-        return None if name in self._with_token else self._by_name.get(name) or Principal(name)
+        if name in self._names_with_token:
+            return None
+        return self._principal_by_name.get(name) or Principal(name)
 
     def by_name(self, name: str) -> Principal | None:
-        """Return a principal that was authenticated by its token before a reload; None if it has no token any more."""
-        return self._by_name[name] if name in self._with_token else None
+        """Return the principal `name`, which its token authenticated before the token file was reloaded.
+
+        None if the reloaded file has no token for this principal.
+        """
+        return self._principal_by_name[name] if name in self._names_with_token else None
 
 
 def _digest(token: str) -> bytes:
-    return sha256(token.encode(errors="surrogatepass")).digest()
+    """Return the SHA-256 digest of a token; digests have equal lengths, so comparing them takes constant time."""
+    return sha256(token.encode(errors="surrogatepass")).digest()  # UTF-8 has no lone surrogates

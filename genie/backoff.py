@@ -6,9 +6,9 @@ import random
 
 
 class Backoff:
-    """Delays that double from `first_s` up to `max_s` (seconds), each reduced by up to half at random.
+    """Delays that double from `first_s` to `max_s` (seconds). Each delay is reduced at random, by at most half.
 
-    The jitter keeps many clients of one failed server from retrying at the same moment.
+    The jitter prevents that many clients of a failed server retry at the same moment.
     """
 
     __slots__ = ("_first_s", "_max_s", "_next_s")
@@ -18,11 +18,11 @@ class Backoff:
         self._max_s = max_s
 
     def next_delay(self) -> float:
-        """Return the seconds to wait before the next attempt, and double the delay up to the maximum."""
+        """Return the seconds to wait before the next attempt, and double the delay for the attempt after that."""
         delay = self._next_s * random.uniform(0.5, 1)  # noqa: S311 - not a secret
         self._next_s = min(2 * self._next_s, self._max_s)
         return delay
 
     def reset(self) -> None:
-        """Start again with the first delay, after an attempt that succeeded."""
+        """Make the next delay the first one again. Called after a successful attempt."""
         self._next_s = self._first_s

@@ -26,28 +26,30 @@ class Limits:
     max_requests_per_connection: int = 200_000
     """Held and waiting requests of one connection without a session."""
     max_requests_per_session: int = 100_000
-    """Held and waiting requests of one session. Lower, since a resumption sends all of them in one step."""
+    """Held and waiting requests of one session. Less than without a session: a resumption sends them all in one step."""
     max_queue: int = 1_000_000
-    """Wait-queue entries of all resources. A request that waits for three resources has three."""
+    """Wait-queue entries of all resources. A request that waits for three resources has three entries."""
     max_locks: int = 4_000_000
-    """Locks held in all. A request that holds three resources has three."""
+    """Held locks in total. A request that holds three resources has three locks."""
     max_pending: int = 32 << 20
-    """Bytes of queued commands of all connections. Beyond it the server stops reading (back pressure)."""
+    """Bytes of queued commands of all connections. Beyond this limit the server stops reading (back pressure)."""
     max_partial: int = 64 << 20
-    """Bytes of incomplete lines of all connections. Beyond it those with the most are closed."""
+    """Bytes of incomplete lines of all connections. Beyond this limit the server closes the connections with the most
+    such bytes."""
     max_unread: int = 16 << 20
     """Output buffer limit of one connection, in bytes. A slow consumer that exceeds it is disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """Paths of PEM files. Without a certificate the server does not use TLS."""
+    """Paths of PEM files."""
 
     cert: str | None = None
+    """The server's certificate. None: the server does not use TLS."""
     key: str | None = None
-    """None: the key is in the file of the certificate."""
+    """The private key of the server's certificate. None: the certificate file also contains the key."""
     ca: str | None = None
-    """Authorities that sign the certificates of clients. None: clients need no certificate."""
+    """Certificate authorities that sign the certificates of clients. None: clients need no certificate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,9 @@ class RedisSettings:
     url: str | None = field(default=None, repr=False)
     """None: locks are kept in memory and end with the process."""
     min_replicas: int = 0
-    """Replicas of Redis that must acknowledge a commit before the server does."""
+    """Number of Redis replicas that must acknowledge a commit before the server acknowledges it."""
     fsync: bool = False
-    """Whether a commit must be on the disks of Redis and of those replicas before the server acknowledges it."""
+    """Whether Redis and its `min_replicas` replicas must fsync a commit before the server acknowledges it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +80,25 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 7077
     namespaces: tuple[str, ...] = (NAMESPACE,)
-    """Each has its own leader. The first is that of clients whose `hello` names none."""
+    """The namespaces that this server serves. Each namespace has its own leader. A client whose `hello` contains no
+    namespace uses the first one."""
     advertise: str | None = None
-    """HOST:PORT at which clients reach this server. None: where it listens; the host's name if that is every address."""
+    """HOST:PORT at which clients reach this server. None: the address at which it listens, or the host name if it listens
+    at all addresses."""
     token: str | None = field(default=None, repr=False)
-    """The token that clients must present. None and no `token_file`: none is required."""
+    """The token that clients must present. If neither `token` nor `token_file` is set, clients need no token."""
     token_file: str | None = None
+    """Path of a file with one token, or with a section for each principal."""
     insecure: bool = False
     """Whether to allow unauthenticated access on non-loopback addresses."""
     lease: float = 3.0
-    """Seconds for which a server leads a namespace after each commit. After that another server may take over."""
+    """Seconds for which a server remains the leader of a namespace after a commit. Then another server may take over."""
     slow_wait: float = 1.0
     """Seconds after which a waiting request is logged. 0: never."""
     store_timeout_ms: int = 2_000
-    """After how long a commit without an answer counts as a store outage: queued commands are rejected."""
+    """A commit without an answer for this time counts as a store outage: the server rejects queued commands."""
     drain_timeout_ms: int = 5_000
-    """How long a graceful shutdown waits for the last commit, and for clients to read their replies."""
+    """How long a graceful shutdown waits for the last commit, and for the clients to receive their replies."""
     log_level: str = "info"
     log_format: str = "auto"
     limits: Limits = field(default_factory=Limits)
@@ -103,12 +108,13 @@ class Settings:
 
     @classmethod
     def from_options(cls, **options: Any) -> Settings:
-        """Make settings from flat option names like `port`, `max_line`, `redis_url`. TypeError for an unknown name.
+        """Make settings from flat option names. Raises TypeError for an unknown name.
 
-        `max_line` is field `max_line` of the group `limits`, `redis_url` is field `url` of the group `redis`.
+        A limit has its own name (`max_line`); other groups are a prefix of the name: `redis_url` is field `url` of the
+        group `redis`. Settings without a group, like `port`, keep their name.
         """
         group_values: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
-        for name in [name for name in options if name in _GROUP_AND_FIELD]:
+        for name in options.keys() & _GROUP_AND_FIELD.keys():
             group, field_name = _GROUP_AND_FIELD[name]
             group_values[group][field_name] = options.pop(name)
         return cls(**options, **{group: GROUPS[group](**values) for group, values in group_values.items()})

@@ -2,15 +2,15 @@
 
 GenieError
 ├── LockError                 one lock request failed
-│   ├── QueueTimeout          it waited too long; has the blockers; also a TimeoutError
-│   ├── Deadlock              it would have closed a cycle in the wait-for graph; has the cycle
+│   ├── QueueTimeout          the request waited too long; lists the blockers; also a TimeoutError
+│   ├── Deadlock              the request would have closed a cycle in the wait-for graph; lists the cycle
 │   ├── Insufficient          the free resources of an anyOf request do not reach its target; has the sums
-│   └── LockLost              a granted lock is not held any more
+│   └── LockLost              a granted lock is no longer held
 │       ├── TransactionTimeout
 │       ├── Disconnected
 │       └── StaleFence        a store rejected an outdated fencing token
 ├── RequestRejected           an `error` reply of the server: a code, and a message that names the field
-├── Unavailable               no leader could be reached, or it can't reach its store
+├── Unavailable               no leader could be reached, or the leader can't reach its store
 └── ConnectionLost            the connection ended before the reply
 """
 
@@ -43,10 +43,10 @@ class GenieError(Exception):
 
 
 class RequestRejected(GenieError):
-    """A command was rejected and has changed nothing.
+    """The server rejected a command, which has changed nothing.
 
-    `code` is one of `Code`, or an unknown one from a newer server. `message` says what is wrong and what would be
-    right. `ref` and `id` identify the request if they are known.
+    `code` is one of `Code`, or a code that only a newer server knows. `message` says what is wrong and what is allowed.
+    `ref` (the client's reference) and `id` (the server's id) identify the request; None if the reply has none.
     """
 
     def __init__(self, code: str, message: str, *, ref: str | None = None, id: int | None = None) -> None:
@@ -58,9 +58,9 @@ class RequestRejected(GenieError):
 
 
 class Unavailable(GenieError):
-    """No server responds, or none is the leader, or the leader can't reach its store. Retry later.
+    """No server responds, or no server is the leader, or the leader can't reach its store. Retry later.
 
-    The request was not executed, or is released as soon as a server can be reached.
+    Either the request was not executed, or the client releases it as soon as a server can be reached.
     """
 
 
@@ -70,10 +70,10 @@ class ConnectionLost(GenieError):
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A request that blocked another one: it held `resource`, or was ahead in its wait queue.
+    """A request that blocked another request: the blocker held `resource`, or was ahead in its wait queue.
 
-    `since` is the Unix time in seconds at which it was granted (`state` is `held`) or arrived (`queued`). `note` is the
-    text that its client has set for operators.
+    `state` is `held` or `queued`. `since` is the Unix time in seconds at which the blocker was granted (`held`) or
+    arrived (`queued`). `note` is the text that the blocker's client has set for operators.
     """
 
     id: int
@@ -95,7 +95,7 @@ class Blocker:
 class CycleStep:
     """One edge of a deadlock's cycle: the request `waiter` waits for `resource`, which the request `holder` holds.
 
-    `note` is that of the waiter.
+    `waiter` and `holder` are ids. `note` is the note of the waiting request.
     """
 
     resource: str
@@ -105,7 +105,7 @@ class CycleStep:
 
 
 class LockError(GenieError):
-    """A lock request failed. `id` is its id."""
+    """A lock request failed. `id` is the id of the request, or None if the server did not assign one."""
 
     def __init__(self, message: str, *, id: int | None = None) -> None:
         super().__init__(message)
@@ -115,9 +115,9 @@ class LockError(GenieError):
 class QueueTimeout(LockError, TimeoutError):
     """The request waited `waited` seconds and was not granted.
 
-    `blockers` are the first ten of its last blockers, `blockers_total` is their number (a lower bound above 1,000).
-    `hint` is set if one of them is a lock of the same process and the two requests have no common `transaction`, which
-    may be a defect of the program; else it is empty.
+    `blockers` are the first ten requests that blocked it at the end, and `blockers_total` is the number of all of them
+    (above 1,000 a lower bound). `hint` is not empty if the same process holds a blocker and the two requests do not have
+    the same `transaction`: the program may have forgotten to pass it.
     """
 
     def __init__(
@@ -133,29 +133,34 @@ class QueueTimeout(LockError, TimeoutError):
         self.waited = waited
         self.blockers = tuple(blockers)
         self.blockers_total = len(self.blockers) if blockers_total is None else blockers_total
-        omitted = self.blockers_total - len(self.blockers)
-        listed = ", ".join(map(str, self.blockers)) + (f" and {omitted} more" if omitted > 0 else "")
-        message = f"request {id} was not granted within {waited:.3f} s" + (f": {listed}" if listed else "")
+        omitted_count = self.blockers_total - len(self.blockers)
+        blocker_texts = ", ".join(map(str, self.blockers)) + (f" and {omitted_count} more" if omitted_count > 0 else "")
+        message = f"request {id} was not granted within {waited:.3f} s" + (
+            f": {blocker_texts}" if blocker_texts else ""
+        )
         super().__init__(message + (f" ({hint})" if hint else ""), id=id)
 
 
 class Deadlock(LockError):
     """The request would have closed a cycle in the wait-for graph, so it was rejected. Release your locks and retry.
 
-    `cycle` has the names of the transactions: each waits for the next, and the last for the first, which is that of
-    this request. `waits` has the resource of each wait.
+    `cycle` lists the names of the transactions, beginning with that of this request. Each transaction waits for the next
+    one, and the last waits for the first. `waits` lists the edges of the cycle, with the resource of each wait.
     """
 
     def __init__(self, *, id: int | None, cycle: Sequence[str], waits: Sequence[CycleStep] = ()) -> None:
         self.cycle = tuple(cycle)
         self.waits = tuple(waits)
-        super().__init__(f"request {id} would deadlock: {' → '.join([*self.cycle, *self.cycle[:1]])}", id=id)
+        super().__init__(
+            f"request {id} would deadlock: {' → '.join([*self.cycle, *self.cycle[:1]])}", id=id
+        )  # ends where it begins
 
 
 class Insufficient(LockError):
-    """The free resources of an anyOf request do not reach its target, so it has locked nothing.
+    """The free resources of an anyOf request do not reach its target, so the request has locked nothing.
 
-    `free` and `locked` are the two sums of weights; a resource that others wait for counts as locked.
+    `free` and `locked` are the sums of the weights of the free and of the locked resources. A resource that other
+    requests wait for counts as locked.
     """
 
     def __init__(self, *, id: int | None, free: int, locked: int) -> None:
@@ -164,7 +169,7 @@ class Insufficient(LockError):
 
 
 class LockLost(LockError):
-    """A granted lock is not held any more, so another client may hold it: roll back the work that it protected."""
+    """A granted lock is no longer held. Another client may hold it now: roll back the work that the lock protected."""
 
 
 class TransactionTimeout(LockLost):
@@ -176,10 +181,10 @@ class Disconnected(LockLost):
 
 
 class StaleFence(LockLost):
-    """A store rejected a read or a write, because it has seen a greater fencing token: the lock was granted again since.
+    """A store rejected a read or a write, because the lock was granted again since, with a greater fencing token.
 
-    `fence` is the fencing token of the rejected lock, `seen` the greatest one that the store has seen. Nothing was read
-    or written.
+    `fence` is the fencing token of the rejected lock. `seen` is the greatest fencing token that the store has seen.
+    Nothing was read or written.
     """
 
     def __init__(self, message: str, *, fence: int, seen: int) -> None:

@@ -13,7 +13,7 @@ def parse_host_port(text: str) -> tuple[str, int | None]:
     """Split `HOST`, `HOST:PORT`, `[IPv6]`, `[IPv6]:PORT` or a bare IPv6 address.
 
     Returns:
-        The host, without brackets and maybe empty, and the port; None where the text names none.
+        The host without brackets, which may be empty, and the port, which is None if the text contains no port.
 
     Raises:
         ValueError: if the brackets do not enclose the host, or the port is not a number from 1 to 65535.
@@ -35,18 +35,20 @@ def parse_port(port: str | int, source: str) -> int:
     """Return a TCP port as a number.
 
     Raises:
-        ValueError: if it is not a number from 1 to 65535; the message begins with `source`.
+        ValueError: if the port is not a number from 1 to 65535. The message begins with `source`, which says where the
+            port was read, for example the name of an environment variable.
 
     """
     text = str(port).strip()
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_PORT)) else 0
+    is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_PORT))
+    number = int(text) if is_short_number else 0  # 0 is not a valid port
     if not 0 < number <= MAX_PORT:
         raise ValueError(f"{source}: a port is a number from 1 to {MAX_PORT}, not {port!r}")
     return number
 
 
 def format_host_port(host: str, port: int) -> str:
-    """Return `HOST:PORT`, or `[IPv6]:PORT`."""
+    """Return `HOST:PORT`. An IPv6 address gets brackets: `[ADDRESS]:PORT`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -58,18 +60,18 @@ class SocketLike(Protocol):
 
 
 def enable_keepalive(sock: SocketLike, *, idle_s: int, interval_s: int = 5, probes: int = 3) -> None:
-    """Let the kernel end a connection whose peer has vanished without closing it.
+    """Enable TCP keepalive: the kernel ends a connection whose peer has vanished without closing it.
 
-    The kernel probes the peer after `idle_s` seconds without traffic and then every `interval_s`
-    seconds, and ends the connection after `probes` probes without an answer, or after as much time
-    without an acknowledgement of sent data. The OSError of a socket that has already failed is ignored:
-    its next read reports it.
+    The kernel probes the peer after `idle_s` seconds without traffic, and then every `interval_s` seconds. It ends the
+    connection after `probes` unanswered probes, or if sent data is not acknowledged within the same time. An OSError of
+    a socket that has already failed is ignored, because the next read from the socket reports it. Options that the
+    platform does not have are skipped.
     """
     options = {
         "TCP_KEEPIDLE": idle_s,
         "TCP_KEEPINTVL": interval_s,
         "TCP_KEEPCNT": probes,
-        "TCP_USER_TIMEOUT": 1000 * (idle_s + interval_s * probes),
+        "TCP_USER_TIMEOUT": 1000 * (idle_s + interval_s * probes),  # milliseconds
     }
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

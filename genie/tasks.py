@@ -13,16 +13,16 @@ from genie.backoff import Backoff
 T = TypeVar("T")
 
 CANCEL_INTERVAL_S = 0.1
-"""How often a task that does not end is cancelled again."""
+"""Seconds after which a task that has not ended is cancelled again."""
 
 _log = logging.getLogger("genie.tokens")
 
 
 async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:
-    """Cancel a task and wait until it has ended, whatever its outcome.
+    """Cancel a task, if there is one, and wait until it has ended. The result or error of the task is ignored.
 
-    One cancellation is not always enough: before Python 3.12 `asyncio.wait_for`, which libraries use,
-    swallows a cancellation that arrives at the moment at which its awaitable completes.
+    The task is cancelled every `CANCEL_INTERVAL_S` until it ends, because a single cancellation can get lost: before
+    Python 3.12 `asyncio.wait_for` swallows a cancellation that arrives just when its awaitable completes.
     """
     while task is not None and not task.done():
         task.cancel()
@@ -30,9 +30,10 @@ async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run work to completion, also if the caller is cancelled; CancelledError is raised afterwards.
+    """Run a coroutine to its end and return its result, even if the caller is cancelled meanwhile.
 
-    For steps whose interruption would leave an unknown outcome, such as a commit.
+    For steps whose interruption would leave an unknown outcome, such as a commit. If the caller was cancelled,
+    CancelledError is raised after the coroutine has ended, and the result or error of the coroutine is dropped.
     """
     task = asyncio.create_task(work)
     try:
@@ -42,16 +43,16 @@ async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # marks it as retrieved
+            task.exception()  # marks the error as retrieved, so that asyncio does not log it
         raise
 
 
 async def supervise(name: str, run: Callable[[Backoff], Awaitable[None]]) -> NoReturn:
-    """Run a background loop forever: restart it, with backoff, whenever it returns or raises an error.
+    """Run a background loop forever: restart the loop, with backoff, whenever it returns or raises an error.
 
     Args:
         name: name of the loop, for the log.
-        run: the loop. It gets the backoff of its restarts, and should reset it when it has made progress.
+        run: the loop. It gets the backoff of its restarts, and should call `reset` on it after each success.
 
     """
     backoff = Backoff()
@@ -65,9 +66,9 @@ async def supervise(name: str, run: Callable[[Backoff], Awaitable[None]]) -> NoR
 
 @asynccontextmanager
 async def closing(iterator: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Close an async generator at the end of the block, since it may hold a database connection.
+    """Close an async generator at the end of the block, because the generator may hold a database connection.
 
-    `contextlib.aclosing` does not accept iterators without `aclose`, which a store may return.
+    Unlike `contextlib.aclosing`, accepts an iterator without `aclose`, which a store may return: it is not closed.
     """
     try:
         yield iterator

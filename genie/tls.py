@@ -11,33 +11,34 @@ MIN_VERSION = ssl.TLSVersion.TLSv1_2
 
 
 def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
-    """Load this side's own certificate, a PEM file that may also contain the chain of CA certificates.
+    """Load the certificate that this process presents to its peers into a TLS context.
 
-    `key` is the file of its private key; None: the key is in the certificate file.
+    `certificate` is the path of a PEM file, which may also contain the chain of CA certificates. `key` is the path of
+    the private key. None: the certificate file also contains the key.
 
     Raises:
-        ValueError: naming the environment variable and the file that is wrong.
+        ValueError: if a file is wrong; the message names the environment variable and the file.
 
     """
     _check_pem(certificate, "GENIE_TLS_CERT", b"CERTIFICATE-----", "certificate")
     name = "GENIE_TLS_CERT" if key is None else "GENIE_TLS_KEY"
     _check_pem(key or certificate, name, b"PRIVATE KEY-----", "private key")
 
-    def no_password() -> str:
+    def no_password() -> str:  # OpenSSL asks for a password if the key is encrypted
         raise ValueError(f"{name}: the key in {key or certificate} is encrypted; give one without a password")
 
     try:
         context.load_cert_chain(certificate, key, no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            problem = f"the key in {key or certificate} is not that of the certificate in {certificate}"
+            problem = f"the key in {key or certificate} does not belong to the certificate in {certificate}"
         else:
             problem = f"{certificate}{f' with {key}' if key else ''} can't be used: {describe_error(error)}"
         raise ValueError(f"{name}: {problem}") from None
 
 
 def load_ca(context: ssl.SSLContext, file: str) -> None:
-    """Trust the CA certificates in a PEM file. ValueError names the environment variable and the file."""
+    """Trust the CA certificates in a PEM file. Raises ValueError, which names GENIE_TLS_CA, if the file is wrong."""
     _check_pem(file, "GENIE_TLS_CA", b"CERTIFICATE-----", "certificate")
     try:
         context.load_verify_locations(file)
@@ -46,7 +47,11 @@ def load_ca(context: ssl.SSLContext, file: str) -> None:
 
 
 def _check_pem(file: str, variable: str, marker: bytes, kind: str) -> None:
-    """Raise ValueError if a file can't be read or has no PEM section of a kind: OpenSSL's own errors are unclear."""
+    """Raise ValueError if a file can't be read, or contains no PEM section of the given kind.
+
+    OpenSSL's own errors for these cases are unclear. `variable` is the environment variable that the message names.
+    `marker` is the end of the section's first line.
+    """
     try:
         content = Path(file).read_bytes()
     except OSError as error:
@@ -56,12 +61,12 @@ def _check_pem(file: str, variable: str, marker: bytes, kind: str) -> None:
 
 
 def certificate_name(certificate: Mapping[str, Any] | None) -> str | None:
-    """Return the name in a verified certificate: the common name of its subject, else its first DNS name.
+    """Return the name in a verified certificate: the common name of the subject, else the first DNS name.
 
-    `certificate` is the result of `getpeercert`. Returns None without a certificate, or if it has no such name.
+    `certificate` is the result of `getpeercert`. Returns None if there is no certificate, or no name in it.
     """
-    for part in (certificate or {}).get("subject", ()):
-        for kind, value in part:
+    for attributes in (certificate or {}).get("subject", ()):
+        for kind, value in attributes:
             if kind == "commonName" and value:
                 return str(value)
     for kind, value in (certificate or {}).get("subjectAltName", ()):
@@ -83,11 +88,11 @@ OPENSSL_ERRORS = {
     "SSLV3_ALERT_BAD_CERTIFICATE": "the peer rejected the presented certificate",
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the peer rejected the presented certificate",
 }
-"""Readable texts for the reason codes of OpenSSL."""
+"""Readable texts for OpenSSL's reason codes of a failed handshake."""
 
 
 def describe_error(error: BaseException) -> str:
-    """Return a short readable message for a connection error, with OpenSSL's reason codes explained."""
+    """Return a short readable message for a connection error. OpenSSL's reason codes are replaced by plain texts."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verification failed: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError) and error.reason:

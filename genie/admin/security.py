@@ -89,7 +89,7 @@ class RequestGuard:
         if not _is_guarded(request):
             return None
         access = self._access()
-        if access.open:
+        if access.allows_anonymous:
             if not self._is_trusted_host(request.headers.get(hdrs.HOST, "")):
                 message = "without a token the Host header must name this machine (127.0.0.1 or localhost)"
                 return _problem(403, message)

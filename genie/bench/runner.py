@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from genie.bench.generator import WORKLOADS, LoadConnection, Tally, WorkloadParameters
-from genie.client.config import KEEPALIVE_IDLE_S, Address, find_token, format_address
+from genie.client.config import KEEPALIVE_IDLE_S, Address, format_address, resolve_token
 from genie.errors import Unavailable
 from genie.net import enable_keepalive
 from genie.protocol import messages
@@ -139,7 +139,7 @@ class LoadRunner:
         self.interrupts = 0
         """How often `interrupt` was called."""
         self._options = options
-        identity = {"token": find_token(), "namespace": options.namespace}
+        identity = {"token": resolve_token(), "namespace": options.namespace}
         self.hello = messages.command("hello", **identity) if any(identity.values()) else b""
         """First command of each connection; empty if there is neither a token nor a namespace."""
         self._on_progress = on_progress

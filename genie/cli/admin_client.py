@@ -14,7 +14,7 @@ import msgspec
 from genie.admin.models import Problem
 from genie.cli.format import printable
 from genie.cli.options import EmptiableOption, SourcedOption, namespace_option, run_async, source_of
-from genie.client.config import find_token, format_address, parse_address, tls_context
+from genie.client.config import format_address, parse_address, resolve_token, tls_context
 from genie.config import Settings
 from genie.errors import GenieError, RequestRejected, Unavailable
 from genie.protocol import codec
@@ -176,7 +176,7 @@ def _leader_hint(problem: Problem) -> str:
 
 def _token() -> str | None:
     """Return the token of the environment. A line break in it would start another HTTP header."""
-    token = find_token()
+    token = resolve_token()
     if token is not None and not token.isprintable():
         raise ValueError("the token of GENIE_TOKEN or GENIE_TOKEN_FILE must not contain control characters")
     return token

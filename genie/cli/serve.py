@@ -206,7 +206,7 @@ def _run(settings: Settings) -> int:
 async def _serve(settings: Settings) -> int:
     """Run the server and its admin port; return the exit status."""
     server = Server(settings)
-    if server.access.open:
+    if server.access.allows_anonymous:
         _check_exposure(settings)
     # Bind this port before the admin port: the error of a second server started by mistake should name this one.
     server.bind_address()

@@ -15,7 +15,7 @@ from genie.cli.format import printable
 from genie.cli.options import json_option, one_line_errors, run_async, server_options, timeout_option
 from genie.client.aio import Client
 from genie.client.aio_connection import AsyncConnection, TransportHandler
-from genie.client.config import Address, find_token, parse_addresses
+from genie.client.config import Address, parse_addresses, resolve_token
 from genie.client.watches import Change
 from genie.protocol import codec
 
@@ -122,7 +122,7 @@ class _Watcher(Client):
     def __init__(self, addresses: list[Address], namespace: str | None, *, connect_timeout: float) -> None:
         super().__init__(addresses, connect_timeout=connect_timeout)
         self._connection = _WatcherConnection(
-            addresses, connect_timeout, None, SESSION_TIMEOUT_S, find_token(), namespace
+            addresses, connect_timeout, None, SESSION_TIMEOUT_S, resolve_token(), namespace
         )
 
 

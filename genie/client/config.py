@@ -111,7 +111,7 @@ def tls_context() -> SSLContext:
     return context
 
 
-def find_token(token: str | None = None) -> str | None:
+def resolve_token(token: str | None = None) -> str | None:
     """Return the token to authenticate with: the argument, else GENIE_TOKEN, else the word in GENIE_TOKEN_FILE.
 
     None or an empty string means no token.
@@ -139,7 +139,7 @@ def _read_token_file(path: str) -> str:
     return words[0]
 
 
-def find_namespace(namespace: str | None = None) -> str | None:
+def resolve_namespace(namespace: str | None = None) -> str | None:
     """Return the namespace to connect to: the argument, else GENIE_NAMESPACE. None: the server's first.
 
     An empty variable counts as not set.

@@ -22,7 +22,7 @@ from genie.client.commands import (
     RequestState,
     make_any_request,
 )
-from genie.client.config import Address, find_namespace, find_token, parse_addresses
+from genie.client.config import Address, parse_addresses, resolve_namespace, resolve_token
 from genie.client.errors import already_released, copy_lock_lost
 from genie.client.inspection import Inspection
 from genie.client.sync_connection import SyncConnection
@@ -260,7 +260,7 @@ class Client:
         namespace: str | None = None,
     ) -> None:
         self._connection = SyncConnection(
-            to, connect_timeout, session, session_timeout, find_token(token), find_namespace(namespace)
+            to, connect_timeout, session, session_timeout, resolve_token(token), resolve_namespace(namespace)
         )
 
     def __enter__(self) -> Self:

@@ -70,7 +70,7 @@ class Authenticator:
 
     def _load(self) -> AccessControl:
         """Load the access-control list; warn if the token file is world-readable. ValueError if it is invalid."""
-        access = AccessControl.load(self._token, self._token_file, certificates=self._certificates)
+        access = AccessControl.load(self._token, self._token_file, certificates_required=self._certificates)
         if access.world_readable:
             log.warning("token file is world-readable", file=self._token_file, hint="chmod o-r")
         return access
@@ -92,7 +92,7 @@ class Authenticator:
         """
         access = self.access
         principal = None if certificate is None else access.by_certificate(certificate)
-        if access.has_tokens or (principal is None and not access.open):
+        if access.has_tokens or (principal is None and not access.allows_anonymous):
             return Handshake(self, principal, max_line), principal
         return None, principal
 

@@ -12,7 +12,7 @@ __all__ = ["FencedTable"]
 
 
 def __getattr__(name: str) -> object:
-    """Import a name on its first use: it needs an optional package."""
+    """Import a public name on first access, because it needs SQLAlchemy, an optional dependency."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -16,56 +16,53 @@ from genie.tasks import run_to_completion
 def server_engine(url: URL, *, pool_size: int, **options: Any) -> AsyncEngine:
     """Create an engine for a database server, with at most `pool_size` connections.
 
-    The isolation level is READ COMMITTED: a statement that has waited for a locked row must see
-    what the other transaction wrote; stricter levels fail then. `options` are those of SQLAlchemy's
-    `create_async_engine`.
+    The isolation level is READ COMMITTED: a statement that has waited for a locked row must see what the other
+    transaction wrote. Under stricter levels the statement would fail. `options` are passed to `create_async_engine`.
     """
     return create_async_engine(url, isolation_level="READ COMMITTED", pool_size=pool_size, max_overflow=0, **options)
 
 
 @asynccontextmanager
 async def open_connection(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """A connection of the engine's pool, which is returned at the end of the block.
+    """Check a connection out of the engine's pool, and return it to the pool at the end of the block.
 
-    A cancellation waits until the connection is open or closed. After the checkout from the pool
-    SQLAlchemy may still wait for the driver, to set the isolation level: if that is cancelled, the
-    connection never returns to the pool.
+    Cancellations are delayed until the connection is completely open or closed. Otherwise a cancellation while
+    SQLAlchemy sets the isolation level, after the checkout, would leak the connection from the pool.
     """
     connection = engine.connect()
     try:
         await run_to_completion(connection.start())
         yield connection
     finally:
-        if connection.sync_connection is not None:  # None: opening it has failed
+        if connection.sync_connection is not None:  # None: the checkout has failed
             await run_to_completion(connection.close())
 
 
 @asynccontextmanager
 async def open_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """A connection in a transaction, which is committed if the block ends without an error."""
+    """Run a block in a transaction on a new connection: commit at the end of the block, roll back after an error."""
     async with open_connection(engine) as connection, connection.begin():
         yield connection
 
 
-def schema_lock(name: str) -> tuple[ColumnElement[int], ColumnElement[int]]:
-    """Return the two key arguments of a PostgreSQL advisory lock, which identify a name in the
-    current schema.
+def schema_lock_key(name: str) -> tuple[ColumnElement[int], ColumnElement[int]]:
+    """Return the two integers that PostgreSQL's advisory lock functions take as a key.
+
+    They are hashes of `name` and of the current schema, so that each schema has its own locks.
     """
     return func.hashtext(literal(name)), func.hashtext(func.current_schema())
 
 
 async def lock_schema(connection: AsyncConnection, name: str) -> None:
-    """Acquire a PostgreSQL advisory lock for a name in the current schema; it ends with the
-    transaction.
-    """
-    await connection.execute(select(func.pg_advisory_xact_lock(*schema_lock(name))))
+    """Wait for a PostgreSQL advisory lock on `name` in the current schema. The end of the transaction releases it."""
+    await connection.execute(select(func.pg_advisory_xact_lock(*schema_lock_key(name))))
 
 
 async def release_or_invalidate(connection: AsyncConnection, release: Executable) -> None:
-    """Release a lock that belongs to a connection's session; if that fails, close the connection,
-    which ends the lock.
+    """Execute `release`, the statement that releases a lock of this database session.
 
-    Closing alone would not suffice: a server may notice late that a connection was closed.
+    If the statement fails, the connection is closed, which also ends the lock. Closing is not enough in general: a
+    server may notice late that a connection was closed.
     """
     try:
         await connection.execute(release)

@@ -51,7 +51,7 @@ MAX_FENCE = 2**53 - 1
 
 
 def _any_above(fence: int, columns: Iterable[Column[int]]) -> ColumnElement[bool]:
-    """Return the SQL condition that one of the columns is greater than a fence; it is false for columns that are NULL."""
+    """Return the SQL condition that any of the columns is greater than `fence`. NULL counts as not greater."""
     return or_(*(and_(column.is_not(None), column > fence) for column in columns))
 
 
@@ -65,14 +65,14 @@ class FencedTable:
 
         row = await connection.run_sync(accounts.read, 2, fence=lock.fence)
 
-    `key` is the value of the primary key, or a tuple where it has several columns. `fence` is `lock.fence` of the lock
-    that protects the row. No method commits or rolls back. Errors of all methods:
+    `key` is the value of the primary key, or a tuple of values if the primary key has several columns. `fence` is
+    `lock.fence` of the lock that protects the row. No method commits or rolls back. Errors of all methods:
 
     - `StaleFence` if the row was used with a greater fence.
-    - `LookupError` if there is no such row.
+    - `LookupError` if the row does not exist.
     - `ValueError` or `TypeError` for invalid arguments, before anything is executed.
-    - Errors of the database as SQLAlchemy raises them. A transaction that fails because of a concurrent one
-      (serialization failure, deadlock, `database is locked`) has written nothing. Run it again.
+    - Errors of the database as SQLAlchemy raises them. A transaction that fails because of a concurrent
+      transaction (serialization failure, deadlock, `database is locked`) has written nothing. Run it again.
     """
 
     def __init__(self, table: Table) -> None:
@@ -84,29 +84,30 @@ class FencedTable:
             raise ValueError(f"table {table.fullname} has no column 'fence': add Column('fence', BigInteger)")
         self._fence: Column[int] = table.c.fence
         self._shared_fence: Column[int] | None = table.c.get("shared_fence")
-        for column in self._fences():
+        for column in self._fence_columns():
             if not isinstance(column.type, BigInteger):
                 raise TypeError(f"column {column} must be a BigInteger, not {column.type!r}: fences have up to 53 bits")
 
     def read(self, connection: Connection, key: Any, *, fence: int, shared: bool = False) -> Row[Any]:
-        """Store the fence in a row, and return the row with all columns. `shared`: the lock is a shared one.
+        """Store the fence in a row, and return the row with all columns. `shared`: the lock is a shared lock.
 
-        From then on the row rejects writes of older holders: until the end of the transaction because the row is
-        locked, and after its commit because the fence is stored. After a rollback read again.
+        After this method the row rejects writes of older holders: until the end of the transaction because the database
+        has locked the row, and after the commit because the fence is stored. After a rollback read again.
         """
         self._check_arguments(connection, fence)
-        has_key = self._has_key(key)
-        update = self._table.update().where(has_key).values(self._stored_fence(fence, shared))
-        return self._check_row(self._execute_and_fetch(connection, update, has_key), key, fence, shared)
+        key_matches = self._key_condition(key)
+        update = self._table.update().where(key_matches).values(self._fence_assignment(fence, shared=shared))
+        row = self._execute_and_fetch(connection, update, key_matches)
+        return self._check_row(row, key, fence, shared=shared)
 
     def read_or_create(
         self, connection: Connection, key: Any, values: Mapping[str, Any], *, fence: int, shared: bool = False
     ) -> Row[Any]:
-        """Return a row as `read` does; insert it with `values` if it does not exist.
+        """Return a row as `read` does, after inserting the row with `values` if it does not exist.
 
-        Use it instead of `read` for a row that may not exist: an absent row has no fence to reject an older holder, which
-        could insert it later. An existing row is not changed by `values`. If they violate another unique constraint, the
-        error is SQLAlchemy's `IntegrityError`; on MariaDB and MySQL it is `ValueError`.
+        Use this method instead of `read` for a row that may not exist: a missing row has no fence to reject an older
+        holder, which could insert the row later. In an existing row `values` change nothing. If `values` violate another
+        unique constraint, the error is SQLAlchemy's `IntegrityError`; on MariaDB and MySQL it is `ValueError`.
         """
         self._check_arguments(connection, fence)
         fence_column = self._fence if not shared else self._shared_column()
@@ -126,64 +127,70 @@ class FencedTable:
         upsert = (
             insert(self._table)
             .values(new_row)
-            .on_conflict_do_update(index_elements=self._key, set_=self._stored_fence(fence, shared))
+            .on_conflict_do_update(index_elements=self._key, set_=self._fence_assignment(fence, shared=shared))
         )
-        return self._check_row(self._execute_and_fetch(connection, upsert, self._has_key(key)), key, fence, shared)
+        row = self._execute_and_fetch(connection, upsert, self._key_condition(key))
+        return self._check_row(row, key, fence, shared=shared)
 
     def write(self, connection: Connection, key: Any, values: Mapping[str, Any], *, fence: int) -> None:
-        """Set columns of a row and store the fence in it, in one UPDATE that also checks the fence.
+        """Write columns of a row and store the fence in the row, in one UPDATE that also checks the fence.
 
-        `values` maps names of columns to values or SQL expressions. The lock must be an exclusive one.
+        `values` maps names of columns to values or SQL expressions. The lock must be an exclusive lock.
         """
         self._check_arguments(connection, fence)
-        has_key = self._has_key(key)
+        key_matches = self._key_condition(key)
         update = (
             self._table.update()
-            .where(has_key, not_(_any_above(fence, self._fences())))
+            .where(key_matches, not_(_any_above(fence, self._fence_columns())))
             .values({**self._check_values(values), self._fence.key: fence})
         )
         if connection.execute(update).rowcount == 0:
-            # Nothing was written. Another statement finds out whether the fence was stale or the row does not exist.
-            self._check_row(self._select(connection, has_key), key, fence, shared=False)
-            raise LookupError(self._describe_missing(key))  # it was inserted between the two statements
+            # Nothing was written. A SELECT finds out whether the fence is stale or the row does not exist.
+            self._check_row(self._select_current(connection, key_matches), key, fence, shared=False)
+            raise LookupError(self._missing_row_text(key))  # the row was inserted between the UPDATE and the SELECT
 
     # -- statements ----------------------------------------------------------------------------------------------
 
     def _execute_and_fetch(
-        self, connection: Connection, statement: Update | Insert, has_key: ColumnElement[bool]
+        self, connection: Connection, statement: Update | Insert, key_matches: ColumnElement[bool]
     ) -> Row[Any] | None:
-        """Execute a statement that stores a fence in a row, and return the row as it is afterwards.
+        """Execute a statement that stores a fence in a row, and return the resulting row; None if it does not exist.
 
-        `has_key`: the condition that selects the row, for a database without RETURNING.
+        `key_matches` is the condition that selects the row. It is needed for a database without RETURNING.
         """
         if connection.dialect.update_returning:
             return connection.execute(statement.returning(*self._table.c)).first()
         connection.execute(statement)
-        return self._select(connection, has_key)
+        return self._select_current(connection, key_matches)
 
-    def _select(self, connection: Connection, has_key: ColumnElement[bool]) -> Row[Any] | None:
-        """Return the current version of a row. FOR UPDATE prevents that an older snapshot is read."""
-        return connection.execute(select(*self._table.c).where(has_key).with_for_update()).first()
+    def _select_current(self, connection: Connection, key_matches: ColumnElement[bool]) -> Row[Any] | None:
+        """Return the latest committed version of a row, or None. FOR UPDATE prevents reading an older snapshot."""
+        return connection.execute(select(*self._table.c).where(key_matches).with_for_update()).first()
 
-    def _stored_fence(self, fence: int, shared: bool) -> dict[str, ColumnElement[int]]:
-        """Return the SET clause that stores a fence in its column, unless the row has a greater one already."""
+    def _fence_assignment(self, fence: int, *, shared: bool) -> dict[str, ColumnElement[int]]:
+        """Return the SET clause that stores a fence, unless the row has a greater fence already."""
         column = self._shared_column() if shared else self._fence
-        return {column.key: case((_any_above(fence, self._fences()), column), else_=literal(fence, BigInteger()))}
+        return {
+            column.key: case((_any_above(fence, self._fence_columns()), column), else_=literal(fence, BigInteger()))
+        }
 
-    def _has_key(self, key: Any) -> ColumnElement[bool]:
-        return and_(*(column == self._key_values(key)[column.key] for column in self._key))
+    def _key_condition(self, key: Any) -> ColumnElement[bool]:
+        """Return the WHERE condition that selects the row with this primary key."""
+        values = self._key_values(key)
+        return and_(*(column == values[column.key] for column in self._key))
 
     # -- columns -------------------------------------------------------------------------------------------------
 
-    def _fences(self) -> list[Column[int]]:
+    def _fence_columns(self) -> list[Column[int]]:
+        """Return the column `fence`, and the column `shared_fence` if the table has it."""
         return [column for column in (self._fence, self._shared_fence) if column is not None]
 
-    def _conflicting(self, shared: bool) -> list[Column[int]]:
-        """Return the columns whose greater fences reject an access: shared holders do not reject each other."""
-        return [self._fence] if shared else self._fences()
+    def _conflicting_columns(self, *, shared: bool) -> list[Column[int]]:
+        """Return the columns whose greater fences reject an access. Holders of shared locks do not reject each other."""
+        return [self._fence] if shared else self._fence_columns()
 
     def _shared_column(self) -> Column[int]:
-        """Return the column `shared_fence`, which the table needs only for shared locks. ValueError if it has none."""
+        """Return the column `shared_fence`. Raises ValueError if the table, which then allows no shared locks, has none."""
         if self._shared_fence is None:
             raise ValueError(
                 f"table {self._table.fullname} has no column 'shared_fence', which reads under a shared lock need: "
@@ -208,7 +215,7 @@ class FencedTable:
             raise ValueError(f"fence must be from 1 to {MAX_FENCE}, not {fence}")
 
     def _key_values(self, key: Any) -> dict[str, Any]:
-        """Return the values of the primary key's columns, by name. ValueError if their number is wrong."""
+        """Return the values of the primary key's columns, by name. Raises ValueError if `key` has too few or too many."""
         values = key if isinstance(key, tuple) else (key,)
         names = [column.key for column in self._key]
         if len(values) != len(names):
@@ -216,8 +223,8 @@ class FencedTable:
         return dict(zip(names, values, strict=True))
 
     def _check_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values to write, by column. ValueError for an unknown column, a key or a fence."""
-        reserved = {column.key for column in (*self._key, *self._fences())}
+        """Return a copy of the values to write. Raises ValueError for an unknown column, a key column or a fence column."""
+        reserved = {column.key for column in (*self._key, *self._fence_columns())}
         for name in values:
             if name not in self._table.c:
                 raise ValueError(f"table {self._table.fullname} has no column {name!r}")
@@ -225,11 +232,12 @@ class FencedTable:
                 raise ValueError(f"values must not contain {name!r}: it comes from `key` or `fence`")
         return dict(values)
 
-    def _check_row(self, row: Row[Any] | None, key: Any, fence: int, shared: bool) -> Row[Any]:
-        """Return the row. LookupError if it does not exist, StaleFence if it was used with a greater fence."""
+    def _check_row(self, row: Row[Any] | None, key: Any, fence: int, *, shared: bool) -> Row[Any]:
+        """Return the row. Raises LookupError if it is None, StaleFence if it was used with a greater fence."""
         if row is None:
-            raise LookupError(self._describe_missing(key))
-        greatest = max(row._mapping[column] or 0 for column in self._conflicting(shared))  # noqa: SLF001 - a public API
+            raise LookupError(self._missing_row_text(key))
+        columns = self._conflicting_columns(shared=shared)
+        greatest = max(row._mapping[column] or 0 for column in columns)  # noqa: SLF001 - a public API
         if greatest > fence:
             raise StaleFence(
                 f"{self._table.fullname} {key!r} was used with fence {greatest}, which is greater than {fence}: "
@@ -239,5 +247,6 @@ class FencedTable:
             )
         return row
 
-    def _describe_missing(self, key: Any) -> str:
+    def _missing_row_text(self, key: Any) -> str:
+        """Return the error message for a row that does not exist."""
         return f"{self._table.fullname} has no row {key!r}; to insert one under a fence use read_or_create"

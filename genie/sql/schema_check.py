@@ -11,35 +11,33 @@ from genie.errors import GenieError
 
 
 class WrongSchema(GenieError):
-    """A table of an expected name exists, and lacks what is needed; or it does not exist and can't
-    be created.
-    """
+    """A table does not match its definition, or does not exist and can't be created."""
 
 
 def check(problems: Iterable[str]) -> None:
-    """Raise one WrongSchema that lists all problems, if there are any."""
-    texts = list(problems)
-    if texts:
-        raise WrongSchema("; ".join(texts))
+    """Raise one WrongSchema that lists all problems, unless `problems` is empty."""
+    message = "; ".join(problems)
+    if message:
+        raise WrongSchema(message)
 
 
 def reflected_columns(inspector: Inspector, table: Table) -> dict[str, ReflectedColumn]:
-    """Return the columns that a table has in the database, by name."""
+    """Return the columns that `table` has in the database, by name."""
     return {column["name"]: column for column in inspector.get_columns(table.name)}
 
 
 def key_problems(inspector: Inspector, table: Table) -> Iterator[str]:
-    """Describe a primary key that differs from the table's definition."""
+    """Yield a problem if the primary key in the database differs from the definition `table`."""
     key = [column.name for column in table.primary_key]
     if inspector.get_pk_constraint(table.name)["constrained_columns"] != key:
         yield f"its primary key is not {', '.join(key)}"
 
 
 def missing_column(column: Column[object]) -> str:
-    """Describe a column that does not exist in the database."""
+    """Return the text of the problem that a column does not exist in the database."""
     return f"column {column.name} is missing"
 
 
 def wrong_type(column: Column[object], reflected: ReflectedColumn, expected: str) -> str:
-    """Describe a column whose type in the database is not the `expected` one."""
+    """Return the text of the problem that a column in the database does not have the type `expected`."""
     return f"column {column.name} is {reflected['type']}, it must be {expected}"

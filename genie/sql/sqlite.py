@@ -19,11 +19,13 @@ WAL_RETRY_INTERVAL_S = 0.05
 
 
 def file_engine(url: URL, *, lock_timeout_s: float, pool_size: int, instead: str) -> AsyncEngine:
-    """Create an engine for an SQLite file. `lock_timeout_s` is the timeout for locks, and for a
-    free connection.
+    """Create an engine for an SQLite file.
 
-    ValueError for an in-memory database, of which each connection would have its own; `instead` is
-    appended to the message and says what to use.
+    `lock_timeout_s` bounds the wait for SQLite's file locks, and the wait for a free connection of the pool.
+
+    Raises:
+        ValueError: for an in-memory database, since each connection would have its own database. The message ends with
+            `instead`, which says what to use instead.
     """
     if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
         raise ValueError(f"an SQLite database in memory belongs to one connection: {instead}")
@@ -39,10 +41,9 @@ def file_engine(url: URL, *, lock_timeout_s: float, pool_size: int, instead: str
 
 @asynccontextmanager
 async def write_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """Begin a transaction that acquires SQLite's write lock at once, and provide its connection.
+    """Run a block in a transaction that acquires SQLite's write lock at its start, not at the first write.
 
-    A transaction that acquires the write lock later, at its first write, fails if another
-    connection has written since its first read.
+    Otherwise the first write would fail if another connection has written since the first read of this transaction.
     """
     async with open_transaction(engine) as connection:
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -50,12 +51,13 @@ async def write_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnectio
 
 
 async def enable_wal(connection: AsyncConnection, timeout_s: float) -> None:
-    """Set a file's journal mode to WAL, in which readers and the writer don't block each other. The
-    mode is persistent.
+    """Set a file's journal mode to WAL, in which readers and the writer don't block each other.
 
-    While another connection writes, SQLite rejects this immediately, whatever the lock timeout. So
-    it is retried for `timeout_s`. Raises SQLAlchemy's OperationalError after that, or for any other
-    reason.
+    The file keeps this mode. While another connection writes, SQLite rejects the change immediately, regardless of the
+    lock timeout, so this function retries for `timeout_s` seconds.
+
+    Raises:
+        OperationalError: of SQLAlchemy, if the file is still busy then, or at once for any other error.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     while (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar_one() != "wal":

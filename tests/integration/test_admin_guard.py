@@ -162,18 +162,18 @@ async def test_with_a_token_any_host_is_allowed(guarded: Client) -> None:
 
 async def test_a_client_certificate_authenticates() -> None:
     by_name = [Credential(Principal("ops", None, frozenset({"admin"})), None), *ENTRIES[:2]]
-    known = await start(AccessControl(by_name, certificates=True), certificate="ops")
+    known = await start(AccessControl(by_name, certificates_required=True), certificate="ops")
     assert await status(known, "/api/release", POST, "POST") == 200
     assert await status(known, "/api/state", bearer("an-unknown-token")) == 401, (
         "a token takes precedence and must be valid"
     )
     assert await status(known, "/api/release", bearer(INSPECT) | POST, "POST") == 403
-    token = await start(AccessControl(ENTRIES, certificates=True), certificate="inspect")
+    token = await start(AccessControl(ENTRIES, certificates_required=True), certificate="inspect")
     assert await status(token, "/api/state") == 401, "a principal with a token needs it"
-    other = await start(AccessControl(certificates=True), certificate="other")
+    other = await start(AccessControl(certificates_required=True), certificate="other")
     assert await status(other, "/api/state") == 200
     assert await status(other, "/api/release", POST, "POST") == 403, "a certificate alone gives no admin permission"
-    without = await start(AccessControl(certificates=True))
+    without = await start(AccessControl(certificates_required=True))
     assert await status(without, "/api/state") == 401
     for client in (known, token, other, without):
         await client.close()

@@ -148,12 +148,12 @@ def test_invalid_namespaces_are_rejected_at_once(
 
 
 def test_the_sources_of_the_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert config.find_namespace() is None
+    assert config.resolve_namespace() is None
     monkeypatch.setenv("GENIE_NAMESPACE", "")
-    assert config.find_namespace() is None
+    assert config.resolve_namespace() is None
     monkeypatch.setenv("GENIE_NAMESPACE", "stock")
-    assert config.find_namespace() == "stock"
-    assert config.find_namespace("billing") == "billing"
+    assert config.resolve_namespace() == "stock"
+    assert config.resolve_namespace("billing") == "billing"
 
 
 ASKING = (

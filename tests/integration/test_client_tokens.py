@@ -72,23 +72,23 @@ def test_threads_a_valid_and_an_invalid_token() -> None:
 
 
 def test_the_sources_of_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert config.find_token() is None
+    assert config.resolve_token() is None
     path = write_token_file(tmp_path, f" {TOKEN}\n")
     monkeypatch.setenv("GENIE_TOKEN_FILE", str(path))
-    assert config.find_token() == TOKEN
-    assert config.find_token("") is None
+    assert config.resolve_token() == TOKEN
+    assert config.resolve_token("") is None
     path.write_text(toml_sections(payments=TOKEN))
     with pytest.raises(ValueError, match=f"^GENIE_TOKEN_FILE: {path} must contain one word, the token, not 4$"):
-        config.find_token()  # that is a server's
-    assert config.find_token("") is None
-    assert config.find_token(OTHER) == OTHER
+        config.resolve_token()  # that is a server's
+    assert config.resolve_token("") is None
+    assert config.resolve_token(OTHER) == OTHER
     monkeypatch.setenv("GENIE_TOKEN", OTHER)
-    assert config.find_token() == OTHER
-    assert config.find_token(TOKEN) == TOKEN
+    assert config.resolve_token() == OTHER
+    assert config.resolve_token(TOKEN) == TOKEN
     monkeypatch.setenv("GENIE_TOKEN", "")
     path.unlink()
     with pytest.raises(ValueError, match=r"GENIE_TOKEN_FILE: .* can't be read: No such file"):
-        config.find_token()
+        config.resolve_token()
 
 
 def test_the_error_of_an_invalid_token_does_not_contain_it() -> None:

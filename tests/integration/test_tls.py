@@ -390,7 +390,7 @@ def test_certificates_are_reloaded(certificates: Certificates) -> None:
         ({"tls_cert": "/nowhere"}, "GENIE_TLS_CERT: /nowhere can't be read: No such file or directory"),
         ({"tls_cert": "{server}", "tls_key": "/nowhere"}, "GENIE_TLS_KEY: /nowhere can't be read"),
         ({"tls_cert": "{ca}"}, "GENIE_TLS_CERT: there is no private key in {ca}"),
-        ({"tls_cert": "{server}", "tls_key": "{foreign}"}, "is not that of the certificate in {server}"),
+        ({"tls_cert": "{server}", "tls_key": "{foreign}"}, "does not belong to the certificate in {server}"),
         ({"tls_cert": "{server}", "tls_key": "{locked}"}, "GENIE_TLS_KEY: the key in {locked} is encrypted"),
         ({"tls_cert": "{server}", "tls_ca": "{junk}"}, "GENIE_TLS_CA: there is no certificate in {junk}"),
         ({"tls_cert": "{broken}"}, "GENIE_TLS_CERT: {broken} can't be used"),

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from genie.sql.engine import lock_schema, open_connection, release_or_invalidate, schema_lock, server_engine
+from genie.sql.engine import lock_schema, open_connection, release_or_invalidate, schema_lock_key, server_engine
 from genie.timeouts.databases.base import CONNECT_TIMEOUT_S, LOCK_TIMEOUT_S, SERVER_OPTIONS, Database, values_by_column
 from genie.timeouts.times import Utc
 
@@ -68,7 +68,7 @@ class Postgres(Database):
         """Try to acquire the run lock, an advisory lock of the schema, and yield whether that
         succeeded. The lock ends with the connection, so also with the process.
         """
-        key = schema_lock(_RUN_LOCK)
+        key = schema_lock_key(_RUN_LOCK)
         async with open_connection(self._autocommit) as connection:
             acquired = bool((await connection.execute(select(func.pg_try_advisory_lock(*key)))).scalar_one())
             try:

@@ -20,19 +20,19 @@ def file(tmp_path: Path) -> Path:
 def read(file: Path, text: str | bytes, *, certificates: bool = False) -> AccessControl:
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     file.chmod(0o600)
-    return AccessControl.load(None, str(file), certificates=certificates)
+    return AccessControl.load(None, str(file), certificates_required=certificates)
 
 
 def test_without_settings_clients_need_not_authenticate() -> None:
     access = AccessControl.load(None, None)
-    assert access.open
+    assert access.allows_anonymous
     assert not access.has_tokens
     assert access.by_token(A) is None
 
 
 def test_certificates_alone_require_authentication() -> None:
-    access = AccessControl.load(None, None, certificates=True)
-    assert not access.open
+    access = AccessControl.load(None, None, certificates_required=True)
+    assert not access.allows_anonymous
     assert not access.has_tokens
 
 
@@ -44,7 +44,7 @@ def test_a_single_token_has_full_access(file: Path) -> None:
         assert access.by_token(A[:-1]) is None
         assert access.by_name("default") is principal
         assert access.has_tokens
-        assert not access.open
+        assert not access.allows_anonymous
 
 
 def test_a_section_for_each_principal(file: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_certificate_without_a_section_has_the_default_permissions(file: Path)
 
 
 def test_no_certificate_replaces_the_single_token(file: Path) -> None:
-    for access in (read(file, A, certificates=True), AccessControl.load(A, None, certificates=True)):
+    for access in (read(file, A, certificates=True), AccessControl.load(A, None, certificates_required=True)):
         assert access.by_token(A) is not None
         assert access.by_certificate("default") is None
 
