@@ -1,7 +1,7 @@
-"""For tests of services that use Genie, and of Genie itself. Shipped, but never imported by the server.
+"""Tools for tests of services that use Genie, and of Genie itself. The server never imports this package.
 
-- `run` runs a coroutine with a server, a virtual clock and a network in memory: an hour passes in milliseconds.
-- `server` is a server in the running event loop, on a free port.
+- `run` runs a coroutine with a Genie server, a virtual clock and a network in memory: an hour passes in milliseconds.
+- `server` runs a Genie server in the running event loop, on a free port.
 
 `python -m genie.testing.simulation.soak` simulates clusters of servers, clients and Redis under faults; see `README.md`.
 """

@@ -24,14 +24,15 @@ ADDRESS = "127.0.0.1", 7077
 def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
     """Run a coroutine like `asyncio.run`, with a virtual clock and a Genie server at 127.0.0.1:7077.
 
-    `asyncio.sleep(3600)` returns at once; afterwards `time.time` and `time.monotonic` are an hour later, and locks and
-    queues have timed out accordingly. (`datetime` and `time.perf_counter` keep the real time.) `random` and `secrets`
-    depend only on the seed, so a run is reproducible.
+    `asyncio.sleep(3600)` returns at once. Afterwards `time.time` and `time.monotonic` are an hour later, and locks and
+    waiting requests have timed out accordingly. `datetime` and `time.perf_counter` keep the real time. `random` and
+    `secrets` depend only on the seed, so a run is reproducible.
 
-    `genie.connect()` connects to that server, regardless of environment variables. The network is in memory, and has only
-    Genie and the servers that the coroutine starts. Blocking sockets, which `genie.sync` uses, are not simulated: connecting
-    one raises `RuntimeError`. If the coroutine waits for an event that can never occur, `Stuck` is raised. Locks are kept in
-    memory and end with the run.
+    `genie.connect()` connects to this Genie server, regardless of environment variables. The network is in memory: only the
+    Genie server and the servers that the coroutine starts can be reached. Locks are kept in memory and end with the run.
+
+    Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets, which `genie.sync` uses, are not
+    simulated: connecting a blocking socket raises RuntimeError.
     """
     if _has_running_loop():
         main.close()
@@ -40,25 +41,25 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
         )
     loop = SimLoop()
     network = Network(loop)
-    genie = loop.node("genie", ADDRESS[0])
+    server_node = loop.create_node("genie", ADDRESS[0])
 
     def is_logged_by_server(_level: str, _line: MutableMapping[str, Any]) -> bool:
-        return NODE.get() is genie
+        return NODE.get() is server_node
 
-    unset = dict.fromkeys(("GENIE_TOKEN", "GENIE_TOKEN_FILE", "GENIE_NAMESPACE"), "")
-    environment = {"GENIE_HOST": ADDRESS[0], "GENIE_PORT": str(ADDRESS[1]), **unset}
+    ignored = dict.fromkeys(("GENIE_TOKEN", "GENIE_TOKEN_FILE", "GENIE_NAMESPACE"), "")
+    environment = {"GENIE_HOST": ADDRESS[0], "GENIE_PORT": str(ADDRESS[1]), **ignored}
     with (
-        deterministic(loop, seed, is_logged_by_server),
+        deterministic(loop, seed, on_log=is_logged_by_server),  # the log lines of the server are dropped
         patch.dict(os.environ, environment),
         patch("socket.create_connection", _no_real_socket),
     ):
         server = Server(Settings(), bind_to=lambda *address: cast("socket.socket", SimSocket(address)))
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.get_loop().run_until_complete(loop.spawn(genie, server.start()))
+            runner.get_loop().run_until_complete(loop.spawn(server_node, server.start()))
             try:
                 return runner.run(main)
             finally:
-                runner.get_loop().run_until_complete(loop.spawn(genie, server.stop()))
+                runner.get_loop().run_until_complete(loop.spawn(server_node, server.stop()))
                 network.heal()
 
 
@@ -71,7 +72,7 @@ def _has_running_loop() -> bool:
 
 
 def _no_real_socket(address: object, *_: object, **__: object) -> socket.socket:
-    """Replaces `socket.create_connection` during `run`."""
+    """Replace `socket.create_connection` during `run`: raise RuntimeError, because blocking sockets are not simulated."""
     raise RuntimeError(
         f"can't connect to {address}: the network of genie.testing.run() is in memory; use genie.testing.server()"
     )
@@ -81,10 +82,10 @@ def _no_real_socket(address: object, *_: object, **__: object) -> socket.socket:
 async def server(**settings: Any) -> AsyncIterator[tuple[str, int]]:
     """Run a Genie server in the running event loop, on a free port of 127.0.0.1.
 
-    Use it with `async with`, which returns the host and the port. `settings` are the options of `genie serve`, with
-    underscores. Without `redis_url` locks are kept in memory.
+    `async with genie.testing.server() as (host, port)` gives the address. `settings` are the options of `genie serve`, with
+    underscores instead of hyphens. Without the option `redis_url` the server keeps locks in memory.
     """
-    threshold = gc.get_threshold()  # the server changes the settings of the garbage collector
+    gc_thresholds = gc.get_threshold()  # the server changes the settings of the garbage collector
     running = Server(Settings.from_options(**{"port": 0} | settings))
     address = await running.start()
     try:
@@ -92,4 +93,4 @@ async def server(**settings: Any) -> AsyncIterator[tuple[str, int]]:
     finally:
         await running.stop()
         gc.unfreeze()
-        gc.set_threshold(*threshold)
+        gc.set_threshold(*gc_thresholds)

@@ -59,7 +59,7 @@ def test_a_killed_node_runs_no_finally_blocks(loop: SimLoop) -> None:
             calls.append("cleaned up")
 
     async def main() -> None:
-        node = loop.node("a")
+        node = loop.create_node("a")
         loop.spawn(node, work())
         await asyncio.sleep(2.5)
         loop.kill(node)
@@ -78,7 +78,7 @@ def test_a_stopped_node_catches_up_when_it_is_continued(loop: SimLoop) -> None:
         await asyncio.sleep(30)
 
     async def main() -> None:
-        node = loop.node("a")
+        node = loop.create_node("a")
         task = loop.spawn(node, work())
         await asyncio.sleep(0.5)
         loop.stop_node(node)
@@ -102,7 +102,7 @@ def test_child_tasks_belong_to_the_node_of_their_parent(loop: SimLoop) -> None:
         await asyncio.gather(child(), child())
 
     async def main() -> None:
-        node = loop.node("a")
+        node = loop.create_node("a")
         loop.spawn(node, parent())
         await asyncio.sleep(0.5)
         loop.kill(node)
@@ -120,11 +120,11 @@ def test_a_signal_goes_to_the_node_that_handles_it(loop: SimLoop) -> None:
         await asyncio.sleep(5)
 
     async def main() -> None:
-        one, other = loop.node("a"), loop.node("b")
+        one, other = loop.create_node("a"), loop.create_node("b")
         loop.spawn(one, work())
         await asyncio.sleep(1)
-        assert not loop.signal(other, signal.SIGTERM)
-        assert loop.signal(one, signal.SIGTERM)
+        assert not loop.send_signal(other, signal.SIGTERM)
+        assert loop.send_signal(one, signal.SIGTERM)
         await asyncio.sleep(1)
 
     loop.run_until_complete(main())

@@ -48,7 +48,7 @@ class Pair:
     def __init__(self, loop: SimLoop, delays: RandomDelays | None = None) -> None:
         self.loop = loop
         self.network = Network(loop, delays)
-        self.a, self.b = loop.node("a"), loop.node("b")
+        self.a, self.b = loop.create_node("a"), loop.create_node("b")
         self.client, self.server = RecordingProtocol(), RecordingProtocol()
 
     async def open(self) -> Pair:
@@ -181,7 +181,7 @@ def test_each_side_detects_a_broken_connection_after_its_own_delay(loop: SimLoop
 def test_after_a_partition_heals_bytes_arrive(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
-        pair.network.separate("a", "b")
+        pair.network.partition("a", "b")
         pair.client.transport.write(b"kept")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5):

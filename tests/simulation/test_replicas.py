@@ -33,8 +33,10 @@ class RedisGroup:
     async def start(self) -> None:
         for redis in self.redises:
             redis.start()
-        for view in self.sentinels.views:
-            await self.loop.spawn(self.loop.node(f"sentinel {view.host}", view.host), self.sentinels.serve(view))
+        for sentinel in self.sentinels.members:
+            await self.loop.spawn(
+                self.loop.create_node(f"sentinel {sentinel.host}", sentinel.host), self.sentinels.serve(sentinel)
+            )
         self.loop.create_task(self.sentinels.monitor())
         await self.until(lambda: self.redises[0].replicas_with(0) == 2)
 
@@ -123,7 +125,7 @@ def test_the_replica_with_the_greatest_offset_succeeds_a_dead_master(network: Ne
         assert await connection.call("HGET", "h", "a") == b"2"
         await connection.call("HSET", "h", "a", "3")
         group.redises[0].revive()
-        await group.until(lambda: group.sentinels.settled and group.redises[2].replicas_with(3) == 2)
+        await group.until(lambda: group.sentinels.is_settled and group.redises[2].replicas_with(3) == 2)
         assert await (await group.connect("r1")).call("HGET", "h", "a") == b"3"
 
     run(network, scenario)
@@ -135,7 +137,7 @@ def test_a_partitioned_master_loses_its_writes_when_it_is_demoted(network: Netwo
         await old_master.call("HSET", "h", "a", "1")
         await old_master.call("WAIT", 2, 0)
         for other in ("r2", "r3"):
-            network.separate("r1", other)
+            network.partition("r1", other)
         await group.until(lambda: group.sentinels.master is not group.redises[0])
         assert await group.master_according_to("r1") == "r1"  # its sentinel is partitioned, too
         await old_master.call("HSET", "h", "a", "old")
@@ -143,7 +145,7 @@ def test_a_partitioned_master_loses_its_writes_when_it_is_demoted(network: Netwo
         new_master = await group.connect(group.sentinels.master.host)
         await new_master.call("HSET", "h", "a", "new")
         network.heal()
-        await group.until(lambda: group.sentinels.settled and group.sentinels.master.replicas_with(2) == 2)
+        await group.until(lambda: group.sentinels.is_settled and group.sentinels.master.replicas_with(2) == 2)
         assert await group.master_according_to("r1") == group.sentinels.master.host
         assert old_master._transport is None, "a demoted master closes its connections"
         assert await (await group.connect("r1")).call("HGET", "h", "a") == b"new"
@@ -154,7 +156,7 @@ def test_a_partitioned_master_loses_its_writes_when_it_is_demoted(network: Netwo
 def test_a_single_sentinel_elects_no_master(network: Network) -> None:
     async def scenario(group: RedisGroup) -> None:
         for one, other in (("r1", "r2"), ("r1", "r3"), ("r2", "r3")):
-            network.separate(one, other)
+            network.partition(one, other)
         await asyncio.sleep(60)
         assert group.sentinels.master is group.redises[0]
         assert not group.actions
@@ -169,7 +171,7 @@ def test_after_a_requested_failover_there_are_two_masters_until_the_old_one_is_d
         master = group.sentinels.master
         assert master is not group.redises[0]
         assert (await connection.call("ROLE"))[0] == b"master"
-        await group.until(lambda: group.sentinels.settled)
+        await group.until(lambda: group.sentinels.is_settled)
         assert connection._transport is None, "a demoted master closes its connections"
         assert (await (await group.connect("r1")).call("ROLE"))[:2] == [b"slave", master.host.encode()]
 
@@ -180,10 +182,10 @@ def test_of_two_concurrent_elections_the_later_epoch_wins(network: Network) -> N
     async def scenario(group: RedisGroup) -> None:
         assert group.sentinels.fail_over()
         for other in ("r2", "r3"):
-            network.separate("r1", other)
+            network.partition("r1", other)
         await group.until(lambda: bool(group.actions))
         network.heal()
-        await group.until(lambda: group.sentinels.settled)
+        await group.until(lambda: group.sentinels.is_settled)
         assert group.actions[0].startswith(f"failover to {group.sentinels.master.host},")
 
     run(network, scenario)

@@ -20,7 +20,7 @@ from genie.testing.simulation.nemesis import Nemesis
 from genie.testing.simulation.network import Network, RandomDelays
 from genie.testing.simulation.redis.sentinel import CHECK_INTERVAL_S
 from genie.testing.simulation.scenario import ClientContext, Scenario
-from genie.testing.simulation.stores import OneRedis, ThreeRedises
+from genie.testing.simulation.stores import OneRedis, RedisWithSentinels
 from genie.testing.simulation.wire_client import WireClient
 
 RECOVERY_LIMIT_S = 300.0
@@ -39,17 +39,17 @@ class Cluster:
         self.history = History(self.loop.time)
         delays = RandomDelays(self._random("network"), slow_ratio=scenario.slow_ratio)
         self.network = Network(self.loop, delays, self.history)
-        self.store: OneRedis | ThreeRedises = (
+        self.store: OneRedis | RedisWithSentinels = (
             OneRedis(self.loop, self.history)
-            if scenario.redises == 1
-            else ThreeRedises(scenario, self.network, self.history)
+            if scenario.redis_count == 1
+            else RedisWithSentinels(scenario, self.network, self.history)
         )
         self.hosts: list[Host] = []
         self.clients: dict[Node, WireClient | LibraryClient] = {}
         self._tasks: dict[asyncio.Task[Any], Node] = {}
         """The tasks of the clients with their nodes, in the order in which they were started."""
         self._context = ClientContext(
-            scenario, [f"s{number}:7077" for number in range(1, scenario.servers + 1)], self.history
+            scenario, [f"s{number}:7077" for number in range(1, scenario.server_count + 1)], self.history
         )
         self.problems: list[str] = []
         self._nemesis: Nemesis | None = None
@@ -63,7 +63,7 @@ class Cluster:
         def record_log(level: str, line: MutableMapping[str, Any]) -> bool:
             running = NODE.get()
             fields = " ".join(f"{name}={value}" for name, value in line.items() if name != "event")
-            self.history.note(LOG, "" if running is None else running.name, f"{level}: {line.get('event')} {fields}")
+            self.history.append(LOG, "" if running is None else running.name, f"{level}: {line.get('event')} {fields}")
             return True
 
         def record_failure(_loop: object, context: dict[str, Any]) -> None:
@@ -77,19 +77,19 @@ class Cluster:
             except Stuck as error:
                 self._add_problem(str(error))
             finally:
-                self.store.finish()
+                self.store.record_final_state()
                 self.loop.finish()
         return self.problems
 
     async def _run(self) -> None:
         """Start everything, inject faults for a while, heal them, and check that the cluster recovers."""
         scenario = self.scenario
-        self.history.note(NOTE, "cluster", str(scenario))
+        self.history.append(NOTE, "cluster", str(scenario))
         await self.store.start()
-        if isinstance(self.store, ThreeRedises):
-            self._impairments = self.loop.spawn(self.loop.node("observer"), self._record_impairments())
+        if isinstance(self.store, RedisWithSentinels):
+            self._impairments = self.loop.spawn(self.loop.create_node("observer"), self._record_impairments())
         random = self._random("world")
-        for number in range(1, scenario.servers + 1):
+        for number in range(1, scenario.server_count + 1):
             self.hosts.append(
                 Host(
                     f"s{number}",
@@ -107,7 +107,7 @@ class Cluster:
         )
         await nemesis.run_for(scenario.fault_phase_s)
         nemesis.heal()
-        self.history.note(FAULT, "nemesis", "all faults are healed")
+        self.history.append(FAULT, "nemesis", "all faults are healed")
         self._context.stopping.set()
         await self._check_recovery()
         checking.cancel()
@@ -115,18 +115,18 @@ class Cluster:
     def _start_clients(self) -> None:
         """Start the clients of the three kinds: wire clients without and with sessions, and users of the library."""
         scenario, context = self.scenario, self._context
-        for number in range(1, scenario.wire_clients + 1):
+        for number in range(1, scenario.wire_client_count + 1):
             name = f"raw{number}"
             self._start_client(WireClient(context, name, self._random(name), None))
-        for number in range(1, scenario.session_clients + 1):
+        for number in range(1, scenario.session_client_count + 1):
             name = f"ses{number}"
             self._start_client(WireClient(context, name, self._random(name), f"the secret of {name}"))
-        for number in range(1, scenario.library_clients + 1):
+        for number in range(1, scenario.library_client_count + 1):
             name = f"aio{number}"
             self._start_client(LibraryClient(context, name, self._random(name)))
 
     def _start_client(self, client: WireClient | LibraryClient) -> None:
-        node = self.loop.node(client.name)
+        node = self.loop.create_node(client.name)
         self.clients[node] = client
         self._tasks[self.loop.spawn(node, client.run())] = node
 
@@ -151,7 +151,7 @@ class Cluster:
             await asyncio.sleep(CHECK_INTERVAL_S)
             commands_fail = self._nemesis is not None and self._nemesis.fails_commands
             for host in self.hosts:
-                cut_off = any(self.network.separated(frozenset((host.name, other))) for other in self.store.hosts)
+                cut_off = any(self.network.is_partitioned(frozenset((host.name, other))) for other in self.store.hosts)
                 if cut_off or host.node.dead or host.node.stopped or commands_fail:
                     self.history.impaired.setdefault(host.name, []).append(self.loop.time())
 
@@ -188,21 +188,21 @@ class Cluster:
             return
         try:
             async with asyncio.timeout(RECOVERY_LIMIT_S):
-                await self.store.settled()
+                await self.store.wait_until_settled()
         except TimeoutError:
             self.problems.append(
                 f"the replicas do not follow one primary {RECOVERY_LIMIT_S} s after the last client has finished"
             )
             return
-        problem = await self.loop.spawn(self.loop.node("last"), self._probe())
+        problem = await self.loop.spawn(self.loop.create_node("last"), self._acquire_everything())
         if problem:
             self.problems.append(problem)
-        live = {id_: record for id_, record in self.store.stored().items() if record.get("state") != "ended"}
+        live = {id_: record for id_, record in self.store.stored_records().items() if record.get("state") != "ended"}
         if live:
             self.problems.append(f"at the end the store still holds {live}")
         self._check_invariants()
 
-    async def _probe(self) -> str:
+    async def _acquire_everything(self) -> str:
         """Acquire and release all resources with the lowest priority; return a problem, or "" if there is none.
 
         It gets the locks only if nothing else holds or awaits them. Unreachable servers are retried, one after the other.

@@ -96,7 +96,7 @@ class StoreState:
     is_snapshot: bool
     """The whole state was written, not a batch."""
     records: dict[int, Message]
-    late: bool = False
+    is_late: bool = False
     """It came late, from a connection that its writer had replaced: the writer had already stored a later state."""
     acknowledged_at: float | None = None
     """When it was on enough replicas."""
@@ -132,13 +132,13 @@ class StoreState:
         return self.position[1] == 0 and (took_over or not self.is_snapshot)
 
 
-def before_takeover(state: StoreState | None, node: str | None = None) -> StoreState | None:
+def skip_takeovers(state: StoreState | None, node: str | None = None) -> StoreState | None:
     """Return the last state before takeovers without a batch, and before late writes: no client saw those that are skipped.
 
     With `node` only the takeovers of that server are skipped.
     """
     while state is not None and (
-        state.late or (node in (None, state.writer) and state.position[1] == 0 and not state.is_snapshot)
+        state.is_late or (node in (None, state.writer) and state.position[1] == 0 and not state.is_snapshot)
     ):
         state = state.replaced
     return state
@@ -159,7 +159,7 @@ class History:
     entries: list[Entry] = field(default_factory=list)
     _partial_lines: dict[tuple[SimTransport, str], bytes] = field(default_factory=dict)
 
-    def note(self, kind: str, node: str, data: Any, connection: int = 0) -> None:
+    def append(self, kind: str, node: str, data: Any, connection: int = 0) -> None:
         """Append an entry with the current time."""
         self.entries.append(Entry(self.clock(), kind, node, data, connection))
 
@@ -182,7 +182,7 @@ class History:
     def opened(self, connection: Connection) -> None:
         """Record a connection to a server."""
         if connection.address[1] == self.server_port:
-            self.note(CONNECTED, connection.client.node.name, connection.server.node.name, connection.number)
+            self.append(CONNECTED, connection.client.node.name, connection.server.node.name, connection.number)
 
     def sent(self, transport: SimTransport, data: bytes) -> None:
         """Record the messages that a client or a server has written."""
@@ -201,7 +201,7 @@ class History:
         connection = transport.connection
         if connection.address[1] == self.server_port:
             side = "client" if transport is connection.client else "server"
-            self.note(DISCONNECTED, transport.node.name, f"{side} {how}", connection.number)
+            self.append(DISCONNECTED, transport.node.name, f"{side} {how}", connection.number)
 
     def _record_lines(self, transport: SimTransport, kind: str, data: bytes) -> None:
         """Record each complete line as a message; keep an incomplete one until its rest arrives."""
@@ -217,7 +217,7 @@ class History:
                 message = json.loads(line)
             except ValueError:
                 message = {"command": "garbage", "payload": {"line": repr(line)}}
-            self.note(kind, node, message, number)
+            self.append(kind, node, message, number)
 
 
 # -- The recorder of a single Redis, which may lose writes --------
@@ -235,20 +235,20 @@ class StoreRecorder:
         self._counters = b""
         """Of the last batch."""
         self._writer = ""
-        self._committed = False
+        self._writer_has_committed = False
         """The current writer has committed a batch."""
-        self._lost = False
+        self._has_lost_writes = False
         self._records: dict[int, Message] = {}
         """The records after the last write, also where the store has lost them meanwhile."""
         redis.on_write = self._on_write
 
-    def check_for_loss(self) -> None:
+    def detect_lost_writes(self) -> None:
         """Detect whether the store has lost writes. The leader still has them, and is expected to restore them."""
         meta = self._keys.hash(self._meta)
         if meta.get(b"counters", b"") != self._counters or meta.get(b"records", b"") != self._records_key:
-            self._lost = True
+            self._has_lost_writes = True
 
-    def stored(self) -> dict[int, Message]:
+    def stored_records(self) -> dict[int, Message]:
         """Return the records that the store holds now, by request id."""
         records = self._keys.hash(self._keys.hash(self._meta).get(b"records", b""))
         return {int(field): json.loads(record) for field, record in records.items() if record}
@@ -263,29 +263,31 @@ class StoreRecorder:
             return
         records_key, nonce, counters = meta.get(b"records", b""), meta.get(b"nonce", b""), meta[b"counters"]
         index, clock, next_id, next_fence = counters.split()[:4]
-        if self._lost and int(index) == 0 and meta.get(b"base", b""):
+        if self._has_lost_writes and int(index) == 0 and meta.get(b"base", b""):
             return  # a server took over from what is left, and may still restore a later state
         # A server that has committed must restore what was lost, even if it stepped down since. Other servers cannot know it.
-        unrecoverable = self._lost and (sender != self._writer or not self._committed)
-        snapshot = self._lost or records_key != self._records_key or nonce != self._nonce
-        written, removed = self._compare() if snapshot else self._apply(undo, records_key)
-        self._lost = False
+        unrecoverable = self._has_lost_writes and (sender != self._writer or not self._writer_has_committed)
+        snapshot = self._has_lost_writes or records_key != self._records_key or nonce != self._nonce
+        written, removed = self._diff_with_store() if snapshot else self._apply_batch(undo, records_key)
+        self._has_lost_writes = False
         # A server that has just taken over may not have read the records yet.
-        self._committed = int(index) > 0 or (self._committed and sender == self._writer and not unrecoverable)
+        self._writer_has_committed = int(index) > 0 or (
+            self._writer_has_committed and sender == self._writer and not unrecoverable
+        )
         self._records_key, self._nonce, self._counters, self._writer = records_key, nonce, counters, sender
         epoch = int(meta.get(b"epoch", b"0"))
         counts = int(index), float(clock), int(next_id), int(next_fence)
-        self._history.note(STORE, sender, Change(written, removed, epoch, counts, snapshot, unrecoverable))
+        self._history.append(STORE, sender, Change(written, removed, epoch, counts, snapshot, unrecoverable))
 
-    def _compare(self) -> tuple[dict[int, Message], dict[int, Message]]:
+    def _diff_with_store(self) -> tuple[dict[int, Message], dict[int, Message]]:
         """Return the written and the removed records, by comparing all records with those before."""
-        now = self.stored()
+        now = self.stored_records()
         written = {id_: record for id_, record in now.items() if self._records.get(id_) != record}
         removed = {id_: record for id_, record in self._records.items() if id_ not in now}
         self._records = now
         return written, removed
 
-    def _apply(self, undo: list[Undo], records_key: bytes) -> tuple[dict[int, Message], dict[int, Message]]:
+    def _apply_batch(self, undo: list[Undo], records_key: bytes) -> tuple[dict[int, Message], dict[int, Message]]:
         """Return the written and the removed records of a batch, by the undo information of its write."""
         records = self._keys.hash(records_key)
         written, removed = {}, {}
@@ -333,7 +335,7 @@ class LineageRecorder:
                 return write.state  # type: ignore[no-any-return]
         return None
 
-    def stored(self, redis: ReplicatedRedis) -> dict[int, Message]:
+    def stored_records(self, redis: ReplicatedRedis) -> dict[int, Message]:
         """Return the records that a Redis holds now, by request id."""
         return _records(redis, redis.keys.hash(self._meta).get(b"records", b""))
 
@@ -415,14 +417,14 @@ class LineageRecorder:
         written = {id_: record for id_, record in records.items() if old.get(id_) != record}
         removed = {id_: record for id_, record in old.items() if id_ not in records}
         counters = int(index), float(clock), int(next_id), int(next_fence)
-        self._history.note(STORE, sender, Change(written, removed, position[0], counters, is_snapshot, state=state))
+        self._history.append(STORE, sender, Change(written, removed, position[0], counters, is_snapshot, state=state))
 
     def _update_known(self, state: StoreState) -> None:
         """Update which state the writer demonstrably knows; mark the state as late if the writer has stored a later one."""
         writer, replaced, latest_known = state.writer, state.replaced, state.known_to_writer
         last_stored = self._stored.get(writer)
         if last_stored is not None and state.position < last_stored.position:
-            state.late = True
+            state.is_late = True
             return
         is_batch = state.position[1] > 0
         if is_batch and replaced is not None:
@@ -432,7 +434,7 @@ class LineageRecorder:
             state.is_snapshot
             or latest_known is None
             or replaced is None
-            or not latest_known.descends_from(before_takeover(replaced, writer) or replaced)
+            or not latest_known.descends_from(skip_takeovers(replaced, writer) or replaced)
         ):
             # A snapshot, or a takeover from a state that is not older than what the writer knew.
             self._known[writer] = state
@@ -453,14 +455,14 @@ class LineageRecorder:
         the lineage of the snapshot. A batch that was on too few replicas was acknowledged to no client, so the writer may
         omit it; `epochs` tells whether it did.
         """
-        base, last_stored = before_takeover(replaced, writer), self._stored.get(writer)
+        base, last_stored = skip_takeovers(replaced, writer), self._stored.get(writer)
         if latest_known is not None and last_stored is not None and last_stored.descends_from(latest_known):
             includes_last = last_stored.acknowledged_at is not None or epochs.contains(last_stored.position)
             latest_known = last_stored if includes_last else latest_known
         if latest_known is not None and latest_known.records == records:
             return latest_known
         continues_base = latest_known is None or (base is not None and base.descends_from(latest_known))
-        earliest = base if continues_base else before_takeover(latest_known, writer)
+        earliest = base if continues_base else skip_takeovers(latest_known, writer)
         if earliest is None or earliest.records == records:
             return earliest
         matching = [

@@ -43,7 +43,7 @@ class Host:
         """Start the server, as a new process."""
         self._starts += 1
         self._restarting = False
-        self.node = self._loop.node(f"{self.name}.{self._starts}", self.name)
+        self.node = self._loop.create_node(f"{self.name}.{self._starts}", self.name)
         self._history.lifetimes[self.node.name] = self._loop.time(), inf
         self._loop.spawn(self.node, self._serve(self.node))
 
@@ -59,7 +59,7 @@ class Host:
     def terminate(self) -> None:
         """SIGTERM: the server shuts down gracefully and is restarted."""
         if not self.node.dead:
-            self._loop.signal(self.node, signal.SIGTERM)
+            self._loop.send_signal(self.node, signal.SIGTERM)
 
     async def _serve(self, process: Node) -> None:
         """Run the server until it exits by itself, then restart it after a random delay."""
@@ -68,7 +68,7 @@ class Host:
         )
         self.server = Server(settings, bind_to=lambda host, port: cast("socket.socket", SimSocket((host, port))))
         status = await self.server.run()
-        self._history.note(NOTE, process.name, f"exit status {status}")
+        self._history.append(NOTE, process.name, f"exit status {status}")
         if not process.dead:
             self._loop.kill(process)
             self._record_end(process)

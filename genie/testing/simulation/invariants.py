@@ -17,13 +17,13 @@ class Violation(AssertionError):
 
 def check(manager: LockManager) -> None:
     """Raise `Violation` unless every invariant holds. `core/README.md` numbers them."""
-    _tables_agree(manager)
-    _counts_agree(manager)
-    _no_conflicting_holders(manager)
-    _no_grantable_waiters(manager)
-    _queues_in_order(manager)
-    _no_cycle(manager)
-    _deadlines_set(manager)
+    _check_tables_agree(manager)
+    _check_counts_agree(manager)
+    _check_no_conflicting_holders(manager)
+    _check_no_grantable_waiters(manager)
+    _check_queues_in_order(manager)
+    _check_no_cycle(manager)
+    _check_deadlines_set(manager)
 
 
 def conflict(one: Request, other: Request, name: str) -> bool:
@@ -52,20 +52,20 @@ def graph(manager: LockManager) -> dict[Owner, set[Owner]]:
     return edges
 
 
-def _no_conflicting_holders(manager: LockManager) -> None:
+def _check_no_conflicting_holders(manager: LockManager) -> None:
     for name, resource in _resources(manager):
         for one, other in combinations(resource.holders.values(), 2):
             if conflict(one, other, name):
                 raise Violation(f"{one.id} and {other.id} both hold {name}")
 
 
-def _no_grantable_waiters(manager: LockManager) -> None:
+def _check_no_grantable_waiters(manager: LockManager) -> None:
     for request in manager.table.waiting.values():
         if is_grantable(manager.table, request):
             raise Violation(f"{request.id} waits, and is grantable")
 
 
-def _no_cycle(manager: LockManager) -> None:
+def _check_no_cycle(manager: LockManager) -> None:
     """Check that the wait-for graph is acyclic: remove owners without blockers until none is left."""
     blockers = graph(manager)
     while True:
@@ -78,7 +78,7 @@ def _no_cycle(manager: LockManager) -> None:
         raise Violation(f"a cycle of waits among {sorted(map(str, blockers))}")
 
 
-def _queues_in_order(manager: LockManager) -> None:
+def _check_queues_in_order(manager: LockManager) -> None:
     """Check that wait queues are sorted, and that each request has the same entry as its queue."""
     for name, resource in _resources(manager):
         if resource.wait_queue is None:
@@ -92,7 +92,7 @@ def _queues_in_order(manager: LockManager) -> None:
                 raise Violation(f"{entry[2].id} has another entry than the wait queue of {name}")
 
 
-def _tables_agree(manager: LockManager) -> None:
+def _check_tables_agree(manager: LockManager) -> None:
     """Check that the requests by id and the holders and waiters by resource are the same."""
     table = manager.table
     for request in table.held.values():
@@ -114,7 +114,7 @@ def _tables_agree(manager: LockManager) -> None:
         raise Violation("waiters by resource and by id differ")
 
 
-def _counts_agree(manager: LockManager) -> None:
+def _check_counts_agree(manager: LockManager) -> None:
     """Check the numbers that are maintained incrementally against a recount, and that nothing empty remains."""
     table = manager.table
     if table.locks != sum(len(request.names()) for request in table.held.values()):
@@ -134,7 +134,7 @@ def _counts_agree(manager: LockManager) -> None:
             raise Violation(f"{owner} has neither locks nor waiting requests")
 
 
-def _deadlines_set(manager: LockManager) -> None:
+def _check_deadlines_set(manager: LockManager) -> None:
     """Check that there is one deadline for each held request, and for each waiting one with a timeout."""
     ids = manager.deadlines.expired(float(NEVER), 1 << 31)
     waiting = [id_ for id_, request in manager.table.waiting.items() if request.deadline != NEVER]

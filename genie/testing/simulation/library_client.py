@@ -37,7 +37,7 @@ class LibraryClient:
                 await asyncio.sleep(self.random.uniform(0.1, 1))
                 if self.context.stopping.is_set():
                     break
-        self.context.history.note(NOTE, self.name, "finished")
+        self.context.history.append(NOTE, self.name, "finished")
 
     async def _task(self, client: Client) -> None:
         """Use locks in random ways, with random pauses, until the scenario ends."""
@@ -133,4 +133,4 @@ class LibraryClient:
 
     def _note(self, *words: object) -> None:
         """Record a remark in the history."""
-        self.context.history.note(NOTE, self.name, " ".join(map(str, words)))
+        self.context.history.append(NOTE, self.name, " ".join(map(str, words)))

@@ -3,8 +3,8 @@
 The loop runs ready callbacks in the order in which they became ready. When none is ready, it advances the clock to the
 next timer. Connections are made in a simulated network (`network.py`).
 
-Callbacks and tasks belong to a *node*, a simulated process, or to none. A node can be killed (its callbacks never run
-again), stopped (they are deferred, as after SIGSTOP) and continued.
+Callbacks and tasks may belong to a *node*, which is a simulated process. The callbacks of a node that is killed never run
+again. The callbacks of a node that is stopped are deferred until the node is continued, as by SIGSTOP and SIGCONT.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import heapq
 import random
 import secrets
 import signal
+import socket
 import time
 import warnings
 from asyncio import events
@@ -32,13 +33,13 @@ T = TypeVar("T")
 
 
 class Stuck(Exception):
-    """Deadlock of the simulation: no callback is ready and no timer is set, so no task can ever continue."""
+    """No callback is ready and no timer is set, so no task of the simulation can ever continue."""
 
 
 class Node:
-    """A simulated process on a simulated host, created by `SimLoop.node`. A restart is a new node.
+    """A simulated process on a simulated host, created by `SimLoop.create_node`. A restarted process is a new node.
 
-    `clock_offset_s` is the offset of its wall clock from the simulated time.
+    `clock_offset_s` is the difference between the wall clock of the node and the simulated time.
     """
 
     def __init__(self, name: str, host: str, clock_offset_s: float) -> None:
@@ -48,10 +49,12 @@ class Node:
         self.dead = False
         self.stopped = False
         self.deferred: deque[events.Handle] = deque()
-        """Callbacks that became ready while it was stopped."""
+        """Callbacks that became ready while the node was stopped."""
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.signals: dict[int, Callable[[], object]] = {}
+        """The handler of each signal number."""
         self.context = Context()
+        """A context in which `NODE` is this node: tasks and callbacks that are created in it belong to this node."""
         self.context.run(NODE.set, self)
 
     def __repr__(self) -> str:
@@ -59,26 +62,27 @@ class Node:
 
 
 NODE: ContextVar[Node | None] = ContextVar("NODE", default=None)
-"""The node whose callback is running."""
+"""The node whose callback is running; None outside every node."""
 
 
 class NetworkBackend(Protocol):
-    """The network as the loop uses it; `network.Network` implements it."""
+    """The methods of the simulated network that the loop calls; `network.Network` has them."""
 
     async def connect(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Any:
-        """Connect to an address; return the transport and the protocol."""
+        """Connect to an address; return the client's transport and protocol."""
 
     def listen(self, factory: Callable[[], asyncio.Protocol], host: str | None, port: int) -> Any:
         """Accept connections at an address; return the listener."""
 
     def on_crash(self, node: Node, *, silently: bool) -> None:
-        """End the connections and listeners of a node that was killed."""
+        """End the connections and listeners of a node that was killed; `silently` after a loss of power."""
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The loop. `start_s` is its initial time, `step_s` the virtual duration of one round of ready callbacks.
+    """An event loop with a virtual clock, on which several nodes run.
 
-    `network` must be set before a connection is made; `Network(loop)` does it.
+    `start_s` is the initial time of the clock. Each iteration of the loop takes `step_s` seconds of virtual time.
+    `Network(loop)` sets `network`, which is needed before a connection is made.
     """
 
     network: NetworkBackend
@@ -90,7 +94,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._now_s = start_s
         self._step_s = step_s
         self._killed_tasks: list[list[asyncio.Task[Any]]] = []
-        """Tasks of killed nodes, referenced here because garbage collection would run their `finally` blocks."""
+        """The tasks of killed nodes. They stay referenced because garbage collection would run their `finally` blocks."""
         self.finished = False
 
     def time(self) -> float:
@@ -99,18 +103,18 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # -- nodes --------------------------------------------------------------------------------------------
 
-    def node(self, name: str, host: str | None = None, *, clock_offset_s: float = 0.0) -> Node:
-        """Create a process, by default on a host of the same name."""
+    def create_node(self, name: str, host: str | None = None, *, clock_offset_s: float = 0.0) -> Node:
+        """Create a simulated process, by default on a host with the same name as the process."""
         return Node(name, host or name, clock_offset_s)
 
     def spawn(self, node: Node, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a coroutine in a node."""
+        """Start a task that runs a coroutine as part of a node, and return the task."""
         return self.create_task(coroutine, context=node.context.copy())
 
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None, **options: Any
     ) -> asyncio.Task[T]:
-        """Create a task of the running node or, with `context`, of the node in the context."""
+        """Create a task that belongs to the running node or, with `context`, to the node in that context."""
         task: asyncio.Task[T] = super().create_task(coro, name=name, context=context, **options)
         node = NODE.get() if context is None else context.get(NODE)
         if node is not None:
@@ -120,7 +124,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def kill(self, node: Node, *, silently: bool = False) -> None:
         """Crash a process: its callbacks never run again, and its connections end.
 
-        `silently`: the whole machine loses power, and its peers find out by keepalive only.
+        With `silently` the whole machine loses power. Its peers then detect the crash only by TCP keepalive.
         """
         node.dead = True
         node.deferred.clear()
@@ -128,17 +132,17 @@ class SimLoop(asyncio.BaseEventLoop):
         self.network.on_crash(node, silently=silently)
 
     def stop_node(self, node: Node) -> None:
-        """SIGSTOP: no callback of the node runs before `continue_node`, while time passes."""
+        """Simulate SIGSTOP: until `continue_node` no callback of the node runs, while time passes for all others."""
         node.stopped = True
 
     def continue_node(self, node: Node) -> None:
-        """SIGCONT: all callbacks that were deferred are ready at once."""
+        """Simulate SIGCONT: all callbacks that were deferred while the node was stopped become ready now."""
         node.stopped = False
         self._ready.extend(node.deferred)
         node.deferred.clear()
 
-    def signal(self, node: Node, number: signal.Signals) -> bool:
-        """Send a signal; return whether the node handles it."""
+    def send_signal(self, node: Node, number: signal.Signals) -> bool:
+        """Schedule the handler that a node has for a signal; return False if the node has no handler."""
         handler = node.signals.get(number)
         if handler is not None:
             self.call_soon(handler, context=node.context)
@@ -149,7 +153,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:  # noqa: C901 - the hot path
         """Run one iteration of the loop: advance the clock, then run all callbacks that are ready.
 
-        Replaces asyncio's, which would wait for real time. Callbacks of dead nodes are dropped, those of stopped ones deferred.
+        The method of asyncio, which this one replaces, would wait in real time. Callbacks of dead nodes are dropped, and
+        callbacks of stopped nodes are deferred. Raises Stuck if nothing can ever happen again.
         """
         ready, timers = self._ready, self._scheduled
         self._now_s += self._step_s
@@ -180,19 +185,19 @@ class SimLoop(asyncio.BaseEventLoop):
                 return
 
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
-        """Do nothing: a cancelled timer is skipped when its time has come."""
+        """Do nothing: `_run_once` skips a cancelled timer when the timer is due."""
 
     def _write_to_self(self) -> None:
-        """Do nothing: no other thread wakes the loop."""
+        """Do nothing: no other thread schedules callbacks, so the loop needs no wake-up."""
 
     def _process_events(self, event_list: object) -> None:
-        """Do nothing: there are no sockets."""
+        """Do nothing: the loop polls no sockets."""
 
     # -- the end ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Discard all tasks and timers without warnings, and close the loop."""
-        events._set_running_loop(self)  # the tasks that are closed may need it
+        events._set_running_loop(self)  # `finally` blocks of the closed tasks may need a running loop
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about coroutines that never started
@@ -202,32 +207,33 @@ class SimLoop(asyncio.BaseEventLoop):
         self.close()
 
     def _drop_all(self) -> None:
-        """Close the coroutines of all tasks, also of those of killed nodes, and clear the queues of callbacks."""
+        """Close the coroutines of all tasks, including those of killed nodes, and clear the queues of callbacks."""
         self.finished = True
         self.set_exception_handler(lambda _loop, _context: None)
         tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
-        for task in [*tasks, *[task for tasks in self._killed_tasks for task in tasks if not task.done()]]:
+        tasks += [task for killed in self._killed_tasks for task in killed if not task.done()]
+        for task in tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
             for _ in range(10 if coroutine is not None else 0):
                 try:
                     coroutine.close()
                     break
-                except BaseException:  # noqa: BLE001, S112 - it awaits in a `finally` block: close it again
+                except BaseException:  # noqa: BLE001, S112 - the coroutine awaits in a `finally` block: close it again
                     continue
         self._ready.clear()
         self._scheduled.clear()
         self._killed_tasks.clear()
 
     def _check_closed(self) -> None:
-        """Accept calls after `finish`: coroutines that are closed may still schedule callbacks."""
+        """Accept calls after `finish`, because coroutines that are being closed may still schedule callbacks."""
         if not self.finished:
             super()._check_closed()  # type: ignore[misc]
 
     # -- overrides of asyncio -----------------------------------------------------------------------------
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override] # noqa: ARG002
-        """Call the function synchronously: with a thread the order of events would not be deterministic."""
+        """Call the function at once, in this thread: a thread pool would make the order of events nondeterministic."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -236,32 +242,32 @@ class SimLoop(asyncio.BaseEventLoop):
         return future
 
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
-        """Register the handler for `SimLoop.signal`; real signals are not handled."""
+        """Register a handler of the running node for `SimLoop.send_signal`. Real signals are not handled."""
         node = NODE.get()
         if node is not None:
             node.signals[sig] = lambda: callback(*args)
 
     def remove_signal_handler(self, sig: int) -> bool:
-        """Remove the handler of the running node."""
+        """Remove the handler that the running node has for a signal; return False if the node has none."""
         node = NODE.get()
         return node is not None and node.signals.pop(sig, None) is not None
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
-        """Connect in the simulated network."""
+        """Connect in the simulated network. Raises NotImplementedError if TLS is requested."""
         if options.get("ssl"):
             raise NotImplementedError("there is no TLS in the simulated network")
         return await self.network.connect(protocol_factory, str(host), int(port))
 
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
-        """Listen in the simulated network."""
+        """Listen in the simulated network, at the address of the `sock` option if there is one."""
         sock = options.get("sock")
         if sock is not None:
             host, port = sock.getsockname()[:2]
         return self.network.listen(protocol_factory, host, port or 0)
 
     async def getaddrinfo(self, host: Any, port: Any, **_options: Any) -> Any:
-        """Return the name itself: in the simulated network names are addresses."""
-        return [(2, 1, 6, "", (host, port))]
+        """Resolve a host name to itself: in the simulated network names are addresses."""
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]
 
 
 # -- Determinism: wall clocks, random numbers and secrets from the seed, and the logs --------
@@ -274,10 +280,10 @@ EPOCH_S = 1_790_000_000
 def deterministic(
     loop: SimLoop, seed: int, on_log: Callable[[str, MutableMapping[str, Any]], bool] | None = None
 ) -> Iterator[None]:
-    """Patch the sources of nondeterminism: within this context `time` follows the loop, `random` and `secrets` the seed.
+    """Replace the sources of nondeterminism: within this context `time` follows the loop, `random` and `secrets` the seed.
 
-    `on_log` gets the level and the fields of each structlog line, and returns whether to drop it. Automatic garbage
-    collection is disabled: it would finalize objects at times that depend on the machine.
+    `on_log` gets the level and the fields of each structlog line, and returns True to drop the line. Automatic garbage
+    collection is disabled, because it would finalize objects at times that depend on the machine.
     """
 
     def wall_clock() -> float:
@@ -291,7 +297,8 @@ def deterministic(
             raise structlog.DropEvent
         return line
 
-    original = time.time, time.time_ns, time.monotonic, secrets.token_bytes, structlog.get_config()
+    original_functions = time.time, time.time_ns, time.monotonic, secrets.token_bytes
+    original_log_config = structlog.get_config()
     original_gc = gc.collect, gc.freeze, gc.set_threshold
     random_state, gc_was_enabled = random.getstate(), gc.isenabled()
     time.time = wall_clock
@@ -309,9 +316,9 @@ def deterministic(
     try:
         yield
     finally:
-        time.time, time.time_ns, time.monotonic, secrets.token_bytes, config = original
+        time.time, time.time_ns, time.monotonic, secrets.token_bytes = original_functions
         gc.collect, gc.freeze, gc.set_threshold = original_gc
-        structlog.configure(**config)
+        structlog.configure(**original_log_config)
         random.setstate(random_state)
         if gc_was_enabled:
             gc.enable()

@@ -14,7 +14,7 @@ from genie.testing.simulation.network import Connection, Network
 from genie.testing.simulation.redis.replication import ReplicatedRedis
 from genie.testing.simulation.redis.server import CUT_AFTER, CUT_BEFORE, REJECT
 from genie.testing.simulation.scenario import Scenario
-from genie.testing.simulation.stores import OneRedis, ThreeRedises
+from genie.testing.simulation.stores import OneRedis, RedisWithSentinels
 
 PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
 """How long a process is stopped: shorter and longer than every timeout of its peers."""
@@ -28,7 +28,7 @@ class Nemesis:
         scenario: Scenario,
         network: Network,
         history: History,
-        store: OneRedis | ThreeRedises,
+        store: OneRedis | RedisWithSentinels,
         hosts: Sequence[Host],
         clients: Sequence[Node],
     ) -> None:
@@ -64,7 +64,7 @@ class Nemesis:
             kind = self._random.choice(faults)
             description = _FAULTS[kind](self)
             if description:
-                self._history.note(FAULT, "nemesis", f"{kind}: {description}")
+                self._history.append(FAULT, "nemesis", f"{kind}: {description}")
         await asyncio.sleep(max(0.0, until - loop.time()))
 
     def heal(self) -> None:
@@ -78,7 +78,9 @@ class Nemesis:
             if node.stopped:
                 self._loop.continue_node(node)
         for connection in list(self._network.connections):
-            if connection.client.gone != connection.server.gone:  # half-open: one side has not detected the end yet
+            if (
+                connection.client.has_ended != connection.server.has_ended
+            ):  # half-open: one side has not detected the end yet
                 connection.client.reset()
                 connection.server.reset()
 
@@ -108,7 +110,7 @@ class Nemesis:
         if {one, other} & set(redises) and not {one, other} & set(servers):
             one, other = one if one in redises else other, self._random.choice(servers)
         duration_s = self._random.choice(PAUSES_S)
-        self._network.separate(one, other)
+        self._network.partition(one, other)
         self._loop.call_later(duration_s, self._network.heal)
         return f"{one} and {other} for {duration_s} s"
 
@@ -127,7 +129,7 @@ class Nemesis:
         if self._loop.time() >= self._commands_fail_until or self._random.random() > 0.2:
             return None
         fault = self._random.choice([CUT_BEFORE, CUT_AFTER, CUT_AFTER, REJECT])
-        self._history.note(FAULT, "redis", f"{fault} {command[0].decode()}")
+        self._history.append(FAULT, "redis", f"{fault} {command[0].decode()}")
         return fault
 
     def _fail_commands(self) -> str:
@@ -148,12 +150,12 @@ class Nemesis:
 
     def _lose_writes(self) -> str:
         lost = self._store.master.restart(self._random.choice([1, 2, 5, 20]))
-        self._store.check_for_loss()
+        self._store.detect_lost_writes()
         return f"{lost} writes, in a restart"
 
     def _flush_the_store(self) -> str:
         self._store.master.flush()
-        self._store.check_for_loss()
+        self._store.detect_lost_writes()
         return "FLUSHALL"
 
     # -- process faults -----------------------------------------------------------------------------------
@@ -248,7 +250,7 @@ class Failovers:
         self,
         random: Random,
         network: Network,
-        store: OneRedis | ThreeRedises,
+        store: OneRedis | RedisWithSentinels,
         hosts: Sequence[Host],
         clients: Sequence[Node],
     ) -> None:
@@ -260,19 +262,19 @@ class Failovers:
         self._clients = clients
 
     @property
-    def _store(self) -> ThreeRedises:
-        assert isinstance(self._any_store, ThreeRedises)
+    def _store(self) -> RedisWithSentinels:
+        assert isinstance(self._any_store, RedisWithSentinels)
         return self._any_store
 
     def delay_replication(self) -> str:
         """Delay the replication to one replica."""
         replica = self._random.choice([redis for redis in self._store.redises if redis is not self._store.master])
-        return self._lag(replica, self._random.choice(LAGS_S))
+        return self._pause_replication_to(replica, self._random.choice(LAGS_S))
 
     def kill_primary(self) -> str:
         """Kill the primary, perhaps while its replicas lag, and perhaps the leader with it. Both restart, with their data."""
         master, leader = self._store.master, self._leader()
-        lagging = self._maybe_lag_all(always=leader is not None)
+        lag_description = self._maybe_pause_replication(always=leader is not None)
         silently, restart_after_s = self._random.random() < 0.3, self._random.choice(RESTART_DELAYS_S)
         leader_restart_after_s = self._random.choice(LEADER_RESTART_DELAYS_S)
 
@@ -283,25 +285,25 @@ class Failovers:
                     leader.kill(leader_restart_after_s, silently=False)
                 self._loop.call_later(restart_after_s, master.revive)
 
-        self._loop.call_later(self._random.uniform(0.2, 1) if lagging else 0, kill)
+        self._loop.call_later(self._random.uniform(0.2, 1) if lag_description else 0, kill)
         with_leader = "" if leader is None else f", with {leader.node}"
-        return f"{master.host}{', silently' if silently else ''}, back after {restart_after_s} s{lagging}{with_leader}"
+        return f"{master.host}{', silently' if silently else ''}, back after {restart_after_s} s{lag_description}{with_leader}"
 
     def fail_over(self) -> str:
         """Have the sentinels elect another primary, and demote the old one late."""
-        lagging = self._maybe_lag_all()
+        lag_description = self._maybe_pause_replication()
         elected = self._store.sentinels.fail_over()
-        return elected and f"to {elected}{lagging}"
+        return elected and f"to {elected}{lag_description}"
 
     def pause_primary(self) -> str:
         """Stop the primary for a while; when it continues, it still considers itself the primary."""
         process, stall_s = self._store.process, self._random.choice(STALLS_S)
-        lagging = self._maybe_lag_all()
+        lag_description = self._maybe_pause_replication()
         if process.dead or process.stopped:
             return ""
         self._loop.stop_node(process)
         self._loop.call_later(stall_s, self._loop.continue_node, process)
-        return f"{process} for {stall_s} s{lagging}"
+        return f"{process} for {stall_s} s{lag_description}"
 
     def partition_primary(self) -> str:
         """Partition the primary, with some servers and clients, from the other Redises and hosts. A few reach both sides."""
@@ -318,7 +320,7 @@ class Failovers:
                 majority.append(name)
         for one in [master, *minority]:
             for other in majority:
-                self._network.separate(one, other)
+                self._network.partition(one, other)
         pause_s = random.choice(STALLS_S)
         self._loop.call_later(pause_s, self._network.heal)
         return f"{', '.join([master, *minority])} from {', '.join(majority)} for {pause_s} s"
@@ -329,17 +331,17 @@ class Failovers:
         leaders = [host for host in self._hosts if head is not None and host.node.name == head.writer]
         return leaders[0] if leaders and self._random.random() < 0.5 else None
 
-    def _maybe_lag_all(self, *, always: bool = False) -> str:
+    def _maybe_pause_replication(self, *, always: bool = False) -> str:
         """Delay the replication to all replicas with probability 0.6, or `always`; return a description, or ""."""
         if self._random.random() < 0.4 and not always:
             return ""
         lag_s = self._random.choice(LAGS_S[2:])
         for redis in self._store.redises:
             if redis is not self._store.master:
-                self._lag(redis, lag_s)
+                self._pause_replication_to(redis, lag_s)
         return f", where all replicas lag for {lag_s} s"
 
-    def _lag(self, replica: ReplicatedRedis, lag_s: float) -> str:
+    def _pause_replication_to(self, replica: ReplicatedRedis, lag_s: float) -> str:
         """Pause the replication to one replica for a while."""
         replica.pause_replication()
         self._loop.call_later(lag_s, replica.resume_replication)

@@ -7,6 +7,7 @@ other.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from genie.testing.simulation.loop import NODE, Node, SimLoop
 
 
 class Listener:
-    """A listening socket: what `create_server` returns."""
+    """A listening socket, which `SimLoop.create_server` returns. The running node owns the listener."""
 
     def __init__(self, network: Network, factory: Callable[[], asyncio.Protocol], address: tuple[str, int]) -> None:
         self._network = network
@@ -31,11 +32,11 @@ class Listener:
             del self._network.listeners[self.address]
 
     def is_serving(self) -> bool:
-        """Return whether it accepts connections."""
+        """Return whether the listener still accepts connections."""
         return self._network.listeners.get(self.address) is self
 
     async def wait_closed(self) -> None:
-        """Return at once."""
+        """Return at once: `close` has no work to wait for."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -56,10 +57,12 @@ class Network:
         self.observer: Observer = observer or NullObserver()
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.connections: dict[Connection, None] = {}
-        self.outside = loop.node("world", "127.0.0.1")
+        self.outside = loop.create_node("world", "127.0.0.1")
         """The node of connections that are made outside any other node."""
         self._partitioned: dict[frozenset[str], None] = {}
+        """The pairs of hosts that are partitioned from each other. A dict is used because it has an order."""
         self._waiting_for_heal: list[asyncio.Future[None]] = []
+        """Each `connect` that a partition delays waits for one of these futures."""
         self._connection_count = 0
         self._last_port = 50_000
         loop.network = self
@@ -67,36 +70,41 @@ class Network:
     # -- for the loop -------------------------------------------------------------------------------------
 
     def listen(self, factory: Callable[[], asyncio.Protocol], host: str | None, port: int) -> Listener:
-        """Accept connections at an address; `OSError` if it is in use."""
+        """Accept connections at an address, and return the listener.
+
+        Without a `host`, the listener uses the host of the running node. Port 0 selects a free port. Raises OSError if the
+        address is in use.
+        """
         node = NODE.get() or self.outside
         if not port:
             self._last_port += 1
             port = self._last_port
         address = (host or node.host, port)
         if address in self.listeners:
-            raise OSError(98, f"address already in use: {address}")
+            raise OSError(errno.EADDRINUSE, f"address already in use: {address}")
         listener = self.listeners[address] = Listener(self, factory, address)
         return listener
 
     async def connect(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
     ) -> tuple[SimTransport, asyncio.Protocol]:
-        """Connect to an address; return the client's transport and protocol. Waits while the two hosts are partitioned.
+        """Connect to an address; return the client's transport and protocol.
 
-        ConnectionRefusedError if no process listens. Each side creates its protocol when the handshake reaches it.
+        Each side creates its protocol when the handshake reaches that side. While the two hosts are partitioned, `connect`
+        waits. Raises ConnectionRefusedError if no process listens at the address.
         """
         node = NODE.get() or self.outside
         host = "127.0.0.1" if host == "localhost" else host
         hosts = frozenset((node.host, host))
-        await asyncio.sleep(self.delays.one_way())
-        while self.separated(hosts):
+        await asyncio.sleep(self.delays.one_way_delay_s())
+        while self.is_partitioned(hosts):
             healed: asyncio.Future[None] = self.loop.create_future()
             self._waiting_for_heal.append(healed)
             await healed
         listener = self.listeners.get((host, port))
         if listener is None:
-            await asyncio.sleep(self.delays.one_way())
-            raise ConnectionRefusedError(111, f"Connect call failed ('{host}', {port})")
+            await asyncio.sleep(self.delays.one_way_delay_s())
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed ('{host}', {port})")
         self._connection_count += 1
         connection = Connection(self, self._connection_count, node, listener.node, (host, port))
         self.connections[connection] = None
@@ -122,19 +130,20 @@ class Network:
             connection.client.abort()
             raise
 
-    def separated(self, hosts: frozenset[str]) -> bool:
-        """Return whether two hosts are partitioned from each other."""
+    def is_partitioned(self, hosts: frozenset[str]) -> bool:
+        """Return whether the two hosts in `hosts` are partitioned from each other."""
         return hosts in self._partitioned
 
     def remove_if_ended(self, connection: Connection) -> None:
-        """Remove a connection if both sides have ended it."""
-        if connection.client.gone and connection.server.gone:
+        """Forget a connection once it has ended on both sides."""
+        if connection.client.has_ended and connection.server.has_ended:
             self.connections.pop(connection, None)
 
     def on_crash(self, node: Node, *, silently: bool) -> None:
         """End the listeners and connections of a node that was killed.
 
-        `silently`: its machine lost power, so the peers get no FIN or RST, and notice it by keepalive only.
+        Normally the kernel of the node sends FIN or RST to the peers. With `silently` the whole machine has lost power: it
+        sends nothing, and the peers detect the loss only by TCP keepalive.
         """
         for address, listener in list(self.listeners.items()):
             if listener.node is node:
@@ -145,7 +154,7 @@ class Network:
                 (connection.server, connection.client),
             ):
                 if side.node is node:
-                    connection.silent = silently
+                    connection.silent = silently  # `side.on_crash` depends on this
                     side.on_crash()
                     if silently:
                         self._reset_after_keepalive(other)
@@ -153,22 +162,26 @@ class Network:
 
     # -- faults -------------------------------------------------------------------------------------------
 
-    def separate(self, one: str, other: str) -> None:
-        """Partition two hosts in both directions until `heal`. TCP retransmits, so no bytes are lost."""
+    def partition(self, one: str, other: str) -> None:
+        """Partition two hosts in both directions until `heal`. Bytes are delayed but not lost, because TCP retransmits."""
         self._partitioned[frozenset((one, other))] = None
 
     def heal(self) -> None:
+        """End all partitions: delayed `connect` calls continue, and delayed segments are delivered."""
         self._partitioned.clear()
         for future in self._waiting_for_heal:
             if not future.done():
                 future.set_result(None)
         self._waiting_for_heal.clear()
         for connection in self.connections:
-            connection.client.out.arm()
-            connection.server.out.arm()
+            connection.client.out.schedule_delivery()
+            connection.server.out.schedule_delivery()
 
     def cut(self, connection: Connection, client_after_s: float, server_after_s: float) -> None:
-        """Break a connection. The bytes in flight are lost, and each side detects it after a delay of its own."""
+        """Break a connection and lose the bytes in flight.
+
+        The client detects the break after `client_after_s` seconds, the server after `server_after_s` seconds.
+        """
         for pipe, side, detected_after_s in (
             (connection.client.out, connection.client, client_after_s),
             (connection.server.out, connection.server, server_after_s),
@@ -178,9 +191,12 @@ class Network:
             self.loop.call_later(detected_after_s, side.reset, context=side.node.context)
 
     def _reset_after_keepalive(self, side: SimTransport) -> None:
-        """Reset one side after the time in which TCP keepalive detects that the machine of the peer is gone."""
+        """Reset one side of a connection after a delay: TCP keepalive detects that the peer's machine has lost power.
+
+        Without random delays the delay is the longest possible.
+        """
         shortest, longest = KEEPALIVE_S
-        random = getattr(self.delays, "random", None)
+        random = getattr(self.delays, "random", None)  # only `RandomDelays` has a generator
         after_s = longest if random is None else random.uniform(shortest, longest)
         self.loop.call_later(after_s, side.reset, context=side.node.context)
 
@@ -192,80 +208,100 @@ DATA, ESTABLISHED, END, RESET = "data", "established", "end", "reset"
 
 
 class Pipe:
-    """One direction of a connection: the segments in flight from `source` to `to`, each with its time of arrival."""
+    """One direction of a connection: the segments in flight from `source` to `destination`, in order."""
 
     def __init__(self, network: Network, hosts: frozenset[str]) -> None:
         self.network = network
         self.hosts = hosts
         self.source: SimTransport
-        self.to: SimTransport
+        self.destination: SimTransport
         self.segments: deque[tuple[float, str, bytes]] = deque()
+        """The time of arrival, the kind and the bytes of each segment in flight."""
         self.buffered = 0
-        """Bytes in flight or not yet read."""
-        self._last_at = 0.0
+        """The number of bytes that are in flight or not yet read by the destination."""
+        self._last_arrival_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.broken = False
-        """Segments are dropped silently."""
+        """Whether the pipe drops new segments, without notifying the sender."""
 
     def send(self, kind: str, data: bytes = b"") -> None:
-        """Send a segment: it arrives after a random delay, and not before earlier segments."""
+        """Send a segment of a kind, with the bytes if the kind is `DATA`.
+
+        The segment arrives after a random delay, but never before an earlier segment.
+        """
         if self.broken:
             return
-        at = max(self._last_at, self.network.loop.time() + self.network.delays.one_way())
-        self._last_at = at
+        at = max(self._last_arrival_at, self.network.loop.time() + self.network.delays.one_way_delay_s())
+        self._last_arrival_at = at
         self.segments.append((at, kind, data))
         self.buffered += len(data)
-        self.arm()
+        self.schedule_delivery()
 
     def clear(self) -> None:
         """Drop the segments in flight."""
         self.segments.clear()
         self.buffered = 0
 
-    def arm(self) -> None:
-        """Set the timer that delivers the next segment, unless reading is paused or the hosts are partitioned."""
-        if self._timer is not None or not self.segments or (self.segments[0][1] is DATA and self.to.reading_paused()):
+    def schedule_delivery(self) -> None:
+        """Set a timer that delivers the next segment when the segment arrives.
+
+        No timer is set if one is already set, nothing is in flight, the hosts are partitioned, or the next segment has bytes
+        and the destination has paused reading. `heal` and `resume_reading` call this method again.
+        """
+        if (
+            self._timer is not None
+            or not self.segments
+            or (self.segments[0][1] is DATA and self.destination.reading_paused())
+        ):
             return
-        if self.network.separated(self.hosts):
-            return  # `heal` arms it again
-        node = self.network.outside if self.to.node.dead else self.to.node
+        if self.network.is_partitioned(self.hosts):
+            return  # `heal` schedules the delivery
+        # A dead node runs no callbacks, but its kernel still takes segments.
+        node = self.network.outside if self.destination.node.dead else self.destination.node
         self._timer = self.network.loop.call_at(self.segments[0][0], self._deliver, context=node.context)
 
-    def rearm(self) -> None:
-        """Set the timer again after the receiving process has ended: its kernel still takes the segments."""
+    def reschedule_delivery(self) -> None:
+        """Replace the timer after the receiving process has ended, because a dead process runs no timers.
+
+        The kernel of the destination still takes the segments.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.arm()
+        self.schedule_delivery()
 
     def _deliver(self) -> None:
-        """Deliver the next segment; of data, everything that has arrived, or a fragment and the rest later."""
+        """Deliver the next segment, and schedule the delivery of the one after it.
+
+        Segments with bytes are joined if they have arrived. If `Delays.fragment` splits the bytes, the destination
+        gets the first fragment now and the rest after another delay.
+        """
         self._timer = None
-        if self.network.separated(self.hosts) or not self.segments:
+        if self.network.is_partitioned(self.hosts) or not self.segments:
             return
         now = self.network.loop.time()
         if self.segments[0][1] is not DATA:
             _, kind, _ = self.segments.popleft()
-            self.to.segment_received(kind)
-        elif not self.to.reading_paused():
+            self.destination.segment_received(kind)
+        elif not self.destination.reading_paused():
             arrived = []
             while self.segments and self.segments[0][1] is DATA and self.segments[0][0] <= now:
                 arrived.append(self.segments.popleft()[2])
             data = b"".join(arrived)
             size = self.network.delays.fragment(len(data)) if data else 0
             if size < len(data):
-                self.segments.appendleft((now + self.network.delays.one_way(), DATA, data[size:]))
+                self.segments.appendleft((now + self.network.delays.one_way_delay_s(), DATA, data[size:]))
             self.buffered -= size
-            self.to.data_received(data[:size])
+            self.destination.data_received(data[:size])
             self.source.drain_soon()
-        self.arm()
+        self.schedule_delivery()
 
 
 # -- Stand-ins for sockets --------
 
 
 class SimSocket:
-    """Stands in for a socket in `get_extra_info("socket")`: it knows its addresses and ignores options."""
+    """Stands in for a socket, e.g. in `get_extra_info("socket")`: it has addresses, and ignores socket options."""
 
     family = socket.AF_INET
     type = socket.SOCK_STREAM
@@ -282,13 +318,13 @@ class SimSocket:
         return self._own
 
     def getpeername(self) -> tuple[str, int]:
-        """Return the address of the peer; `OSError` if there is none."""
+        """Return the address of the peer. Raises OSError if the socket is not connected."""
         if self._peer is None:
             raise OSError("not connected")
         return self._peer
 
     def fileno(self) -> int:
-        """Return -1: there is no descriptor."""
+        """Return -1: a simulated socket has no file descriptor."""
         return -1
 
     def close(self) -> None:
@@ -299,7 +335,7 @@ class SimSocket:
 
 
 class Observer(Protocol):
-    """Is notified of connections, and of bytes when they are written and when a protocol gets them."""
+    """Gets a call when a connection opens or closes, when a process writes bytes, and when a process receives bytes."""
 
     def opened(self, connection: Connection) -> None:
         """Called when a connection is established."""
@@ -311,7 +347,11 @@ class Observer(Protocol):
         """Called before bytes are passed to a process."""
 
     def closed(self, transport: SimTransport, how: str) -> None:
-        """Called when a process ends its side (`close`, `abort`, `kill`), or is notified of the end (`end`, `reset`)."""
+        """Called when one side of a connection ends.
+
+        `how` is `close`, `abort` or `kill` if the process ends its side, and `end` (FIN) or `reset` (RST) if the process is
+        notified that the peer has ended the connection.
+        """
 
 
 class NullObserver:
@@ -331,40 +371,43 @@ class NullObserver:
 
 
 class Delays:
-    """Chooses delays and fragmentation. This class chooses none: segments arrive at once and whole."""
+    """Chooses how segments are delayed and fragmented. In this base class they arrive at once and whole."""
 
-    def one_way(self) -> float:
-        """Return the delay of one segment, in seconds."""
+    def one_way_delay_s(self) -> float:
+        """Return how many seconds the next segment is in flight."""
         return 0.0
 
     def fragment(self, size: int) -> int:
-        """Return how many of `size` bytes arrive first."""
+        """Return how many of `size` arrived bytes are delivered now; the rest is delayed again."""
         return size
 
-    def loses_unread(self) -> bool:
-        """Return whether a reset discards the bytes in flight before it."""
+    def reset_discards_data(self) -> bool:
+        """Return whether an RST overtakes and discards the bytes that are in flight."""
         return False
 
 
 class RandomDelays(Delays):
-    """Random delays below 1 ms, for a share `slow_ratio` of 1 ms to `max_slow_s`; one in eight segments is fragmented."""
+    """Random delays below 1 ms, and fragments in one of eight deliveries.
+
+    The share `slow_ratio` of the segments is slow: they are in flight for 1 ms to `max_slow_s` seconds.
+    """
 
     def __init__(self, random: Random, *, slow_ratio: float = 0.02, max_slow_s: float = 0.2) -> None:
         self.random = random
         self.slow_ratio = slow_ratio
         self.max_slow_s = max_slow_s
 
-    def one_way(self) -> float:
-        """Return a random delay, in seconds."""
+    def one_way_delay_s(self) -> float:
+        """Return a random delay in seconds."""
         if self.random.random() < self.slow_ratio:
             return self.random.uniform(0.001, self.max_slow_s)
         return self.random.uniform(0.00005, 0.0008)
 
     def fragment(self, size: int) -> int:
-        """Return a random size, or the whole."""
+        """Return a random part of `size` with probability one eighth, otherwise `size`."""
         return self.random.randint(1, size) if self.random.random() < 0.125 else size
 
-    def loses_unread(self) -> bool:
+    def reset_discards_data(self) -> bool:
         """Return True with probability one half."""
         return self.random.random() < 0.5
 
@@ -372,15 +415,18 @@ class RandomDelays(Delays):
 # -- Transports --------
 
 WINDOW = 256 << 10
-"""Bytes in flight and unread in one direction of a connection, above which the sender buffers."""
+"""The maximum number of bytes in flight or unread in one direction of a connection; the sender buffers the rest."""
 HIGH, LOW = 64 << 10, 16 << 10
-"""Sizes of the send buffer, in bytes, at which the protocol is paused and resumed."""
+"""Above `HIGH` bytes in the send buffer `pause_writing` of the protocol is called, and at `LOW` bytes `resume_writing`."""
 KEEPALIVE_S = 5.0, 35.0
-"""The shortest and the longest time after which keepalive detects that the machine of the peer is gone."""
+"""The shortest and the longest time in which TCP keepalive detects that the peer's machine has lost power."""
 
 
 class SimTransport(asyncio.Transport):
-    """One side of a connection."""
+    """One side of a simulated TCP connection.
+
+    `out` is the pipe to the peer and `into` the pipe from the peer. `own` and `peer` are the addresses of the two sides.
+    """
 
     def __init__(self, connection: Connection, node: Node, out: Pipe, into: Pipe, own: Any, peer: Any) -> None:
         super().__init__(
@@ -391,28 +437,31 @@ class SimTransport(asyncio.Transport):
         self.network = out.network
         self.out = out
         self.into = into
-        out.source = into.to = self
+        out.source = into.destination = self
         self._protocol: Any = None
         self.on_established: Callable[[], None]
-        """Called when the handshake reaches this side: creates and starts the protocol."""
+        """Called when the handshake reaches this side. The function creates and starts the protocol."""
         self.waiter: asyncio.Future[asyncio.Protocol] | None = None
-        """The result of `connect`, until the connection is established."""
+        """On the client side, the future that `connect` awaits until the connection is established."""
         self._buffer = bytearray()
         self.read_paused = False
         self._closing = False
         self._eof_written = False
         self._writing_paused = False
         self._draining = False
-        self.gone = False
-        """The connection has ended on this side."""
+        self.has_ended = False
+        """Whether the connection has ended on this side."""
 
     # -- for the protocol ---------------------------------------------------------------------------------
 
     def write(self, data: Any) -> None:
-        """Send what fits into the window of the peer, and buffer the rest; pause the protocol if too much is buffered."""
+        """Send the bytes that fit into the peer's window, and buffer the rest.
+
+        If more than `HIGH` bytes are buffered, `pause_writing` of the protocol is called.
+        """
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
-        if self.gone or self._closing or not data or self.node.dead:
+        if self.has_ended or self._closing or not data or self.node.dead:
             return
         self.network.observer.sent(self, bytes(data))
         room = 0 if self._buffer else max(0, WINDOW - self.out.buffered)
@@ -427,8 +476,8 @@ class SimTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def write_eof(self) -> None:
-        """Send FIN after the buffered bytes."""
-        if not self._eof_written and not self.gone and not self._closing:
+        """Half-close the connection: send FIN after the buffered bytes."""
+        if not self._eof_written and not self.has_ended and not self._closing:
             self._eof_written = True
             if not self._buffer:
                 self.out.send(END)
@@ -437,33 +486,33 @@ class SimTransport(asyncio.Transport):
         return True
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of buffered bytes."""
+        """Return the number of bytes that wait for space in the peer's window."""
         return len(self._buffer)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Return the fixed limits."""
+        """Return the fixed limits, the lower one first."""
         return LOW, HIGH
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Do nothing: the limits are fixed."""
 
     def pause_reading(self) -> None:
-        """Leave received bytes in the kernel."""
+        """Stop the delivery of received bytes to the protocol: the bytes stay in the kernel."""
         self.read_paused = True
 
     def resume_reading(self) -> None:
-        """Deliver received bytes again."""
+        """Deliver received bytes to the protocol again."""
         self.read_paused = False
-        if not self._closing and not self.gone:
-            self.into.arm()
+        if not self._closing and not self.has_ended:
+            self.into.schedule_delivery()
 
     def is_reading(self) -> bool:
-        """Return whether received bytes are delivered."""
+        """Return whether received bytes are delivered to the protocol."""
         return not self.read_paused and not self._closing
 
     def is_closing(self) -> bool:
         """Return whether `close` or `abort` was called, or the connection has ended."""
-        return self._closing or self.gone
+        return self._closing or self.has_ended
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = cast("asyncio.Protocol", protocol)
@@ -472,65 +521,69 @@ class SimTransport(asyncio.Transport):
         return cast("asyncio.BaseProtocol", self._protocol)
 
     def close(self) -> None:
-        """End the connection after the buffered bytes are sent."""
-        if self._closing or self.gone or self.node.dead:
+        """End the connection once the buffered bytes are sent."""
+        if self._closing or self.has_ended or self.node.dead:
             return
         self._closing = True
-        self.into.arm()
+        self.into.schedule_delivery()
         if not self._buffer:
-            self._shut_down("close", None)
+            self._shut_down("close")
 
     def abort(self) -> None:
-        """End the connection at once."""
-        if self.gone or self.node.dead:
+        """End the connection at once, and drop the buffered bytes."""
+        if self.has_ended or self.node.dead:
             return
         self._closing = True
         self._buffer.clear()
-        self._shut_down("abort", None)
+        self._shut_down("abort")
 
     # -- from the network ---------------------------------------------------------------------------------
 
     def start(self, protocol: asyncio.Protocol) -> None:
-        """Attach the protocol: the connection is established."""
+        """Attach the protocol, and tell it that the connection is established."""
         self._protocol = protocol
         protocol.connection_made(self)
 
     def segment_received(self, kind: str) -> None:
-        """Process a segment without bytes."""
-        if self.gone:
+        """Process a segment without bytes: the handshake, FIN or RST."""
+        if self.has_ended:
             return
         if kind is ESTABLISHED:
             self.on_established()
         elif kind is RESET:
-            self._end("reset", ConnectionResetError(104, "Connection reset by peer"))
+            self._finish("reset", ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
         elif not self._closing and self._protocol is not None:
             self.network.observer.closed(self, "end")
             if not self._protocol.eof_received():
                 self.close()
 
     def reading_paused(self) -> bool:
-        """Return whether received bytes stay in the kernel."""
-        return self.read_paused and not self.gone
+        """Return whether received bytes stay in the kernel because the process has paused reading."""
+        return self.read_paused and not self.has_ended
 
     def data_received(self, data: bytes) -> None:
-        """Pass bytes to the protocol; if this side has ended the connection, reply with RST."""
-        if self.gone:
+        """Pass bytes to the protocol, or reply with RST if the connection has ended on this side."""
+        if self.has_ended:
             self.out.send(RESET)
         elif not self._closing and data:
             self.network.observer.received(self, data)
             self._protocol.data_received(data)
 
     def drain_soon(self) -> None:
-        """Schedule sending buffered bytes: there is space in the window again."""
+        """Schedule the sending of buffered bytes, because the peer's window has space again."""
         if self._buffer and not self._draining:
             self._draining = True
             self.network.loop.call_soon(self._drain, context=self.node.context)
 
     def _drain(self) -> None:
-        """Send buffered bytes that fit into the window; resume the protocol, or finish a `close` or `write_eof`."""
+        """Send the buffered bytes that fit into the peer's window.
+
+        Resumes the protocol if the buffer has shrunk to `LOW` bytes. Completes a `close` or `write_eof` if the buffer is
+        empty now.
+        """
         self._draining = False
         room = max(0, WINDOW - self.out.buffered)
-        if self.gone or not self._buffer or not room:
+        if self.has_ended or not self._buffer or not room:
             return
         self.out.send(DATA, bytes(self._buffer[:room]))
         del self._buffer[:room]
@@ -539,53 +592,67 @@ class SimTransport(asyncio.Transport):
             self._protocol.resume_writing()
         if not self._buffer:
             if self._closing:
-                self._shut_down("close", None)
+                self._shut_down("close")
             elif self._eof_written:
                 self.out.send(END)
 
     def reset(self) -> None:
-        """End this side: its kernel has detected that the connection is broken."""
-        if not self.gone and not self.node.dead:
-            self._end("reset", ConnectionResetError(104, "Connection reset by peer"))
+        """End this side because its kernel has detected that the connection is broken."""
+        if not self.has_ended and not self.node.dead:
+            self._finish("reset", ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
     def on_crash(self) -> None:
-        """End this side after its process has crashed: bytes that were sent before still arrive, then FIN or RST."""
-        if not self.gone:
-            self.gone = True
+        """End this side after its process has crashed.
+
+        Bytes in flight still arrive at the peer, followed by FIN or RST from the kernel. If the machine has lost power
+        (`Connection.silent`), neither FIN nor RST is sent.
+        """
+        if not self.has_ended:
+            self.has_ended = True
             self.network.observer.closed(self, "kill")
             if self.connection.silent:
                 self.out.broken = True
             else:
                 self.out.send(RESET if self._has_unread() else END)
-            self.into.rearm()
+            self.into.reschedule_delivery()
 
-    def _shut_down(self, how: str, error: Exception | None) -> None:
-        """End this side with FIN, or with RST where the process aborts or leaves bytes unread, as TCP does."""
+    def _shut_down(self, how: str) -> None:
+        """End this side on the process's own initiative; `how` is `close` or `abort`.
+
+        The peer gets FIN. As in TCP, the peer gets RST instead if the process aborts or leaves received bytes unread.
+        """
         if how == "abort" or self._has_unread():
-            if self.network.delays.loses_unread():
+            if self.network.delays.reset_discards_data():
                 self.out.clear()
             self.out.send(RESET)
         elif not self._eof_written:
             self.out.send(END)
-        self._end(how, error)
+        self._finish(how, None)
 
     def _has_unread(self) -> bool:
         return any(kind is DATA for _, kind, _ in self.into.segments)
 
-    def _end(self, how: str, error: Exception | None) -> None:
-        """End this side: notify the observer (`how`) and the protocol or, before it exists, `connect` (`error`)."""
-        self.gone = True
+    def _finish(self, how: str, error: Exception | None) -> None:
+        """Mark this side as ended, and notify the observer and the protocol.
+
+        `how` is passed to `Observer.closed`, and `error` to `connection_lost` of the protocol. If the protocol does not exist
+        yet, the pending `connect` raises `error`.
+        """
+        self.has_ended = True
         self._buffer.clear()
         self.network.observer.closed(self, how)
         self.network.remove_if_ended(self.connection)
         if self._protocol is not None:
             self.network.loop.call_soon(self._protocol.connection_lost, error, context=self.node.context)
         elif self.waiter is not None and not self.waiter.done():
-            self.waiter.set_exception(error or ConnectionAbortedError(103, "aborted"))
+            self.waiter.set_exception(error or ConnectionAbortedError(errno.ECONNABORTED, "aborted"))
 
 
 class Connection:
-    """A TCP connection: the transports of client and server, and a pipe for each direction."""
+    """A TCP connection: the transports of client and server, and a pipe for each direction.
+
+    `address` is the address of the server.
+    """
 
     def __init__(self, network: Network, number: int, client: Node, server: Node, address: tuple[str, int]) -> None:
         self.number = number
@@ -596,7 +663,7 @@ class Connection:
         self.server = SimTransport(self, server, to_client, to_server, address, own)
         self.address = address
         self.silent = False
-        """The machine of one side has lost power."""
+        """Whether the machine of one side has lost power, so that this side sends nothing any more."""
 
     def __repr__(self) -> str:
         return f"<{self.client.node.name}-{self.server.node.name}#{self.number}>"

@@ -55,10 +55,10 @@ class Scenario:
     """The parameters of one simulation. Durations are virtual."""
 
     seed: int
-    servers: int = 1
-    wire_clients: int = 2
-    session_clients: int = 2
-    library_clients: int = 1
+    server_count: int = 1
+    wire_client_count: int = 2
+    session_client_count: int = 2
+    library_client_count: int = 1
     """Numbers of clients: on the bare wire without and with sessions, and of the library."""
     resources: list[str] = field(default_factory=lambda: ["a", "b", "c"])
     shared_ratio: float = 0.3
@@ -77,7 +77,7 @@ class Scenario:
     """The mean time between two faults."""
     slow_ratio: float = 0.02
     """The share of slow network segments."""
-    redises: int = 1
+    redis_count: int = 1
     """One, or three with sentinels."""
     min_replicas: int = 0
     max_lag_s: float = 0.0
@@ -99,22 +99,22 @@ def scenario_of(seed: int) -> Scenario:
     if replicated:
         faults = [kind for kind in faults if kind not in LOSSES]
         faults += 2 * replicated_random.sample(FAILOVERS, replicated_random.choice([1, 1, 2, 3, len(FAILOVERS)]))
-    wire_clients, session_clients, library_clients = random.choice(
+    wire_client_count, session_client_count, library_client_count = random.choice(
         [(3, 0, 0), (0, 3, 0), (0, 0, 3), (2, 2, 1), (1, 2, 2), (2, 2, 2), (1, 3, 0)]
     )
-    servers = random.choice([1, 1, 2, 3])
+    server_count = random.choice([1, 1, 2, 3])
     if replicated:
-        servers = replicated_random.choice([1, 2, 2, 3, 3])
+        server_count = replicated_random.choice([1, 2, 2, 3, 3])
     if v1_features:
         any_of = seed % 2 == 0
     else:
         any_of = seed >= FIRST_ANY_OF_SEED and (not replicated or replicated_random.random() < 0.25)
     return Scenario(
         seed=seed,
-        servers=servers,
-        wire_clients=wire_clients,
-        session_clients=session_clients,
-        library_clients=library_clients,
+        server_count=server_count,
+        wire_client_count=wire_client_count,
+        session_client_count=session_client_count,
+        library_client_count=library_client_count,
         resources=[chr(97 + i) for i in range(random.choice([1, 2, 3, 3, 4, 6]))],
         shared_ratio=random.choice([0.0, 0.3, 0.6]),
         transactions=random.random() < 0.6,
@@ -127,7 +127,7 @@ def scenario_of(seed: int) -> Scenario:
         slow_ratio=random.choice([0.0, 0.02, 0.1]),
         any_of=any_of,
         v1_features=v1_features,
-        redises=3 if replicated else 1,
+        redis_count=3 if replicated else 1,
         min_replicas=replicated_random.choice([0, 0, 1]) if replicated else 0,
         max_lag_s=replicated_random.choice([0.0, 0.005, 0.1, 1.0]) if replicated else 0.0,
     )
@@ -161,13 +161,13 @@ class ClientContext:
 class Workload:
     """Generates random requests within the parameters of a scenario.
 
-    `extra` decides the fields that only scenarios with `v1_features` have, so that the requests of other seeds stay the same.
+    `v1_random` decides the fields that only scenarios with `v1_features` have, so that the requests of other seeds stay the same.
     """
 
-    def __init__(self, scenario: Scenario, random: Random, extra: Random | None = None) -> None:
+    def __init__(self, scenario: Scenario, random: Random, v1_random: Random | None = None) -> None:
         self.scenario = scenario
         self.random = random
-        self._extra = extra if scenario.v1_features else None
+        self._v1_random = v1_random if scenario.v1_features else None
 
     def resources(self) -> list[str]:
         """Return one to three random resources with modes, as `exclusive:NAME` or `shared:NAME`."""
@@ -207,14 +207,14 @@ class Workload:
 
     def _add_features(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Return the payload of a request; in scenarios with `v1_features` with random changes that use newer features."""
-        extra = self._extra
-        if extra is None:
+        v1_random = self._v1_random
+        if v1_random is None:
             return payload
-        if extra.random() < 0.3:
-            payload["note"] = extra.choice(NOTES)
-        if "resources" in payload and extra.random() < 0.08:
+        if v1_random.random() < 0.3:
+            payload["note"] = v1_random.choice(NOTES)
+        if "resources" in payload and v1_random.random() < 0.08:
             payload["queueTimeout"] = NO_LIMIT_MS
-        if "anyOf" in payload and extra.random() < 0.5:
+        if "anyOf" in payload and v1_random.random() < 0.5:
             payload["target"] = str(payload["target"] * 10**30)
             payload["weights"] = [
                 str(weight * 10**30) for weight in payload.get("weights") or [1] * len(payload["anyOf"])

@@ -32,7 +32,7 @@ class OneRedis:
         self.master = SimRedis()
         self.redises = [self.master]
         self.recorder = StoreRecorder(self.master, history)
-        self.process = loop.node("redis")
+        self.process = loop.create_node("redis")
 
     @property
     def processes(self) -> list[Node]:
@@ -42,25 +42,25 @@ class OneRedis:
     async def start(self) -> None:
         await self._loop.spawn(self.process, self.master.serve("redis"))
 
-    def stored(self) -> dict[int, Message]:
+    def stored_records(self) -> dict[int, Message]:
         """Return the records that the store holds now, by request id."""
-        return self.recorder.stored()
+        return self.recorder.stored_records()
 
-    def check_for_loss(self) -> None:
+    def detect_lost_writes(self) -> None:
         """Compare the store with the recorded state, after a fault that may have lost writes."""
-        self.recorder.check_for_loss()
+        self.recorder.detect_lost_writes()
 
     def heal(self) -> None:
         """End the faults of the store: a single Redis has none that last."""
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until the replicas follow the primary: there are none."""
 
-    def finish(self) -> None:
+    def record_final_state(self) -> None:
         """Record the final state: the recorder has recorded every write already."""
 
 
-class ThreeRedises:
+class RedisWithSentinels:
     """A primary and two replicas, each with a sentinel on its machine."""
 
     def __init__(self, scenario: Scenario, network: Network, history: History) -> None:
@@ -104,16 +104,16 @@ class ThreeRedises:
         """Start the Redises and the sentinels."""
         for redis in self.redises:
             redis.start()
-        for view in self.sentinels.views:
-            node = self._loop.node(f"sentinel of {view.host}", view.host)
-            await self._loop.spawn(node, self.sentinels.serve(view))
-        self._monitoring = self._loop.spawn(self._loop.node("sentinels"), self.sentinels.monitor())
+        for sentinel in self.sentinels.members:
+            node = self._loop.create_node(f"sentinel of {sentinel.host}", sentinel.host)
+            await self._loop.spawn(node, self.sentinels.serve(sentinel))
+        self._monitoring = self._loop.spawn(self._loop.create_node("sentinels"), self.sentinels.monitor())
 
-    def stored(self) -> dict[int, Message]:
+    def stored_records(self) -> dict[int, Message]:
         """Return the records that the primary holds now, by request id."""
-        return self._recorder.stored(self.master)
+        return self._recorder.stored_records(self.master)
 
-    def check_for_loss(self) -> None:
+    def detect_lost_writes(self) -> None:
         """Do nothing: writes are lost by failovers only, which the recorder follows."""
 
     def heal(self) -> None:
@@ -122,14 +122,14 @@ class ThreeRedises:
             redis.revive()
             redis.resume_replication()
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until all replicas follow the primary."""
-        while not self.sentinels.settled:  # noqa: ASYNC110 - once in a simulation
+        while not self.sentinels.is_settled:  # noqa: ASYNC110 - once in a simulation
             await asyncio.sleep(CHECK_INTERVAL_S)
 
-    def finish(self) -> None:
+    def record_final_state(self) -> None:
         """Record the final state: that of the primary is the lineage that survived."""
         self._history.final = self.head
 
     def _on_sentinel_action(self, action: str) -> None:
-        self._history.note(FAULT, "sentinels", action)
+        self._history.append(FAULT, "sentinels", action)

@@ -47,7 +47,7 @@ class WireClient:
         self.context = context
         self.name = name
         self.random = random
-        self.extra = Random(f"{context.scenario.seed} {name} extra")
+        self.v1_random = Random(f"{context.scenario.seed} {name} extra")
         """Decides the choices of scenarios with `v1_features` only, so that the histories of other seeds do not depend on it."""
         self.v1_features = context.scenario.v1_features
         self.session = session
@@ -58,7 +58,7 @@ class WireClient:
         """The current connection is quiet: it gets no `queued`."""
         self.generation = 0
         """Counts the sessions of this client or, without a session, its connections. Refs are unique within each."""
-        self._workload = Workload(context.scenario, random, self.extra)
+        self._workload = Workload(context.scenario, random, self.v1_random)
         self._by_id: dict[int, PendingRequest] = {}
         self._connection: _Connection | None = None
         self._leader_hint: str | None = None
@@ -84,7 +84,7 @@ class WireClient:
             if self._connection is None:
                 await self._connect()
             elif self._ready and not stopping.is_set():
-                self._act()
+                self._act_at_random()
         while True:
             if self._connection is None and not await self._connect():
                 await asyncio.sleep(self.random.uniform(0.05, 0.3))
@@ -101,15 +101,15 @@ class WireClient:
                     self._resend_unanswered()
                 if not self._pinged:
                     self._ping()
-        if self._connection is not None and self.v1_features and self.extra.random() < 0.5:
+        if self._connection is not None and self.v1_features and self.v1_random.random() < 0.5:
             self._bye()
         elif self._connection is not None:
             self._connection.transport.close()
-        self.context.history.note(NOTE, self.name, "finished")
+        self.context.history.append(NOTE, self.name, "finished")
 
     # -- the workload -------------------------------------------------------------------------------------
 
-    def _act(self) -> None:  # noqa: C901, PLR0912 - one branch for each kind of action
+    def _act_at_random(self) -> None:  # noqa: C901, PLR0912 - one branch for each kind of action
         """Do one random thing: request, release, extend, ping, inspect, repeat a request, or disconnect."""
         random = self.random
         dice = random.random()
@@ -154,7 +154,7 @@ class WireClient:
 
     def _act_with_v1_features(self) -> bool:
         """Sometimes do a thing of scenarios with `v1_features`: `bye`, repeat or release an ended request; return whether it did."""
-        dice = self.extra.random()
+        dice = self.v1_random.random()
         if dice < 0.02:
             self._bye()
         elif dice < 0.12:
@@ -163,10 +163,10 @@ class WireClient:
                 for request in self.requests.values()
                 if request.ended and request.generation == self.generation and request.id
             ]
-            if ended and self.extra.random() < 0.7:
-                self._send_request(self.extra.choice(ended[-5:]))
+            if ended and self.v1_random.random() < 0.7:
+                self._send_request(self.v1_random.choice(ended[-5:]))
             elif ended:
-                self._send("release", ref=self.extra.choice(ended[-5:]).ref)
+                self._send("release", ref=self.v1_random.choice(ended[-5:]).ref)
         elif dice < 0.14:
             self._send("release", ref=self._next_ref())  # no request has this ref
         return dice < 0.14
@@ -205,7 +205,7 @@ class WireClient:
     def _release(self, request: PendingRequest) -> None:
         """Send a release by id or by ref, whichever is possible; if both are, choose at random."""
         by_ref = request.generation == self.generation and (request.sent or (request.id and self.session is not None))
-        if by_ref and self.v1_features and (not request.id or self.extra.random() < 0.4):
+        if by_ref and self.v1_features and (not request.id or self.v1_random.random() < 0.4):
             request.releasing = True
             self._send("release", ref=request.ref)
         elif request.id:
@@ -275,7 +275,7 @@ class WireClient:
         """Send what the server may not have received. If the session was not resumed, it is a new one."""
         if not resumed:
             # The waiting requests were cancelled with the old session; granted locks may still be held.
-            self._abandon_unconfirmed()
+            self._end_unconfirmed()
             self.generation += 1
         self._resend_unanswered()
 
@@ -288,7 +288,7 @@ class WireClient:
         for request in self.requests.values() if self._synced else ():
             if request.id and not request.ended and not request.mentioned and not request.releasing:
                 is_of_session = self.session is not None and request.generation == self.generation
-                if is_of_session and (self.quiet or (self.v1_features and self.extra.random() < 0.3)):
+                if is_of_session and (self.quiet or (self.v1_features and self.v1_random.random() < 0.3)):
                     request.mentioned = True
                     self._send_request(request)
                 else:
@@ -333,8 +333,8 @@ class WireClient:
         self._connection = connection
         self._pinged.clear()
         self._synced = self.session is None
-        self.quiet = self.v1_features and self.extra.random() < 0.5
-        handshake = self.session is not None or self.quiet or (self.v1_features and self.extra.random() < 0.5)
+        self.quiet = self.v1_features and self.v1_random.random() < 0.5
+        handshake = self.session is not None or self.quiet or (self.v1_features and self.v1_random.random() < 0.5)
         self._ready = not handshake
         if not handshake:
             self.generation += 1
@@ -346,8 +346,8 @@ class WireClient:
 
     def _hello(self) -> None:
         """Send `hello`, in scenarios with `v1_features` sometimes after one that the server rejects."""
-        if self.v1_features and self.extra.random() < 0.1:
-            rejected = self.extra.choice(REJECTED_HELLOS)
+        if self.v1_features and self.v1_random.random() < 0.1:
+            rejected = self.v1_random.choice(REJECTED_HELLOS)
             self._send("hello", ref=self._next_ref(), **rejected)
         payload: Payload = {"ref": self._next_ref(), "protocol": 1, "client": f"raw/{self.name}"}
         if self.session is not None:
@@ -365,9 +365,9 @@ class WireClient:
         for request in self.requests.values():
             request.sent = request.releasing = False
         if self.session is None:
-            self._abandon_unconfirmed()
+            self._end_unconfirmed()
 
-    def _abandon_unconfirmed(self) -> None:
+    def _end_unconfirmed(self) -> None:
         """Give up the requests that ended with their connection or session; the state of granted ones is checked later."""
         for request in self.requests.values():
             if not request.id or (not request.ended and self.session is not None and not request.held):

@@ -19,7 +19,7 @@ from genie.testing.simulation.history import (
     Entry,
     History,
     StoreState,
-    before_takeover,
+    skip_takeovers,
 )
 
 LEASE_S = 3.0
@@ -102,7 +102,7 @@ class SurvivingLineage:
         while fork is not None and fork not in self._path:
             fork = fork.parent
         survivor = self._next.get(fork)  # the state that continues the fork on the surviving lineage
-        while survivor is not None and survivor.late:
+        while survivor is not None and survivor.is_late:
             survivor = self._next.get(survivor)
         forked_at = entry.at if survivor is None else survivor.at
         if not any(started <= entry.at and forked_at <= ended for started, ended in self._lifetimes):
@@ -116,13 +116,13 @@ class SurvivingLineage:
 
 def _lineage_violations(state: StoreState) -> list[str]:
     """Return the violations of storing a state over the one that its Redis had: a restore or a takeover that loses data."""
-    replaced, writer_knew = before_takeover(state.replaced), before_takeover(state.known_to_writer)
+    replaced, writer_knew = skip_takeovers(state.replaced), skip_takeovers(state.known_to_writer)
     while (
         writer_knew is not None
         and writer_knew is not replaced
         and (writer_knew.acknowledged_at is None or not writer_knew.observed)
     ):
-        writer_knew = before_takeover(writer_knew.parent)  # no client was notified of this state, so it may be lost
+        writer_knew = skip_takeovers(writer_knew.parent)  # no client was notified of this state, so it may be lost
     if state.is_snapshot:
         if replaced is None or (state.parent is not None and state.parent.descends_from(replaced)):
             return []

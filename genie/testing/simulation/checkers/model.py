@@ -86,7 +86,7 @@ class HeldLock:
     granted_at: float
     """According to the record, but not later than `stored_at`."""
     stored_at: float
-    not_before: float
+    earliest_timeout_at: float
     """The earliest time at which it may time out."""
     ended_at: float | None = None
 
@@ -109,7 +109,7 @@ class Model:
         self._requests_resent: dict[tuple[str, str], tuple[Message, float, ConnectionHistory]] = {}
         """The same for the last time that it was sent."""
         self.requests: dict[int, RequestHistory] = {}
-        self.by_ref: dict[tuple[str, str], int] = {}
+        self.latest_id_by_ref: dict[tuple[str, str], int] = {}
         self._releases: dict[int, float] = {}
         """When the first release of an id was sent, by id."""
         self._releases_by_ref: dict[tuple[str, str], float] = {}
@@ -131,18 +131,18 @@ class Model:
         self._epoch = 0
         self.leadership_acquired_at = 0.0
         """When a leader last acquired leadership: earlier requests that were not stored may be lost."""
-        self.lost_below = 0
+        self.lost_below_id = 0
         """The store has lost records with ids below this, and no living server knew them."""
         self.resumed_at: dict[int, float] = {}
         """Connection number to the time at which its session was resumed."""
 
-    def violation(self, at: float, text: str) -> None:
+    def add_violation(self, at: float, text: str) -> None:
         """Record a violation."""
         self.violations.append((at, text))
 
     def is_loss_excused(self, id: int) -> bool:
         """Return whether the loss of a request or of its last change is excused, so that no checker reports it."""
-        return id < self.lost_below or self._diverged.get(id, NEVER) <= self.now
+        return id < self.lost_below_id or self._diverged.get(id, NEVER) <= self.now
 
     def release_sent_at(self, id: int) -> float:
         """Return when a client first sent a `release` of a request, by id or by ref; `NEVER` if none did."""
@@ -211,7 +211,7 @@ class Model:
             self._welcomed(connection, payload["resumed"], entry.at)
         elif command == "bye":
             connection.bye_answered_at = entry.at
-        request = self.request(entry)
+        request = self.resolve_request(entry)
         if request is None:
             return
         request.notified_connections.add(connection.number)
@@ -236,7 +236,7 @@ class Model:
         if connection.session is not None:
             connection.generation = connection.session, self._sessions.get(connection.session, 0)
 
-    def request(self, entry: Entry) -> RequestHistory | None:
+    def resolve_request(self, entry: Entry) -> RequestHistory | None:
         """Return the request of the receiving client that a message is about; create it with the first message.
 
         None if the message is about no request, or about one that this client has not made.
@@ -254,11 +254,13 @@ class Model:
         if key not in self.requests_sent:
             return None
         payload, sent_at, sent_on = self.requests_sent[key]
-        if key in self.by_ref:
+        if key in self.latest_id_by_ref:
             payload, sent_at, sent_on = self._requests_resent[key]
-            if sent_on.generation != connection.generation or not self.may_reuse_ref(self.by_ref[key], connection):
+            if sent_on.generation != connection.generation or not self.may_reuse_ref(
+                self.latest_id_by_ref[key], connection
+            ):
                 return None
-        self.by_ref[key] = id_
+        self.latest_id_by_ref[key] = id_
         request = self.requests[id_] = RequestHistory(
             id_, connection.client, payload, sent_at, sent_on, connection.generation
         )
@@ -278,7 +280,7 @@ class Model:
         return False
 
     def _client_received(self, entry: Entry) -> None:
-        request = self.request(entry)
+        request = self.resolve_request(entry)
         if request is not None and entry.data["command"] == "released":
             request.end_received = True
 
@@ -290,7 +292,7 @@ class Model:
         if change.epoch != self._epoch or (change.state is not None and change.state.acquires_leadership):
             self.leadership_acquired_at, self._epoch = entry.at, change.epoch
         if change.unrecoverable:
-            self.lost_below = max([self.lost_below, *self.requests, *self.records, *self.locks]) + 1
+            self.lost_below_id = max([self.lost_below_id, *self.requests, *self.records, *self.locks]) + 1
         for id_ in change.removed:
             self.records.pop(id_, None)
             self._record_end(id_, entry.at)
@@ -303,37 +305,37 @@ class Model:
                 self._record_lock(id_, record, entry, change)
 
     def _record_end(self, id: int, at: float) -> None:
-        hold = self.locks.get(id)
-        if hold is not None and hold.ended_at is None:
-            hold.ended_at = at
+        lock = self.locks.get(id)
+        if lock is not None and lock.ended_at is None:
+            lock.ended_at = at
 
     def _record_lock(self, id: int, record: Message, entry: Entry, change: Change) -> None:
         """Record a stored lock: a new one with its earliest timeout, or an extension if its deadline has changed."""
-        hold = self.locks.get(id)
-        if hold is None or hold.ended_at is not None:
+        lock = self.locks.get(id)
+        if lock is None or lock.ended_at is not None:
             granted_at = min(entry.at, record["since_unix_ms"] / 1000 - EPOCH_S)
             timeout_s = record.get("transaction_timeout_ms", 10_000) / 1000
             self.locks[id] = HeldLock(id, record, granted_at, entry.at, granted_at + timeout_s)
-            hold = self.locks[id]
+            lock = self.locks[id]
             extension_ms = record["deadline"] - record["since"] - timeout_s * 1000
             if not -1e-3 <= extension_ms <= 1.001 + 1e-3:  # it was granted and extended in one batch
-                self._extended(hold, record, change)
-        elif hold.record["deadline"] != record["deadline"]:
-            self._extended(hold, record, change)
-        hold.record = record
+                self._extended(lock, record, change)
+        elif lock.record["deadline"] != record["deadline"]:
+            self._extended(lock, record, change)
+        lock.record = record
 
-    def _extended(self, hold: HeldLock, record: Message, change: Change) -> None:
+    def _extended(self, lock: HeldLock, record: Message, change: Change) -> None:
         """Record an extension: the deadline in the store must be that of an `extend` which a client has sent."""
         remaining_ms = record["deadline"] - change.counters[1]
         timeouts_at = [
             sent_at + timeout_ms / 1000
-            for sent_at, timeout_ms in self.extends.get(hold.id, ())
+            for sent_at, timeout_ms in self.extends.get(lock.id, ())
             if -1e-3 <= remaining_ms - timeout_ms <= 1.002
         ]
         if timeouts_at:
-            hold.not_before = min(timeouts_at)
-        elif not self.is_loss_excused(hold.id):
-            self.violation(0.0, f"{hold.id} was extended to {remaining_ms} ms without a matching `extend`")
+            lock.earliest_timeout_at = min(timeouts_at)
+        elif not self.is_loss_excused(lock.id):
+            self.add_violation(0.0, f"{lock.id} was extended to {remaining_ms} ms without a matching `extend`")
 
 
 def modes(resources: Any) -> dict[str, str]:

@@ -35,7 +35,7 @@ class LockChecker(Checker):
             if "fence" in self.model.records.get(id_, {}) and record.get("state") == "queued":
                 self._drop(id_, record)
                 if not change.unrecoverable and not self.model.is_loss_excused(id_):
-                    self.model.violation(entry.at, f"{id_} was held, and is stored as queued again")
+                    self.model.add_violation(entry.at, f"{id_} was held, and is stored as queued again")
         for id_ in ends:
             before = self.model.records.get(id_)
             if before is None or before.get("state") == "ended":
@@ -55,12 +55,12 @@ class LockChecker(Checker):
             if id_ not in self._granted:
                 self._granted.add(id_)
                 if record["fence"] <= self._fence:
-                    self.model.violation(
+                    self.model.add_violation(
                         entry.at, f"{id_} was granted with fence {record['fence']} after {self._fence}"
                     )
                 self._fence = max(self._fence, record["fence"])
                 if record["fence"] >= change.counters[3]:
-                    self.model.violation(
+                    self.model.add_violation(
                         entry.at,
                         f"{id_} has fence {record['fence']}, which is not reserved, so it may be assigned again",
                     )
@@ -74,7 +74,7 @@ class LockChecker(Checker):
             holders = self._holders.setdefault(name, {})
             for other_id, (other_owner, other_mode) in holders.items():
                 if other_id != id and other_owner != owner and "exclusive" in (mode, other_mode):
-                    self.model.violation(entry.at, f"{id} and {other_id} both hold {name}, {mode} and {other_mode}")
+                    self.model.add_violation(entry.at, f"{id} and {other_id} both hold {name}, {mode} and {other_mode}")
             holders[id] = owner, mode
 
     def _drop(self, id: int, record: Message) -> None:
@@ -93,15 +93,15 @@ class LockChecker(Checker):
         if record.get("state") == "queued":
             if self._queue_timed_out(id, record, entry.at) or self._disconnected(id, record, entry):
                 return
-            model.violation(entry.at, f"{id} left the queue without a cause: {record}")
+            model.add_violation(entry.at, f"{id} left the queue without a cause: {record}")
         elif hold is not None:
-            if hold.not_before <= entry.at + TOLERANCE_S:
+            if hold.earliest_timeout_at <= entry.at + TOLERANCE_S:
                 return
             if record.get("release_on_disconnect") and self._disconnected(id, record, entry):
                 return
-            model.violation(
+            model.add_violation(
                 entry.at,
-                f"{id} ended without a cause, {hold.not_before - entry.at:.3f} s before its timeout: {record}",
+                f"{id} ended without a cause, {hold.earliest_timeout_at - entry.at:.3f} s before its timeout: {record}",
             )
 
     def _queue_timed_out(self, id: int, record: Message, at: float) -> bool:
@@ -164,7 +164,7 @@ class FairnessChecker(Checker):
         The other waiters of the cycle may be notified after the victim, so their requests are not known before.
         """
         if entry.kind == SERVER_SENT and entry.data["command"] == "released" and "cycle" in entry.data["payload"]:
-            request = self.model.request(entry)
+            request = self.model.resolve_request(entry)
             if request is not None and not self.model.is_loss_excused(request.id):
                 self._unchecked.append((entry, request))
         elif entry.kind == STORE:
@@ -226,7 +226,7 @@ class FairnessChecker(Checker):
                 self._overtaken(earlier, later, granted)
 
     def _overtaken(self, earlier: RequestHistory, later: RequestHistory, at: float) -> None:
-        self.model.violation(at, f"{later.id} was granted before {earlier.id}, which was ahead of it in the queue")
+        self.model.add_violation(at, f"{later.id} was granted before {earlier.id}, which was ahead of it in the queue")
 
     # -- deadlocks ----------------------------------------------------------------------------------------
 
@@ -240,14 +240,14 @@ class FairnessChecker(Checker):
         payload = entry.data["payload"]
         cycle, waits = payload["cycle"], payload["waits"]
         if cycle[:1] != [request.payload.get("transactionName")] or len(cycle) != len(waits):
-            self.model.violation(
+            self.model.add_violation(
                 entry.at, f"the deadlock of {request.id} does not begin with its own transaction: {payload}"
             )
             return
         for index, wait in enumerate(waits):
             problem = self._check_wait(wait, cycle[index], cycle[(index + 1) % len(cycle)], request, entry.at)
             if problem:
-                self.model.violation(entry.at, f"the deadlock of {request.id} is no deadlock: {problem}")
+                self.model.add_violation(entry.at, f"the deadlock of {request.id} is no deadlock: {problem}")
 
     def _check_wait(self, wait: Message, waiter: str, holder: str, victim: RequestHistory, at: float) -> str:  # noqa: PLR0911 - one each
         """Return why one wait of a reported deadlock is impossible, or "".

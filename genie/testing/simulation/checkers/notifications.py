@@ -30,19 +30,19 @@ class NotificationChecker(Checker):
             "locked": self._check_locked,
             "released": self._check_released,
         }
-        self._sent: dict[tuple[int, int], list[str]] = {}
+        self._sent_notifications: dict[tuple[int, int], list[str]] = {}
         """The notifications about an id that were sent on a connection."""
         self._commands_by_id: dict[tuple[int, int], int] = {}
         """The number of releases (by id) and extensions of an id that a connection received."""
         self._releases_by_ref: dict[tuple[int, str], int] = {}
         """The number of releases by a ref that a connection received."""
         self._ended_by_bye: dict[str, int] = {}
-        """Sessions that ended by `bye`, until another begins with the same secret; the value is `Model.lost_below` then."""
+        """Sessions that ended by `bye`, until another begins with the same secret; the value is `Model.lost_below_id` then."""
         self._repeats: dict[tuple[int, str], int] = {}
         """How often a request was repeated on a connection, by ref."""
-        self._unstored: dict[int, float] = {}
+        self._unconfirmed: dict[int, float] = {}
         """Ids with a `locked` or `queued` that the store does not confirm, and when: `released` must follow at that time."""
-        self._resumed: dict[int, tuple[float, set[int]]] = {}
+        self._resumed_connections: dict[int, tuple[float, set[int]]] = {}
         """Connections whose session has just been resumed: when, and the ids in notifications at that time."""
 
     def before(self, entry: Entry) -> None:
@@ -67,7 +67,7 @@ class NotificationChecker(Checker):
                 and answered_at + CLOSE_LIMIT_S < self.model.now
                 and connection.closed_at is None
             ):
-                self.model.violation(float("inf"), f"{connection.number} was not closed after the reply to bye")
+                self.model.add_violation(float("inf"), f"{connection.number} was not closed after the reply to bye")
 
     # -- commands and messages ----------------------------------------------------------------------------
 
@@ -88,9 +88,9 @@ class NotificationChecker(Checker):
         """Check any message of a server: only the leader sends, nothing follows `bye`; then by its command."""
         command, payload = entry.data["command"], entry.data["payload"]
         if command != "error" and self.model.leader not in ("", entry.node):
-            self.model.violation(entry.at, f"{entry.node} sends {command}, but {self.model.leader} is the leader")
+            self.model.add_violation(entry.at, f"{entry.node} sends {command}, but {self.model.leader} is the leader")
         if self.model.connections[entry.connection].bye_answered_at is not None:
-            self.model.violation(entry.at, f"{command} is sent after bye on {entry.connection}")
+            self.model.add_violation(entry.at, f"{command} is sent after bye on {entry.connection}")
         if command == "welcome":
             self._check_welcome(entry)
         elif command == "bye":
@@ -104,12 +104,12 @@ class NotificationChecker(Checker):
     def _check_notification(self, entry: Entry) -> None:
         """Check a `queued`, `locked` or `released`, unless the loss of its request is excused."""
         command, id_ = entry.data["command"], entry.data["payload"]["id"]
-        if entry.connection in self._resumed:
-            self._resumed[entry.connection][1].add(id_)
+        if entry.connection in self._resumed_connections:
+            self._resumed_connections[entry.connection][1].add(id_)
         if self.model.is_loss_excused(id_):
             return
-        sent = self._sent.setdefault((entry.connection, id_), [])
-        self._notification_checks[command](entry, self.model.request(entry), sent)
+        sent = self._sent_notifications.setdefault((entry.connection, id_), [])
+        self._notification_checks[command](entry, self.model.resolve_request(entry), sent)
         sent.append(command)
 
     def _check_welcome(self, entry: Entry) -> None:
@@ -117,9 +117,9 @@ class NotificationChecker(Checker):
         model, payload = self.model, entry.data["payload"]
         session = model.connections[entry.connection].session
         if payload["resumed"]:
-            self._resumed[entry.connection] = entry.at, set()
-            if session is not None and self._ended_by_bye.get(session) == model.lost_below:
-                model.violation(entry.at, f"the session of {entry.connection} is resumed after it ended by bye")
+            self._resumed_connections[entry.connection] = entry.at, set()
+            if session is not None and self._ended_by_bye.get(session) == model.lost_below_id:
+                model.add_violation(entry.at, f"the session of {entry.connection} is resumed after it ended by bye")
         elif session is not None:
             self._ended_by_bye.pop(session, None)
 
@@ -127,7 +127,7 @@ class NotificationChecker(Checker):
         """Check the reply to `bye`: no request of the session waits any more, and no lock that ends with it is held."""
         model, connection = self.model, self.model.connections[entry.connection]
         if connection.session is not None:
-            self._ended_by_bye[connection.session] = model.lost_below
+            self._ended_by_bye[connection.session] = model.lost_below_id
         for request in model.requests.values():
             if (
                 request.generation != connection.generation
@@ -136,12 +136,12 @@ class NotificationChecker(Checker):
             ):
                 continue
             if request.locked_at is None or request.payload.get("onDisconnect") == "release":
-                model.violation(entry.at, f"{request.id} has not ended with its session, which ended by bye")
+                model.add_violation(entry.at, f"{request.id} has not ended with its session, which ended by bye")
         key = None if connection.session is None else blake2b(connection.session.encode(), digest_size=16).hexdigest()
         for id_, record in model.records.items():
             of_session = key is not None and record.get("session") == key
             if of_session and record.get("state") == "queued" and not model.is_loss_excused(id_):
-                model.violation(entry.at, f"{id_} is queued in the store after its session ended by bye")
+                model.add_violation(entry.at, f"{id_} is queued in the store after its session ended by bye")
 
     def _check_note(self, row: Message, entry: Entry) -> None:
         """Check that a row of `inspected`, or a blocker, has the `note` of its request."""
@@ -150,7 +150,7 @@ class NotificationChecker(Checker):
             return
         if row.get("note") != request.payload.get("note"):
             note = request.payload.get("note")
-            self.model.violation(entry.at, f"{request.id} has the note {note}, but is listed as {row}")
+            self.model.add_violation(entry.at, f"{request.id} has the note {note}, but is listed as {row}")
 
     # -- notifications ------------------------------------------------------------------------------------
 
@@ -161,23 +161,25 @@ class NotificationChecker(Checker):
         """
         id_, at = entry.data["payload"]["id"], entry.at
         if request is None:
-            self.model.violation(at, f"queued is sent for {id_} to {entry.connection}, which did not request it")
+            self.model.add_violation(at, f"queued is sent for {id_} to {entry.connection}, which did not request it")
             return
         connection = self.model.connections[entry.connection]
         if connection.quiet and "ref" in entry.data["payload"]:
-            self.model.violation(at, f"queued is sent for {id_} to the quiet connection {entry.connection}")
+            self.model.add_violation(at, f"queued is sent for {id_} to the quiet connection {entry.connection}")
         repetitions = self._allowed_repetitions(entry.connection, request)
         if sent.count("queued") > repetitions:
-            self.model.violation(at, f"queued is sent twice for {id_}")
+            self.model.add_violation(at, f"queued is sent twice for {id_}")
         if ("locked" in sent or "released" in sent) and not repetitions:
-            self.model.violation(at, f"queued is sent for {id_} after {sent[-1]}")
+            self.model.add_violation(at, f"queued is sent for {id_} after {sent[-1]}")
         if request.ended_at is not None and request.ended_at < at and not repetitions:
-            self.model.violation(at, f"queued is sent for {id_} after its end")
+            self.model.add_violation(at, f"queued is sent for {id_} after its end")
         if id_ >= self.model.next_id:
-            self.model.violation(at, f"queued is sent for {id_}, which is not reserved, so it may be assigned again")
+            self.model.add_violation(
+                at, f"queued is sent for {id_}, which is not reserved, so it may be assigned again"
+            )
         unstored = connection.session is not None and connection.welcomed and id_ not in self.model.records
         if unstored or request.ended_at is not None:
-            self._unstored[id_] = at
+            self._unconfirmed[id_] = at
 
     def _check_locked(self, entry: Entry, request: RequestHistory | None, sent: list[str]) -> None:
         """Check a `locked`: once, after `queued`, before the end, with the fencing token and resources in the store.
@@ -187,29 +189,29 @@ class NotificationChecker(Checker):
         payload, at = entry.data["payload"], entry.at
         id_ = payload["id"]
         if request is None:
-            self.model.violation(at, f"locked is sent for {id_} to {entry.connection}, which did not request it")
+            self.model.add_violation(at, f"locked is sent for {id_} to {entry.connection}, which did not request it")
             return
         if "released" in sent or (request.ended_at is not None and request.ended_at < at):
-            self.model.violation(at, f"locked is sent for {id_} after its end")
+            self.model.add_violation(at, f"locked is sent for {id_} after its end")
         if sent.count("locked") > self._allowed_repetitions(entry.connection, request):
-            self.model.violation(at, f"locked is sent twice for {id_}")
+            self.model.add_violation(at, f"locked is sent twice for {id_}")
         quiet = self.model.connections[entry.connection].quiet
         if not sent and entry.connection not in self.model.resumed_at and not quiet:
-            self.model.violation(at, f"locked is sent for {id_} before queued")
+            self.model.add_violation(at, f"locked is sent for {id_} before queued")
         if request.fence and request.fence != payload["fence"]:
-            self.model.violation(at, f"{id_} has fence {payload['fence']}, but had {request.fence}")
+            self.model.add_violation(at, f"{id_} has fence {payload['fence']}, but had {request.fence}")
         record = self.model.records.get(id_)
         self._check_granted_resources(entry, request)
         if record is None or "fence" not in record:
-            self._unstored[id_] = at
+            self._unconfirmed[id_] = at
         elif record["fence"] != payload["fence"]:
-            self.model.violation(at, f"{id_} has fence {payload['fence']}, but {record['fence']} in the store")
+            self.model.add_violation(at, f"{id_} has fence {payload['fence']}, but {record['fence']} in the store")
 
     def _check_granted_resources(self, entry: Entry, request: RequestHistory) -> None:
         """Check the resources in a `locked` of a request with `anyOf`: requested, of sufficient weight, and as stored."""
         payload, at, requested = entry.data["payload"], entry.at, request.payload
         if ("anyOf" in requested) != ("resources" in payload):
-            self.model.violation(
+            self.model.add_violation(
                 at, f"locked of {request.id} must list resources if and only if it has anyOf: {payload}"
             )
         if "anyOf" not in requested or "resources" not in payload:
@@ -219,10 +221,10 @@ class NotificationChecker(Checker):
         weights = dict(zip(modes(requested["anyOf"]), weight_list, strict=True))
         target = int(requested["target"])
         if not granted or not set(granted) <= weights.keys() or sum(weights[name] for name in granted) < target:
-            self.model.violation(at, f"{request.id} requested {target} of {weights}, but got {granted}")
+            self.model.add_violation(at, f"{request.id} requested {target} of {weights}, but got {granted}")
         record = self.model.records.get(request.id, {})
         if "fence" in record and stored_modes(record) != {name: modes(requested["anyOf"])[name] for name in granted}:
-            self.model.violation(at, f"{request.id} got {granted}, but the store has {stored_modes(record)}")
+            self.model.add_violation(at, f"{request.id} got {granted}, but the store has {stored_modes(record)}")
 
     def _check_released(self, entry: Entry, request: RequestHistory | None, sent: list[str]) -> None:
         """Check a `released`: the request is not live in the store, its reason is justified, and it is not repeated.
@@ -232,26 +234,28 @@ class NotificationChecker(Checker):
         """
         payload, at = entry.data["payload"], entry.at
         id_, reason = payload["id"], payload["reason"]
-        self._unstored.pop(id_, None)
+        self._unconfirmed.pop(id_, None)
         record = self.model.records.get(id_)
         if record is not None and record.get("state") != "ended":
-            self.model.violation(at, f"released ({reason}) is sent for {id_}, which is still stored: {record}")
+            self.model.add_violation(at, f"released ({reason}) is sent for {id_}, which is still stored: {record}")
         commands = self._commands_by_id.get((entry.connection, id_), 0)
         count = sent.count("released") + 1
         for blocker in payload.get("blockers", ()):
             self._check_note(blocker, entry)
         if request is None:
             if count > commands:
-                self.model.violation(at, f"released is sent for {id_} to {entry.connection}, which did not request it")
+                self.model.add_violation(
+                    at, f"released is sent for {id_} to {entry.connection}, which did not request it"
+                )
             return
         commands += self._releases_by_ref.get((entry.connection, request.payload["ref"]), 0)
         if count > commands + 1 + self._allowed_repetitions(entry.connection, request):
-            self.model.violation(at, f"released is sent {count} times for {id_}, after {commands} commands")
+            self.model.add_violation(at, f"released is sent {count} times for {id_}, after {commands} commands")
         quiet = self.model.connections[entry.connection].quiet
         if not sent and entry.connection not in self.model.resumed_at and not commands and not quiet:
-            self.model.violation(at, f"released is sent for {id_} before queued")
+            self.model.add_violation(at, f"released is sent for {id_} before queued")
         if request.ended_at is not None and request.reason != reason:
-            self.model.violation(at, f"released is sent for {id_} with {reason}, after {request.reason}")
+            self.model.add_violation(at, f"released is sent for {id_} with {reason}, after {request.reason}")
         if request.ended_at is None:
             self._check_reason(request, payload, at)
 
@@ -261,37 +265,37 @@ class NotificationChecker(Checker):
         if reason == "queue-timeout":
             times_out_at = request.sent_at + request.payload.get("queueTimeout", 10_000) / 1000
             if at + 1e-6 < times_out_at:
-                model.violation(at, f"{request.id} timed out in the queue {times_out_at - at:.6f} s too early")
+                model.add_violation(at, f"{request.id} timed out in the queue {times_out_at - at:.6f} s too early")
             if request.id in model.locks:
-                model.violation(at, f"{request.id} timed out in the queue, but was held")
+                model.add_violation(at, f"{request.id} timed out in the queue, but was held")
         elif reason == "transaction-timeout":
             lock = model.locks.get(request.id)
-            if lock is not None and at + TOLERANCE_S < lock.not_before:
-                model.violation(at, f"{request.id} timed out {lock.not_before - at:.6f} s too early")
+            if lock is not None and at + TOLERANCE_S < lock.earliest_timeout_at:
+                model.add_violation(at, f"{request.id} timed out {lock.earliest_timeout_at - at:.6f} s too early")
         elif reason == "success":
             if model.release_sent_at(request.id) > at:
-                model.violation(at, f"{request.id} ended by release, but no client has sent one")
+                model.add_violation(at, f"{request.id} ended by release, but no client has sent one")
         elif reason == "disconnected":
             connection = request.connection
             is_open = connection.closed_at is None and connection.bye_sent_at is None
             if is_open and connection.session is None and connection.server == model.leader:
-                model.violation(at, f"{request.id} ended as disconnected, but its connection is open")
+                model.add_violation(at, f"{request.id} ended as disconnected, but its connection is open")
         elif reason == "insufficient":
             self._check_insufficient(request, payload, at)
         elif reason != "deadlock":
-            model.violation(at, f"{request.id} ended for the unknown reason {reason}")
+            model.add_violation(at, f"{request.id} ended for the unknown reason {reason}")
 
     def _check_insufficient(self, request: RequestHistory, payload: Message, at: float) -> None:
         """Check a `released` as insufficient: the sums have the type of the target, and less than the target was free."""
         if "anyOf" not in request.payload or request.id in self.model.locks:
-            self.model.violation(at, f"{request.id} ended as insufficient, but has no anyOf, or was held")
+            self.model.add_violation(at, f"{request.id} ended as insufficient, but has no anyOf, or was held")
         if "anyOf" not in request.payload or "free" not in payload:
             return  # a repeated `released` has the reason only
         target = request.payload["target"]
         if type(payload["free"]) is not type(target) or type(payload["locked"]) is not type(target):
-            self.model.violation(at, f"{request.id} has the target {target!r}, but sums of another type: {payload}")
+            self.model.add_violation(at, f"{request.id} has the target {target!r}, but sums of another type: {payload}")
         elif int(payload["free"]) >= int(target):
-            self.model.violation(
+            self.model.add_violation(
                 at, f"{request.id} ended as insufficient for {target}, but {payload['free']} were free"
             )
 
@@ -309,17 +313,17 @@ class NotificationChecker(Checker):
 
     def _check_unstored(self, at: float) -> None:
         """Report the notifications before `at` that the store did not confirm, and that no `released` has ended."""
-        for id_, sent_at in list(self._unstored.items()):
+        for id_, sent_at in list(self._unconfirmed.items()):
             if sent_at < at:
-                del self._unstored[id_]
+                del self._unconfirmed[id_]
                 if not self.model.is_loss_excused(id_):
-                    self.model.violation(sent_at, f"a notification is sent for {id_}, but not stored")
+                    self.model.add_violation(sent_at, f"a notification is sent for {id_}, but not stored")
 
     def _check_resumed(self, at: float) -> None:
         """Check the sessions that were resumed before `at`: the notifications at that time are complete now."""
-        for number, (resumed_at, notified_ids) in list(self._resumed.items()):
+        for number, (resumed_at, notified_ids) in list(self._resumed_connections.items()):
             if resumed_at < at:
-                del self._resumed[number]
+                del self._resumed_connections[number]
                 self._check_complete(self.model.connections[number], resumed_at, notified_ids)
 
     def _check_complete(self, connection: ConnectionHistory, at: float, notified_ids: set[int]) -> None:
@@ -333,15 +337,15 @@ class NotificationChecker(Checker):
             record = model.records.get(request.id)
             omitted = {"ended", "queued"} if connection.quiet else {"ended"}
             if record is not None and record.get("session") is not None and record.get("state") not in omitted:
-                model.violation(at, f"{request.id} is live, but got no notification when its session was resumed")
+                model.add_violation(at, f"{request.id} is live, but got no notification when its session was resumed")
             elif record is not None and record.get("line") and not request.end_received:
-                model.violation(at, f"{request.id} has ended, but got no notification when its session was resumed")
+                model.add_violation(at, f"{request.id} has ended, but got no notification when its session was resumed")
 
     def _check_ended(self, request: RequestHistory) -> None:
         """Check that `released` was sent for a request whose connection remained open."""
         model = self.model
         if request.ended_at is None and request.connection.closed_at is None and not model.is_loss_excused(request.id):
-            model.violation(float("inf"), f"released was never sent for {request.id}, whose connection is open")
+            model.add_violation(float("inf"), f"released was never sent for {request.id}, whose connection is open")
 
 
 # -- Replies: one for each command of a connection, in order, with the `ref` of the command --------
@@ -374,7 +378,7 @@ class PendingCommand:
     """No other command with this ref was pending at the same time, so that its reply can be recognized."""
 
     @property
-    def by_ref(self) -> bool:
+    def is_release_by_ref(self) -> bool:
         """Whether it is a `release` by `ref`: its reply looks like a `released` with another cause."""
         return self.command == "release" and self.id is None
 
@@ -384,7 +388,7 @@ class ReplyChecker(Checker):
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
-        self._pending: dict[int, list[PendingCommand]] = {}
+        self._pending_commands: dict[int, list[PendingCommand]] = {}
         self._ambiguous: set[tuple[int, str | int]] = set()
         """Connections and ids or refs with a `released` that was matched with a command, but may have had another cause."""
 
@@ -392,7 +396,7 @@ class ReplyChecker(Checker):
         """Add a command to the pending ones, or match a message with them."""
         if entry.kind not in (CLIENT_SENT, SERVER_SENT) or entry.connection in self.model.diverged_connections:
             return
-        pending = self._pending.setdefault(entry.connection, [])
+        pending = self._pending_commands.setdefault(entry.connection, [])
         if entry.kind == CLIENT_SENT:
             command, payload = entry.data["command"], entry.data["payload"]
             id_ = payload.get("id") if command in WITH_ID else None
@@ -405,14 +409,16 @@ class ReplyChecker(Checker):
 
     def finish(self) -> None:
         """Check that the commands of open connections have got replies."""
-        for number, pending in self._pending.items():
+        for number, pending in self._pending_commands.items():
             connection = self.model.connections[number]
             until = self.model.now - REPLY_LIMIT_S
             unanswered = [
-                command for command in pending if command.sent_at < until and self._has_own_reply(command, connection)
+                command
+                for command in pending
+                if command.sent_at < until and self._is_answered_in_order(command, connection)
             ]
             if unanswered and connection.closed_at is None:
-                self.model.violation(float("inf"), f"{unanswered[0]} on {number} never got a reply")
+                self.model.add_violation(float("inf"), f"{unanswered[0]} on {number} never got a reply")
 
     def _match(self, entry: Entry, pending: list[PendingCommand]) -> None:
         """Remove the command to which a message replies, if it is a reply."""
@@ -439,7 +445,7 @@ class ReplyChecker(Checker):
         It may reply to a `release` or `extend` by id, to a `release` by ref, on a quiet connection also to the `request`;
         or it may be a notification without a command, which often looks the same.
         """
-        payload, request = entry.data["payload"], self.model.request(entry)
+        payload, request = entry.data["payload"], self.model.resolve_request(entry)
         ref, id_ = payload.get("ref"), payload["id"]
         by_id = [
             command for command in pending if command.command in WITH_ID and (command.id, command.ref) == (id_, ref)
@@ -449,18 +455,18 @@ class ReplyChecker(Checker):
             self._settle(entry, pending, by_id)
             return
         if request is not None and request.payload.get("ref") != ref and not by_id:
-            self.model.violation(entry.at, f"{entry.data} is no reply, but lacks the ref of its request")
+            self.model.add_violation(entry.at, f"{entry.data} is no reply, but lacks the ref of its request")
         if (
             request is None and not by_id and not self.model.is_loss_excused(id_)
         ):  # is_loss_excused: first sent on a diverged lineage
-            self.model.violation(entry.at, f"{entry.data} replies to no command")
+            self.model.add_violation(entry.at, f"{entry.data} replies to no command")
         connection = self.model.connections[entry.connection]
         requests = [
             command for command in pending if command.command == "request" and ref is not None and command.ref == ref
         ]
-        if requests and connection.quiet and not self._has_own_reply(requests[0], connection):
+        if requests and connection.quiet and not self._is_answered_in_order(requests[0], connection):
             pending.remove(requests.pop(0))  # it waited, and this is the first message about it
-        matching = by_id or [command for command in pending if command.by_ref and command.ref == ref]
+        matching = by_id or [command for command in pending if command.is_release_by_ref and command.ref == ref]
         if connection.quiet and requests:
             matching = sorted([*matching, requests[0]], key=pending.index)
         if matching and (matching[0].command == "request" or not details):
@@ -485,23 +491,23 @@ class ReplyChecker(Checker):
     def _settle(self, entry: Entry, pending: list[PendingCommand], matching: list[PendingCommand]) -> None:
         """Remove the first matching command, and check that there is one, and that it is the turn of its reply."""
         if not matching:
-            self.model.violation(entry.at, f"{entry.data} replies to no command")
+            self.model.add_violation(entry.at, f"{entry.data} replies to no command")
             return
         index, connection = pending.index(matching[0]), self.model.connections[entry.connection]
-        earlier = [command for command in pending[:index] if self._has_own_reply(command, connection)]
+        earlier = [command for command in pending[:index] if self._is_answered_in_order(command, connection)]
         if earlier:
-            self.model.violation(entry.at, f"{entry.data} is sent before the reply to {earlier[0]}")
+            self.model.add_violation(entry.at, f"{entry.data} is sent before the reply to {earlier[0]}")
         pending.remove(matching[0])
 
-    def _has_own_reply(self, pending: PendingCommand, connection: ConnectionHistory) -> bool:
+    def _is_answered_in_order(self, pending: PendingCommand, connection: ConnectionHistory) -> bool:
         """Return whether a command gets a reply that can be recognized and precedes the replies to later commands."""
         if pending.command in WITH_ID:
-            return pending.ref is not None and not pending.by_ref
+            return pending.ref is not None and not pending.is_release_by_ref
         if pending.command != "request" or not connection.quiet or pending.ref is None:
             return True
         # A quiet connection gets no `queued`. A repeated request gets a reply at once only if it was granted before.
         model = self.model
-        id_ = model.by_ref.get((connection.client, pending.ref))
+        id_ = model.latest_id_by_ref.get((connection.client, pending.ref))
         if id_ is None or not pending.has_unique_ref or model.may_reuse_ref(id_, connection):
             return False
         request = model.requests[id_]

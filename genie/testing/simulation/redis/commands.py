@@ -148,10 +148,10 @@ class Commands:
         parts = command[2:]
         if len(parts) % 2 or not parts:
             raise Failure("ERR wrong number of arguments for 'hset' command")
-        return sum(self.keys.put(command[1], parts[i], parts[i + 1]) for i in range(0, len(parts), 2))
+        return sum(self.keys.set_field(command[1], parts[i], parts[i + 1]) for i in range(0, len(parts), 2))
 
     def _hdel(self, command: list[bytes]) -> object:
-        return sum(self.keys.drop(command[1], field) for field in command[2:])
+        return sum(self.keys.remove_field(command[1], field) for field in command[2:])
 
     def _hget(self, command: list[bytes]) -> object:
         return self.keys.hash(command[1]).get(command[2])
@@ -170,10 +170,10 @@ class Commands:
         return [b"0", [part for item in self.keys.hash(command[1]).items() for part in item]]
 
     def _sadd(self, command: list[bytes]) -> object:
-        return sum(self.keys.put(command[1], member, None, Members) for member in command[2:])
+        return sum(self.keys.set_field(command[1], member, None, Members) for member in command[2:])
 
     def _srem(self, command: list[bytes]) -> object:
-        return sum(self.keys.drop(command[1], member) for member in command[2:])
+        return sum(self.keys.remove_field(command[1], member) for member in command[2:])
 
     def _smembers(self, command: list[bytes]) -> object:
         return set(self.keys.set(command[1]))

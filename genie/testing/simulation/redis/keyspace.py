@@ -19,18 +19,18 @@ class Keyspace:
 
     def __init__(self) -> None:
         self._keys: dict[bytes, Any] = {}
-        self._changes: list[Undo] = []
+        self._pending_changes: list[Undo] = []
         self._writes: deque[list[Undo]] = deque(maxlen=MAX_UNDO_WRITES)
 
     # -- reading ------------------------------------------------------------------------------------------
 
     def hash(self, key: bytes) -> dict[bytes, bytes]:
         """Return a hash, which is empty if the key does not exist. The caller must not change it."""
-        return cast("dict[bytes, bytes]", self._typed(key, dict))
+        return cast("dict[bytes, bytes]", self._value_of_type(key, dict))
 
     def set(self, key: bytes) -> dict[bytes, None]:
         """Return the members of a set, as the keys of a dict."""
-        return cast("dict[bytes, None]", self._typed(key, Members))
+        return cast("dict[bytes, None]", self._value_of_type(key, Members))
 
     def stream(self, key: bytes) -> Stream | None:
         """Return a stream, or None if there is none."""
@@ -45,7 +45,7 @@ class Keyspace:
     def __iter__(self) -> Any:
         return iter(self._keys)
 
-    def _typed(self, key: bytes, kind: type) -> Any:
+    def _value_of_type(self, key: bytes, kind: type) -> Any:
         """Return the value of a key, or an empty one; raise `Failure` if it is of another type."""
         value = self._keys.get(key)
         if value is None:
@@ -56,25 +56,25 @@ class Keyspace:
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def put(self, key: bytes, field: bytes, value: bytes | None, kind: type = dict) -> bool:
+    def set_field(self, key: bytes, field: bytes, value: bytes | None, kind: type = dict) -> bool:
         """Set a field of a hash, or add a member to a set; return whether it is new."""
-        values = self._typed(key, kind)
+        values = self._value_of_type(key, kind)
         if not values and key not in self._keys:
             values = self._keys[key] = kind()
         new = field not in values
-        self._changes.append((key, field, None if new else (values[field],)))
+        self._pending_changes.append((key, field, None if new else (values[field],)))
         values[field] = value
         return new
 
-    def drop(self, key: bytes, field: bytes) -> bool:
+    def remove_field(self, key: bytes, field: bytes) -> bool:
         """Remove a field or a member, and the key if it is empty then; return whether it was there."""
         values = self._keys.get(key)
         if values is None or field not in values:
             return False
-        self._changes.append((key, field, (values[field],)))
+        self._pending_changes.append((key, field, (values[field],)))
         del values[field]
         if not values:
-            self._changes.append((key, None, values))
+            self._pending_changes.append((key, None, values))
             del self._keys[key]
         return True
 
@@ -82,33 +82,33 @@ class Keyspace:
         """Remove a key; return whether it was there."""
         values = self._keys.pop(key, None)
         if values is not None:
-            self._changes.append((key, None, values))
+            self._pending_changes.append((key, None, values))
         return values is not None
 
     def create(self, key: bytes, value: Any) -> None:
         """Add a key that is not there."""
-        self._changes.append((key, None, None))
+        self._pending_changes.append((key, None, None))
         self._keys[key] = value
 
     def record_undo(self, key: bytes, undo: Any) -> None:
         """Record a function that undoes a change which the caller makes to the value of a key."""
-        self._changes.append((key, None, undo))
+        self._pending_changes.append((key, None, undo))
 
     @property
     def pending_changes(self) -> int:
         """The number of changes since the last `end_write`."""
-        return len(self._changes)
+        return len(self._pending_changes)
 
     # -- undoing -----------------------------------------------------------------------------------------
 
     def end_write(self) -> list[Undo]:
         """End an atomic write; return its undo information, which also tells what it changed."""
-        written, self._changes = self._changes, []
+        written, self._pending_changes = self._pending_changes, []
         if written:
             self._writes.append(written)
         return written
 
-    def lose(self, count: int) -> int:
+    def undo_last_writes(self, count: int) -> int:
         """Undo the last `count` writes, or as many as are recorded; return how many were undone."""
         lost = 0
         while lost < count and self._writes:
@@ -121,7 +121,7 @@ class Keyspace:
         """Remove all keys; this can't be undone."""
         self._keys.clear()
         self._writes.clear()
-        self._changes = []
+        self._pending_changes = []
 
     def _undo(self, key: bytes, field: bytes | None, before: Any) -> None:
         """Undo one change; the arguments are the elements of an `Undo`.

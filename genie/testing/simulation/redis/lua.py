@@ -21,16 +21,16 @@ class ScriptRunner:
         except ImportError:
             raise RuntimeError("a simulated Redis runs the scripts of Genie with lupa: pip install lupa") from None
         self._lua = LuaRuntime(encoding=None, unpack_returned_tuples=True)
-        self._table = self._lua.table_from
-        self._call: Call
+        self._to_table = self._lua.table_from
+        self._execute_command: Call
         redis: dict[bytes, Callable[..., object]] = {
             b"call": self._redis_call,
             b"pcall": self._redis_pcall,
-            b"status_reply": lambda text: self._table({b"ok": text}),
-            b"error_reply": lambda text: self._table({b"err": text}),
+            b"status_reply": lambda text: self._to_table({b"ok": text}),
+            b"error_reply": lambda text: self._to_table({b"err": text}),
             b"sha1hex": _sha1hex,
         }
-        self._lua.globals()[b"redis"] = self._table(redis)
+        self._lua.globals()[b"redis"] = self._to_table(redis)
         self._compiled: dict[bytes, Callable[[Any, Any], object]] = {}
 
     def run(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes], call: Call) -> object:
@@ -40,36 +40,36 @@ class ScriptRunner:
             function = self._compiled[script] = self._lua.execute(
                 b"return function(KEYS, ARGV) " + script.replace(b"#!", b"--", 1) + b"\nend"
             )
-        self._call = call
+        self._execute_command = call
         try:
-            return self._reply(function(self._table(keys), self._table(arguments)))
+            return self._to_reply(function(self._to_table(keys), self._to_table(arguments)))
         except Failure:
             raise
         except Exception as error:
             raise Failure(f"ERR the script failed: {error}") from error
 
     def _redis_call(self, *parts: object) -> object:
-        return self._value(self._call([_argument(part) for part in parts]))
+        return self._to_lua_value(self._execute_command([_to_command_argument(part) for part in parts]))
 
     def _redis_pcall(self, *parts: object) -> object:
         try:
             return self._redis_call(*parts)
         except Failure as error:
-            return self._table({b"err": str(error).encode()})
+            return self._to_table({b"err": str(error).encode()})
 
-    def _value(self, reply: object) -> object:
+    def _to_lua_value(self, reply: object) -> object:
         """Convert the reply to a command to a Lua value, as Redis does."""
         if reply is None:
             return False
         if isinstance(reply, Status):
-            return self._table({b"ok": bytes(reply)})
+            return self._to_table({b"ok": bytes(reply)})
         if isinstance(reply, dict):
-            return self._table([part for item in reply.items() for part in item])
+            return self._to_table([part for item in reply.items() for part in item])
         if isinstance(reply, (list, tuple, set)):
-            return self._table([self._value(part) for part in reply])
+            return self._to_table([self._to_lua_value(part) for part in reply])
         return reply
 
-    def _reply(self, value: Any) -> object:
+    def _to_reply(self, value: Any) -> object:
         """Convert the value that a script returns to a reply, as Redis does."""
         if value is None or value is False:
             return None
@@ -83,7 +83,7 @@ class ScriptRunner:
             return Status(value[b"ok"])
         if value[b"err"] is not None:
             raise Failure(value[b"err"].decode())
-        return [self._reply(value[index]) for index in range(1, len(value) + 1)]
+        return [self._to_reply(value[index]) for index in range(1, len(value) + 1)]
 
 
 @cache
@@ -92,7 +92,7 @@ def script_runner() -> ScriptRunner:
     return ScriptRunner()
 
 
-def _argument(part: object) -> bytes:
+def _to_command_argument(part: object) -> bytes:
     """Convert a Lua value to an argument of a command."""
     if isinstance(part, bytes):
         return part

@@ -15,7 +15,7 @@ from typing import Any
 
 from genie.testing.simulation.loop import Node, SimLoop
 from genie.testing.simulation.redis.keyspace import Keyspace
-from genie.testing.simulation.redis.resp import CommandParser, command
+from genie.testing.simulation.redis.resp import CommandParser, encode_command
 from genie.testing.simulation.redis.server import PORT, RedisConnection, SimRedis
 
 
@@ -45,7 +45,7 @@ class Upstream(asyncio.Protocol):
         self._redis = redis
         self._parser = CommandParser()
         self._queue: deque[tuple[float, list[bytes]]] = deque()
-        self._last_at = 0.0
+        self._last_arrival_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.transport: Any = None
@@ -57,8 +57,8 @@ class Upstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Queue the replication messages, each to be applied after a lag."""
         for message in self._parser.feed(data):
-            self._last_at = max(self._last_at, self._loop.time() + self._redis.lag())
-            self._queue.append((self._last_at, message))
+            self._last_arrival_at = max(self._last_arrival_at, self._loop.time() + self._redis.lag())
+            self._queue.append((self._last_arrival_at, message))
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -108,12 +108,12 @@ class ReplicatedRedis(SimRedis):
         """The writes that it has executed."""
         self.master: str | None = None
         """The host of its master; None if it is a master itself."""
-        self.process: Node = loop.node(host, host)
+        self.process: Node = loop.create_node(host, host)
         self._starts = 0
         self._replicas: dict[RedisConnection, int] = {}
         """Connections of replicas, and the number of writes that each has acknowledged."""
         self._upstream: Upstream | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._following_task: asyncio.Task[None] | None = None
         self.on_replicated: Callable[[Write], None] = lambda _write: None
         """Called after the replica has executed a write for the first time."""
 
@@ -132,11 +132,11 @@ class ReplicatedRedis(SimRedis):
     def start(self) -> None:
         """Start the process, with the data on disk."""
         self._starts += 1
-        self.process = self._loop.node(f"{self.host}.{self._starts}", self.host)
+        self.process = self._loop.create_node(f"{self.host}.{self._starts}", self.host)
         self._connections.clear()
         self._replicas.clear()
         self._scripts.clear()
-        self._upstream = self._following = None
+        self._upstream = self._following_task = None
         self._loop.spawn(self.process, self._serve_and_follow())
 
     def revive(self) -> None:
@@ -196,7 +196,7 @@ class ReplicatedRedis(SimRedis):
         elif parts[0] == b"REPLCONF":
             if connection in self._replicas:
                 self._replicas[connection] = int(parts[1])
-                self.check_blocked()
+                self.reply_if_unblocked()
         else:
             return False
         return True
@@ -236,15 +236,17 @@ class ReplicatedRedis(SimRedis):
 
     def _follow(self) -> None:
         """Start following the current master, or stop following if this is one; disconnect the own replicas."""
-        if self._following is not None:
-            self._following.cancel()
-            self._following = None
+        if self._following_task is not None:
+            self._following_task.cancel()
+            self._following_task = None
         if self._upstream is not None:
             self._upstream.end()
             self._upstream = None
         self._replicas.clear()
         if self.master is not None:
-            self._following = self._loop.create_task(self._connect_to(self.master), context=self.process.context.copy())
+            self._following_task = self._loop.create_task(
+                self._connect_to(self.master), context=self.process.context.copy()
+            )
 
     async def _connect_to(self, master: str) -> None:
         """Replicate from the master, with a new connection whenever one ends."""
@@ -258,7 +260,7 @@ class ReplicatedRedis(SimRedis):
             else:
                 self._upstream = upstream
                 last = self.log[-1].number if self.log else 0
-                upstream.transport.write(command(b"PSYNC", b"%d" % len(self.log), b"%d" % last))
+                upstream.transport.write(encode_command(b"PSYNC", b"%d" % len(self.log), b"%d" % last))
                 await upstream.ended.wait()
                 self._upstream = None
             await asyncio.sleep(self._random.uniform(*RETRY_DELAY_S))
@@ -286,7 +288,7 @@ class ReplicatedRedis(SimRedis):
             for write in self.log:
                 self._record_replicated(write)
         if self._upstream is not None:
-            self._upstream.transport.write(command(b"REPLCONF", b"%d" % len(self.log)))
+            self._upstream.transport.write(encode_command(b"REPLCONF", b"%d" % len(self.log)))
 
     def _record_replicated(self, write: Write) -> None:
         """Record that this replica has executed a write."""

@@ -75,6 +75,6 @@ def encode(reply: object, version: int = 2) -> bytes:
     return head + b"".join([encode(part, version) for part in flat])
 
 
-def command(*parts: bytes) -> bytes:
+def encode_command(*parts: bytes) -> bytes:
     """Encode a command, or a replication message of a master."""
     return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])

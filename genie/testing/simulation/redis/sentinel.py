@@ -27,8 +27,8 @@ DEMOTION_DELAY_S = 0.2, 6.0
 
 
 @dataclass(slots=True)
-class SentinelView:
-    """The view of one sentinel: the master, the epoch of its election, and since when it is unreachable."""
+class Sentinel:
+    """The sentinel of one sentinel: the master, the epoch of its election, and since when it is unreachable."""
 
     host: str
     master: str
@@ -47,15 +47,15 @@ class SentinelQuorum:
         self._redises = {redis.host: redis for redis in redises}
         self._random = random
         self._on_action = on_action
-        self.views = [SentinelView(redis.host, redises[0].host) for redis in redises]
+        self.members = [Sentinel(redis.host, redises[0].host) for redis in redises]
         self._down_after_s = random.uniform(*DOWN_AFTER_S)
         self._election_at: float | None = None
         self._misconfigured: dict[str, float] = {}
         """Hosts with the wrong role or master, and when the sentinels correct them."""
 
-    async def serve(self, view: SentinelView) -> None:
+    async def serve(self, sentinel: Sentinel) -> None:
         """Accept connections of a sentinel, as the running node."""
-        await self._loop.create_server(lambda: _Connection(view), view.host, SENTINEL_PORT)
+        await self._loop.create_server(lambda: _Connection(sentinel), sentinel.host, SENTINEL_PORT)
 
     async def monitor(self) -> None:
         """Monitor the master, and elect another when it is down. Never returns."""
@@ -68,114 +68,116 @@ class SentinelQuorum:
     @property
     def master(self) -> ReplicatedRedis:
         """The master according to the last election."""
-        return self._redises[max(self.views, key=lambda view: view.epoch).master]
+        return self._redises[max(self.members, key=lambda sentinel: sentinel.epoch).master]
 
     def fail_over(self) -> str:
         """SENTINEL FAILOVER: elect another master at once; return a description, or "" if there is no majority."""
-        for view in self._agreeing_majority():
-            if view.epoch == max(view.epoch for view in self.views):
-                return self._elect(view)
+        for sentinel in self._agreeing_majority():
+            if sentinel.epoch == max(sentinel.epoch for sentinel in self.members):
+                return self._elect(sentinel)
         return ""
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether the sentinels agree, and every Redis has its role and its master accordingly."""
-        return all((view.epoch, view.down_since) == (self.views[0].epoch, None) for view in self.views) and all(
-            self._has_role(redis, self.views[0]) for redis in self._redises.values()
-        )
+        return all(
+            (sentinel.epoch, sentinel.down_since) == (self.members[0].epoch, None) for sentinel in self.members
+        ) and all(self._has_role(redis, self.members[0]) for redis in self._redises.values())
 
     # -- inside -------------------------------------------------------------------------------------------
 
     def _reaches(self, one: str, other: str) -> bool:
-        return one == other or not self._network.separated(frozenset((one, other)))
+        return one == other or not self._network.is_partitioned(frozenset((one, other)))
 
     def _gossip(self) -> None:
         """Distribute the latest election among the sentinels that can reach each other."""
-        for view in self.views:
-            for other in self.views:
-                if other.epoch > view.epoch and self._reaches(view.host, other.host):
-                    view.epoch, view.master, view.down_since = other.epoch, other.master, None
+        for sentinel in self.members:
+            for other in self.members:
+                if other.epoch > sentinel.epoch and self._reaches(sentinel.host, other.host):
+                    sentinel.epoch, sentinel.master, sentinel.down_since = other.epoch, other.master, None
 
     def _check_master(self) -> None:
         """Update since when each sentinel cannot reach the master; elect another once a majority has not for long enough."""
         now = self._loop.time()
-        for view in self.views:
-            master = self._redises[view.master]
-            if master.alive and master.master is None and self._reaches(view.host, view.master):
-                view.down_since = None
-            elif view.down_since is None:
-                view.down_since = now
-        views_down = [
-            view
-            for view in self._agreeing_majority()
-            if now - (now if view.down_since is None else view.down_since) >= self._down_after_s
+        for sentinel in self.members:
+            master = self._redises[sentinel.master]
+            if master.alive and master.master is None and self._reaches(sentinel.host, sentinel.master):
+                sentinel.down_since = None
+            elif sentinel.down_since is None:
+                sentinel.down_since = now
+        agreeing_that_down = [
+            sentinel
+            for sentinel in self._agreeing_majority()
+            if now - (now if sentinel.down_since is None else sentinel.down_since) >= self._down_after_s
         ]
-        if len(views_down) < 2:
+        if len(agreeing_that_down) < 2:
             self._election_at = None
         elif self._election_at is None:
             self._election_at = now + self._random.uniform(*ELECTION_DELAY_S)
         elif now >= self._election_at:
             self._election_at = None
-            elected = self._elect(views_down[0])
+            elected = self._elect(agreeing_that_down[0])
             if elected:
                 self._on_action(f"failover to {elected}")
 
-    def _agreeing_majority(self) -> list[SentinelView]:
+    def _agreeing_majority(self) -> list[Sentinel]:
         """Return the sentinels that form a majority and agree on the epoch, or none."""
-        for view in self.views:
+        for sentinel in self.members:
             agreeing = [
-                other for other in self.views if self._reaches(view.host, other.host) and other.epoch == view.epoch
+                other
+                for other in self.members
+                if self._reaches(sentinel.host, other.host) and other.epoch == sentinel.epoch
             ]
             if len(agreeing) >= 2:
                 return agreeing
         return []
 
-    def _elect(self, view: SentinelView) -> str:
+    def _elect(self, sentinel: Sentinel) -> str:
         """Promote the replica with the greatest offset that the sentinel reaches; return a description, or "" if none."""
         candidates = [
             redis
             for redis in self._redises.values()
-            if redis.host != view.master
+            if redis.host != sentinel.master
             and redis.alive
             and redis.master is not None
-            and self._reaches(view.host, redis.host)
+            and self._reaches(sentinel.host, redis.host)
         ]
         if not candidates:
             return ""
         best = max(candidates, key=lambda redis: redis.offset)
-        former = self._redises[view.master]
+        former = self._redises[sentinel.master]
         best.promote()
         # Epochs are unique: any two majorities share a sentinel.
-        epoch = max(view.epoch for view in self.views) + 1
-        view.master, view.epoch, view.down_since = best.host, epoch, None
+        epoch = max(sentinel.epoch for sentinel in self.members) + 1
+        sentinel.master, sentinel.epoch, sentinel.down_since = best.host, epoch, None
         self._misconfigured.clear()
         return f"{best.host}, which has {best.offset} writes; {former.host} has {former.offset}"
 
-    def _has_role(self, redis: ReplicatedRedis, view: SentinelView) -> bool:
+    def _has_role(self, redis: ReplicatedRedis, sentinel: Sentinel) -> bool:
         """Return whether a Redis is the master, or follows it, according to a sentinel."""
-        return redis.master == (None if redis.host == view.master else view.master)
+        return redis.master == (None if redis.host == sentinel.master else sentinel.master)
 
     def _correct_roles(self) -> None:
         """Reconfigure each reachable Redis with the wrong role or master, after a random delay."""
         now = self._loop.time()
-        view = max(self.views, key=lambda view: view.epoch)
+        sentinel = max(self.members, key=lambda sentinel: sentinel.epoch)
         for redis in self._redises.values():
-            if self._has_role(redis, view) or not redis.alive or not self._reaches(view.host, redis.host):
+            if self._has_role(redis, sentinel) or not redis.alive or not self._reaches(sentinel.host, redis.host):
                 self._misconfigured.pop(redis.host, None)
             elif redis.host not in self._misconfigured:
                 delay_range_s = DEMOTION_DELAY_S if redis.master is None else ELECTION_DELAY_S
                 self._misconfigured[redis.host] = now + self._random.uniform(*delay_range_s)
             elif now >= self._misconfigured[redis.host]:
                 del self._misconfigured[redis.host]
-                redis.call_in_process(partial(redis.demote, view.master))
-                self._on_action(f"{redis.host} follows {view.master}")
+                redis.call_in_process(partial(redis.demote, sentinel.master))
+                self._on_action(f"{redis.host} follows {sentinel.master}")
 
 
 class _Connection(asyncio.Protocol):
     """A client connection to one sentinel."""
 
-    def __init__(self, view: SentinelView) -> None:
-        self._view = view
+    def __init__(self, sentinel: Sentinel) -> None:
+        self._sentinel = sentinel
         self._parser = CommandParser()
         self._transport: asyncio.Transport
 
@@ -188,7 +190,7 @@ class _Connection(asyncio.Protocol):
 
     def _reply_to(self, command: list[bytes]) -> object:
         """Return the reply to SENTINEL MASTER or GET-MASTER-ADDR-BY-NAME, according to this sentinel."""
-        epoch, host = b"%d" % self._view.epoch, self._view.master.encode()
+        epoch, host = b"%d" % self._sentinel.epoch, self._sentinel.master.encode()
         name = b" ".join(command[:2]).upper()
         if name == b"SENTINEL GET-MASTER-ADDR-BY-NAME":
             return [host, b"6379"] if command[2] == NAME.encode() else None

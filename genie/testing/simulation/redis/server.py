@@ -56,7 +56,7 @@ class RedisConnection(asyncio.Protocol):
     def cut(self) -> None:
         self._transport.abort()
 
-    def check_blocked(self) -> None:
+    def reply_if_unblocked(self) -> None:
         """Reply to the blocking command, if the reply is available now."""
         if self._blocked_reply is not None:
             reply = self._blocked_reply()
@@ -189,7 +189,7 @@ class SimRedis(Commands):
         """Simulate a restart: abort all connections, drop the scripts, lose the last writes; return how many were lost."""
         self.cut_all()
         self._scripts.clear()
-        return self.keys.lose(lost_writes)
+        return self.keys.undo_last_writes(lost_writes)
 
     def flush(self) -> None:
         """FLUSHALL."""
@@ -206,13 +206,13 @@ class SimRedis(Commands):
         if written:
             self.replicate(effects, sender)
             self.on_write(written, sender)
-            self.check_blocked()
+            self.reply_if_unblocked()
         return reply
 
-    def check_blocked(self) -> None:
+    def reply_if_unblocked(self) -> None:
         """Reply to the blocking commands whose replies are available now."""
         for connection in list(self._connections):
-            connection.check_blocked()
+            connection.reply_if_unblocked()
 
     # -- overridden by replication ------------------------------------------------------------------------
 
