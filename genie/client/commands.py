@@ -37,7 +37,7 @@ class LockInfo:
         return f"<{type(self).__name__} {self.id} {' '.join(self.resources)}: {self._request.state.name.lower()}>"
 
     def _check_managed(self) -> None:
-        """Raise RuntimeError if the lock was detached, since this client then no longer manages it."""
+        """Raise RuntimeError if the lock was detached, because this client no longer manages a detached lock."""
         if self._request.state is RequestState.DETACHED:
             raise RuntimeError(
                 f"lock {self.id} was detached: use client.extend({self.id}, seconds) and client.release({self.id})"
@@ -45,7 +45,7 @@ class LockInfo:
 
     @property
     def id(self) -> int:
-        """The id that the server gave the lock. Any client can release the lock by its id."""
+        """The id that the server assigned to the lock. Any client can release the lock by this id."""
         return self._request.id
 
     @property
@@ -64,9 +64,9 @@ class LockInfo:
 PROTOCOL: Final = 1
 """The version of the wire protocol that this client speaks."""
 RELEASE: Final = messages.command("release")
-"""A `release` to which the `ref` of the request is still to be added."""
+"""An encoded `release` without its `ref`, which is added for each release."""
 RESUMPTION_PING: Final = messages.command("ping", ref="resume")
-"""Sent after `hello`. Its reply follows everything that the server sends about the requests of the session."""
+"""Sent after `hello`. The server replies to it after it has sent the state of all requests of the session."""
 BYE_TIMEOUT_S: Final = 3.0
 """How long a client that closes waits for the reply to `bye`, since the server may not respond."""
 MAX_ID: Final = 1 << 53
@@ -82,7 +82,7 @@ class RequestState(Enum):
     """Not sent yet, or sent and not granted yet."""
     HELD = auto()
     RELEASING = auto()
-    """Its release was requested and is not confirmed yet."""
+    """The client has requested the release, and the server has not confirmed it yet."""
     DETACHED = auto()
     """Granted, and no longer managed by this client: the server may still hold the lock."""
     ENDED = auto()
@@ -91,8 +91,8 @@ class RequestState(Enum):
 class Call:
     """A command that expects a reply.
 
-    `line` is the encoded command. `ref` identifies it, and its reply carries the same `ref`; it is empty until the
-    command is sent. `future` is the future that the I/O layer completes with the outcome; None if no caller waits.
+    `line` is the encoded command. `ref` identifies the command, and the reply carries the same `ref`; it is empty until
+    the command is sent.
     """
 
     __slots__ = ("future", "line", "ref")
@@ -101,9 +101,10 @@ class Call:
         self.line = line
         self.ref = ref
         self.future: Any = None
+        """The future that the I/O layer completes with the outcome; None if no caller waits."""
 
     def assign_ref(self, ref: str) -> None:
-        """Set the `ref`, and add it to the encoded command."""
+        """Set the `ref` that identifies this command, and add it to the encoded command."""
         self.ref = ref
         self.line = messages.with_ref(self.line, ref)
 
@@ -112,31 +113,13 @@ OnDisconnect = Literal["keep", "release"]
 """What the server does with a held lock when the session of its client ends."""
 
 Outcome = tuple[Call, Any, GenieError | None]
-"""A call with its result, or with its error. A second outcome of a `Request` means that its lock is lost."""
+"""A call, its result and its error, one of which is None. A second outcome of a `Request` means that its lock is lost."""
 
 
 class Request(Call):
-    """The command `request`, and the lock that it results in. Times are seconds of this client's monotonic clock.
+    """The command `request`, and the lock that results from it.
 
-    Attributes:
-        resources: as on the wire; of an anyOf request, from its grant on, only those that the server chose.
-        choices: of an anyOf request, its resources by their names. Such a request never waits. Empty: not anyOf.
-        queue_timeout: seconds that it may wait in the queue; inf: no limit.
-        transaction_timeout: seconds that the lock is held, from the grant or the last extension.
-        transaction: name of the transaction, or None.
-        watchdog: whether the client extends the lock automatically.
-        bound_to_session: whether the server releases the lock when the session ends.
-        first_sent_at: when it was first sent; None: not yet.
-        response_deadline: when its caller gives up on a server that sends nothing about it.
-        id: 0 until the server has sent it.
-        fence: the fencing token; 0 until the lock is granted.
-        connection_number: the last connection on which the server confirmed that the lock is held.
-        expires_at: when the transaction timeout ends.
-        session_ends_at: while disconnected, when the server may end the session and release the lock.
-        renew_at: when the watchdog sends the next extension.
-        release: the call that releases it, once there is one.
-        error: why the lock is lost; None while it is not.
-
+    All points in time are seconds of this client's monotonic clock; inf: never.
     """
 
     __slots__ = (
@@ -175,39 +158,58 @@ class Request(Call):
     ) -> None:
         super().__init__(line, ref)
         self.resources = resources
+        """The resources as on the wire. After the grant of an anyOf request: only the resources that the server chose."""
+        self.choices: dict[str, str] = {}
+        """The resources of an anyOf request, by name. Empty: this is not an anyOf request."""
         self.queue_timeout = queue_timeout
+        """Seconds that the request may wait in the queue; inf: no limit."""
         self.transaction_timeout = transaction_timeout
+        """Seconds that the lock is held, counted from the grant or the last extension."""
         self.transaction = transaction
         self.watchdog = watchdog
+        """Whether the client extends the lock automatically."""
         self.bound_to_session = bound_to_session
+        """Whether the server releases the lock when the session ends."""
         self.state = RequestState.WAITING
         self.first_sent_at: float | None = None
-        self.choices: dict[str, str] = {}
+        """When the request was first sent; None: not sent yet."""
         self.response_deadline = math.inf
+        """When the caller gives up if the server sends nothing about the request."""
         self.id = 0
+        """The id that the server assigned; 0: not known yet."""
         self.fence = 0
+        """The fencing token; 0 until the lock is granted."""
         self.connection_number = 0
+        """The last connection on which the server confirmed that the lock is held."""
         self.expires_at = math.inf
+        """When the transaction timeout ends."""
         self.session_ends_at = math.inf
+        """While disconnected: when the server may end the session and release the lock."""
         self.renew_at = math.inf
+        """When the watchdog sends the next extension."""
         self.release: Release | None = None
+        """The call that releases the request; None: no release was requested."""
         self.error: LockLost | None = None
+        """Why the lock is lost; None: the lock is not lost."""
         self.on_lost: Callable[[], None] | None = None
-        """Callback of the I/O layer for the loss of the lock."""
+        """The I/O layer's callback for the loss of the lock."""
         self.lost: Any = None
-        """Event of the I/O layer that is set when the lock is lost; None until it is first accessed."""
+        """The I/O layer's event that is set when the lock is lost; None until a caller asks for the event."""
 
     @property
     def hold_ends_at(self) -> float:
-        """When the lock ends on this client's clock, unless it is extended or the client reconnects before."""
+        """When the lock ends on this client's clock, unless it is extended before, or the client reconnects before."""
         return min(self.expires_at, self.session_ends_at)
 
     def is_held(self, now: float) -> bool:
         """Return whether the lock is held, as this client knows it; False once it has expired on this client's clock."""
         return self.state is RequestState.HELD and now < self.hold_ends_at
 
-    def reissue(self, now: float) -> None:
-        """Encode a waiting request again, with the rest of its queue timeout, for a server that lost the session."""
+    def reencode(self, now: float) -> None:
+        """Encode a waiting request again with the rest of its queue timeout, for a server that lost the session.
+
+        Does nothing for an anyOf request, which has no queue timeout, and for a request that was never sent.
+        """
         if self.first_sent_at is None or self.choices:
             return
         self.queue_timeout = max(0.0, self.first_sent_at + self.queue_timeout - now)
@@ -217,7 +219,10 @@ class Request(Call):
         self.line = make_line("request", **payload | {"queueTimeout": _queue_timeout_ms(queue_timeout)})
 
     def set_chosen(self, names: Sequence[str]) -> None:
-        """Store which resources of an anyOf request the server locked: in the requested order, with their modes."""
+        """Set `resources` to those that the server locked for an anyOf request, given by `names`.
+
+        The resources keep the requested order and get their modes (`shared:NAME`).
+        """
         chosen_names = set(names)
         self.resources = tuple([resource for name, resource in self.choices.items() if name in chosen_names])
 
@@ -225,8 +230,8 @@ class Request(Call):
 class Release(Call):
     """The command `release`, of a lock or a waiting request of any client.
 
-    `request` is the released request if this client made it. Such a request is released by its `ref` as long as its
-    id is unknown (0). `maybe_executed`: it was sent on a lost connection, so the server may have executed it.
+    `request` is the released request if this client made it, else None. As long as the id of such a request is unknown
+    (0), the release identifies the request by its `ref`.
     """
 
     __slots__ = ("id", "maybe_executed", "request")
@@ -235,13 +240,14 @@ class Release(Call):
         self.id = id
         self.request = request
         self.maybe_executed = False
+        """Whether the release was sent on a connection that was lost, so that the server may have executed it."""
         if request is not None and not id:
             super().__init__(messages.with_ref(RELEASE, request.ref), request.ref)
         else:
             super().__init__(messages.command("release", id=_check_id(id)))
 
     def use_id(self, id: int) -> None:
-        """Encode it with the id of the request, for a server that does not know the request's `ref`."""
+        """Encode the release with the id of its request, for a server that does not know the request's `ref`."""
         self.id = id
         self.ref = ""
         self.line = messages.command("release", id=id)
@@ -259,6 +265,7 @@ class Extend(Call):
         self.request = request
         self.transaction_timeout = transaction_timeout
         self.sent_at = math.inf
+        """When the command was sent, in seconds of the monotonic clock; inf: not sent yet."""
 
 
 class Ping(Call):
@@ -319,10 +326,10 @@ def make_request(
     on_disconnect: OnDisconnect = "keep",
     note: str | None = None,
 ) -> Request:
-    """Make a request for all of the resources; timeouts in seconds.
+    """Make a request that locks all of the resources at once. Timeouts are in seconds.
 
-    A resource is written `shared:NAME`, `exclusive:NAME` or `NAME` (exclusive). One that is listed twice is locked
-    once, in the stronger mode.
+    A resource is written `shared:NAME`, `exclusive:NAME` or `NAME` (exclusive). A resource that is listed twice is
+    locked once, exclusively if either of the two is exclusive. `ref` identifies the request in the protocol.
 
     Raises:
         ValueError, TypeError: if an argument is wrong.
@@ -331,36 +338,49 @@ def make_request(
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"a request must name 1 to {MAX_RESOURCES} resources, not {len(resources)}")
-    parsed = _merge_duplicates([parse_resource_arg(check_resource_type(resource)) for resource in resources])
+    distinct_resources = _merge_duplicates(
+        [parse_resource_arg(check_resource_type(resource)) for resource in resources]
+    )
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise ValueError(f"priority must be a number from -2^31 to 2^31, not {priority!r}")
-    bound_to_session = parse_on_disconnect(on_disconnect)
+    bound_to_session = is_bound_to_session(on_disconnect)
     check_note(note)
     line = make_request_line(
-        resources=parsed,
+        resources=distinct_resources,
         queueTimeout=_queue_timeout_ms(queue_timeout),
         transactionTimeout=to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
         transactionName=transaction,
-        priority=priority or None,
+        priority=priority or None,  # the default is not sent
         onDisconnect=on_disconnect if bound_to_session else None,
         note=note,
         ref=ref,
     )
-    queue_timeout = math.inf if queue_timeout is None else queue_timeout
-    return Request(line, ref, parsed, queue_timeout, transaction_timeout, transaction, watchdog, bound_to_session)
+    return Request(
+        line,
+        ref,
+        distinct_resources,
+        queue_timeout=math.inf if queue_timeout is None else queue_timeout,
+        transaction_timeout=transaction_timeout,
+        transaction=transaction,
+        watchdog=watchdog,
+        bound_to_session=bound_to_session,
+    )
 
 
 def _merge_duplicates(resources: list[str]) -> tuple[str, ...]:
-    """Return each resource once, in the order of first occurrence; exclusive if any of its occurrences is."""
+    """Return each resource once, in the order of the first occurrences.
+
+    A resource is exclusive in the result if any of its occurrences is exclusive.
+    """
     if len(resources) == 1:
         return (resources[0],)
-    is_exclusive: dict[str, bool] = {}
+    exclusive_by_name: dict[str, bool] = {}
     for resource in resources:
         exclusive, name = parse_resource(resource)
-        is_exclusive[name] = exclusive or is_exclusive.get(name, False)
-    return tuple([(EXCLUSIVE if exclusive else SHARED) + name for name, exclusive in is_exclusive.items()])
+        exclusive_by_name[name] = exclusive or exclusive_by_name.get(name, False)
+    return tuple([(EXCLUSIVE if exclusive else SHARED) + name for name, exclusive in exclusive_by_name.items()])
 
 
 def _queue_timeout_ms(seconds: float | None) -> float:
@@ -370,15 +390,18 @@ def _queue_timeout_ms(seconds: float | None) -> float:
     return to_milliseconds(seconds, "queue_timeout", alternative=", or None for no limit")
 
 
-def parse_on_disconnect(on_disconnect: OnDisconnect) -> bool:
-    """Return whether the lock is bound to the session: True for "release", False for "keep", else ValueError."""
+def is_bound_to_session(on_disconnect: OnDisconnect) -> bool:
+    """Return whether a lock ends with the client's session: True for "release", False for "keep".
+
+    Raises ValueError for any other value.
+    """
     if on_disconnect not in ("keep", "release"):
         raise ValueError(f'on_disconnect must be "keep" or "release", not {on_disconnect!r}')
     return on_disconnect == "release"
 
 
 def check_note(note: str | None) -> None:
-    """Raise TypeError or ValueError if a note is not a string, is too long, or contains control characters."""
+    """Raise TypeError if a note is not a string, ValueError if it is empty, too long, or has control characters."""
     if note is None:
         return
     if not isinstance(note, str):
@@ -388,9 +411,9 @@ def check_note(note: str | None) -> None:
 
 
 def make_request_line(**payload: Any) -> bytes:
-    """Encode a `request` command; RequestRejected if it exceeds the line limit of the protocol.
+    """Encode a `request` command. Raises RequestRejected if the line exceeds the limit of the protocol.
 
-    The server would close the connection on such a line, and all other calls of this client would fail with it.
+    The server would close the connection on a longer line, which would fail all other calls of this client.
     """
     line = make_line("request", **payload)
     if len(line) > MAX_LINE_BYTES:
@@ -401,7 +424,11 @@ def make_request_line(**payload: Any) -> bytes:
 
 
 def make_hello(secret: str, session_timeout: float, token: str | None = None, namespace: str | None = None) -> bytes:
-    """Encode the `hello` that opens every connection. `secret` identifies the session; its timeout is in seconds."""
+    """Encode the `hello` that opens every connection.
+
+    `secret` identifies the session to the server. `session_timeout` is in seconds. Raises ValueError if an argument is
+    wrong.
+    """
     if token is not None and not (isinstance(token, str) and 0 < len(token) <= MAX_TOKEN):
         raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # do not log the secret value
     if not isinstance(secret, str) or len(secret) not in SECRET_LENGTHS:
@@ -421,43 +448,46 @@ def make_hello(secret: str, session_timeout: float, token: str | None = None, na
 
 @cache
 def _version() -> str:
+    """Return the version of the installed package."""
     try:
         return version("genie-lock")
-    except PackageNotFoundError:  # the package is not installed: it runs from its source tree
+    except PackageNotFoundError:  # genie runs from its source tree
         return "unknown"
 
 
-def to_milliseconds(seconds: float, what: str, *, min_ms: int = 0, alternative: str = "") -> float:
-    """Convert a timeout to the protocol's milliseconds, rounded to microseconds.
+def to_milliseconds(seconds: float, name: str, *, min_ms: int = 0, alternative: str = "") -> float:
+    """Convert a timeout in seconds to the protocol's milliseconds, rounded to microseconds.
 
     Raises:
-        ValueError: if it is out of range. The message begins with `what`; `alternative` is another value it accepts.
+        ValueError: if the timeout is out of range. The message begins with `name`, the name of the argument.
+            `alternative` is appended to the allowed range, for an argument that allows another value.
 
     """
     ms = round(seconds * 1000, 3) if math.isfinite(seconds) else seconds
     if not min_ms <= ms <= MAX_TIMEOUT_MS:
         allowed = f"{min_ms / 1000:g} to {MAX_TIMEOUT_MS / 1000} seconds{alternative}"
-        raise ValueError(f"{what} must be {allowed}, not {seconds!r}")
-    return int(ms) if ms == int(ms) else ms
+        raise ValueError(f"{name} must be {allowed}, not {seconds!r}")
+    return int(ms) if ms == int(ms) else ms  # whole numbers are shorter on the wire
 
 
 def make_line(command: str, **payload: Any) -> bytes:
-    """Encode a command as a line; ValueError if its payload can't be encoded as JSON."""
+    """Encode a command as a line. Raises ValueError if the payload can't be encoded as JSON."""
     try:
-        # Copied, since the JSON library allocates 4 KB for each line, and a lock keeps its line as long as it is held.
+        # Copy the line: the JSON library allocates 4 KB for each line, and a lock keeps its line while it is held.
         return bytes(memoryview(messages.command(command, **payload)))
     except TypeError as error:  # a lone surrogate: valid in a Python string, but not in UTF-8
         raise ValueError(f"{command}: {error}") from None
 
 
 def check_resource_type(resource: object) -> str:
-    """Return the resource; TypeError if it is not a string."""
+    """Return the resource unchanged. Raises TypeError if it is not a string, such as a list of resources."""
     if not isinstance(resource, str):
         raise TypeError(f"a resource must be a string, not {resource!r}; pass each resource as its own argument")
     return resource
 
 
 def _check_id(id: int) -> int:
+    """Return the id unchanged. Raises ValueError if it is not an integer below 2^53."""
     if type(id) is not int or not -MAX_ID < id < MAX_ID:
         raise ValueError(f"an id must be an integer below 2^53, not {id!r}")
     return id
@@ -466,7 +496,7 @@ def _check_id(id: int) -> int:
 # -- anyOf requests: the server locks free resources of a list until their weights reach a target -------------------
 
 MAX_AMOUNT: Final = 10**MAX_DIGITS
-"""Weights and targets are below this. If one exceeds `MAX_WEIGHT`, all of the request are sent as decimal strings."""
+"""Weights and targets are below this. If any exceeds `MAX_WEIGHT`, the request has decimal strings instead of numbers."""
 
 
 def make_any_request(
@@ -482,8 +512,8 @@ def make_any_request(
 ) -> Request:
     """Make an anyOf request: the server locks free resources, in the given order, until their weights reach `target`.
 
-    Without `weights` each resource counts 1. Weights are integers and are added exactly, however large. The request
-    never waits: it is granted or rejected at once.
+    Without `weights` each resource has the weight 1. Weights are integers and are added exactly, however large. The
+    request never waits: the server grants or rejects it at once. `ref` identifies the request in the protocol.
 
     Raises:
         ValueError, TypeError: if an argument is wrong.
@@ -494,22 +524,22 @@ def make_any_request(
         raise TypeError(f"resources must be a list of strings, not {resources!r}; pass their amounts as weights")
     if not 0 < len(resources) <= MAX_CHOICES:
         raise ValueError(f"acquire_any takes 1 to {MAX_CHOICES} resources, not {len(resources)}")
-    parsed = tuple([parse_resource_arg(check_resource_type(resource)) for resource in resources])
-    choices = {parse_resource(resource)[1]: resource for resource in parsed}
-    if len(choices) < len(parsed):
+    candidates = tuple([parse_resource_arg(check_resource_type(resource)) for resource in resources])
+    choices = {parse_resource(resource)[1]: resource for resource in candidates}
+    if len(choices) < len(candidates):
         raise ValueError("resources must not contain a name twice")
-    if weights is not None and len(weights) != len(parsed):
-        raise ValueError(f"weights must have one entry for each of the {len(parsed)} resources, not {len(weights)}")
+    if weights is not None and len(weights) != len(candidates):
+        raise ValueError(f"weights must have one entry for each of the {len(candidates)} resources, not {len(weights)}")
     for weight in weights or ():
         _check_weight(weight, "a weight")
     _check_weight(target, "target")
-    as_strings = max(target, *(weights or ())) > MAX_WEIGHT if weights else target > MAX_WEIGHT
+    as_strings = max([target, *(weights or ())]) > MAX_WEIGHT  # JSON numbers of the protocol have 64 bits
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
-    bound_to_session = parse_on_disconnect(on_disconnect)
+    bound_to_session = is_bound_to_session(on_disconnect)
     check_note(note)
     line = make_request_line(
-        anyOf=parsed,
+        anyOf=candidates,
         weights=None if weights is None else [str(weight) if as_strings else weight for weight in weights],
         target=str(target) if as_strings else target,
         transactionTimeout=to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
@@ -518,11 +548,20 @@ def make_any_request(
         note=note,
         ref=ref,
     )
-    request = Request(line, ref, parsed, 0.0, transaction_timeout, transaction, bound_to_session=bound_to_session)
+    request = Request(
+        line,
+        ref,
+        candidates,
+        queue_timeout=0.0,
+        transaction_timeout=transaction_timeout,
+        transaction=transaction,
+        bound_to_session=bound_to_session,
+    )
     request.choices = choices
     return request
 
 
-def _check_weight(weight: int, what: str) -> None:
+def _check_weight(weight: int, name: str) -> None:
+    """Raise ValueError if a weight or target is not a positive integer of an allowed size. `name` begins the message."""
     if type(weight) is not int or not 0 < weight < MAX_AMOUNT:
-        raise ValueError(f"{what} must be a positive integer of at most {MAX_DIGITS} digits, not {weight!r}")
+        raise ValueError(f"{name} must be a positive integer of at most {MAX_DIGITS} digits, not {weight!r}")

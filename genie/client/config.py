@@ -39,11 +39,11 @@ def parse_addresses(
     """Return the addresses to connect to, in order.
 
     Args:
-        host: one address, several separated by commas, or a list: `HOST`, `HOST:PORT` or `[IPv6]:PORT`.
-            None: GENIE_HOST, else 127.0.0.1. The prefix `genies://` asks for TLS, `genie://` for a plain
-            connection. An address without a prefix uses TLS if another one does, or if `ssl` is true.
-        port: of the addresses that have none. None: GENIE_PORT, else 7077.
-        ssl: True, or the context of TLS connections. Without a context the environment decides (`tls_context`).
+        host: one address, several addresses separated by commas, or a list: `HOST`, `HOST:PORT` or `[IPv6]:PORT`.
+            None: GENIE_HOST, else 127.0.0.1. The prefix `genies://` selects TLS, `genie://` a plain connection. An
+            address without a prefix uses TLS if another address has the prefix `genies://`, or if `ssl` is true.
+        port: the port of addresses without a port. None: GENIE_PORT, else 7077.
+        ssl: True, or the context of TLS connections. For True, environment variables configure TLS (`tls_context`).
 
     Raises:
         ValueError: if an address, the port or a TLS variable is wrong, or `ssl` contradicts a prefix.
@@ -69,31 +69,35 @@ def parse_addresses(
     return [_parse_prefixed(text, default_port, context) for text in texts]
 
 
-def _parse_prefixed(text: str, port: int, tls: SSLContext | None) -> Address:
-    """Parse an address that may have the prefix `genie://` or `genies://`. The former excludes TLS."""
+def _parse_prefixed(text: str, default_port: int, tls: SSLContext | None) -> Address:
+    """Parse an address with an optional prefix. With `genie://` the connection is plain, and `tls` is ignored."""
     if text.startswith(PLAIN):
         tls = None
-    return parse_address(text.removeprefix(PLAIN).removeprefix(TLS).removesuffix("/"), port, tls)
+    return parse_address(text.removeprefix(PLAIN).removeprefix(TLS).removesuffix("/"), default_port, tls)
 
 
-def parse_address(text: str, port: int = DEFAULT_PORT, tls: SSLContext | None = None) -> Address:
-    """Parse one address without a prefix; `port` is the default port. ValueError if it is not an address."""
+def parse_address(text: str, default_port: int = DEFAULT_PORT, tls: SSLContext | None = None) -> Address:
+    """Parse one address without a prefix. Raises ValueError if the text is not an address.
+
+    `default_port` is the port of an address without a port. `tls` becomes the TLS context of the address.
+    """
     if "/" in text:
         raise ValueError(f"{text}: an address is HOST, HOST:PORT or [IPv6]:PORT, with the prefix {TLS} for TLS")
     host, own_port = parse_host_port(text)
-    return Address(host or DEFAULT_HOST, own_port or port, tls)
+    return Address(host or DEFAULT_HOST, own_port or default_port, tls)
 
 
 def format_address(address: Address) -> str:
-    """Format an address so that `parse_addresses` can parse it."""
+    """Return the text of an address, which `parse_addresses` can parse: `HOST:PORT`, for TLS with `genies://`."""
     return f"{TLS if address.tls else ''}{format_host_port(address.host, address.port)}"
 
 
 def tls_context() -> SSLContext:
     """Make a client's TLS context from GENIE_TLS_CA, GENIE_TLS_CERT and GENIE_TLS_KEY.
 
-    The server's certificate and its name are verified. GENIE_TLS_CA is a PEM file with the trusted CAs; without
-    it, those of the system are trusted. GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own certificate, if any.
+    The server's certificate and host name are verified. GENIE_TLS_CA is a PEM file with the trusted CAs. If it is not
+    set, the system's CAs are trusted. GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own certificate and its key, if
+    the server requires one.
 
     Raises:
         ValueError: if a file is missing or wrong; the message names the variable.
@@ -114,20 +118,24 @@ def tls_context() -> SSLContext:
 def resolve_token(token: str | None = None) -> str | None:
     """Return the token to authenticate with: the argument, else GENIE_TOKEN, else the word in GENIE_TOKEN_FILE.
 
-    None or an empty string means no token.
+    Returns None if no token is configured, or if the argument is an empty string.
 
     Raises:
-        ValueError: if the file can't be read, or contains more than one word: it may be a server's token file.
+        ValueError: if the file can't be read, or does not contain exactly one word. A server's token file may contain
+            more.
 
     """
     if token is not None:
         return token or None
+    variable = os.environ.get("GENIE_TOKEN")
+    if variable:
+        return variable
     path = os.environ.get("GENIE_TOKEN_FILE")
-    return os.environ.get("GENIE_TOKEN") or (_read_token_file(path) if path else None)
+    return _read_token_file(path) if path else None
 
 
 def _read_token_file(path: str) -> str:
-    """Return the only word in the file GENIE_TOKEN_FILE."""
+    """Return the token in a client's token file. Raises ValueError unless the file contains exactly one word."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             words = file.read(MAX_TOKEN_FILE_CHARACTERS).split()
@@ -140,12 +148,12 @@ def _read_token_file(path: str) -> str:
 
 
 def resolve_namespace(namespace: str | None = None) -> str | None:
-    """Return the namespace to connect to: the argument, else GENIE_NAMESPACE. None: the server's first.
+    """Return the namespace to connect to: the argument, else GENIE_NAMESPACE unless that variable is empty.
 
-    An empty variable counts as not set.
+    Returns None if neither is given. Then the server uses the first of its namespaces.
 
     Raises:
-        ValueError: if it is not a valid name of a namespace.
+        ValueError: if the namespace is not a valid name.
 
     """
     source = "namespace"

@@ -25,10 +25,10 @@ SUCCESS = "success"
 
 
 def not_granted_error(released: Released.Payload, find_hint: Callable[[list[Blocker]], str]) -> LockError:
-    """Return the error of a waiting request that the server ended.
+    """Return the error for a waiting request that the server ended before it was granted.
 
-    `find_hint` is called after a queue timeout with the blockers of the request: it returns what the program may do
-    wrong, or an empty string.
+    `find_hint` is called only for a queue timeout, with the blockers of the request. It returns a possible mistake of
+    the program, or an empty string.
     """
     match released.reason:
         case "queue-timeout":
@@ -46,18 +46,19 @@ def not_granted_error(released: Released.Payload, find_hint: Callable[[list[Bloc
             return Insufficient(id=released.id, free=int(released.free), locked=int(released.locked))
         case "success":
             return LockError(f"request {released.id} was cancelled by a release of its id", id=released.id)
-        case "transaction-timeout":  # it was granted and expired while the client was disconnected
+        case "transaction-timeout":  # the request was granted and expired while the client was disconnected
             return lock_lost(released)
         case reason:
             return LockError(f"request {released.id} ended before it was granted: {reason}", id=released.id)
 
 
 def lock_lost(released: Released.Payload) -> LockLost:
-    """Return the error of a granted lock that the server ended, from the `released` message."""
+    """Return the error for a granted lock that the server ended, from the `released` message."""
     match released.reason:
         case "transaction-timeout":
-            held = f"was held for {released.held / 1000:.3f} s, which is " if released.held else "was held for "
-            return TransactionTimeout(f"lock {released.id} {held}longer than its transaction timeout", id=released.id)
+            held_text = f"was held for {released.held / 1000:.3f} s, which is " if released.held else "was held for "
+            message = f"lock {released.id} {held_text}longer than its transaction timeout"
+            return TransactionTimeout(message, id=released.id)
         case "disconnected":
             return Disconnected(f"lock {released.id} ended with the connection that it was bound to", id=released.id)
         case "success":
@@ -67,41 +68,41 @@ def lock_lost(released: Released.Payload) -> LockLost:
 
 
 def lock_ended(released: Released.Payload) -> LockLost:
-    """Return the error of an `extend` for a lock that had ended, and that any client may have released."""
+    """Return the error for extending a lock that had ended before, maybe because another client released it."""
     if released.reason == SUCCESS:
         return already_released(released.id)
     return lock_lost(released)
 
 
 def session_expired(id: int) -> Disconnected:
-    """Return the error of a lock bound to its session, when the client was disconnected for the session timeout."""
+    """Return the error for a lock bound to its session, after the client was disconnected for the session timeout."""
     return Disconnected(f"lock {id} ended with its session: there was no connection for its session_timeout", id=id)
 
 
 def client_closed(id: int) -> Disconnected:
-    """Return the error of a lock bound to its session, when the client was closed."""
+    """Return the error for a lock bound to its session, after the client was closed."""
     return Disconnected(f"lock {id} ended with its session: the client was closed", id=id)
 
 
 def already_released(id: int) -> LockLost:
-    """Return the error of an operation on a lock that was released."""
+    """Return the error for an operation on a lock that was released before."""
     return LockLost(f"lock {id} was released", id=id)
 
 
 def expired_locally(id: int, transaction_timeout: float) -> TransactionTimeout:
-    """Return the error of a lock whose transaction timeout has passed on this client's clock."""
+    """Return the error for a lock whose transaction timeout (seconds) has passed on this client's clock."""
     return TransactionTimeout(
         f"lock {id} was held for longer than its transaction timeout of {transaction_timeout:g} s", id=id
     )
 
 
 def unknown_to_server(id: int) -> LockLost:
-    """Return the error of a lock whose id the server does not know."""
+    """Return the error for a lock whose id the server does not know."""
     return LockLost(f"lock {id} is unknown to the server, which has lost its state", id=id)
 
 
 def session_lost(id: int) -> LockLost:
-    """Return the error of a lock whose session the server does not know any more."""
+    """Return the error for a lock whose session the server no longer knows."""
     return LockLost(
         f"lock {id} is lost: the session ended, or the server was restarted and has lost its state",
         id=id,
@@ -117,10 +118,10 @@ def from_error_reply(reply: Error.Payload) -> GenieError:
 
 
 def copy_rejection(error: RequestRejected) -> RequestRejected:
-    """Copy an error for another caller: raising one object twice would mix up the tracebacks."""
+    """Copy an error, to raise it in another call. Raising one exception object twice would mix up its tracebacks."""
     return RequestRejected(error.code, error.message, ref=error.ref, id=error.id)
 
 
 def copy_lock_lost(error: LockLost) -> LockLost:
-    """Copy an error for another caller: raising one object twice would mix up the tracebacks and causes."""
+    """Copy an error, to raise it in another call. Raising one exception object twice would mix up its tracebacks."""
     return type(error)(str(error), id=error.id)

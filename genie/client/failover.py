@@ -20,28 +20,33 @@ MAX_REDIRECTS = 3
 class ServerList:
     """The server addresses of one client, in the order in which it tries them.
 
-    `connect_timeout` (seconds) is divided among the attempts of one round over all addresses. `delay` is the backoff
-    before the next round; 0 after a successful connection. `answered`: whether any server has replied, even if only
-    that it is not the leader.
+    `connect_timeout` (seconds) is divided among the connection attempts of one round over all addresses.
     """
 
     def __init__(self, addresses: Sequence[Address], connect_timeout: float) -> None:
         if not 0 < connect_timeout < math.inf:
             raise ValueError(f"connect_timeout must be a number of seconds above 0, not {connect_timeout!r}")
         self.order = list(addresses)
+        """The addresses in the order of the next round."""
         self.attempt_timeout = connect_timeout / len(self.order)
+        """Seconds for one connection attempt."""
         self.delay = 0.0
+        """Seconds to wait before the next round; 0 after a successful connection."""
         self.answered = False
+        """Whether any server has replied, even if only that it is not the leader."""
         self._backoff = Backoff()
         self._leader: Address | None = None
+        """The leader that the last server named; None: none was named, or the leader was tried since."""
         self._last_failure = "no answer"
+        """Why the last attempt or connection failed, for error messages."""
         self._rejection = ""
+        """The last server that rejected the client for good, with its error, for error messages; empty: none did."""
 
     def next_round(self) -> Iterator[Address]:
         """Yield the addresses of one round of connection attempts, each at most once, and increase the backoff.
 
-        If the last server tried has named a leader, the leader comes next. Since it is not tried twice in a round,
-        two servers that redirect to each other do not cause a loop.
+        If the server that was tried last has named a leader (a redirect), that leader is tried next. No server is
+        tried twice in a round, so two servers that redirect to each other do not cause a loop.
         """
         self.delay = self._backoff.next_delay()
         remaining = list(self.order)
@@ -61,18 +66,21 @@ class ServerList:
             yield address
 
     def on_failure(self, failure: str | BaseException) -> None:
-        """Record why a connection attempt failed or a connection ended; an empty reason keeps the previous one."""
+        """Record why a connection attempt failed or a connection ended. An empty text keeps the previous reason."""
         if isinstance(failure, BaseException):
             failure = "no answer" if isinstance(failure, TimeoutError) else describe_error(failure)
         self._last_failure = failure or self._last_failure
 
     def on_rejection(self, address: Address, error: RequestRejected) -> None:
-        """Record that a server rejected the handshake for good, while another one may accept it."""
+        """Record that a server rejected this client for good. Another server may still accept the client."""
         self.answered = True
         self._rejection = f"{format_address(address)} answered {error}"
 
     def on_redirect(self, server: Address, leader: str) -> None:
-        """Record the leader that a follower named; empty if it knows none. Use TLS for it as for the follower."""
+        """Record that the follower `server` named the address of the leader; an empty `leader` means that it knows none.
+
+        The leader is connected with the TLS context of the follower. An invalid address is ignored.
+        """
         self.answered = True
         try:
             self._leader = parse_address(leader, tls=server.tls) if leader else None
@@ -80,14 +88,17 @@ class ServerList:
             self._leader = None
 
     def on_success(self) -> None:
-        """Reset the backoff after a server has replied to a call."""
-        if self.delay:
+        """Reset the backoff, because a server has replied to a call."""
+        if self.delay:  # else nothing has changed since the last reset
             self.delay = 0.0
             self._backoff.reset()
             self._rejection = ""
 
     def on_disconnect(self, address: Address, reason: str, connected_s: float) -> str:
-        """Move a server whose connection ended after `connected_s` seconds to the end of the order.
+        """Handle the end of a connection that lasted `connected_s` seconds.
+
+        The order is rotated, so that the next round begins with the server after this one. A connection that lasted at
+        least `STABLE_CONNECTION_S` resets the backoff.
 
         Returns:
             The error message for the calls that fail with the connection.
@@ -102,7 +113,7 @@ class ServerList:
         return f"the connection to {format_address(address)} was lost: {reason}"
 
     def unavailable_error(self) -> Unavailable:
-        """Return the error for callers when no server can be reached, with the last failure."""
+        """Return the error for calls while no server can be reached, with the reason of the last failure."""
         rejection = f" ({self._rejection})" if self._rejection else ""
         addresses = ", ".join(map(format_address, self.order))
         return Unavailable(f"no server at {addresses}: {self._last_failure}{rejection}")

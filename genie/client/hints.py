@@ -22,16 +22,16 @@ _clients_mutex = threading.Lock()
 
 
 def register(requests: LiveRequests) -> None:
-    """Add the requests of a new client. The reference is weak, so it needs no removal."""
+    """Add the requests of a new client. They are removed automatically when the client is garbage collected."""
     with _clients_mutex:
         _clients.add(requests)
 
 
 def self_blocking_hint(request: Request, own_requests: LiveRequests, blockers: Sequence[Blocker]) -> str:
-    """Return a hint for the error of a timed-out request if this process itself holds a blocker; else an empty string.
+    """Return a hint for the error of a timed-out request if this process itself holds a blocker, else an empty string.
 
-    `own_requests` are those of the request's client. Other clients of this process may be connected to other servers,
-    where the same id means another lock, so the resource is compared as well.
+    `own_requests` are the requests of the client that made `request`. If both the blocker and the request name a
+    transaction, the wait was intended, so there is no hint.
     """
     for blocker in blockers:
         if blocker.state != "held" or (blocker.transaction is not None and request.transaction is not None):
@@ -46,14 +46,19 @@ def self_blocking_hint(request: Request, own_requests: LiveRequests, blockers: S
 
 
 def _holds(requests: LiveRequests, blocker: Blocker) -> bool:
-    """Return whether a blocker is a held lock among the requests of a client."""
+    """Return whether a blocker is a held lock among the requests of a client.
+
+    Compares the resource, too: a client may be connected to another server, where the same id means another lock.
+    """
     lock = requests.by_id.get(blocker.id)
     if lock is None or lock.state is not RequestState.HELD:
         return False
-    return any(resource.partition(":")[2] == blocker.resource for resource in lock.resources)
+    names = [resource.partition(":")[2] for resource in lock.resources]  # without the mode
+    return blocker.resource in names
 
 
 def _hint_text(blocker: Blocker, holder: str) -> str:
+    """Return the hint that `holder`, a client of this process, holds the lock that the request waited for."""
     return (
         f"{holder} itself holds {blocker.id}: if both requests belong to one transaction, "
         "give both the same transaction=NAME"

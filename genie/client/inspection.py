@@ -15,8 +15,8 @@ from genie.protocol.messages import InspectedRow, InspectedRows
 class Holder:
     """A lock that is held.
 
-    `resources` are the first ten of its resources (`shared:NAME`, `exclusive:NAME`; the exclusive ones first),
-    `resources_total` is their number. `since` is the Unix time of the grant in seconds, like `time.time()`.
+    `resources` are the first ten of its resources (`shared:NAME`, `exclusive:NAME`; the exclusive ones first), and
+    `resources_total` is the number of all its resources. `since` is the Unix time of the grant in seconds, like `time.time()`.
     `expires_in` is the number of seconds until `transaction_timeout`, counted from the server's reply.
     """
 
@@ -35,10 +35,10 @@ class Holder:
 class Waiter:
     """A request that waits.
 
-    `since` is the Unix time of its arrival in seconds. `expires_in` is the number of seconds until its
-    `queue_timeout`, counted from the server's reply; None: it waits without a limit. `blockers` are the first ten
-    of its blockers, `blockers_total` is their number (a lower bound above 1,000). The other fields are those of
-    `Holder`.
+    `since` is the Unix time in seconds at which the request arrived. `expires_in` is the number of seconds until its
+    `queue_timeout`, counted from the server's reply. None: the request waits without a limit. `blockers` are the first
+    ten requests that block it, and `blockers_total` is the number of all of them (above 1,000 a lower bound). The other
+    fields have the same meaning as in `Holder`.
     """
 
     id: int
@@ -67,7 +67,10 @@ class Inspection:
 
 
 def parse_inspected(payload: dict[str, Any]) -> Inspection:
-    """Convert the payload of an `inspected` message; GenieError if it has an unknown format."""
+    """Convert the payload of an `inspected` message to Python objects, with times in seconds instead of milliseconds.
+
+    Raises GenieError if the fields don't match, for example because the server has another version.
+    """
     try:
         rows = msgspec.convert(payload, InspectedRows)
     except msgspec.ValidationError as error:
@@ -81,6 +84,7 @@ def parse_inspected(payload: dict[str, Any]) -> Inspection:
 
 
 def _holder(row: InspectedRow) -> Holder:
+    """Convert a row about a held lock, with times in milliseconds, to a `Holder` with times in seconds."""
     return Holder(
         id=row.id,
         resources=tuple(row.resources),
@@ -95,6 +99,7 @@ def _holder(row: InspectedRow) -> Holder:
 
 
 def _waiter(row: InspectedRow) -> Waiter:
+    """Convert a row about a waiting request, with times in milliseconds, to a `Waiter` with times in seconds."""
     return Waiter(
         id=row.id,
         resources=tuple(row.resources),

@@ -13,22 +13,21 @@ MIN_SCAN_INTERVAL_PER_REQUEST_S = 1e-6
 
 @dataclass(slots=True)
 class TimerEvents:
-    """The requests whose timers have fired."""
+    """The requests whose timers have fired, by kind of timer."""
 
     expired: list[Request] = field(default_factory=list)
     """Held locks whose transaction timeout has passed, or whose session may have ended."""
     renewing: list[Request] = field(default_factory=list)
-    """Held locks that their watchdog is to extend."""
+    """Held locks that must be extended now, because they have a watchdog."""
     overdue: list[Request] = field(default_factory=list)
     """Waiting requests whose response deadline has passed."""
 
 
 class LiveRequests:
-    """The requests of a client that wait, are held, or are being released; indexed `by_ref` and `by_id`.
+    """The requests of a client that wait, are held, or are being released, with their timers.
 
-    `by_id` has those whose id the server has sent. A request that has ended, or whose lock is lost, is in neither.
-    `response_timeout` (seconds) is how long a caller waits for a server that sends nothing, beyond the queue timeout.
-    `collect_timers` must be called at `next_timer`.
+    A request that has ended, or whose lock is lost, is removed. `response_timeout` (seconds) is how long a caller waits
+    for a server that sends nothing, in addition to the queue timeout.
 
     A disconnected client detects an expired lock by its own clock. It never does so before the server, since the
     client counts the timeout from the receipt of the grant.
@@ -37,7 +36,9 @@ class LiveRequests:
     def __init__(self, response_timeout: float) -> None:
         self.by_ref: dict[str, Request] = {}
         self.by_id: dict[int, Request] = {}
+        """The requests whose id the server has sent."""
         self.next_timer = math.inf
+        """The time at which `collect_timers` must be called; inf: never."""
         self._response_timeout = response_timeout
 
     # -- the index ----------------------------------------------------------------------------------------
@@ -48,14 +49,14 @@ class LiveRequests:
         self.start_response_timer(request, now)
 
     def set_id(self, request: Request, id: int) -> None:
-        """Store the id that the server has sent for a request."""
+        """Store the id that the server has assigned to a request, instead of an earlier id."""
         if request.id != id:
             self.by_id.pop(request.id, None)
             request.id = id
             self.by_id[id] = request
 
     def clear_id(self, request: Request) -> None:
-        """Remove the id of a request, since the server that assigned it has lost the request."""
+        """Reset the id of a request to unknown (0), because the server that assigned the id has lost the request."""
         self.by_id.pop(request.id, None)
         request.id = 0
 
@@ -65,26 +66,26 @@ class LiveRequests:
         self.by_id.pop(request.id, None)
 
     def waiting(self) -> list[Request]:
-        """Return the requests whose callers wait for the lock."""
+        """Return the requests that are neither granted nor released yet."""
         return [request for request in self.by_ref.values() if request.state is RequestState.WAITING]
 
     def releases_by_ref(self) -> list[Release]:
-        """Return the unconfirmed releases of requests whose id is not known, which are addressed by `ref`."""
+        """Return the unconfirmed releases that identify their request by its `ref`, since its id is not known."""
         releases = [request.release for request in self.by_ref.values() if request.release is not None]
         return [release for release in releases if not release.id]
 
     # -- timers -------------------------------------------------------------------------------------------
 
     def start_response_timer(self, request: Request, now: float) -> None:
-        """Let the caller give up unless the server sends a reply within queue timeout and response timeout."""
+        """Start the time after which the caller gives up: the queue timeout plus the response timeout."""
         request.response_deadline = now + request.queue_timeout + self._response_timeout
         self.next_timer = min(self.next_timer, request.response_deadline)
 
     def start_hold(self, request: Request, since: float, remaining: float | None = None) -> None:
-        """Start the expiry timer of a lock that was granted, extended or confirmed by the server.
+        """Start the expiry timer of a lock that the server has granted, extended or confirmed.
 
-        It expires after `remaining` seconds, if given, else after its transaction timeout. A watchdog extends the
-        lock when a third of that time has passed.
+        The lock expires `remaining` seconds after `since`; None: after its transaction timeout. If the lock has a
+        watchdog, the client extends it after a third of this time.
         """
         duration = request.transaction_timeout if remaining is None else remaining
         request.expires_at = since + duration
@@ -94,9 +95,10 @@ class LiveRequests:
         self._update_next_timer(request)
 
     def on_disconnected(self, session_ends_at: float, *, releases_were_sent: bool) -> None:
-        """Start the session timers of held locks, and mark releases that the server may have executed.
+        """Start the session timers of held locks, and mark the releases by `ref` that the server may have executed.
 
         Unless the client reconnects before `session_ends_at`, the server may release the locks bound to the session.
+        `releases_were_sent`: releases were sent on the lost connection, as its handshake was complete.
         """
         for request in self.by_ref.values():
             if request.release is not None and not request.release.id:
@@ -106,13 +108,17 @@ class LiveRequests:
                 self._update_next_timer(request)
 
     def renew_all(self, now: float) -> None:
-        """Let all watchdogs extend their locks now, since extensions may have been lost with the last connection."""
+        """Make all watchdogs extend their locks now: the last extensions may have been lost with the old connection."""
         for request in self.by_id.values():
             if request.watchdog and request.state is RequestState.HELD:
-                request.renew_at = self.next_timer = now
+                request.renew_at = now
+                self.next_timer = now
 
     def collect_timers(self, now: float) -> TimerEvents:
-        """Return the requests whose timers have fired, and compute `next_timer` from the others."""
+        """Return the requests whose timers have fired, and compute `next_timer` from the other timers.
+
+        Restarts the timers of watchdogs. The caller must end the expired and the overdue requests.
+        """
         fired = TimerEvents()
         self.next_timer = math.inf
         for request in self.by_ref.values():
@@ -129,11 +135,12 @@ class LiveRequests:
                 request.renew_at = now + request.transaction_timeout / 3
                 fired.renewing.append(request)
             self._update_next_timer(request)
+        # Many timers at different times must not cause a scan for each of them.
         self.next_timer = max(self.next_timer, now + MIN_SCAN_INTERVAL_PER_REQUEST_S * len(self.by_ref))
         return fired
 
     def _update_next_timer(self, request: Request) -> None:
-        """Set `next_timer` to the next timer of a request if that is earlier."""
+        """Make `next_timer` earlier if a timer of this request is earlier."""
         if request.state is RequestState.HELD:
             self.next_timer = min(self.next_timer, request.hold_ends_at, request.renew_at)
         else:
@@ -161,7 +168,7 @@ long to reply. A false alarm costs only a reconnect.
 
 
 class Keepalive:
-    """The ping timer of a connection. `on_timer` must be called at `next_timer`.
+    """The ping timer of a connection.
 
     A shorter `connect_timeout` (seconds) also shortens the ping interval and the ping timeout.
 
@@ -171,45 +178,51 @@ class Keepalive:
 
     def __init__(self, connect_timeout: float) -> None:
         self.next_timer = math.inf
+        """The time at which `on_timer` must be called; inf: the timer is stopped."""
         self._max_ping_interval_s = connect_timeout / 2
         self._ping_interval_s = min(PING_INTERVAL_S, self._max_ping_interval_s)
+        """Seconds without a message from the server after which it is pinged."""
         self._timeout_step_s = min(PING_TIMEOUT_STEP_S, connect_timeout / 4)
+        """Seconds of one step of the ping timeout."""
         self._last_message_at = 0.0
-        self._steps = 0
+        self._step_count = 0
+        """Steps of the ping timeout since the last ping; 0: no reply to a ping is awaited."""
 
     def set_interval(self, seconds: float) -> None:
-        """Use the ping interval that the server recommends; 0: keep the default."""
+        """Set the ping interval to the seconds that the server recommends, within limits. 0 keeps the default."""
         if seconds > 0:
             self._ping_interval_s = min(max(seconds, MIN_PING_INTERVAL_S), self._max_ping_interval_s)
 
     def start(self, now: float) -> None:
-        """Start the ping timer, if it is stopped, because the client now expects messages from the server."""
+        """Start the ping timer, unless it runs already, because the client now expects messages from the server."""
         if self.next_timer == math.inf:
-            self.on_message(now)
+            self.on_message(now)  # the interval begins now
             self.next_timer = now + self._ping_interval_s
 
     def on_message(self, now: float) -> None:
-        """Restart the ping interval, since the server has sent something."""
+        """Restart the ping interval, and end a ping timeout, because the server has sent something."""
         self._last_message_at = now
-        self._steps = 0
+        self._step_count = 0
 
     def stop(self) -> None:
         """Stop the ping timer: the client expects no messages, or is disconnected."""
         self.next_timer = math.inf
-        self._steps = 0
+        self._step_count = 0
 
     def on_timer(self, now: float) -> bool:
-        """Advance the ping timer; return whether to send a ping now."""
+        """Advance the timer: return True if the caller must send a ping now, and count the steps of the ping timeout."""
         should_ping = False
-        if self._steps:
-            self._steps += 1
+        if self._step_count:
+            self._step_count += 1
         elif now >= self._last_message_at + self._ping_interval_s:
-            self._steps = 1
+            self._step_count = 1
             should_ping = True
-        self.next_timer = now + self._timeout_step_s if self._steps else self._last_message_at + self._ping_interval_s
+        self.next_timer = (
+            now + self._timeout_step_s if self._step_count else self._last_message_at + self._ping_interval_s
+        )
         return should_ping
 
     @property
     def timed_out(self) -> bool:
-        """Whether the server has sent nothing for the ping timeout since it was pinged."""
-        return self._steps > PING_TIMEOUT_STEPS
+        """Whether the server has sent nothing since the last ping, for the whole ping timeout."""
+        return self._step_count > PING_TIMEOUT_STEPS

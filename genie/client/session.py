@@ -429,7 +429,7 @@ class ClientSession:
         for request in list(self._requests.by_ref.values()):
             if request.state is RequestState.WAITING:
                 self._requests.clear_id(request)
-                request.reissue(now)
+                request.reencode(now)
             elif request.state is RequestState.HELD:
                 self._deferred_releases.append(Release(request.id))
                 self._requests.remove(request)

@@ -34,8 +34,8 @@ MAX_BUFFERED_CHANGES: Final = 10_000
 class Change(Struct, frozen=True, gc=False):
     """A lock on `resource` (a name without a mode) was granted (`locked`) or has ended (`unlocked`).
 
-    `mode` is `shared` or `exclusive`, `id` is that of the lock, `transaction` the name of its transaction, or None.
-    A shared resource may be locked under several ids, and so may one that a transaction has locked several times.
+    `mode` is `shared` or `exclusive`, `id` is the id of the lock, and `transaction` is the name of its transaction, or
+    None. A resource may be locked under several ids: by shared locks, or by several locks of one transaction.
     """
 
     resource: str
@@ -45,7 +45,10 @@ class Change(Struct, frozen=True, gc=False):
     transaction: str | None = None
 
     def conflicts_with(self, other: Change) -> bool:
-        """Return whether two locks on this resource conflict: different owners, at least one exclusive."""
+        """Return whether two locks on the same resource conflict: at least one is exclusive, and the owners differ.
+
+        Locks of one transaction have the same owner.
+        """
         if self.id == other.id or (self.transaction is not None and self.transaction == other.transaction):
             return False
         return "exclusive" in (self.mode, other.mode)
@@ -55,9 +58,9 @@ class WatchState(Enum):
     """The state of a watch."""
 
     LAGGING = auto()
-    """It needs a snapshot from the server, and ignores events until then."""
+    """The watch needs a snapshot from the server, and ignores events until then."""
     LIVE = auto()
-    """It applies the events of its connection."""
+    """The watch applies the events of the connection."""
     ENDED = auto()
 
 
@@ -65,11 +68,7 @@ LIVE: Final = WatchState.LIVE
 
 
 class Watch(Call):
-    """The command `watch`, and the changes that result from it. It is sent when the first change is awaited.
-
-    `changes` are those that the consumer has not taken yet. `held_locks` are the locks that are held once all of them
-    are applied, by resource and id. `wants_next`: the consumer waits for a change.
-    """
+    """The command `watch`, and the changes that result from it. The command is sent when the first change is awaited."""
 
     __slots__ = ("changes", "error", "held_locks", "prefix", "state", "truncated", "wants_next")
 
@@ -80,10 +79,15 @@ class Watch(Call):
         self.prefix = prefix
         self.state = WatchState.LAGGING
         self.changes: deque[Change] = deque()
+        """The changes that the consumer has not taken yet."""
         self.held_locks: dict[str, dict[int, Change]] = {}
-        self.wants_next = self.truncated = False
+        """The locks that are held after all `changes`, by resource and id."""
+        self.wants_next = False
+        """Whether the consumer waits for a change."""
+        self.truncated = False
+        """Whether the last snapshot did not contain all held locks."""
         self.error: GenieError | None = None
-        """Why the server rejected it, until the consumer has been notified."""
+        """Why the server rejected the watch; None: not rejected, or the consumer was notified."""
 
     @property
     def ended(self) -> bool:
@@ -91,25 +95,31 @@ class Watch(Call):
         return self.state is WatchState.ENDED
 
     def raise_rejection(self) -> None:
-        """Raise the error by which the server rejected the watch, unless the consumer was notified of it before."""
+        """Raise the error with which the server rejected the watch, if it did. The error is raised only once."""
         error, self.error = self.error, None
         if error is not None:
             raise error
 
     def apply_snapshot(self, rows: Sequence[HeldRow], truncated: bool) -> None:
-        """Append the changes that lead from the reported locks to the locks of a snapshot."""
+        """Append the differences between the reported locks and the held locks of a snapshot, as changes.
+
+        A reported lock that is missing from a truncated snapshot may still be held, so it is not reported as unlocked.
+        """
         self.truncated = truncated
         if not truncated:
-            snapshot = {(row.resource, row.id) for row in rows}
-            reported = [(resource, id) for resource, locks in self.held_locks.items() for id in locks]
-            for resource, id in reported:
-                if (resource, id) not in snapshot:
+            snapshot_keys = {(row.resource, row.id) for row in rows}
+            reported_keys = [(resource, id) for resource, locks in self.held_locks.items() for id in locks]
+            for resource, id in reported_keys:
+                if (resource, id) not in snapshot_keys:
                     self.apply_unlocked(resource, id)
         for row in rows:
             self.apply_locked(row)
 
     def apply_locked(self, row: HeldRow | Event.Payload) -> None:
-        """Append a `locked`, unless that lock was reported before; first `unlocked` for each conflicting lock."""
+        """Append a `locked` change, unless the lock was reported before.
+
+        A conflicting lock that was reported before must have ended, so its `unlocked` change is appended first.
+        """
         change = Change(row.resource, "locked", row.mode, row.id, row.transactionName)
         locks = self.held_locks.get(row.resource)
         if locks is None:
@@ -125,7 +135,7 @@ class Watch(Call):
         self.changes.append(change)
 
     def apply_unlocked(self, resource: str, id: int) -> None:
-        """Append an `unlocked` if that lock was reported as held."""
+        """Append an `unlocked` change if the lock was reported as held."""
         locks = self.held_locks.get(resource)
         ended = None if locks is None else locks.pop(id, None)
         if ended is not None:
@@ -144,17 +154,20 @@ class Unwatch(Call):
 
 
 class Watches:
-    """The open watches of a client. Several may have the same prefix; the server sends its events once for all.
+    """The open watches of a client.
+
+    Several watches may have the same prefix: the server sends each event of the prefix once, for all of them.
 
     A method with an `outcomes` parameter appends the outcome of each watch whose consumer waits and can continue.
     """
 
     def __init__(self) -> None:
         self._open: dict[Watch, None] = {}
+        """An ordered set of the open watches."""
         self._subscribed_prefixes: set[str] = set()
-        """Prefixes to which this connection is subscribed, or will be when the server executes a pending `watch`."""
+        """Prefixes to which the connection is subscribed, or will be after the server has executed a sent `watch`."""
         self._unanswered: set[Watch] = set()
-        """Watches sent on this connection without a reply so far, including those that were closed since."""
+        """Watches that were sent on this connection and have no reply yet, even if they were closed since."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -162,14 +175,14 @@ class Watches:
     # -- calls of the consumer ----------------------------------------------------------------------------
 
     def request_next(self, watch: Watch) -> None:
-        """Register that the consumer waits for the next change. The watch must be open and have no changes."""
+        """Record that the consumer waits for the next change. The watch must not have ended, and must have no changes."""
         self._open[watch] = None
         watch.wants_next = True
 
     def close(self, watch: Watch, outcomes: list[Outcome]) -> bool:
-        """End a watch; return whether `unwatch` must be sent, because no other open watch has its prefix."""
+        """End a watch. Return whether `unwatch` must be sent, because no other open watch has the same prefix."""
         self._open.pop(watch, None)
-        self._end(watch, None, outcomes)
+        self._end(watch, error=None, outcomes=outcomes)
         if watch.prefix not in self._subscribed_prefixes or any(other.prefix == watch.prefix for other in self._open):
             return False
         self._subscribed_prefixes.discard(watch.prefix)
@@ -187,7 +200,7 @@ class Watches:
     # -- events of the connection -------------------------------------------------------------------------
 
     def to_send(self) -> Iterator[Watch]:
-        """Yield the watches that need a snapshot and whose `watch` is to be sent now."""
+        """Yield the watches that need a snapshot, and whose `watch` command must be sent now."""
         return (watch for watch in list(self._open) if self._must_send(watch))
 
     def on_sent(self, watch: Watch) -> None:
@@ -196,7 +209,7 @@ class Watches:
         self._subscribed_prefixes.add(watch.prefix)
 
     def on_watching(self, watch: Watch, reply: Watching.Payload, outcomes: list[Outcome]) -> None:
-        """Apply the snapshot in the reply to a `watch` command. The watch receives events from now on."""
+        """Apply the snapshot in the reply to a `watch` command. After that the watch applies events."""
         self._unanswered.discard(watch)
         if watch.state is WatchState.LAGGING:
             watch.state = WatchState.LIVE
@@ -204,14 +217,20 @@ class Watches:
             self._wake(watch, outcomes)
 
     def on_rejected(self, watch: Watch, error: GenieError, outcomes: list[Outcome]) -> None:
-        """End a watch that the server rejected. Keep the error for the consumer if it does not wait at the moment."""
+        """End a watch that the server rejected.
+
+        A waiting consumer gets the error as the outcome. Otherwise the error is kept for the next call of the consumer.
+        """
         self._unanswered.discard(watch)
         self._open.pop(watch, None)
         watch.error = error if watch.future is None else None
         self._end(watch, error, outcomes)
 
     def on_event(self, event: Event.Payload, outcomes: list[Outcome]) -> None:
-        """Apply a `locked` or `unlocked` event to all live watches with a matching prefix."""
+        """Apply a `locked` or `unlocked` event to all live watches with a matching prefix.
+
+        A watch whose buffer of unconsumed changes is full ignores the event, and needs a snapshot later.
+        """
         for watch in self._open:
             if watch.state is not LIVE or not event.resource.startswith(watch.prefix):
                 continue
@@ -225,33 +244,34 @@ class Watches:
                 self._wake(watch, outcomes)
 
     def on_lagged(self) -> None:
-        """Let all watches resynchronize, because the server has ended all subscriptions of this connection.
+        """Resynchronize all watches, because the server has ended all subscriptions of this connection.
 
-        The server sent this before it executed the `watch` commands that have no reply yet, so their prefixes
-        remain subscribed. That includes watches that were closed since: the last one to be closed sends `unwatch`.
+        Prefixes of `watch` commands without a reply remain subscribed: the server executes these commands later. This
+        includes the prefixes of watches that were closed since. Closing the last watch of a prefix sends `unwatch`.
         """
         self._subscribed_prefixes &= {watch.prefix for watch in self._unanswered}
         for watch in self._open:
             watch.state = WatchState.LAGGING
 
     def on_disconnected(self) -> None:
-        """Let all watches resynchronize on the next connection."""
+        """Resynchronize all watches on the next connection."""
         self._unanswered.clear()
         self.on_lagged()
 
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _must_send(self, watch: Watch) -> bool:
+        """Return whether the consumer waits for a watch that needs a snapshot, which was not requested yet."""
         return watch.wants_next and watch not in self._unanswered and watch.state is WatchState.LAGGING
 
     def _wake(self, watch: Watch, outcomes: list[Outcome]) -> None:
-        """Append the outcome of a watch whose consumer waits, if there is a change for it."""
+        """Append an outcome for a waiting consumer, if the watch has a change."""
         if watch.wants_next and watch.changes:
             watch.wants_next = False
             outcomes.append((watch, None, None))
 
     def _end(self, watch: Watch, error: GenieError | None, outcomes: list[Outcome]) -> None:
-        """End a watch; a waiting consumer gets `error`, or the end of the iteration if it is None."""
+        """End a watch. A waiting consumer gets `error`; None: its iteration ends."""
         watch.state = WatchState.ENDED
         watch.changes.clear()
         watch.held_locks.clear()

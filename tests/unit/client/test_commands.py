@@ -66,7 +66,7 @@ def test_no_queue_timeout_is_the_longest_timeout_on_the_wire():
     assert request.queue_timeout == math.inf
     assert orjson.loads(request.line)["payload"]["queueTimeout"] == 2_147_483_647
     request.first_sent_at = 0.0
-    request.reissue(1_000.0)
+    request.reencode(1_000.0)
     assert request.queue_timeout == math.inf
     assert orjson.loads(request.line)["payload"]["queueTimeout"] == 2_147_483_647
 
