@@ -1,6 +1,6 @@
-"""The lock manager: a pure, deterministic state machine that alone decides who holds which lock.
+"""The lock manager: a pure, deterministic state machine that decides which request holds which lock.
 
-`LockManager.step(command, now)` is its entry point. `core/README.md` explains the theory.
+`LockManager.step(command, now)` is the entry point. `core/README.md` explains the theory.
 """
 
 from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Release, Take

@@ -1,4 +1,4 @@
-"""The commands of the lock manager. A `Request` is itself the command that asks for its locks."""
+"""The commands of the lock manager. A `Request` is also the command that requests its locks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from genie.core.model import Request, Weight
 
 @dataclass(slots=True)
 class Take:
-    """Acquire available resources, in the order given, until their weights reach `target`.
+    """Acquire available resources, in the given order, until their weights add up to `target`.
 
-    It acquires nothing if they cannot reach it, and never waits. If it is granted, `request` gets
-    the names of the resources that it acquired; until then it names none.
+    The command never waits: if the available resources cannot reach `target`, it acquires nothing.
+    `request` names no resources until the grant, and afterwards the acquired resources.
     """
 
     request: Request
     choices: Sequence[tuple[str, bool]]
-    """Names, each once, with whether each is wanted in exclusive mode."""
+    """Names, each once, with whether the name is requested in exclusive mode."""
     weights: Sequence[Weight]
+    """The weight of each choice, in the same order."""
     target: Weight
     as_strings: bool = False
-    """Whether the client sent its target as a string: then the sums in the reply are strings too.
-    The lock manager only carries it."""
+    """Whether the client sent its target as a string. Then the sums in the reply are strings, too.
+    The lock manager only passes this flag on."""
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class Release:
 
     id: int
     ref: str | None = None
-    """Echoed by the reply. The lock manager only carries it."""
+    """The `ref` of the command, which the reply repeats. The lock manager ignores it."""
 
 
 @dataclass(slots=True)
@@ -42,14 +43,14 @@ class Extend:
     id: int
     transaction_timeout_ms: float
     ref: str | None = None
-    """Echoed by the reply. The lock manager only carries it."""
+    """The `ref` of the command, which the reply repeats. The lock manager ignores it."""
 
 
 @dataclass(slots=True)
 class Expire:
-    """End expired requests, the most overdue first.
+    """End at most `limit` expired requests, the most overdue first.
 
-    At most `limit` of them, which bounds the duration of a step.
+    The limit bounds the duration of a step.
     """
 
     limit: int = 1000
@@ -59,7 +60,8 @@ class Expire:
 class Disconnect:
     """End the requests of a client that disconnected.
 
-    Waiting ones are cancelled; held ones are released only if they have `release_on_disconnect`.
+    Waiting requests are cancelled. Held requests are released only if they have
+    `release_on_disconnect`.
     """
 
     requests: Sequence[Request]
@@ -67,7 +69,7 @@ class Disconnect:
 
 @dataclass(slots=True)
 class Recover:
-    """Complete a restart: disconnect every request without a session, then grant what is grantable."""
+    """Complete a restart: disconnect every request without a session, then grant every grantable request."""
 
 
 Command = Request | Release | Take | Extend | Expire | Disconnect | Recover

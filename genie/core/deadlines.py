@@ -1,4 +1,4 @@
-"""Deadlines by millisecond: when the next request expires, and which ones have expired."""
+"""Deadlines by millisecond: when the next request expires, and which requests have expired."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 NEVER = 2**62
-"""The deadline of a request that waits without a limit. Such a request is not added to `Deadlines`."""
+"""The deadline of a request that waits without a time limit. Such a request is not added to `Deadlines`."""
 
 MAX_EMPTY_TICKS = 1024
-"""Beyond one empty tick for each non-empty one, this many are kept before a sweep."""
+"""A sweep runs when the number of empty ticks exceeds the number of non-empty ticks by this many."""
 
 
 class Deadlines:
-    """Ids by tick, the millisecond at which they expire.
+    """Ids by tick: the millisecond at which the ids expire.
 
     A tick that becomes empty stays for a while, since the next id is likely to get the same tick. A
-    sweep drops all empty ticks at once, which bounds memory by the ids that are present: a million
-    short locks leave nothing.
+    sweep drops all empty ticks at once. So memory is bounded by the number of current ids: a million
+    locks that have ended leave nothing.
     """
 
     __slots__ = ("_heap", "_sweep_threshold", "_ticks", "soonest")
 
     def __init__(self) -> None:
         self._ticks: dict[int, set[int]] = {}
+        """Ids by tick. The set of a tick may be empty."""
         self._heap: list[int] = []
-        """Every tick, once."""
+        """All ticks, each once: the keys of `_ticks` as a heap."""
         self._sweep_threshold = MAX_EMPTY_TICKS
         """The number of ticks at which the next sweep runs."""
         self.soonest: float = inf
-        """A lower bound of the next deadline, cheap to read. `next` computes the exact one."""
+        """A lower bound of the next deadline, cheap to read. `next` computes the exact deadline."""
 
     def add(self, tick: int, id: int) -> None:
         """Add `id` with the deadline `tick`, in whole milliseconds."""
@@ -44,7 +45,7 @@ class Deadlines:
         self.soonest = min(self.soonest, tick)
 
     def discard(self, tick: int, id: int) -> None:
-        """Remove the deadline that was added for `id`."""
+        """Remove `id`, which was added with the deadline `tick`."""
         self._ticks[tick].remove(id)
 
     @property
@@ -59,7 +60,7 @@ class Deadlines:
     def expired(self, now: float, limit: int) -> list[int]:
         """Return at most `limit` ids whose deadline has passed, by deadline and then by id.
 
-        They are not removed: the caller discards each one when it ends the request.
+        The ids are not removed: the caller discards an id when it ends the request.
         """
         ids: list[int] = []
         ticks: list[int] = []

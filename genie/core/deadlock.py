@@ -1,14 +1,14 @@
 """Deadlock detection in the wait-for graph, and queue rearrangement where it avoids a deadlock.
 
-The nodes of the graph are owners. An owner waits for another if one of its waiting requests
-conflicts with a lock that the other holds (a hard edge), or with a request of the other earlier in
-the same queue (a soft edge). Only a new request can close a cycle; `README.md` beside this file
-explains why. A cycle of hard edges is a deadlock; any other cycle is resolved by rearranging
-queues, as in PostgreSQL's `deadlock.c`.
+The nodes of the graph are owners. Owner A waits for owner B if a waiting request of A conflicts with
+a lock that B holds (a hard edge), or with a request of B that is earlier in the same queue (a soft
+edge). Only a new request can close a cycle; `genie/core/README.md` explains why. A cycle of hard
+edges is a deadlock; any other cycle is resolved by rearranging queues, as in PostgreSQL's
+`deadlock.c`.
 
-In a queue of n exclusive requests each waits for all earlier ones: n²/2 edges. It is enough to
-follow the nearest ones, because the nearest earlier exclusive request itself waits for everything
-before it. So a search is linear in what it reaches.
+In a queue of n exclusive requests each request waits for all earlier requests: n²/2 edges. It is
+enough to follow the nearest edges, because the nearest earlier exclusive request itself waits for
+everything before it. So the cost of a search is linear in the number of owners that it reaches.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from genie.core.model import Owner, Request
 from genie.core.wait_queue import WaitQueue
 
 Neighbours = Callable[[LockTable, Owner], Iterator[Owner]]
+"""`successors` or `predecessors`: yields the neighbours of an owner in the wait-for graph."""
 
 
 def successors(table: LockTable, owner: Owner) -> Iterator[Owner]:
-    """Yield owners that `owner` waits for: enough edges to reach all of them transitively.
+    """Yield owners that `owner` waits for: enough owners to reach all others transitively.
 
-    It may yield an owner twice, or `owner` itself.
+    May yield an owner twice, or `owner` itself.
     """
     for request in table.waiting_of(owner).values():
         yield from request_successors(table, request)
 
 
 def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
-    """Yield owners that one request waits for: enough edges to reach all of them transitively.
+    """Yield owners that one request waits for: enough owners to reach all others transitively.
 
-    The nearest earlier exclusive request itself waits for all requests and holders before it.
+    The nearest earlier exclusive request in a queue itself waits for all earlier requests and for the
+    holders, so nothing before it needs to be yielded.
     """
     for name, exclusive in request.modes():
         queue = table.wait_queue(name)
@@ -57,9 +59,9 @@ def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
 
 
 def predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
-    """Yield owners that wait for `owner`: enough edges to reach all of them transitively.
+    """Yield owners that wait for `owner`: enough owners to reach all others transitively.
 
-    It may yield an owner twice, or `owner` itself.
+    May yield an owner twice, or `owner` itself.
     """
     yield from _predecessors_of_grants(table, owner)
     for request in table.waiting_of(owner).values():
@@ -75,7 +77,7 @@ def predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
 
 
 def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
-    """Yield owners that wait for a lock that `owner` holds: enough to reach all of them transitively."""
+    """Yield owners that wait for a lock that `owner` holds: enough owners to reach all others transitively."""
     transaction = table.transactions.get(owner) if isinstance(owner, str) else None
     for name in transaction.grants if transaction is not None else ():
         resource = table.resources.get(name)
@@ -91,9 +93,9 @@ def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
 def creates_cycle(table: LockTable, new_request: Request) -> bool:
     """Return whether a new request closed a cycle through its owner.
 
-    That takes other owners that wait for its owner: because of what the owner already holds or
-    waits for, or because the new request is before others in a queue. There is none if the request
-    is simple and in a queue of simple requests only.
+    A cycle requires another owner that waits for the owner of the new request: because of the locks
+    and requests that the owner already has, or because the new request is before others in a queue.
+    No cycle is possible if all requests in the queue, including the new request, are simple.
     """
     if new_request.simple and not table.wait_queue(new_request.names()[0]).non_simple_count:
         return False
@@ -102,7 +104,7 @@ def creates_cycle(table: LockTable, new_request: Request) -> bool:
 
 
 def _may_have_waiters(table: LockTable, new_request: Request) -> bool:
-    """Return whether others may wait for the owner of a new request because of its other requests."""
+    """Return whether other owners may wait for the owner of a new request because of its earlier requests."""
     if new_request.transaction is None:
         return False
     transaction, resources = table.transactions[new_request.transaction], table.resources
@@ -115,8 +117,8 @@ def _may_have_waiters(table: LockTable, new_request: Request) -> bool:
 
 
 def _overtakes(table: LockTable, new_request: Request) -> bool:
-    """Return whether a new request is before another one in any queue."""
-    for name in new_request.names():  # noqa: SIM110 - as above
+    """Return whether a new request is before another request in any queue."""
+    for name in new_request.names():  # noqa: SIM110 - a generator would cost more
         if table.wait_queue(name).last != new_request.entry(name):
             return True
     return False
@@ -125,27 +127,27 @@ def _overtakes(table: LockTable, new_request: Request) -> bool:
 def is_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> bool:
     """Return whether the owner of a new request waits for itself transitively.
 
-    `overtakes`: the new request is before others in a queue. If it is not, a cycle must start with
-    an edge of this very request, since there was no cycle before it.
+    `overtakes`: the new request is before others in a queue. If not, a cycle must contain an edge
+    that starts at the new request, since there was no cycle before the request arrived.
 
-    The search runs forward and backward, one step of each in turn; the first that ends without
-    meeting the owner proves that there is no cycle. So a request at the end of a long chain, or of
-    an owner without waiters, takes few steps.
+    A forward and a backward search run in turn, one step each. The first search that ends without
+    reaching the owner proves that there is no cycle. So few steps suffice for a request at the end
+    of a long chain, and for an owner without waiters.
     """
     owner = new_request.owner
     first = successors(table, owner) if overtakes else request_successors(table, new_request)
     sides = (_search(table, owner, successors, first), _search(table, owner, predecessors, predecessors(table, owner)))
     while True:
         for side in sides:
-            reached_owner = next(side, None)  # None: this side has searched everything
+            reached_owner = next(side, None)  # None: this search has followed all its edges
             if reached_owner is not False:
                 return reached_owner is True
 
 
 def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Iterator[Owner]) -> Iterator[bool]:
-    """Search the graph from `start`, whose neighbours are `first`.
+    """Search the graph depth first from `start`, whose neighbours are `first`.
 
-    Yields False for each edge followed, and True each time an edge leads to `start`.
+    Yields after each edge: True if the edge leads back to `start`, else False.
     """
     visited = {start}
     stack = []
@@ -167,9 +169,9 @@ def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Itera
 def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
     """Return the owners of the strongly connected component of `start`, `start` first.
 
-    These are the owners that `start` waits for, and of them those that wait for `start`.
+    These are the owners that both wait for `start` and are waited for by `start`, transitively.
     """
-    waiters: dict[Owner, list[Owner]] = {start: []}
+    waiters: dict[Owner, list[Owner]] = {start: []}  # of each owner that `start` waits for
     stack = [start]
     while stack:
         owner = stack.pop()
@@ -189,12 +191,12 @@ def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
 
 
 def find_deadlock(table: LockTable, victim: Owner) -> Cycle | None:
-    """Return the shortest cycle of hard edges through `victim`, or None if there is none.
+    """Return the shortest cycle of hard edges through `victim` (a deadlock), or None if there is none.
 
-    A hard edge leads from a waiting owner to the holder of a lock. So no order of the wait queues
-    resolves such a cycle: it is a deadlock. The search is breadth first.
+    A hard edge leads from a waiting owner to the holder of a lock, so no order of the wait queues
+    resolves a cycle of hard edges. The search is breadth first.
     """
-    steps: dict[Owner, tuple[Owner, Wait]] = {}
+    steps: dict[Owner, tuple[Owner, Wait]] = {}  # the edge by which each owner was reached, and its start
     searched: set[str] = set()
     queue = deque([victim])
     while queue:
@@ -213,11 +215,11 @@ def find_deadlock(table: LockTable, victim: Owner) -> Cycle | None:
 def _unsearched_holders(
     table: LockTable, request: Request, name: str, exclusive: bool, victim: Owner, searched: set[str]
 ) -> Iterator[Request]:
-    """Yield conflicting holders of `name`, for each resource once.
+    """Yield the holders of `name` that block a waiting request, but search each resource only once.
 
-    Many waiters for many holders would otherwise cost their product. The first waiter visits all
-    other holders and was itself visited before, so for later waiters only `victim`, which the
-    search is for, may be missing.
+    Otherwise n waiters for m holders would cost n·m steps. After the first waiter of a resource, all
+    its holders are visited. Only `victim`, the target of the search, must be yielded again for later
+    waiters.
     """
     if name not in searched:
         for holder in conflicting_holders(table, request, name, exclusive):
@@ -228,9 +230,9 @@ def _unsearched_holders(
 
 
 def _build_cycle(victim: Owner, steps: dict[Owner, tuple[Owner, Wait]], owner: Owner, last: Wait) -> Cycle:
-    """Return the cycle that the edge `last`, from `owner` to `victim`, closes.
+    """Return the cycle that is closed by the edge `last`, which leads from `owner` to `victim`.
 
-    `steps` maps each owner to the previous one of the search, with the edge that leads from it.
+    `steps` maps each owner to the previous owner on the search path, and to the edge between them.
     """
     owners, waits = [owner], [last]
     while owner != victim:
@@ -244,15 +246,15 @@ def _build_cycle(victim: Owner, steps: dict[Owner, tuple[Owner, Wait]], owner: O
 
 
 def topological_ranks(table: LockTable, owners: Sequence[Owner]) -> dict[Owner, int]:
-    """Number the owners of a component so that each comes after the owners it waits for by hard edges.
+    """Return a rank for each owner of a component: greater than the ranks of the owners it waits for by hard edges.
 
-    Where this leaves a choice, they keep their order in the queues. Numbers are assigned from the
-    last one down, as in PostgreSQL: requests that must overtake move forward, and no other moves
-    back without need. There must be no cycle of hard edges.
+    Owners that this rule does not order keep their order in the queues. Ranks are assigned from the
+    last to the first, as in PostgreSQL: requests that must overtake others move forward, and no other
+    request moves back without need. There must be no cycle of hard edges.
     """
     members = set(owners)
     holders: dict[Owner, set[Owner]] = {}
-    waiters = dict.fromkeys(owners, 0)
+    waiter_count = dict.fromkeys(owners, 0)  # owners without a rank that wait for this owner by a hard edge
     for owner in owners:
         holders[owner] = {
             holder.owner
@@ -262,39 +264,40 @@ def topological_ranks(table: LockTable, owners: Sequence[Owner]) -> dict[Owner, 
             if holder.owner in members
         }
         for holding_owner in holders[owner]:
-            waiters[holding_owner] += 1
+            waiter_count[holding_owner] += 1
     index = {owner: i for i, owner in enumerate(owners)}
-    unblocking = [(*_reverse_queue_key(table, owner), index[owner]) for owner in owners if not waiters[owner]]
-    heapify(unblocking)  # owners without unranked waiters, the last one in queue order first
+    unblocking = [(*_reverse_queue_key(table, owner), index[owner]) for owner in owners if not waiter_count[owner]]
+    heapify(unblocking)  # owners for which no owner without a rank waits; the last in queue order is the first
     ranks: dict[Owner, int] = {}
     while unblocking:
         owner = owners[heappop(unblocking)[-1]]
         ranks[owner] = len(owners) - len(ranks)
         for holding_owner in holders[owner]:
-            waiters[holding_owner] -= 1
-            if not waiters[holding_owner]:
+            waiter_count[holding_owner] -= 1
+            if not waiter_count[holding_owner]:
                 heappush(unblocking, (*_reverse_queue_key(table, holding_owner), index[holding_owner]))
     assert len(ranks) == len(owners), "a cycle of hard edges has no topological order"  # noqa: S101 - an invariant
     return ranks
 
 
 def _reverse_queue_key(table: LockTable, owner: Owner) -> tuple[float, int]:
-    """Return a sort key that orders waiting owners by the first queue entry of their requests, descending."""
+    """Return a key that sorts waiting owners by the earliest queue entry of their requests, in descending order."""
     first = min(request.entry(name)[:2] for request in table.waiting_of(owner).values() for name in request.names())
     return (-first[0], -first[1])
 
 
 def rearranged_order(queue: WaitQueue, name: str, ranks: Mapping[Owner, int]) -> Sequence[Request] | None:
-    """Return the requests of a queue ordered by the ranks of their owners, or None if the order is the same.
+    """Return the requests of a queue ordered by the ranks of their owners, or None if the order does not change.
 
-    `ranks` has the owners of one component of the wait-for graph; only their requests move. A
-    request of another owner is never between two conflicting ones of the component, or its owner
-    would be in the component, too. So there is none between the first and the last exclusive
-    request of the component. Before and after these, among the component's shared requests, there
-    are only shared ones of other owners, which stay on their side.
+    `ranks` contains the owners of one component of the wait-for graph; only their requests move. A
+    request of another owner (an outsider) is never between two conflicting requests of the
+    component: its owner would be in the component, too. So no outsider is between the first and the
+    last exclusive request of the component. The outsiders among the component's other requests are
+    shared, and stay before or after these exclusive requests.
     """
     requests = [entry[2] for entry in queue.entries()]
-    members = [i for i, request in enumerate(requests) if request.owner in ranks]  # positions, as below
+    # All following lists contain positions in the queue.
+    members = [i for i, request in enumerate(requests) if request.owner in ranks]
     exclusive = [i for i in members if name in requests[i].exclusive]
     if len(members) == 1 or not exclusive:
         return None
@@ -316,12 +319,13 @@ def rearranged_order(queue: WaitQueue, name: str, ranks: Mapping[Owner, int]) ->
 def _assign_runs(
     shared: list[int], exclusive: list[int], rank_of: Mapping[int, int], outsiders: list[int]
 ) -> list[list[int]]:
-    """Distribute shared requests over the runs before, between and after the exclusive ones.
+    """Distribute shared requests over runs: before, between and after the exclusive requests.
 
-    All requests are given by their positions in the queue. A shared request goes after the
-    exclusive requests of lower-ranked owners and before those of higher-ranked ones. Among the
-    exclusive requests of its own owner, with which it does not conflict, it goes where it swaps
-    with the fewest requests. A run keeps its order. `outsiders`, of other owners, stay on their side.
+    All requests are given by their positions in the queue. A shared request goes after the exclusive
+    requests of lower-ranked owners, and before the exclusive requests of higher-ranked owners. It
+    does not conflict with the exclusive requests of its own owner: among them it goes where it swaps
+    with the fewest requests. `outsiders`, requests of owners without a rank, stay before or after all
+    exclusive requests. The requests within a run keep their order.
     """
     exclusive_ranks = [rank_of[i] for i in exclusive]
     first = min(exclusive)
@@ -345,9 +349,9 @@ def _assign_runs(
 
 
 def _swap_counter(i: int, low: int, high: int, exclusive: list[int], runs: list[list[int]]) -> Callable[[int], int]:
-    """Return a function that counts the requests that the one at position `i` swaps with in a given run.
+    """Return a function that counts the swaps needed to put the shared request at position `i` into a run.
 
-    The run is one of `low` to `high`.
+    The argument of the function is the index of the run, from `low` to `high`.
     """
     after_low = sum(j > i for j in runs[low])
     before_high = sum(j < i for j in runs[high])

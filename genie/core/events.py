@@ -1,6 +1,6 @@
-"""The events of one step of the lock manager, in order.
+"""The events that a step of the lock manager returns.
 
-The server turns each into a stored record, a message, or both.
+The server turns each event into a stored record, a message, or both.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ class Queued:
 
 @dataclass(slots=True)
 class Granted:
-    """A request arrived and was granted immediately, as most are. Stands for `Queued` and `Locked`."""
+    """A request arrived and was granted immediately, the usual case. Replaces `Queued` and `Locked`."""
 
     request: Request
 
 
 @dataclass(slots=True)
 class Taken:
-    """A `Take` was granted immediately; `request` names the resources that it got."""
+    """A `Take` was granted immediately. `request` names the acquired resources."""
 
     request: Request
 
 
 @dataclass(slots=True)
 class Locked:
-    """A waiting request was granted after `waited_ms`: it holds all its resources.
+    """A waiting request was granted after `waited_ms`, and now holds all its resources.
 
     `request.fence` is its fencing token.
     """
@@ -46,7 +46,8 @@ class Locked:
 class Released:
     """A request ended.
 
-    It was held since `request.since` if it has a fencing token, else it waited since then.
+    A request with a fencing token was held since `request.since`; a request without a token (0)
+    waited since then.
     """
 
     request: Request
@@ -55,7 +56,7 @@ class Released:
 
 @dataclass(slots=True)
 class TimedOut(Released):
-    """Reason `queue-timeout`: the first blockers at the time of the timeout, and how many there were."""
+    """A request ended with `queue-timeout`: its first blockers at that time, and the number of all."""
 
     blockers: tuple[Blocker, ...]
     blockers_total: int
@@ -63,16 +64,16 @@ class TimedOut(Released):
 
 @dataclass(slots=True)
 class Deadlocked(Released):
-    """Reason `deadlock`: the cycle that the request would have closed."""
+    """A request ended with `deadlock`, because it would have closed `cycle`."""
 
     cycle: Cycle
 
 
 @dataclass(slots=True)
 class Insufficient(Released):
-    """Reason `insufficient`: the available resources of a `Take` weigh less than its target.
+    """A `Take` ended with `insufficient`: its available resources weigh less than its target.
 
-    `free` and `locked` are the summed weights of available and unavailable resources.
+    `free` and `locked` are the total weights of the available and the unavailable resources.
     """
 
     free: Weight
@@ -82,9 +83,9 @@ class Insufficient(Released):
 
 @dataclass(slots=True)
 class QueueFull:
-    """A request was rejected because it would have to wait and the wait queues are full.
+    """A request was rejected because it would have to wait although the wait queues are full.
 
-    Its id is not used.
+    The client never learns the id that was assigned to the request.
     """
 
     request: Request
@@ -100,14 +101,14 @@ class Extended:
 
 @dataclass(slots=True)
 class Moved:
-    """A waiting request changed its position in a queue. It is stored; the client is not notified."""
+    """A waiting request changed its position in a queue, which must be stored. The client is not notified."""
 
     request: Request
 
 
 @dataclass(slots=True)
 class AlreadyEnded:
-    """A command named a request that had already ended; `reason` is the reason of its first release."""
+    """A command named a request that had already ended, with this `reason`."""
 
     id: int
     reason: Reason
@@ -115,7 +116,7 @@ class AlreadyEnded:
 
 @dataclass(slots=True)
 class UnknownId:
-    """A command named an id that was never assigned, or whose outcome is no longer remembered."""
+    """A command named an id that was never assigned, or a request that ended too long ago to be remembered."""
 
     id: int
 
@@ -129,7 +130,7 @@ class NotHeld:
 
 @dataclass(slots=True, frozen=True)
 class Blocker:
-    """One request that blocks another on one resource."""
+    """A request that blocks another request on one resource. `held`: it holds the resource; otherwise it waits."""
 
     id: int
     transaction: str | None
@@ -142,7 +143,7 @@ class Blocker:
 
 @dataclass(slots=True, frozen=True)
 class Wait:
-    """One edge of a cycle: request `waiter` asks for `resource`, which request `holder` holds.
+    """One edge of a cycle: the request `waiter` waits for `resource`, which the request `holder` holds.
 
     `note` is the note of the waiting request.
     """
@@ -155,9 +156,9 @@ class Wait:
 
 @dataclass(slots=True, frozen=True)
 class Cycle:
-    """Owners of which each waits for a lock of the next, and the last for one of the first.
+    """A cycle of owners: each waits for a lock of the next owner, and the last waits for the first.
 
-    The victim is the first owner.
+    The first owner is the victim. `waits` are the edges, in the order of their waiting owners.
     """
 
     owners: tuple[Owner, ...]

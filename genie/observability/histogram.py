@@ -1,4 +1,4 @@
-"""Histograms with fixed buckets, as Prometheus reads them, and rates over a sliding window. Both have bounded memory."""
+"""Histograms with fixed buckets, like those of Prometheus, and rates over a sliding window. Both have bounded memory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ BOUNDS_MS: Final = (
     *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0),
     *(1_000.0, 2_500.0, 5_000.0, 10_000.0, 30_000.0, 60_000.0, 300_000.0, 1_800_000.0),
 )
-"""Upper bounds of the buckets; a further bucket has none."""
+"""Upper bounds of the buckets in ms. One more bucket counts the greater values."""
 
 
 class Histogram:
-    """Counts values by bucket. The unit is that of `bounds`: ms by default."""
+    """Counts values by bucket. Values have the unit of `bounds`: ms by default."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...] = BOUNDS_MS) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """By bucket, not cumulative."""
+        """Number of values in each bucket, not cumulative."""
         self.total = 0.0
         """Sum of all values."""
 
@@ -39,10 +39,10 @@ class Histogram:
 
 
 def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> float | None:
-    """Estimate the quantile `share` (0 to 1) of the counted values; None if there are none.
+    """Estimate the quantile `share` (0 to 1) of the values in a histogram; None for an empty histogram.
 
-    Interpolates linearly inside a bucket, as Prometheus' `histogram_quantile` does. A value in the
-    last bucket counts as the greatest bound.
+    Interpolates linearly inside a bucket, like Prometheus' `histogram_quantile`. A value in the last
+    bucket, which has no upper bound, counts as the greatest bound.
     """
     rank = share * sum(counts)
     if not rank:
@@ -60,16 +60,16 @@ def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> floa
 
 SECOND_MS: Final = 1_000
 MAX_SAMPLES: Final = 61
-"""Number of samples in the window: 60 intervals of a second have 61 ends."""
+"""Number of samples in the window of a minute: 60 intervals of a second have 61 ends."""
 RATE_INTERVAL_MS: Final = 10_000
-"""Time over which rates are computed."""
+"""Time in ms over which rates are computed."""
 MIN_RATE_INTERVAL_MS: Final = 1_000
-"""Rates are zero while the samples cover less time than this."""
+"""Rates are zero while the samples cover less time than this, in ms."""
 
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """The counters at one moment. `at_ms` is monotonic."""
+    """The counters at one time. `at_ms` is a monotonic time."""
 
     at_ms: float = 0.0
     grants: int = 0
@@ -95,17 +95,17 @@ class Rates:
 
 
 class RateWindow:
-    """Rates and wait quantiles of the last minute, from one sample a second."""
+    """Computes rates and wait quantiles of the last minute from one sample per second."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
 
     def should_sample(self, now: float) -> bool:
-        """Return whether a second has passed since the last sample (`now` in ms)."""
+        """Return whether at least a second has passed since the last sample. `now` is monotonic, in ms."""
         return not self._samples or now - self._samples[-1].at_ms >= SECOND_MS
 
     def add(self, sample: Sample) -> None:
-        """Add a sample; the oldest is dropped after a minute."""
+        """Add a sample. Samples older than a minute are dropped."""
         self._samples.append(sample)
 
     def rates(self) -> Rates:
@@ -125,12 +125,15 @@ class RateWindow:
         )
 
     def wait_quantile(self, share: float) -> float | None:
-        """Return the quantile `share` (0 to 1) of the waits that ended in a grant in the last minute (ms)."""
+        """Return the quantile `share` (0 to 1) of the wait times in ms of requests granted in the last minute; None without any."""
         new, old = self._ends((MAX_SAMPLES - 1) * SECOND_MS)
         return quantile(BOUNDS_MS, list(map(sub, new.waited, old.waited)), share)
 
     def _ends(self, interval_ms: float) -> tuple[Sample, Sample]:
-        """Return the last sample and the oldest within the interval, with half a second of tolerance for late samples."""
+        """Return the last sample, and the oldest sample within `interval_ms` before it.
+
+        Half a second of tolerance allows for samples that were taken late.
+        """
         if not self._samples:
             return Sample(), Sample()
         new = self._samples[-1]

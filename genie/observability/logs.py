@@ -1,4 +1,4 @@
-"""Structured logging to stdout: console format on a terminal, else JSON."""
+"""Structured logging to stdout: in console format on a terminal, otherwise as JSON."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def configure(level: str, form: str) -> None:
     ]
     logger: Callable[..., _TolerantLogger]
     if console:
-        # The rich traceback shows the values of variables, which may be secrets.
+        # The default traceback shows the values of variables, which may be secrets.
         plain = structlog.dev.plain_traceback
         processors.append(structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), exception_formatter=plain))
         logger = lambda *_: _TolerantLogger(structlog.PrintLogger(sys.stdout))  # noqa: E731
     else:
         processors += [
             _put_event_first,
-            # Without the values of variables, which may be secrets such as the Redis password.
+            # Do not log the values of variables, which may be secrets such as the Redis password.
             structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(serializer=_dumps),
         ]
@@ -45,13 +45,13 @@ def configure(level: str, form: str) -> None:
 
 
 class _TolerantLogger:
-    """Drops all log lines after a write to stdout failed: the server must not exit when the reader of a pipe does."""
+    """Drops all log lines after a write to stdout has failed, so that the server survives the reader of a pipe."""
 
     def __init__(self, logger: structlog.PrintLogger | structlog.BytesLogger) -> None:
         self._write = logger.msg
 
     def msg(self, line: Any) -> None:
-        """Write a line, or drop it."""
+        """Write a log line. If that fails, drop this line and all later lines."""
         try:
             self._write(line)
         except (OSError, ValueError):
@@ -66,4 +66,5 @@ def _put_event_first(_: object, __: str, event_dict: structlog.typing.EventDict)
 
 
 def _dumps(value: object, **_: object) -> bytes:
+    """Encode a log event as JSON; values of other types as strings."""
     return orjson.dumps(value, default=str)

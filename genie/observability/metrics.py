@@ -33,24 +33,26 @@ from genie.observability.stats import Stats
 
 T = TypeVar("T")
 ByNamespace: TypeAlias = Iterable[tuple[str, T]]
-"""Pairs of a namespace and its value, computed lazily."""
+"""Pairs of the name of a namespace and its value, computed lazily."""
 
 MS: Final = 1_000
+"""Milliseconds in a second."""
 NAMESPACE: Final = "namespace"
-"""Label of the metrics that each namespace has."""
+"""Label of all metrics that exist once per namespace."""
 _START_TIME_S: Final = time.time()
 _STATM = Path("/proc/self/statm")
+"""Linux: memory of this process in pages; the second number is the resident memory."""
 PAGE_BYTES: Final = resource.getpagesize()
 LOST_REASONS: Final = (Reason.TRANSACTION_TIMEOUT, Reason.DISCONNECTED)
 """Reasons for which a held lock ends without a release."""
 
 
 class NamespaceView(Protocol):
-    """What the metrics need of one namespace on a server."""
+    """The part of a namespace that the metrics read."""
 
     @property
     def stats(self) -> Stats:
-        """Its counters."""
+        """The counters of the namespace."""
 
     @property
     def role(self) -> str:
@@ -58,7 +60,7 @@ class NamespaceView(Protocol):
 
     @property
     def store_available(self) -> bool:
-        """Whether the store answers, as far as this server currently depends on it."""
+        """Whether a leader executes commands, or a follower knows the leader."""
 
     @property
     def store_errors(self) -> int:
@@ -66,11 +68,11 @@ class NamespaceView(Protocol):
 
     @property
     def manager(self) -> LockManager | None:
-        """The lock manager; None unless this server leads."""
+        """The lock manager of a leader; None on a follower."""
 
     @property
     def now(self) -> float:
-        """Time of the lock manager (ms). Only valid while this server leads."""
+        """The lock manager's time (ms). Only valid while this server leads."""
 
     @property
     def sessions(self) -> int:
@@ -78,17 +80,17 @@ class NamespaceView(Protocol):
 
 
 class ServerView(Protocol):
-    """What the metrics need of a server."""
+    """The part of a server that the metrics read."""
 
     settings: Settings
 
     @property
     def namespaces(self) -> Mapping[str, NamespaceView]:
-        """Its namespaces by name, in order; the first is the default."""
+        """The namespaces of the server by name. The first is the default namespace."""
 
     @property
     def stats(self) -> Stats:
-        """Counters of the first namespace, which include failed authentications and the event-loop lag."""
+        """Counters of the default namespace, which include failed authentications and the event-loop lag."""
 
     @property
     def connections(self) -> Sized:
@@ -110,7 +112,7 @@ class Metrics(Collector):
             yield family
 
     def parts(self) -> Iterator[Metric]:
-        """Yield the metrics in parts, one for each metric and namespace, so that the caller can yield to the event loop."""
+        """Yield a part for each metric and namespace, so that the caller can let the event loop run between two parts."""
         namespaces = self._server_view.namespaces
         yield from _request_metrics({namespace: view.stats for namespace, view in namespaces.items()})
         yield from _lock_table_metrics(namespaces)
@@ -174,7 +176,7 @@ def _request_metrics(stats: Mapping[str, Stats]) -> Iterator[Metric]:
 
 @dataclass(slots=True, frozen=True)
 class _TableSample:
-    """Sizes of a lock table at one moment, so that the metrics of one scrape are consistent."""
+    """Sizes of a lock table at one time, so that the metrics of one scrape are consistent."""
 
     waiting: int
     longest_wait_s: float
@@ -184,15 +186,19 @@ class _TableSample:
 
 
 def _sample_lock_table(view: NamespaceView) -> _TableSample:
-    """Return the current sizes of a lock table, zeros on a follower; rearrangements include past leaderships."""
+    """Return the current sizes of a lock table: zeros on a follower. Rearrangements include past epochs as leader."""
     manager, past_rearrangements = view.manager, view.stats.rearrangements
     if manager is None:
-        return _TableSample(0, 0.0, 0, 0, past_rearrangements)
+        return _TableSample(waiting=0, longest_wait_s=0.0, held=0, locks=0, rearrangements=past_rearrangements)
     table = manager.table
-    first = next(iter(table.waiting.values()), None)
-    longest_wait_s = 0.0 if first is None else max(0.0, view.now - first.since) / MS
+    oldest = next(iter(table.waiting.values()), None)  # `waiting` is in order of arrival
+    longest_wait_s = 0.0 if oldest is None else max(0.0, view.now - oldest.since) / MS
     return _TableSample(
-        len(table.waiting), longest_wait_s, len(table.held), table.locks, past_rearrangements + manager.rearrangements
+        waiting=len(table.waiting),
+        longest_wait_s=longest_wait_s,
+        held=len(table.held),
+        locks=table.locks,
+        rearrangements=past_rearrangements + manager.rearrangements,
     )
 
 
@@ -279,7 +285,7 @@ def _labeled_counter(name: str, text: str, label: str, values: ByNamespace[Mappi
 
 
 def _histogram(name: str, text: str, histograms: ByNamespace[Histogram], unit: float = MS) -> Iterator[Metric]:
-    """Yield a histogram for each namespace; values are divided by `unit`."""
+    """Yield a histogram for each namespace. Values are divided by `unit`: by default ms become seconds."""
     for namespace, histogram in histograms:
         family = HistogramMetricFamily(name, text, labels=[NAMESPACE])
         family.add_metric([namespace], *_cumulative_buckets(histogram, unit))
@@ -287,7 +293,7 @@ def _histogram(name: str, text: str, histograms: ByNamespace[Histogram], unit: f
 
 
 def _cumulative_buckets(histogram: Histogram, unit: float) -> tuple[list[tuple[str, float]], float]:
-    """Return the cumulative buckets and the sum, divided by `unit`: values in ms become seconds."""
+    """Return the cumulative buckets of a histogram and its sum. Bounds and sum are divided by `unit`."""
     buckets: list[tuple[str, float]] = []
     cumulative = 0
     for bound, count in zip([*histogram.bounds, inf], histogram.counts, strict=True):

@@ -16,21 +16,21 @@ from genie.core.lock_table import LockTable
 from genie.observability.histogram import Histogram, RateWindow, Sample
 
 WINDOW_MS: Final = 300_000
-"""Length of a contention window. Reports cover the current window and the one before it."""
+"""Length of a contention window in ms. Reports cover the current window and the previous window."""
 MAX_RESOURCES: Final = 4_096
-"""Resources in one window. When it is full, the less contended half is dropped."""
+"""Maximum resources in one window. When a window is full, the less contended half is dropped."""
 
 
 @dataclass(slots=True)
 class Contention:
-    """Contention on one resource: requests that conflicted, and their total wait time."""
+    """Contention on one resource: the number of requests that conflicted, and their total wait time."""
 
     conflicts: int = 0
     waited_ms: float = 0.0
 
 
 class ContentionStats:
-    """Contention by resource, in two windows of time."""
+    """Contention by resource, over two windows of time: the current and the previous window."""
 
     def __init__(self) -> None:
         self._current: dict[str, Contention] = {}
@@ -38,10 +38,11 @@ class ContentionStats:
         self._window_start_ms = 0.0
 
     def rotate(self, now: float) -> None:
-        """Start a new window when the current one is over. `now` is monotonic, in ms."""
+        """Start a new window if the current window is over. `now` is monotonic, in ms."""
         if now - self._window_start_ms >= WINDOW_MS:
-            expired = now - self._window_start_ms >= 2 * WINDOW_MS
-            self._previous, self._current = {} if expired else self._current, {}
+            # After two window lengths the current window is too old to become the previous window.
+            is_outdated = now - self._window_start_ms >= 2 * WINDOW_MS
+            self._previous, self._current = {} if is_outdated else self._current, {}
             self._window_start_ms = now
 
     def record_conflict(self, names: Iterable[str]) -> None:
@@ -55,7 +56,7 @@ class ContentionStats:
             self.entry(name).waited_ms += waited_ms
 
     def entries(self) -> Iterator[tuple[str, Contention]]:
-        """Yield each resource once, unordered, as of this call: later changes do not affect the iteration."""
+        """Yield each resource once, with its contention over both windows, in no order. Later changes do not affect the iteration."""
         previous, current = self._previous.copy(), self._current.copy()
         for name, earlier in previous.items():
             later = current.pop(name, Contention())
@@ -63,9 +64,9 @@ class ContentionStats:
         yield from current.items()
 
     def entry(self, name: str) -> Contention:
-        """Return the entry of a resource in the current window, created if there is none.
+        """Return the entry of a resource in the current window. Create the entry if needed.
 
-        When the window is full, the less contended half is dropped.
+        If the window is full, the less contended half is dropped first.
         """
         entry = self._current.get(name)
         if entry is None:
@@ -89,19 +90,19 @@ def _weight(item: tuple[str, Contention]) -> tuple[float, int]:
 MAX_DEADLOCKS: Final = 100
 """Maximum number of recent deadlocks in memory."""
 MAX_DEADLOCK_STEPS: Final = 10_000
-"""Maximum steps of all recent deadlocks together, because one cycle may be long."""
+"""Maximum steps of all recent deadlocks in memory together, because one cycle may be long."""
 CANCELLED: Final = "cancelled"
-"""Outcome of a waiting request that its client released: among requests without a grant, the reason `success`."""
+"""Outcome of a waiting request that its client released. Its release reason is `success`."""
 UNGRANTED_REASONS: Final = tuple(reason for reason in Reason if reason is not Reason.TRANSACTION_TIMEOUT)
 """Reasons for which a request may end without a grant."""
 MAX_STALE_WAITERS: Final = 1_000
-"""Requests in `recent_waiters` that may have stopped waiting before the list is trimmed."""
+"""Number of requests in `recent_waiters` that no longer wait, beyond which the queue may be trimmed."""
 BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0)
 
 
 @dataclass(slots=True, frozen=True)
 class Deadlock:
-    """A request that would have created a cycle in the wait-for graph, and the cycle, victim first."""
+    """A request that was ended because it would have closed a cycle in the wait-for graph, and the cycle, victim first."""
 
     at_unix_ms: float
     id: int
@@ -110,7 +111,7 @@ class Deadlock:
 
 
 class Stats:
-    """Counters since the start of the process, across all changes of role."""
+    """Counters of a namespace since the start of the process, over all changes of its role."""
 
     def __init__(self) -> None:
         self.granted = 0
@@ -120,25 +121,25 @@ class Stats:
         self.queued = 0
         """Requests that could not be granted immediately."""
         self.not_granted: Counter[Reason] = Counter()
-        """Requests that ended without a grant, by reason; `success`: released by the client."""
+        """Requests that ended without a grant, by reason. `success`: the client cancelled the request."""
         self.lost_holds: Counter[Reason] = Counter()
-        """Holds that ended other than by a release, by reason."""
+        """Held locks that ended other than by a release, by reason."""
         self.errors: Counter[str] = Counter()
         """Rejected commands, by error code."""
         self.waits = Histogram()
         """Wait times of requests granted after a wait (ms)."""
         self.holds = Histogram()
-        """Hold times of ended holds (ms)."""
+        """Hold times of held locks that have ended (ms)."""
         self.commits = Histogram()
-        """Commit latency (ms)."""
+        """Latency of commits to the store (ms)."""
         self.batch_sizes = Histogram(BATCH_SIZE_BOUNDS)
         """Changes per commit."""
         self.store_errors = 0
         """Store timeouts and failures."""
         self.rearrangements = 0
-        """Wait-queue rearrangements of past epochs as leader. The lock manager counts those of the current epoch."""
+        """Wait-queue rearrangements of past epochs as leader. In the current epoch the lock manager counts them."""
         self.lag = Histogram()
-        """Event-loop lag: how late timers ran (ms)."""
+        """Event-loop lag: the delay with which timers ran (ms)."""
         self.contention = ContentionStats()
         self.deadlocks: deque[Deadlock] = deque(maxlen=MAX_DEADLOCKS)
         self._deadlock_steps = 0
@@ -149,7 +150,7 @@ class Stats:
         """Requests queued recently, for the slow-wait log; empty unless `tracks_recent_waiters`."""
         self.tracks_recent_waiters = False
         self._blocked_resources: dict[int, tuple[str, ...]] = {}
-        """The resources on which each waiting request is blocked, by its id, if it names several resources."""
+        """The resources on which a waiting request is blocked, by id. Only for requests of several resources."""
         self.rate_window = RateWindow()
 
     @property
@@ -186,7 +187,7 @@ class Stats:
     def record_queued(self, request: Request, table: LockTable) -> None:
         """Count a request that was not granted immediately.
 
-        It waits, or it has ended in the same step: then `record_ended` follows.
+        The request waits, or it has ended in the same step: then the caller also calls `record_ended`.
         """
         self.queued += 1
         if request.state is WAITING:
@@ -217,18 +218,18 @@ class Stats:
         self.not_granted[reason] += 1
         if isinstance(event, Deadlocked):
             self._record_deadlock(event)
-        elif isinstance(event, TimedOut) and lasted_ms == 0 and request.queue_timeout_ms <= 0:
+        elif isinstance(event, TimedOut) and lasted_ms == 0 and request.queue_timeout_ms <= 0:  # it never waited
             self.contention.record_conflict({blocker.resource for blocker in event.blockers})
         else:
             self._record_wait(request, lasted_ms)
 
     def take_unreported_deadlocks(self) -> tuple[list[Deadlock], int]:
-        """Return the deadlocks since the last call, and how many there were; the list has only those still in memory."""
+        """Return the deadlocks since the last call that are still in memory, and the number of all deadlocks since then."""
         count, self._unreported_deadlocks = self._unreported_deadlocks, 0
         return list(self.deadlocks)[-count:] if count else [], count
 
     def trim_recent_waiters(self, waiting: int) -> None:
-        """Drop requests that no longer wait, once there are many compared to `waiting`, the current number of waiters."""
+        """Drop requests that no longer wait, if there are many. `waiting` is the current number of waiting requests."""
         if len(self.recent_waiters) > 2 * waiting + MAX_STALE_WAITERS:
             self.recent_waiters = deque(request for request in self.recent_waiters if request.state is WAITING)
 
@@ -238,7 +239,7 @@ class Stats:
         self._blocked_resources.clear()
 
     def _record_deadlock(self, event: Deadlocked) -> None:
-        """Add a deadlock to the recent ones, and drop the oldest beyond the limits."""
+        """Add a deadlock to the recent deadlocks, and drop the oldest deadlocks beyond the limits."""
         cycle, request = event.cycle, event.request
         self.contention.record_conflict({wait.resource for wait in cycle.waits if wait.waiter == request.id})
         if len(self.deadlocks) == MAX_DEADLOCKS:
@@ -259,6 +260,6 @@ class Stats:
 
 
 def _single_resource(request: Request) -> str | None:
-    """Return the resource of a request that names exactly one, the usual case."""
+    """Return the name of the only resource of a request, the usual case; None if it names several resources."""
     exclusive, shared = request.exclusive, request.shared
     return (exclusive or shared)[0] if len(exclusive) + len(shared) == 1 else None

@@ -1,4 +1,4 @@
-"""JSON encoding and decoding. Only this module of the protocol uses the JSON library."""
+"""JSON encoding and decoding. No other module of the protocol imports the JSON library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Fragment = orjson.Fragment
 
 
 def loads(line: bytes) -> Any:
-    """Decode strict JSON: no NaN, no invalid UTF-8, no lone surrogates. Raises ValueError."""
+    """Decode JSON. Raises ValueError if it is not strict JSON: NaN, invalid UTF-8 and lone surrogates are invalid."""
     return orjson.loads(line)
 
 
@@ -21,5 +21,5 @@ def dumps(value: Any) -> bytes:
 
 
 def message(command: str, payload: dict[str, Any]) -> bytes:
-    """Encode a message as a line."""
+    """Encode a message as a line, with its line end."""
     return orjson.dumps({"command": command, "payload": payload}, option=orjson.OPT_APPEND_NEWLINE)

@@ -1,4 +1,4 @@
-"""Decodes the lines of clients into typed commands, on the server."""
+"""Decodes lines from clients into typed commands, on the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genie.protocol.limits import DEFAULT_TIMEOUT_MS
 from genie.protocol.resources import MAX_CHOICES, MAX_NAME, MAX_RESOURCES, check_name, parse_choices, split_by_mode
 
 HTTP_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
-"""What the first line of an HTTP client starts with."""
+"""The possible beginnings of an HTTP request."""
 
 
 # -- Commands that the server executes without the lock manager ----------------------
@@ -24,7 +24,7 @@ HTTP_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b
 
 @dataclass(slots=True)
 class ReleaseByRef:
-    """Release the session's request with this `ref`. The reply echoes it."""
+    """Release the session's request with this `ref`. The reply contains the same `ref`."""
 
     ref: str
 
@@ -38,15 +38,16 @@ class Ping:
 
 @dataclass(slots=True)
 class Hello:
-    """Open a connection: protocol version, namespace, session.
+    """Choose the protocol version, the namespace and the session of a connection.
 
-    Optional, and only as first command.
+    Clients may omit `hello`, and may send it only as the first command.
     """
 
     session: str | None = None
+    """The client's secret that identifies the session. None: the session ends with the connection."""
     session_timeout_ms: float = 10_000
     namespace: str | None = None
-    """The namespace of the connection. None: the server's first."""
+    """The namespace of the connection. None: the server's default namespace."""
     protocol: int = limits.PROTOCOL
     client: str | None = None
     """Name and version of the client library, for the log."""
@@ -64,7 +65,7 @@ class Bye:
 
 @dataclass(slots=True)
 class Inspect:
-    """List holders and waiters; see `core.inspect`."""
+    """List held and waiting requests. `core.inspect` describes the fields."""
 
     resource: str | None = None
     id: int | None = None
@@ -76,7 +77,7 @@ class Inspect:
 
 @dataclass(slots=True)
 class Watch:
-    """Subscribe to an `event` for every lock, granted or released, on names with this prefix."""
+    """Subscribe to an `event` for every lock that is granted or released on a name with this prefix."""
 
     prefix: str
     ref: str | None = None
@@ -92,7 +93,7 @@ class Unwatch:
 
 @dataclass(slots=True)
 class Namespaced:
-    """A command with an explicit namespace, which must be that of its connection."""
+    """A command with an explicit namespace, which must equal the namespace of its connection."""
 
     namespace: str
     command: Request | Take | Release | ReleaseByRef | Extend | Inspect | Watch | Unwatch
@@ -263,10 +264,10 @@ _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Value
 
 
 def read(line: bytes) -> WireCommand:
-    """Decode one line, without its end.
+    """Decode one line, given without its line end.
 
-    The typed decoder alone decides what is accepted. A rejected line is decoded a second time by
-    `diagnostics.explain`, which is slow, for the text of the error.
+    The typed decoder alone decides which lines are valid. `diagnostics.explain`, which is slow,
+    decodes an invalid line a second time to find the error message.
 
     Raises:
         RequestRejected: the line is invalid; the message explains why.
@@ -281,17 +282,17 @@ def read(line: bytes) -> WireCommand:
             return Release(payload.id, payload.ref)
         return _build_command(decoded)
     except _DECODE_ERRORS as error:
-        why = str(error)
-        if why.startswith("JSON is malformed"):  # this error has the position: no second decoding is needed
-            raise diagnostics.bad_json(why.removeprefix("JSON is malformed: ")) from None
-        rejected = diagnostics.explain(line)
-    if rejected is not None:
-        raise rejected
-    return _read_last_values(line)
+        reason = str(error)
+        if reason.startswith("JSON is malformed"):  # this error names the position: no second decoding is needed
+            raise diagnostics.bad_json(reason.removeprefix("JSON is malformed: ")) from None
+        rejection = diagnostics.explain(line)
+    if rejection is not None:
+        raise rejection
+    return _read_last_values(line)  # the line is valid except for the earlier values of a duplicate key
 
 
 def _read_last_values(line: bytes) -> WireCommand:
-    """Decode a line with a duplicate key. Only the last value counts, so earlier ones may be invalid."""
+    """Decode a line with a duplicate key. Only the last value counts, so the earlier values may be invalid."""
     try:
         return _build_command(_decode(codec.dumps(codec.loads(line))))
     except _DECODE_ERRORS as error:
@@ -299,7 +300,7 @@ def _read_last_values(line: bytes) -> WireCommand:
 
 
 def _build_command(line: Line) -> WireCommand:
-    """Return the command of a decoded line of any kind, with its namespace if it names one."""
+    """Return the command of a decoded line of any type, wrapped in `Namespaced` if its payload names a namespace."""
     payload = line.payload
     command: Any = _BUILDERS[type(line)](payload)
     namespace = None if payload is None or type(line) is HelloLine else getattr(payload, "namespace", None)
@@ -307,7 +308,7 @@ def _build_command(line: Line) -> WireCommand:
 
 
 def _build_request(payload: RequestPayload) -> Request | Take:
-    """Return the command of a `request`. Raises ValueError for what the type does not check."""
+    """Return the command of a `request`. Raises ValueError for errors that the type of the payload does not exclude."""
     resources = payload.resources
     if resources is None:
         return _build_take(payload)
@@ -335,7 +336,7 @@ def _build_request(payload: RequestPayload) -> Request | Take:
 
 
 def _build_take(payload: RequestPayload) -> Take:
-    """Return the command of a `request` with `anyOf`. Raises ValueError for what the type does not check."""
+    """Return the command of a `request` with `anyOf`. Raises ValueError for errors that the payload's type does not exclude."""
     any_of, target, timeout = payload.anyOf, payload.target, payload.transactionTimeout
     if any_of is None or target is None:
         raise ValueError("anyOf and target require each other")
@@ -358,7 +359,7 @@ def _build_take(payload: RequestPayload) -> Take:
 
 
 def _digest_choices(any_of: list[str], weights: list[int], target: int) -> str:
-    """Return a digest of the choices of a request, by which a retry is recognized."""
+    """Return a digest of the choices of a request. A retry has the same digest."""
     return blake2b(repr((any_of, weights, target)).encode(), digest_size=16).hexdigest()
 
 
@@ -378,13 +379,13 @@ def _build_hello(payload: HelloPayload | None) -> Hello:
     if payload.client is not None:
         diagnostics.check_client(payload.client)
     return Hello(
-        payload.session,
-        DEFAULT_TIMEOUT_MS if payload.sessionTimeout is None else payload.sessionTimeout,
-        payload.namespace,
-        limits.PROTOCOL if payload.protocol is None else payload.protocol,
-        payload.client,
-        bool(payload.quiet),
-        payload.ref,
+        session=payload.session,
+        session_timeout_ms=DEFAULT_TIMEOUT_MS if payload.sessionTimeout is None else payload.sessionTimeout,
+        namespace=payload.namespace,
+        protocol=limits.PROTOCOL if payload.protocol is None else payload.protocol,
+        client=payload.client,
+        quiet=bool(payload.quiet),
+        ref=payload.ref,
     )
 
 
@@ -396,7 +397,14 @@ def _build_inspect(payload: InspectPayload | None) -> Inspect:
         if name is not None:
             check_name(name)
     limit = 100 if payload.limit is None else payload.limit
-    return Inspect(payload.resource, payload.id, payload.transactionName, limit, payload.only, payload.ref)
+    return Inspect(
+        resource=payload.resource,
+        id=payload.id,
+        transaction=payload.transactionName,
+        limit=limit,
+        only=payload.only,
+        ref=payload.ref,
+    )
 
 
 def _checked_prefix(payload: WatchPayload) -> str:
@@ -405,42 +413,44 @@ def _checked_prefix(payload: WatchPayload) -> str:
 
 
 _UNRECOGNIZED = (Code.BAD_JSON, Code.BAD_MESSAGE, Code.UNKNOWN_COMMAND)
+"""Error codes of lines whose command is unknown."""
 
 
 def read_hello(line: bytes) -> Hello | RequestRejected | None:
-    """Decode a line that may be a `hello`; return None if it is another command.
+    """Decode a line that may be a `hello`. Return None if the line is another command.
 
-    Return the error for an invalid `hello`, and for a line that is not a command but contains
-    `hello`: later lines may depend on the session that the client tried to open.
+    Return the error for an invalid `hello`, and for a line that contains `hello` but is not a valid
+    command: later lines may depend on the session that the client tried to start.
     """
     contains_hello = b"hello" in line.lower()
-    if not contains_hello and b"\\u" not in line:  # JSON may escape the word
+    if not contains_hello and b"\\u" not in line:  # JSON may contain escapes in the word `hello`
         return None
     try:
         command = read(line)
-    except RequestRejected as rejected:
-        may_be_hello = (contains_hello and rejected.code in _UNRECOGNIZED) or diagnostics.is_hello(line)
-        return rejected if may_be_hello else None
+    except RequestRejected as rejection:
+        may_be_hello = (contains_hello and rejection.code in _UNRECOGNIZED) or diagnostics.is_hello(line)
+        return rejection if may_be_hello else None
     if type(command) is not Hello:
         return None
     if command.protocol != limits.PROTOCOL:
-        why = f"protocol {command.protocol} is not supported; this server supports {limits.PROTOCOL}"
-        return RequestRejected(Code.UNSUPPORTED_PROTOCOL, why, ref=command.ref)
+        reason = f"protocol {command.protocol} is not supported; this server supports {limits.PROTOCOL}"
+        return RequestRejected(Code.UNSUPPORTED_PROTOCOL, reason, ref=command.ref)
     return command
 
 
 Names = tuple[tuple[str, ...], tuple[str, ...]]
+"""The shared and the exclusive names of a request."""
 
 MAX_CACHED_RESOURCES = 10_000
 
 _single_resource_cache: dict[str, Names] = {}
-"""Decoded resources of requests for one resource (measured). Services lock the same names
-repeatedly. A cached name is the same string object each time: it compares by identity, is hashed
-once, and is stored once for any number of waiters."""
+"""The decoded resource of requests for one resource (measured), since services lock the same names
+repeatedly. A cached name is the same string object each time: it is compared by identity, hashed
+once, and stored once for any number of waiters."""
 
 
 def _split_and_cache(resources: list[str]) -> Names:
-    """Return the shared and the exclusive names; cache them for a request of one resource."""
+    """Return the shared and the exclusive names of a request. If it names one resource, cache the result."""
     names = split_by_mode(resources)
     if len(resources) == 1:
         if len(_single_resource_cache) >= MAX_CACHED_RESOURCES:
@@ -463,7 +473,7 @@ _BUILDERS: dict[type, Any] = {
 
 
 def is_http(line: bytes) -> bool:
-    """Return whether this first line is from an HTTP client."""
+    """Return whether the first line of a connection is from an HTTP client."""
     return line.startswith(HTTP_METHODS)
 
 

@@ -1,8 +1,8 @@
-"""Explains why a line was rejected that the typed decoder of `commands.py` does not accept.
+"""Finds the error message for a line that the typed decoder of `commands.py` has rejected.
 
-Each kind of field has a function that returns what its value must be. Nothing is accepted here:
-every line becomes a `RequestRejected` that names the invalid field, with the `ref` of the command,
-and for `release` and `extend` its `id`, if those are valid.
+Each type of field has a check: a function that returns the requirement that a value violates. The
+result is a `RequestRejected` that names the invalid field. It contains the `ref` of the command, and
+for `release` and `extend` the `id`, if these are valid themselves.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from genie.protocol.resources import (
 )
 
 Check = Callable[[Any], str | None]
-"""Returns what a value must be, or None if it is valid."""
+"""Returns the requirement that a value violates, such as `must be a string`, or None if the value is valid."""
 
 
 def _number_check(low: float, high: float) -> Check:
-    """Return a check for numbers from `low` to `high`, which returns what the value must be, or None."""
+    """Return a check for numbers from `low` to `high`, both inclusive."""
 
     def check(value: Any) -> str | None:
         if type(value) in (int, float) and low <= value <= high:
@@ -59,6 +59,8 @@ def _number_check(low: float, high: float) -> Check:
 
 
 def _integer_check(low: int, high: int) -> Check:
+    """Return a check for integers from `low` to `high`, both inclusive."""
+
     def check(value: Any) -> str | None:
         return None if type(value) is int and low <= value <= high else f"must be an integer from {low} to {high}"
 
@@ -70,7 +72,7 @@ def _id_error(value: Any) -> str | None:
 
 
 def _name_error(value: Any) -> str | None:
-    """Return what the name of a resource or transaction must be, or None if `value` is valid."""
+    """Return the error in the name of a resource or transaction, such as `must be a string`; None if it is valid."""
     if type(value) is not str:
         return "must be a string"
     try:
@@ -102,7 +104,7 @@ _NAMESPACE: Final = re.compile(NAMESPACE_PATTERN)
 
 
 def namespace_error(value: Any) -> str | None:
-    """Return what a namespace must be, or None if `value` is valid."""
+    """Return the error in the name of a namespace, such as `must be a string …`; None if it is valid."""
     if type(value) is str and len(value) <= MAX_NAMESPACE and _NAMESPACE.fullmatch(value):
         return None
     return f"must be a string of 1 to {MAX_NAMESPACE} letters, digits or any of _.:-"
@@ -117,7 +119,7 @@ def _only_error(value: Any) -> str | None:
 
 
 def _resources_error(value: Any) -> str | None:
-    """Return what `resources` must be, or None if `value` is valid."""
+    """Return the error in the field `resources`, or None if `value` is valid."""
     if type(value) is not list or not 0 < len(value) <= MAX_RESOURCES:
         return f'must be a list of 1 to {MAX_RESOURCES} strings like "shared:NAME" or "exclusive:NAME"'
     if not all(type(resource) is str for resource in value):
@@ -130,7 +132,7 @@ def _resources_error(value: Any) -> str | None:
 
 
 def _any_of_error(value: Any) -> str | None:
-    """Return what `anyOf` must be, or None if `value` is valid."""
+    """Return the error in the field `anyOf`, or None if `value` is valid."""
     if type(value) is not list or not 0 < len(value) <= MAX_CHOICES or not all(type(name) is str for name in value):
         return f'must be a list of 1 to {MAX_CHOICES} strings like "shared:NAME" or "exclusive:NAME"'
     try:
@@ -161,12 +163,13 @@ def _weights_error(value: Any) -> str | None:
 
 
 def _prefix_error(value: Any) -> str | None:
+    """Return the error in a prefix of names, or None. Unlike a name, a prefix may be empty."""
     error = None if value == "" else _name_error(value)
     return error and error.replace(f"1 to {MAX_NAME}", f"at most {MAX_NAME}")
 
 
 def _text_check(max_length: int) -> Check:
-    """Return a check for free text, which returns what the value must be, or None."""
+    """Return a check for free text of 1 to `max_length` characters."""
 
     def check(value: Any) -> str | None:
         try:
@@ -179,7 +182,7 @@ def _text_check(max_length: int) -> Check:
 
 
 def _check_text(value: Any, max_length: int) -> None:
-    """Raise ValueError, with what `value` must be, unless it is text without control characters."""
+    """Raise ValueError unless `value` is a non-empty string of at most `max_length` characters, none a control character."""
     if type(value) is not str or not 0 < len(value) <= max_length:
         raise ValueError(f"must be a string of 1 to {max_length} characters")
     if not value.isprintable() and CONTROL_CHARACTERS.search(value):
@@ -187,12 +190,12 @@ def _check_text(value: Any, max_length: int) -> None:
 
 
 def check_note(note: str) -> None:
-    """Raise ValueError if a `note` is invalid."""
+    """Raise ValueError if the field `note` is invalid."""
     _check_text(note, MAX_NOTE)
 
 
 def check_client(client: str) -> None:
-    """Raise ValueError if a `client` is invalid."""
+    """Raise ValueError if the field `client` is invalid."""
     _check_text(client, MAX_CLIENT)
 
 
@@ -247,7 +250,7 @@ FIELD_CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
     "watch": {"prefix": _prefix_error, "ref": _ref_error, "namespace": namespace_error},
     "unwatch": {"prefix": _prefix_error, "ref": _ref_error, "namespace": namespace_error},
 }
-"""The fields of each command, with their checks. A null counts as left out."""
+"""The fields of each command, with their checks. A field that is null counts as omitted."""
 
 REQUIRED_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "extend": ("id", "transactionTimeout"),
@@ -259,7 +262,7 @@ PAYLOAD_OPTIONAL: Final = ("hello", "bye", "ping", "inspect")
 """Commands that are valid without a payload."""
 
 COMMANDS_WITH_ID: Final = ("release", "extend")
-"""Commands whose errors carry the `id` of the command."""
+"""Commands whose errors contain the `id` of the command."""
 
 
 def bad_json(error: str) -> RequestRejected:
@@ -268,10 +271,10 @@ def bad_json(error: str) -> RequestRejected:
 
 
 def explain(line: bytes) -> RequestRejected | None:
-    """Return the error for a line that the typed decoder rejected; None if the line is valid.
+    """Return the error for a line that the typed decoder rejected, or None if the line is valid.
 
-    A line with a duplicate key can be valid here: the decoder checks every value, but only the last
-    one counts.
+    The typed decoder checks every value of a duplicate key, but only the last value counts. So a line
+    that it rejected can be valid.
     """
     try:
         message = codec.loads(line)
@@ -285,7 +288,7 @@ def explain(line: bytes) -> RequestRejected | None:
 
 
 def _explain_message(message: dict[str, Any], command: str, payload: Any) -> RequestRejected | None:
-    """Return the error for a decoded line with its command and payload; None if it is valid."""
+    """Return the error for a decoded line, given with its command and payload; None if the line is valid."""
     ref = payload.get("ref") if type(payload) is dict else None
     ref = ref if _ref_error(ref) is None else None
     if command not in FIELD_CHECKS:
@@ -322,7 +325,7 @@ def _decode_hello(line: bytes) -> dict[str, Any] | None:
 
 
 def hello_token(line: bytes) -> str | None:
-    """Return the token of a `hello`, whatever else is invalid in it; None if there is none."""
+    """Return the token of a `hello`, even if other fields are invalid. None if there is no valid token."""
     message = _decode_hello(line)
     if message is None or type(message.get("payload")) is not dict:
         return None
@@ -331,33 +334,33 @@ def hello_token(line: bytes) -> str | None:
 
 
 def payload_error(command: str, payload: dict[str, Any]) -> str | None:
-    """Return the first error in a payload, or None if it is valid."""
+    """Return the first error in the payload of a command, or None if the payload is valid."""
     checks = FIELD_CHECKS[command]
     for name in payload:
         if name not in checks:
             return _unknown_field_error(name, checks)
-    known = {name: payload[name] for name in checks if payload.get(name) is not None}
+    given = {name: payload[name] for name in checks if payload.get(name) is not None}
     for name in REQUIRED_FIELDS.get(command, ()):
-        if name not in known:
+        if name not in given:
             return f"{name} is missing: it {checks[name](None)}"
-    for name, value in known.items():
+    for name, value in given.items():
         requirement = checks[name](value)
         if requirement is not None:
             return f"{name} {requirement}"
-    if command == "release" and not known.keys() & {"id", "ref"}:
+    if command == "release" and not given.keys() & {"id", "ref"}:
         return "id is missing: give the id of a request, or the ref of a request of this session"
-    return _combination_error(known) if command == "request" else None
+    return _combination_error(given) if command == "request" else None
 
 
 def _unknown_field_error(name: str, known: Iterable[str]) -> str:
-    """Return the error for an unknown field, with the most similar known one if there is any."""
+    """Return the error for an unknown field, with the most similar known field, or a list of all known fields."""
     matches = get_close_matches(name[:64], list(known), 1)
     hint = f"did you mean {matches[0]!r}?" if matches else f"known fields: {', '.join(known)}"
     return f"unknown field {name[:64]!r}; {hint}"
 
 
 def _combination_error(payload: Mapping[str, Any]) -> str | None:
-    """Return the error in how the fields of a `request` combine, or None."""
+    """Return the error in a combination of valid fields of a `request`, or None."""
     any_of, weights = payload.get("anyOf"), payload.get("weights")
     if any_of is None:
         for name in ("weights", "target"):
@@ -374,10 +377,10 @@ def _combination_error(payload: Mapping[str, Any]) -> str | None:
 
 
 def _is_deeper_than(value: object, depth: int) -> bool:
-    """Return whether lists and objects are nested deeper than `depth` levels; not recursive, so depth is no problem."""
+    """Return whether lists and objects are nested deeper than `depth` levels. Iterative: deep input can't exhaust the stack."""
     level: Iterable[object] = [value]
     for _ in range(depth + 1):
-        level = [
+        level = [  # the values inside the lists and objects of the level above
             inner
             for outer in level
             if type(outer) in (dict, list)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 MAX_LINE_BYTES = 1 << 20
-"""Default limit of a line in bytes, without its end."""
+"""Default maximum length of a line in bytes, without the line end."""
 
 
 SPLIT_BYTES = 8 << 10
-"""Input of more than this many bytes is split in parts of about this size, each when it is executed.
+"""Input of more than this many bytes is split in parts of about this size, and each part only when its lines are executed.
 Splitting 256 KiB of short lines at once would delay other connections for too long."""
 
 MIN_COMMAND_BYTES = 16
-"""About the number of bytes in the shortest line that is a command."""
+"""Approximate number of bytes in the shortest valid command."""
 
 
 class LineTooLong(Exception):
-    """A line exceeded the limit. `lines` are the lines before it; the rest of the stream is unusable."""
+    """A line exceeded the limit. `lines` are the complete lines before it; the rest of the stream can't be read."""
 
     def __init__(self, lines: list[bytes]) -> None:
         super().__init__("line too long")
@@ -25,9 +25,9 @@ class LineTooLong(Exception):
 
 
 class UnsplitLines:
-    """Complete lines that are not split yet; true while any are left.
+    """Complete lines that are not split yet. The object is true while lines are left.
 
-    They can be iterated one by one, or taken in parts with `split_next`, which is faster.
+    The lines can be iterated one by one, or taken in parts with `split_next`, which is faster.
     """
 
     __slots__ = ("_data", "_part", "_start")
@@ -44,7 +44,7 @@ class UnsplitLines:
         return self
 
     def __next__(self) -> bytes:
-        """Return the next line; split the next part if needed."""
+        """Return the next line. Splits the next part if the current part is used up."""
         while True:
             for line in self._part:
                 return line
@@ -53,10 +53,10 @@ class UnsplitLines:
             self._part = iter(self.split_next())
 
     def split_next(self) -> list[bytes]:
-        """Split and return the next lines: about `SPLIT_BYTES`, or one line that is longer."""
+        """Split and return the next lines: at most `SPLIT_BYTES`, or one longer line."""
         data, start = self._data, self._start
         end = data.rfind(b"\n", start, start + SPLIT_BYTES)
-        if end < 0:
+        if end < 0:  # one line is longer than a part
             end = data.index(b"\n", start + SPLIT_BYTES)
         self._start = end + 1
         return data[start:end].split(b"\n")
@@ -77,9 +77,9 @@ class LineReader:
         self.partial = bytearray()
 
     def feed(self, data: bytes) -> list[bytes] | UnsplitLines:
-        """Add received bytes; return the lines that they complete, without LF but with a CR, if any.
+        """Add received bytes, and return the lines that they complete, without the LF. A CR before the LF is kept.
 
-        Raises LineTooLong. Large input is returned as `UnsplitLines`.
+        Large input is returned as `UnsplitLines`. Raises LineTooLong if a line exceeds the limit.
         """
         if len(data) > SPLIT_BYTES and len(self.partial) + len(data) <= self._limit:
             end = data.rfind(b"\n") + 1

@@ -1,4 +1,4 @@
-"""Protocol version, defaults and limits of the fields of commands, for server and clients."""
+"""Protocol version, and defaults and limits of command fields, for servers and clients. Lengths are in characters."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Encodes commands and decodes the messages of a server, on the client.
+"""Encodes the commands of a client and decodes the messages of a server.
 
 Fields have their wire names. Unknown messages and fields are ignored, so that an older client works
 with a newer server.
@@ -27,7 +27,7 @@ class BlockerRow(Struct, gc=False):
     note: str | None = None
 
     def blocker(self) -> Blocker:
-        """Return the blocker in the form that exceptions have."""
+        """Return the blocker in the form that exceptions of the client contain: times in seconds."""
         return Blocker(
             self.id, self.resource, self.mode, self.state, self.since / 1000, self.transactionName, self.note
         )

@@ -14,18 +14,18 @@ from genie.protocol import codec
 from genie.protocol.limits import PROTOCOL
 
 FEATURES = ("anyOf", "bye", "extend", "inspect", "note", "quiet", "sessions", "watch")
-"""Features beyond the commands of the seed specification, for `welcome`."""
+"""Optional features that `welcome` lists: the commands and fields beyond those of the original specification."""
 PING_INTERVAL_MS = 2_000
-"""Recommended to clients: after this long without a message, a client that waits for one sends
-`ping`."""
+"""Interval recommended to clients: a client that waits for a message, and has received none for this
+long, sends `ping`."""
 MAX_INSPECTED_BYTES = 256 << 10
 """Maximum bytes of the rows in one `inspected`."""
 MAX_ROW_RESOURCES = 10
-"""Maximum resources listed in one row of `inspected`; `resourcesTotal` is the number of all."""
+"""Maximum resources listed in one row of `inspected`; `resourcesTotal` counts all resources."""
 
 
 def _encoded_ref(ref: str | None) -> bytes:
-    """Return the `ref` as the last field of a payload; empty without one."""
+    """Return `ref` encoded as the last field of a payload; empty if `ref` is None."""
     return b"" if ref is None else b',"ref":' + codec.dumps(ref)
 
 
@@ -37,7 +37,7 @@ class Named(Protocol):
 
 
 def bare(command: str, ref: str | None) -> bytes:
-    """Encode a reply that has at most a `ref`: `pong` and `bye`."""
+    """Encode a reply whose payload has at most a `ref`: `pong` or `bye`."""
     return b'{"command":"%b","payload":{}}\n' % command.encode() if ref is None else message(command, {}, ref)
 
 
@@ -49,7 +49,10 @@ def queued(request: Named) -> bytes:
 
 
 def granted(request: Request, quiet: bool) -> bytes:
-    """Encode `queued` and `locked`; a quiet client gets no `queued` for a request with a `ref`."""
+    """Encode `queued` and `locked` for a request that was granted immediately.
+
+    With `quiet`, `queued` is omitted for a request with a `ref`.
+    """
     if request.ref is None:
         return b'{"command":"queued","payload":{"id":%d}}\n{"command":"locked","payload":{"id":%d,"fence":%d}}\n' % (
             request.id,
@@ -77,9 +80,10 @@ def taken(request: Request) -> bytes:
 
 
 def locked_again(request: Request, now: float) -> bytes:
-    """Encode `locked` for a lock that is already held, with the time until it expires.
+    """Encode `locked` for a lock that is already held, with the time until the lock expires.
 
-    If the request had `anyOf`, the reply has the resources that it acquired.
+    `now` is the lock manager's time in ms. For a request with `anyOf`, the reply lists the acquired
+    resources.
     """
     expires_in_ms = max(0, int(request.deadline - now))
     if request.choice_digest is not None:
@@ -108,9 +112,10 @@ def welcome(version: str, namespace: str, *, resumed: bool, quiet: bool, ref: st
 
 
 def released(event: Released, now: float, ref: str | None) -> bytes:
-    """Encode `released`, with the details of its reason. `now` is the manager's clock.
+    """Encode `released`, with the details of its reason. `now` is the lock manager's time in ms.
 
-    `ref` is that of the request, or in the reply to a `release` that of the release.
+    `ref` is the `ref` of the ended request; in the reply to a `release`, it is the `ref` of the
+    `release`.
     """
     request = event.request
     if event.reason is SUCCESS and ref is None:
@@ -134,7 +139,7 @@ def released(event: Released, now: float, ref: str | None) -> bytes:
 
 
 def _released_insufficient(event: core.Insufficient) -> bytes:
-    """Encode `released` with the reason `insufficient`. The sums may exceed the integers of the JSON library."""
+    """Encode `released` with the reason `insufficient`: by formatting, as the JSON library can't encode integers over 64 bits."""
     request = event.request
     pattern = b'"%d"' if event.as_strings else b"%d"
     line = b'{"command":"released","payload":{"id":%d,"reason":"insufficient","free":%b,"locked":%b%b}}\n'
@@ -155,20 +160,20 @@ def extended(event: core.Extended, ref: str | None) -> bytes:
 def inspected(
     inspection: Inspection, now: float, prefixes: tuple[str, ...] | None = None, ref: str | None = None
 ) -> bytes:
-    """Encode the reply to `inspect`. `now` is the manager's clock.
+    """Encode the reply to `inspect`. `now` is the lock manager's time in ms.
 
-    Rows beyond `MAX_INSPECTED_BYTES` are left out. With `prefixes`, resources whose names begin
-    with none of them are counted but not named.
+    Rows beyond `MAX_INSPECTED_BYTES` are omitted. With `prefixes`, a resource is named only if its
+    name begins with one of the prefixes; all other resources are only counted.
     """
     room = MAX_INSPECTED_BYTES
     encoded: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
     rows = [("holders", row) for row in inspection.holders] + [("queue", row) for row in inspection.queue]
-    for part, row in rows:
-        line = codec.dumps(_row_fields(row, now, prefixes))
-        room -= len(line)
+    for field, row in rows:
+        encoded_row = codec.dumps(_row_fields(row, now, prefixes))
+        room -= len(encoded_row)
         if room < 0:
             break
-        encoded[part].append(codec.Fragment(line))
+        encoded[field].append(codec.Fragment(encoded_row))
     return message(
         "inspected",
         {
@@ -182,7 +187,7 @@ def inspected(
 
 
 def watching(prefix: str, rows: list[bytes], truncated: bool, ref: str | None) -> bytes:
-    """Encode the reply to `watch`, with a `watching_row` for each lock held."""
+    """Encode the reply to `watch`. `rows` are encoded by `watching_row`; `truncated`: rows were omitted."""
     held = codec.Fragment(b"[%b]" % b",".join(rows))
     return message("watching", {"prefix": prefix, "held": held, "truncated": truncated}, ref)
 
@@ -193,7 +198,7 @@ def unwatched(prefix: str, ref: str | None) -> bytes:
 
 
 def watching_row(request: Request, resource: str, exclusive: bool) -> bytes:
-    """Encode a row of `watching`."""
+    """Encode one row of `watching`: a held lock on one resource."""
     if request.transaction is None:  # formatting takes half the time, and a reply has up to 10,000 rows
         mode = Mode.EXCLUSIVE if exclusive else Mode.SHARED
         return b'{"resource":%b,"mode":"%b","id":%d}' % (codec.dumps(resource), mode.encode(), request.id)
@@ -201,7 +206,7 @@ def watching_row(request: Request, resource: str, exclusive: bool) -> bytes:
 
 
 def event(request: Request, resource: str, exclusive: bool, state: str) -> bytes:
-    """Encode `event`: a watched lock was granted or released."""
+    """Encode `event`: a lock on a watched resource was granted or released. `state`: `locked` or `unlocked`."""
     return message("event", {"state": state, **_lock_fields(request, resource, exclusive)})
 
 
@@ -214,33 +219,33 @@ def _lock_fields(request: Request, resource: str, exclusive: bool) -> dict[str, 
 
 
 LAGGED = b'{"command":"event","payload":{"state":"lagged"}}\n'
-"""Sent once to a connection that cannot keep up with its events: all its watches ended."""
+"""Sent once to a watcher that does not read its events fast enough: all its watches ended."""
 
 
-def error(rejected: RequestRejected, leader: str | None = None) -> bytes:
+def error(rejection: RequestRejected, leader: str | None = None) -> bytes:
     """Encode `error`: a command was rejected and had no effect.
 
-    `leader` is the address of the server that would execute it.
+    `leader` is the address of the server that can execute the command, if it is known.
     """
-    payload: dict[str, Any] = {"code": rejected.code, "message": rejected.message}
-    if rejected.id is not None:
-        payload["id"] = rejected.id
+    payload: dict[str, Any] = {"code": rejection.code, "message": rejection.message}
+    if rejection.id is not None:
+        payload["id"] = rejection.id
     if leader is not None:
         payload["leader"] = leader
-    if rejected.code == Code.UNSUPPORTED_PROTOCOL:
+    if rejection.code == Code.UNSUPPORTED_PROTOCOL:
         payload["supported"] = [PROTOCOL]
-    return message("error", payload, rejected.ref)
+    return message("error", payload, rejection.ref)
 
 
 def message(command: str, payload: dict[str, Any], ref: str | None = None) -> bytes:
-    """Encode any message."""
+    """Encode a message as a line. Adds `ref` to `payload` unless it is None."""
     if ref is not None:
         payload["ref"] = ref
     return codec.message(command, payload)
 
 
 def _round_ms(duration: float) -> float:
-    """Return a duration in ms as an integer if it is one, otherwise rounded to microseconds."""
+    """Return a duration in ms as an integer if it has no fraction, otherwise rounded to microseconds."""
     return int(duration) if duration == int(duration) else round(duration, 3)
 
 
@@ -266,7 +271,7 @@ def _wait_fields(wait: core.Wait) -> dict[str, Any]:
 
 
 def _row_fields(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, Any]:
-    """Return the wire fields of a row of `inspected`. Only resources with one of the prefixes are named."""
+    """Return the wire fields of a row of `inspected`. With `prefixes`, only names with one of the prefixes are listed."""
     request, blockers = row.request, row.blockers
     names = visible_names = request.names()
     if prefixes is not None:

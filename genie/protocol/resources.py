@@ -1,4 +1,4 @@
-"""Resource names: `shared:NAME` and `exclusive:NAME` on the wire, `NAME` alone in arguments."""
+"""Resource names: `shared:NAME` and `exclusive:NAME` on the wire; `NAME` alone is allowed in arguments of programs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ MAX_CHOICES = 10_000
 
 SHARED = "shared:"
 EXCLUSIVE = "exclusive:"
-_EXCLUSIVE = len(EXCLUSIVE)
+_SHARED_LENGTH = len(SHARED)
+_EXCLUSIVE_LENGTH = len(EXCLUSIVE)
 
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str, what: str = "a name") -> str:
-    """Return the name if it is valid. Raises ValueError."""
+    """Return `name` if it is a valid name. Raises ValueError otherwise; its message begins with `what`."""
     if not 0 < len(name) <= MAX_NAME:
         raise ValueError(f"{what} must have 1 to {MAX_NAME} characters, not {len(name)}")
     if not name.isprintable() and CONTROL_CHARACTERS.search(name):
@@ -30,19 +31,19 @@ def check_name(name: str, what: str = "a name") -> str:
 
 
 def parse_resource(resource: str) -> tuple[bool, str]:
-    """Return whether a resource like `exclusive:NAME` is exclusive, and its name. Raises ValueError."""
+    """Return whether a resource like `exclusive:NAME` is exclusive, and its name. Raises ValueError if it is invalid."""
     if resource.startswith(EXCLUSIVE):
-        return True, check_name(resource[_EXCLUSIVE:], "the name of a resource")
+        return True, check_name(resource[_EXCLUSIVE_LENGTH:], "the name of a resource")
     if resource.startswith(SHARED):
-        return False, check_name(resource[7:], "the name of a resource")
+        return False, check_name(resource[_SHARED_LENGTH:], "the name of a resource")
     mode = resource.partition(":")[0][:40]
     raise ValueError(f"a resource must begin with 'shared:' or 'exclusive:', not {mode!r}")
 
 
 def split_by_mode(resources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names that are requested shared, and those requested exclusively.
+    """Return the names that are requested in shared mode, and the names requested in exclusive mode.
 
-    A name requested in both modes is exclusive. Raises ValueError.
+    A name requested in both modes is exclusive. Raises ValueError if a resource is invalid.
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"resources must be a list of 1 to {MAX_RESOURCES} entries, not {len(resources)}")
@@ -57,9 +58,9 @@ def split_by_mode(resources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str,
 
 
 def parse_choices(resources: Sequence[str]) -> tuple[tuple[str, bool], ...]:
-    """Return the names to choose from, in order, with whether each is exclusive.
+    """Return the choices of `anyOf` in order: pairs of a name and whether it is requested in exclusive mode.
 
-    No name may occur twice. Raises ValueError.
+    Raises ValueError if a resource is invalid, or if a name occurs twice.
     """
     if not 0 < len(resources) <= MAX_CHOICES:
         raise ValueError(f"anyOf must be a list of 1 to {MAX_CHOICES} entries, not {len(resources)}")
@@ -85,8 +86,8 @@ def exclusive(name: str) -> str:
 def parse_resource_arg(resource: str) -> str:
     """Return the wire form of an argument: `shared:NAME`, `exclusive:NAME`, or `NAME` for exclusive.
 
-    A name alone must not contain a colon, so that a mistyped mode is not taken for a part of a
-    name. Raises ValueError.
+    Raises ValueError if the argument is invalid. A name without a mode must not contain a colon, so
+    that a mistyped mode is not mistaken for a part of the name.
     """
     if resource.startswith((SHARED, EXCLUSIVE)):
         parse_resource(resource)

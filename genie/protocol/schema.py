@@ -14,8 +14,8 @@ from genie.protocol import commands, limits, messages
 
 PATH: Final = Path(__file__).with_name("schema.json")
 
-_ERROR = """`ref` is that of the command, where it had one. `id` is there only in errors of `release` and `extend` that \
-named one. `leader` comes with `unavailable`, `supported` with `unsupported-protocol`."""
+_ERROR = """`ref` is the `ref` of the command, if it had one. `id` occurs only in errors of a `release` or `extend` with an `id`. \
+`leader` occurs only with the code `unavailable`, `supported` only with `unsupported-protocol`."""
 
 
 def schema() -> dict[str, Any]:
@@ -41,21 +41,21 @@ def schema() -> dict[str, Any]:
 
 
 def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Replace qualified Python names of payload classes, as in `Welcome.Payload`, by short ones: `WelcomePayload`."""
+    """Replace the qualified Python names of payload classes, such as `Welcome.Payload`, by names such as `WelcomePayload`."""
     encoded = msgspec.json.encode(definitions).replace(f"{messages.__name__}.".encode(), b"")
     renamed: dict[str, Any] = msgspec.json.decode(encoded.replace(b".Payload", b"Payload"))
     return renamed
 
 
 def _needs(*names: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the schema of a payload that has the fields `names` and no field of `without`. Null counts as omitted."""
+    """Return the schema of a payload with all fields of `names` and none of `without`. Null counts as omitted."""
     has = {name: {"not": {"type": "null"}} for name in names}
     lacks = {name: {"type": "null"} for name in without}
     return {"required": list(names), "properties": {**has, **lacks}}
 
 
 def text() -> bytes:
-    """Return the schema as formatted JSON, as in `schema.json`."""
+    """Return the schema as formatted JSON: the content of `schema.json`."""
     return msgspec.json.format(msgspec.json.encode(schema(), order="sorted"), indent=2) + b"\n"
 
 

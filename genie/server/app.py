@@ -30,18 +30,18 @@ from genie.storage.store import Node, Store, this_node
 log = structlog.get_logger()
 
 GC_THRESHOLD = (50_000, 20, 1_000)
-"""Thresholds of the garbage collector, so that it rarely runs. Requests create no reference cycles, so it would find almost
-nothing. With Python's defaults, loading a million locks takes twice as long.
+"""Thresholds of the garbage collector, so high that it rarely runs. Requests create no reference cycles, so the collector
+would find almost nothing. With Python's defaults, loading a million locks takes twice as long.
 """
 BACKLOG = 4096
 """Backlog of the listening socket: thousands of clients connect simultaneously after a failover."""
 
 
 class Server:
-    """One lock server in one event loop. Each of its namespaces has a role of its own: leader or follower.
+    """One lock server in one event loop. The server leads or follows in each of its namespaces independently.
 
-    `bind_to` creates the bound socket; a simulation replaces it. `store` replaces the configured store of a server with
-    one namespace.
+    `bind_to` creates the bound socket; a simulation passes its own function. `store`, for a server with one namespace,
+    replaces the store that the settings configure.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Server:
             for name, store in zip(settings.namespaces, stores, strict=True)
         }
         self.default_namespace = self.namespaces[settings.namespaces[0]]
-        """The namespace of clients whose `hello` names none."""
+        """The namespace of clients whose `hello` does not name a namespace."""
         self.authenticator = Authenticator(
             settings.token, settings.token_file, certificates=settings.tls.ca is not None, stats=self.stats
         )
@@ -89,7 +89,7 @@ class Server:
     # -- start --------------------------------------------------------------------------------------------
 
     def bind_address(self) -> None:
-        """Bind the address without listening on it yet. OSError if another process uses it."""
+        """Bind the configured address without listening yet. Raises OSError if another process uses the address."""
         self._sock = self._bind_to(self.settings.host, self.settings.port)
         try:
             if self._bind_to is bind:
@@ -99,7 +99,7 @@ class Server:
             raise
 
     def release_address(self) -> None:
-        """Undo `bind_address` if the server does not start."""
+        """Close the bound socket and its lock, because the server does not start."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -108,10 +108,10 @@ class Server:
             self._address_lock = None
 
     async def start(self) -> tuple[str, int]:
-        """Start all namespaces, listen as soon as one of them knows its leader, and return the address.
+        """Start all namespaces, listen as soon as one namespace knows its leader, and return the address.
 
-        The address is bound before that, if `bind_address` was not called. So a second server that is started by mistake
-        fails (OSError) before it uses the store.
+        The address is bound before the namespaces start, unless `bind_address` was called earlier. So a second server
+        that is started by mistake fails with OSError before it uses the store.
         """
         if self._sock is None:
             self.bind_address()
@@ -137,7 +137,7 @@ class Server:
         return host, port
 
     async def _start_namespaces(self, node: Node) -> None:
-        """Start all namespaces, and wait until the leader of one of them is known. Raise the error if one of them fails."""
+        """Start all namespaces, and wait until one namespace knows its leader. Raises the error of a namespace that fails."""
         for namespace in self.namespaces.values():
             namespace.start(node).add_done_callback(self._on_namespace_ended)
         await self._ready.wait()
@@ -145,27 +145,27 @@ class Server:
             raise self._failure
 
     def _on_namespace_ended(self, role_loop: asyncio.Task[None]) -> None:
-        """Stop the server with an error, because the role loop of a namespace failed."""
+        """Stop the server, because the role loop of a namespace failed. Does nothing if the role loop was cancelled."""
         if role_loop.cancelled():
             return
         error = role_loop.exception()
-        if self._ready.is_set():  # otherwise `start` raises the error
+        if self._ready.is_set():  # before that, `start` raises the error, and the caller logs it
             log.error("namespace failed, server stops", reason=str(error), exc_info=error)
         self._failure = self._failure or error
         self._ready.set()
         self._stopped.set()
 
     def _log_start(self, host: str, port: int) -> None:
-        """Log the address, the role and the store; warn if locks are only kept in memory."""
+        """Log the address, the role and the store. Log a warning if locks are only kept in memory."""
         default = self.default_namespace
-        manager = default.manager
+        manager = default.manager  # None on a follower
         roles = {name: namespace.role for name, namespace in self.namespaces.items()}
         log.info(
             "listening",
             host=host,
             port=port,
             role=default.role,
-            held=0 if manager is None else len(manager.table.held),
+            held_locks=0 if manager is None else manager.table.locks,
             store="redis" if default.store.durable else "memory",
             tls=self.tls is not None,
             version=version("genie-lock"),
@@ -186,17 +186,17 @@ class Server:
         )
 
     def _find_handler(self, name: str | None) -> CommandHandler | RequestRejected:
-        """Return the handler of a namespace, or of the default one for None; an error if it is not served here."""
+        """Return the command handler of the namespace `name` (None: the default), or an error if there is no such namespace."""
         namespace = self.default_namespace if name is None else self.namespaces.get(name)
         if namespace is not None:
             return namespace.handler
-        why = f"this server does not serve the namespace {name!r}; it serves {', '.join(self.namespaces)}"
-        return RequestRejected(Code.UNKNOWN_NAMESPACE, why)
+        reason = f"this server does not serve the namespace {name!r}; it serves {', '.join(self.namespaces)}"
+        return RequestRejected(Code.UNKNOWN_NAMESPACE, reason)
 
     # -- reload -------------------------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Read certificates and tokens again. An invalid file is logged and changes nothing."""
+        """Read the certificates and the token file again. An invalid file is logged, and the previous content stays in use."""
         if self.tls is None and self.settings.token_file is None:
             log.info("reload skipped", reason="neither GENIE_TOKEN_FILE nor GENIE_TLS_CERT is set")
         self._reload_certificates()
@@ -214,9 +214,10 @@ class Server:
             log.info("certificates reloaded")
 
     def _reload_tokens(self) -> None:
-        """Read the token file again, and apply it to open connections.
+        """Read the token file again, and apply the new permissions to open connections.
 
-        Connections of removed principals are closed, and those that watch what they may not see any longer.
+        A connection is closed if its principal was removed, or if its principal may no longer see a prefix that it
+        watches.
         """
         if self.settings.token_file is None or not self.authenticator.reload():
             return
@@ -226,17 +227,17 @@ class Server:
                 continue
             connection.reauthorize(self.authenticator.reauthorize(connection.principal, connection.certificate))
             if not all(namespace.may_keep_watches(connection) for namespace in self.namespaces.values()):
-                connection.reauthorize(None)
+                connection.reauthorize(None)  # revokes all permissions and closes the connection
             closed += connection.closing
         log.info("token file reloaded", file=self.settings.token_file, connections_closed=closed)
 
     # -- run and stop -------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Start, serve until SIGTERM or SIGINT, then drain and stop. Return the exit status."""
+        """Start, serve until SIGTERM or SIGINT, then drain and stop. Return the exit status: 1 if a namespace failed, else 0."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopped.set)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, self._stopped.set)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         for namespace in self.namespaces.values():
             namespace.monitor = Monitor(namespace.name, namespace.stats, self.settings.slow_wait * 1000)
@@ -244,7 +245,7 @@ class Server:
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            starting.result()
+            starting.result()  # raises the error if the start failed
             await stopping
         else:
             starting.cancel()
@@ -262,10 +263,11 @@ class Server:
         namespaces = self.namespaces.values()
         for namespace in namespaces:
             namespace.draining = True
-        # Followers first, so that none of them acquires leadership while the leaders drain.
+        # Namespaces without leadership stop first, so that none of them acquires leadership while the leaders drain.
         await asyncio.gather(*(namespace.stop() for namespace in namespaces if not namespace.is_leader))
         leaders = [namespace for namespace in namespaces if namespace.is_leader]
         drained = await asyncio.gather(*(namespace.drain() for namespace in leaders))
+        # A namespace that did not drain does not resign: its last commits may not be acknowledged.
         not_drained = [namespace for namespace, success in zip(leaders, drained, strict=True) if not success]
         await self._stop_namespaces()
         await asyncio.gather(*(namespace.store.resign() for namespace in namespaces if namespace not in not_drained))
@@ -285,14 +287,14 @@ class Server:
             connection.finish()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
-                while self.connections:  # noqa: ASYNC110 - runs once; an event would have to be maintained all the time
+                while self.connections:  # noqa: ASYNC110 - polled only at shutdown; an event would cost every connection
                     await asyncio.sleep(0.005)
         for connection in list(self.connections):
             connection.abort()
 
 
 def make_stores(settings: Settings) -> list[Store]:
-    """Return the configured stores, one for each namespace."""
+    """Return one store per namespace: Redis if a Redis URL is configured, else memory."""
     if settings.redis.url is None:
         return [MemoryStore() for _ in settings.namespaces]
     from genie.storage.redis.election import LeadershipBalancer  # noqa: PLC0415

@@ -31,7 +31,7 @@ TLS_RECORD = b"\x16\x03"
 
 
 class Denial(NamedTuple):
-    """Why a connection was not authenticated: `reason` for the log, `error` for the client."""
+    """A failed authentication: `reason` is for the log, `error` is sent to the client."""
 
     reason: str
     error: RequestRejected
@@ -48,7 +48,7 @@ NO_TOKEN = Denial(
     "no token", RequestRejected(Code.UNAUTHORIZED, "hello carried no token, and this server requires one: a string")
 )
 UNKNOWN_TOKEN = Denial("unknown token", RequestRejected(Code.UNAUTHORIZED, "the token of hello is not known"))
-"""One error for all unknown tokens, so that it reveals nothing about a guessed one."""
+"""The same error for all unknown tokens, so that the error reveals nothing about a guessed token."""
 
 ACCESS_REVOKED = RequestRejected(
     Code.UNAUTHORIZED, "access revoked: this principal, or its permission for what it was doing, was removed"
@@ -58,7 +58,7 @@ ACCESS_REVOKED = RequestRejected(
 class Authenticator:
     """Authenticates connections by the access-control list `access`, which `reload` replaces.
 
-    `certificates`: clients must present a certificate. Raises ValueError if the settings are wrong.
+    With `certificates`, clients must present a certificate. Raises ValueError if the token settings are invalid.
     """
 
     def __init__(self, token: str | None, token_file: str | None, *, certificates: bool, stats: Stats) -> None:
@@ -69,14 +69,17 @@ class Authenticator:
         self.access = self._load()
 
     def _load(self) -> AccessControl:
-        """Load the access-control list; warn if the token file is world-readable. ValueError if it is invalid."""
+        """Return the access-control list. Logs a warning if the token file is world-readable.
+
+        Raises ValueError if the token settings are invalid.
+        """
         access = AccessControl.load(self._token, self._token_file, certificates_required=self._certificates)
         if access.world_readable:
             log.warning("token file is world-readable", file=self._token_file, hint="chmod o-r")
         return access
 
     def reload(self) -> bool:
-        """Read the token file again. If it is invalid, log the error, change nothing and return False."""
+        """Read the token file again. If the file is invalid, log the error, keep the current list and return False."""
         try:
             self.access = self._load()
         except ValueError as error:
@@ -87,8 +90,8 @@ class Authenticator:
     def begin(self, certificate: str | None, max_line: int) -> tuple[Handshake | None, Principal | None]:
         """Start to authenticate a connection. `certificate` is the name in the client's verified certificate, if any.
 
-        Return the handshake that the first line completes, or None if no token is needed; and the principal of the
-        certificate, if any.
+        Returns a pair: the handshake that the client's first line completes, or None if the client needs no token; and
+        the principal of the certificate, or None.
         """
         access = self.access
         principal = None if certificate is None else access.by_certificate(certificate)
@@ -97,39 +100,39 @@ class Authenticator:
         return None, principal
 
     def authenticate(self, line: bytes, by_certificate: Principal | None) -> Principal | None:
-        """Return the principal of the token in a first line; without a token, the one of the certificate.
+        """Return the principal of a connection: by the token in its first line, or without a token, `by_certificate`.
 
-        None if there is neither, or if the token is unknown.
+        None: the token is unknown, or there is neither a token nor a certificate.
         """
         token = hello_token(line)
         return by_certificate if token is None else self.access.by_token(token)
 
     def authenticate_again(self, hello: bytes, certificate: str | None) -> Principal | None:
-        """Authenticate a `hello` that follows a rejected one, by its own token or by the certificate.
+        """Authenticate a `hello` that follows a rejected `hello`: by the token of the new `hello`, or by the certificate.
 
         Return the principal, or None if neither is valid.
         """
         return self.authenticate(hello, None if certificate is None else self.access.by_certificate(certificate))
 
     def reauthorize(self, principal: Principal, certificate: str | None) -> Principal | None:
-        """Return the current entry of a connected principal in the access-control list; None if it was removed."""
+        """Return the current access-control entry of a connected principal, or None if the entry was removed."""
         return self.access.by_name(principal.name) if certificate is None else self.access.by_certificate(certificate)
 
     def denial(self, line: bytes) -> Denial:
-        """Return why a first line did not authenticate its connection."""
+        """Return the denial for a first line that did not authenticate its connection."""
         if not is_hello(line):
             return NO_HELLO
         return NO_TOKEN if hello_token(line) is None else UNKNOWN_TOKEN
 
     def count(self, error: RequestRejected) -> None:
-        """Count an error that is sent before a connection has a handler."""
+        """Count an error in the statistics that is sent before the connection has a command handler."""
         self._stats.errors[error.code] += 1
 
 
 class Handshake:
-    """Authenticates one connection by its first line, which is bounded in bytes and in time.
+    """Authenticates one connection by its first line, which is limited in bytes and in time.
 
-    `principal` is that of the client's certificate, if any; a token in `hello` takes precedence.
+    `principal` is the principal of the client's certificate, if any. A token in `hello` takes precedence over it.
     """
 
     __slots__ = ("_authenticator", "_max_bytes", "_timer", "principal", "received")
@@ -143,7 +146,7 @@ class Handshake:
         self._timer: asyncio.TimerHandle | None = None
 
     def start_timer(self, on_timeout: Callable[[], None]) -> None:
-        """Call `on_timeout` after `HELLO_TIMEOUT_S`, unless `stop_timer` is called before."""
+        """Call `on_timeout` after `HELLO_TIMEOUT_S`, unless `stop_timer` is called earlier."""
         self._timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, on_timeout)
 
     def stop_timer(self) -> None:
@@ -152,13 +155,13 @@ class Handshake:
             self._timer.cancel()
 
     def receive(self, data: bytes) -> Principal | Denial | None:
-        """Add input. Return the principal, or a denial; None while the first line is incomplete.
+        """Add received bytes. Return the principal or a denial; None while the first line is incomplete.
 
-        TLS records and lines that are too long have no token: they are denied unless there is a certificate.
+        A TLS record, or a line that is too long, has no token: it is denied, unless the client has a certificate.
         """
         received = self.received
         searched_until = len(received)
-        received += data if received else data.lstrip()
+        received += data if received else data.lstrip()  # blank lines before the first line are ignored
         end = received.find(b"\n", searched_until)
         line = received if end < 0 else received[:end]
         too_long = len(line) - line.endswith(b"\r") > self._max_bytes
@@ -174,7 +177,7 @@ class Handshake:
 
 
 def authorize(principal: Principal, command: WireCommand, table: LockTable) -> RequestRejected | None:
-    """Return the error if a principal may not execute a command, else None. Makes it the principal of its requests."""
+    """Return an error if a principal may not execute a command, else None. Sets the principal of a new request."""
     if isinstance(command, Namespaced):
         command = command.command
     if isinstance(command, Request):
@@ -197,7 +200,7 @@ def may_inspect(principal: Principal, prefix: str | None) -> bool:
 
 
 def _authorize_request(principal: Principal, request: Request, names: Iterable[str]) -> RequestRejected | None:
-    """Return the error if a principal may not lock these names, else None. Makes it the principal of the request."""
+    """Return an error if a principal may not lock all `names`, else None. Sets `request.principal`."""
     request.principal = principal.name
     if not principal.has_permission(LOCK):
         return _unauthorized(_missing_permission(principal, LOCK), ref=request.ref)
@@ -212,9 +215,10 @@ def _authorize_request(principal: Principal, request: Request, names: Iterable[s
 def _authorize_change(
     principal: Principal, command: Release | ReleaseByRef | Extend, table: LockTable
 ) -> RequestRejected | None:
-    """Return the error if a principal may not release or extend a request, else None.
+    """Return an error if a principal may not release or extend a request, else None.
 
-    It may change its own requests; others require the permission `admin`. A `ref` only finds requests of the session.
+    A principal may change its own requests; the requests of others require the permission `admin`. A release by `ref`
+    needs no such check, because a `ref` only finds requests of the same session.
     """
     id_ = None if isinstance(command, ReleaseByRef) else command.id
     if not principal.has_permission(LOCK):
@@ -222,12 +226,12 @@ def _authorize_change(
     request = None if id_ is None else table.find(id_)
     if request is None or request.principal == principal.name or principal.has_permission(ADMIN):
         return None
-    why = f"request {id_} belongs to another principal, and {principal.name} lacks the permission {ADMIN!r}"
-    return _unauthorized(why, ref=command.ref, id=id_)
+    reason = f"request {id_} belongs to another principal, and {principal.name} lacks the permission {ADMIN!r}"
+    return _unauthorized(reason, ref=command.ref, id=id_)
 
 
 def _authorize_view(principal: Principal, field: str, prefix: str | None, ref: str | None) -> RequestRejected | None:
-    """Return the error if a principal may not see names with this prefix, else None. `field` is for the error."""
+    """Return an error if a principal may not see all names with `prefix`, else None. The error names `field`."""
     if not principal.has_permission(INSPECT):
         return _unauthorized(_missing_permission(principal, INSPECT), ref=ref)
     if may_inspect(principal, prefix):
@@ -242,5 +246,5 @@ def _missing_permission(principal: Principal, permission: str) -> str:
     return f"this requires the permission {permission!r}; {principal.name} has {permissions}"
 
 
-def _unauthorized(why: str, *, ref: str | None = None, id: int | None = None) -> RequestRejected:
-    return RequestRejected(Code.UNAUTHORIZED, why, ref=ref, id=id)
+def _unauthorized(reason: str, *, ref: str | None = None, id: int | None = None) -> RequestRejected:
+    return RequestRejected(Code.UNAUTHORIZED, reason, ref=ref, id=id)

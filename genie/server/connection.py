@@ -43,18 +43,18 @@ OPENING_QUANTUM_S = 0.0005
 """Seconds after which a connection with many lines after a rejected `hello` lets other connections run."""
 
 KEEPALIVE_IDLE_S = 15
-"""TCP keepalive starts after this idle time. A client whose machine vanished is disconnected after half a minute; with the
-kernel's default of two hours, the locks that end with its connection would stay held."""
+"""Idle time in seconds after which TCP keepalive starts. A client whose machine crashed is disconnected after half a minute.
+With the kernel's default of two hours, the locks that end with the connection would stay held for that time."""
 
 FindHandler = Callable[[str | None], CommandHandler | RequestRejected]
-"""Returns the handler of the namespace that a `hello` names (None: the default), or the error if there is none."""
+"""Returns the handler of the namespace that a `hello` names (None: the default), or an error for an unknown namespace."""
 
 
 class Connection(Peer, asyncio.Protocol):
     """Reads lines, submits commands to a handler in order, and writes messages.
 
-    `handler` is for connections without a `hello`, `find_handler` for those with one. `admission` counts open connections
-    and rejects those beyond the limits. Without `authenticator` no authentication is required.
+    A connection without a `hello` uses `handler`; a `hello` selects the handler with `find_handler`. `admission` counts
+    open connections and rejects connections beyond the limits. Without `authenticator` no authentication is required.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class Connection(Peer, asyncio.Protocol):
     ) -> None:
         super().__init__()
         self.handler = handler
-        """What commands are submitted to. Replaced when the server's role changes."""
+        """The handler that commands are submitted to. It is replaced when the server's role changes."""
         self._find_handler = find_handler
         self._limits = limits
         self._admission = admission
@@ -97,17 +97,17 @@ class Connection(Peer, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._lines = LineReader(limits.max_line)
         self._postponed_lines: Iterator[bytes] | None = None
-        """Lines after a rejected `hello` that are not processed yet. Reading is paused until they are."""
+        """Lines after a rejected `hello` that are not processed yet. Reading is paused until they are processed. None: no lines."""
         self._partial_bytes = 0
-        """Bytes of the incomplete line that `admission` counts for this connection."""
+        """Bytes of the incomplete line, as last reported to `admission`."""
         self._write_blocked = False
-        """The transport's write buffer is full: the client does not read."""
+        """Whether the transport's write buffer is full, because the client does not read."""
         self._eof = False
-        """The client closed its sending side."""
+        """Whether the client closed its sending side (half-close)."""
         self._lingers_until = 0.0
         """Event-loop time until which the closing connection lingers; 0 if it does not linger."""
         self._lingered = 0
-        """Bytes discarded while it lingered."""
+        """Bytes discarded while the connection lingered."""
 
     # -- the event loop's callbacks -----------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Connection(Peer, asyncio.Protocol):
         log.debug("connection opened", peer=peer, open=len(self._admission), **optional_fields)
 
     def data_received(self, data: bytes) -> None:
-        """Submit the lines that the received bytes complete. They are decoded when they are executed."""
+        """Submit the lines that the received bytes complete. The handler decodes the lines when it executes them."""
         if self.closing:
             self._discard(data)
             return
@@ -138,7 +138,7 @@ class Connection(Peer, asyncio.Protocol):
             self._reject_long_line(too_long)
             return
         if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):
-            lines = [line for line in lines if line]  # a flood of blank lines would fill the memory
+            lines = [line for line in lines if line]  # a queued blank line takes more memory than its one byte
         if lines and self.state is not READY:
             lines = self._process_opening_lines(iter(lines))
         if lines:
@@ -147,9 +147,9 @@ class Connection(Peer, asyncio.Protocol):
             self._count_partial_line(new=type(completed) is not list or bool(completed))
 
     def eof_received(self) -> bool:
-        """Close after the replies to what was read. Return whether the transport stays open for them.
+        """The client half-closed the connection, like `printf … | nc`: close it after the replies to the commands that were read.
 
-        It does not with TLS, which has no half-close. `printf … | nc` half-closes.
+        Return whether the transport stays open for these replies. With TLS, which has no half-close, it does not.
         """
         self._eof = True
         if self._lingers_until:
@@ -163,8 +163,8 @@ class Connection(Peer, asyncio.Protocol):
             self.finish()
         return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the reason makes no difference
-        """Release what is bound to the lost connection."""
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the cause does not matter
+        """Tell the handler that the connection is lost, so that it releases the locks bound to the connection."""
         self.closed = True
         self._admission.leave(self)
         if self._handshake is not None:
@@ -173,7 +173,7 @@ class Connection(Peer, asyncio.Protocol):
             self.handler.on_disconnect(self)
 
     def pause_writing(self) -> None:
-        """Back pressure: the client does not read its messages, so stop reading its commands."""
+        """Stop reading commands (back pressure), because the client does not read its messages."""
         self._write_blocked = True
         self._update_reading()
 
@@ -189,15 +189,16 @@ class Connection(Peer, asyncio.Protocol):
         transport = self._transport
         if not data or self.closed or transport is None or self._lingers_until:
             return
+        # The check precedes the write: a single large batch may exceed the limit.
         if self._write_blocked and transport.get_write_buffer_size() > self._limits.max_unread:
-            self._disconnect_slow_consumer(transport)  # checked before the write: a single batch may exceed the limit
+            self._disconnect_slow_consumer(transport)
         else:
             transport.write(data)
 
     def _disconnect_slow_consumer(self, transport: asyncio.Transport) -> None:
-        """Send the error, close the connection, and abort it if the client does not read that in time."""
-        why = f"slow consumer: more than {self._limits.max_unread} bytes are unread, so the connection is closed"
-        transport.write(replies.error(RequestRejected(Code.TOO_MANY, why)))
+        """Send an error and close the connection. Abort it if the client has not read the error within the grace time."""
+        reason = f"slow consumer: more than {self._limits.max_unread} bytes are unread, so the connection is closed"
+        transport.write(replies.error(RequestRejected(Code.TOO_MANY, reason)))
         self.closed = True
         self.finish()
         self.handler.on_disconnect(self)
@@ -207,7 +208,7 @@ class Connection(Peer, asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes in the transport's write buffer: the client has not read them."""
+        """Bytes in the transport's write buffer, which the client has not read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     # -- flow control -------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class Connection(Peer, asyncio.Protocol):
         return self.input_paused or self._write_blocked or self._postponed_lines is not None
 
     def _update_reading(self) -> None:
-        """Pause or resume the transport according to the current state. Both calls may be repeated."""
+        """Pause or resume reading from the transport according to the current state. Repeated calls are harmless."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._lingers_until:
@@ -246,7 +247,7 @@ class Connection(Peer, asyncio.Protocol):
     # -- the end ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Send all messages, then close after lingering: what the client still sends is discarded for a while.
+        """Send all messages, half-close, and close after a while. Until then input from the client is discarded.
 
         If the connection were closed with unread input, the kernel would reset it and the last messages could be lost.
         """
@@ -262,7 +263,7 @@ class Connection(Peer, asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._lingers_until = loop.time() + LINGER_S
         transport.write_eof()
-        loop.call_later(LINGER_IDLE_S, self._end_lingering, 0)
+        loop.call_later(LINGER_IDLE_S, self._end_lingering, 0)  # 0 bytes discarded so far
         self._update_reading()
 
     def abort(self) -> None:
@@ -271,7 +272,10 @@ class Connection(Peer, asyncio.Protocol):
             self._transport.abort()
 
     def _end_lingering(self, lingered: int) -> None:
-        """Close a lingering connection, unless the client sent something since the last call, which counted `lingered` bytes."""
+        """Close a lingering connection that is idle or whose time is over; otherwise check again later.
+
+        `lingered`: the bytes that were discarded until the last check. If the number has not changed, the connection is idle.
+        """
         transport, loop = self._transport, asyncio.get_running_loop()
         if transport is None or transport.is_closing():
             return
@@ -287,8 +291,8 @@ class Connection(Peer, asyncio.Protocol):
             self._transport.close()
 
     def _submit_end(self, error: RequestRejected | None = None) -> None:
-        """Accept no further input. After the replies to what was read, send `error`, if any, and close."""
-        if error is None:
+        """Accept no further input. After the replies to the commands that were read, send `error`, if any, and close."""
+        if error is None:  # the client closed its sending side: there is no input to pause
             self.closing = True
         else:
             self.stop_reading()
@@ -300,21 +304,24 @@ class Connection(Peer, asyncio.Protocol):
     # -- incomplete and long lines ------------------------------------------------------------------------
 
     def _count_partial_line(self, *, new: bool) -> None:
-        """Count the bytes of the incomplete line; `new`: it started in this read. May close the connection."""
+        """Report the bytes of the incomplete line to `admission`, which may close the connection.
+
+        `new`: the line started in this read.
+        """
         if not self.closing:
             self._partial_bytes = len(self._lines.partial)
             self._admission.partial_lines.update(self, self._partial_bytes, new=new)
 
-    def drop_partial_line(self, why: RequestRejected) -> None:
-        """Send the error and close, because the incomplete line exceeds a limit."""
+    def drop_partial_line(self, rejection: RequestRejected) -> None:
+        """Send `rejection` and close the connection, because its incomplete line exceeds a limit."""
         self._lines.clear()
         if self.state is ConnectionState.AUTHENTICATING:
-            self._reject_connection(why)
+            self._reject_connection(rejection)
         else:
-            self._submit_end(why)
+            self._submit_end(rejection)
 
     def _reject_long_line(self, too_long: LineTooLong) -> None:
-        """Execute the lines before the one that is too long, then send the error and close."""
+        """Execute the lines before the line that is too long, then send an error and close."""
         lines = too_long.lines if self.state is READY else self._process_opening_lines(iter(too_long.lines))
         if lines:
             self.handler.submit(self, lines, 0)
@@ -331,7 +338,7 @@ class Connection(Peer, asyncio.Protocol):
         self._handshake, self.principal = authenticator.begin(self.certificate, self._limits.max_line)
         if self._handshake is not None:
             self.enter_state(ConnectionState.AUTHENTICATING)
-            if self.principal is None:
+            if self.principal is None:  # a client with a certificate may send its first line at any time
                 self._handshake.start_timer(self.reject_unauthenticated)
 
     def _receive_before_ready(self, data: bytes) -> bytes:
@@ -344,7 +351,7 @@ class Connection(Peer, asyncio.Protocol):
         return b"" if self.closing else data
 
     def _authenticate(self, handshake: Handshake, data: bytes) -> bytes:
-        """Add input to the authentication. Once the client is authenticated, return all bytes received so far, else none."""
+        """Pass received bytes to the handshake. Return all bytes received so far once the client is authenticated, else b""."""
         outcome = handshake.receive(data)
         if outcome is None:
             self._admission.partial_lines.update(self, len(handshake.received), new=False)
@@ -352,7 +359,7 @@ class Connection(Peer, asyncio.Protocol):
         if isinstance(outcome, Denial):
             self.reject_unauthenticated(outcome)
             return b""
-        if outcome is not self.principal:
+        if outcome is not self.principal:  # the token takes precedence over the certificate
             self.principal, self.certificate = outcome, None
         handshake.stop_timer()
         self._handshake = None
@@ -361,14 +368,17 @@ class Connection(Peer, asyncio.Protocol):
         return bytes(handshake.received)
 
     def reject_unauthenticated(self, denial: Denial = NO_HELLO) -> None:
-        """Reject and close a connection that was not authenticated."""
+        """Send the error of `denial` and close the connection, because it was not authenticated."""
         if self._transport is not None and not self._transport.is_closing():
             peer = self._transport.get_extra_info("peername")
             log.warning("authentication failed", reason=denial.reason, peer=peer)
             self._reject_connection(denial.error)
 
     def _reject_connection(self, error: RequestRejected) -> None:
-        """Send an error and close. No handler is used, so this does not wait for the store."""
+        """Send an error and close, without a command handler, so that an unavailable store does not delay the error.
+
+        If too many rejected connections are open, close without waiting for the client to read the error.
+        """
         self.enter_state(ConnectionState.AUTHENTICATING)
         if self._handshake is not None:
             self._handshake.stop_timer()
@@ -382,7 +392,7 @@ class Connection(Peer, asyncio.Protocol):
             self._transport.close()
 
     def reauthorize(self, principal: Principal | None) -> None:
-        """Change the permissions to those of `principal`. None: revoke them all, and close after replying to what was read."""
+        """Change the permissions to those of `principal`. None: revoke all permissions, and close after the pending replies."""
         if principal is None and self.principal is not None:
             self.principal = Principal(self.principal.name, permissions=frozenset())
             if not self.closing:
@@ -393,12 +403,12 @@ class Connection(Peer, asyncio.Protocol):
     # -- hello --------------------------------------------------------------------------------------------
 
     def _process_opening_lines(self, lines: Iterator[bytes]) -> list[bytes]:
-        """Process the first lines of a connection until it is READY. Return the lines after that, which are executed.
+        """Process the first lines of a connection until it is READY. Return the lines that the handler is to execute.
 
-        A connection becomes READY with an accepted `hello`, or without one if its first line is another command. After
-        a rejected `hello` every line but another `hello` is rejected. Many such lines are processed a few at a time, and
-        not before those that a follower has queued: the next `hello` may be for another handler, and the replies must
-        be in the order of the lines.
+        A connection becomes READY with an accepted `hello`, or if its first line is another command than `hello`. After
+        a rejected `hello` every line except another `hello` is rejected. Many such lines are processed a few at a time.
+        They wait until a follower has rejected its queued lines: the next `hello` may be for another handler, and the
+        replies must be in the order of the lines.
         """
         if self._postponed_lines is not None:
             self._postponed_lines = chain(self._postponed_lines, lines)
@@ -411,7 +421,7 @@ class Connection(Peer, asyncio.Protocol):
             if line and not line.isspace() and self._process_opening_line(line):
                 if self.state is READY:
                     return [*lines]
-                self.enter_state(READY)  # without a `hello`
+                self.enter_state(READY)  # the first line is not a `hello`, so the handler executes it
                 return [line, *lines]
             if self.closing:
                 break
@@ -421,7 +431,7 @@ class Connection(Peer, asyncio.Protocol):
         return []
 
     def _postpone_opening_lines(self, lines: Iterator[bytes]) -> None:
-        """Pause reading, and process the lines after other connections were read."""
+        """Pause reading, and process `lines` in the next iteration of the event loop, after other connections were read."""
         self._postponed_lines = lines
         self._update_reading()
         asyncio.get_running_loop().call_soon(self._resume_opening)
@@ -437,12 +447,12 @@ class Connection(Peer, asyncio.Protocol):
         self._update_reading()
 
     def _process_opening_line(self, line: bytes) -> bool:
-        """Submit or reject a `hello`, or reject another line after a rejected one.
+        """Submit or reject a `hello`; reject any other line that follows a rejected `hello`.
 
-        Return True if the connection is READY now, or if this is a first command that is executed without a `hello`.
+        Return True if the connection is READY now, or if the line is a first command other than `hello`.
         """
         if self.state is ConnectionState.AWAIT_HELLO and is_http(line):
-            self._submit_end(http_rejection())  # a web page may have sent it: execute nothing of it
+            self._submit_end(http_rejection())  # a web page may have sent the request: its body must not be executed
             return False
         hello = read_hello(line)
         if hello is None:
@@ -454,7 +464,7 @@ class Connection(Peer, asyncio.Protocol):
         return self.state is READY
 
     def _authenticate_again(self, hello: bytes) -> bool:
-        """Authenticate a `hello` after a rejected one, by its own credentials. Return False if that fails."""
+        """Authenticate a `hello` that follows a rejected `hello`. If that fails, close the connection and return False."""
         authenticator = self._authenticator
         if self.state is not ConnectionState.HELLO_REJECTED or self.principal is None or authenticator is None:
             return True
@@ -468,7 +478,7 @@ class Connection(Peer, asyncio.Protocol):
         return True
 
     def _submit_hello(self, line: bytes, hello: Hello | RequestRejected) -> None:
-        """Submit a `hello`, decoded from `line`, to the handler of its namespace; reject it if it or the namespace is wrong."""
+        """Submit a `hello`, decoded from `line`, to the handler of its namespace. Reject an invalid `hello` or namespace."""
         handler = self.handler
         if isinstance(hello, Hello) and self._find_handler is not None:
             found = self._find_handler(hello.namespace)
@@ -485,16 +495,16 @@ class Connection(Peer, asyncio.Protocol):
         self.enter_state(READY)
         handler.submit(self, [hello], 0)
 
-    def _reject_line(self, line: bytes, rejected: RequestRejected | None) -> None:
-        """Send the error for a line before the connection is READY, immediately because no other message is pending.
+    def _reject_line(self, line: bytes, rejection: RequestRejected | None) -> None:
+        """Send the error for a line before the connection is READY, immediately, because no other message is pending.
 
-        A follower sends `unavailable` with the address of the leader instead, which may accept the line.
+        On a follower, the handler sends `unavailable` with the leader's address instead: the leader may accept the line.
         """
-        if rejected is None:
+        if rejection is None:
             return
-        if not self.handler.is_leader and rejected.code != Code.UNKNOWN_NAMESPACE:
+        if not self.handler.is_leader and rejection.code != Code.UNKNOWN_NAMESPACE:
             self.handler.submit(self, [line], 0)
             return
         if self._authenticator is not None:
-            self._authenticator.count(rejected)
-        self._write(replies.error(rejected))
+            self._authenticator.count(rejection)
+        self._write(replies.error(rejection))

@@ -45,18 +45,19 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MAX_EXPIRY_CHANGES = 10_000
-"""Changes in a batch beyond which no further session ends in it. The others wait for the next batch."""
+"""Changes in a batch beyond which no further session ends in this batch. Other expired sessions wait for the next batch."""
 
 FIRST_BOUND_MS = BOUNDS_MS[0]
+"""Upper bound of a histogram's first bucket, into which nearly all hold times fall."""
 
 _VERSION = version("genie-lock")
 _EXPIRE = Expire()
 
 
 class Dispatcher:
-    """Executes commands of the connections of one namespace, and ends expired requests and sessions.
+    """Executes the commands of all connections of one namespace, and ends expired requests and sessions.
 
-    `notifier` collects the messages and changes of a batch. Without `durable` nothing is stored.
+    `notifier` collects the messages and changes of a batch. Without `durable` no changes are collected.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Dispatcher:
         self._durable = durable
         self._max_locks = limits.max_locks
         self._unchecked_below = limits.max_locks - QUANTUM * MAX_RESOURCES
-        """Number of locks below which one turn of a connection cannot exceed `max_locks`, so that it is not checked."""
+        """Number of locks below which one turn of a connection cannot exceed `max_locks`, so that the limit is not checked."""
         self._max_per_session = limits.max_requests_per_session
         self._max_per_connection = limits.max_requests_per_connection
         self._table, self._step = manager.table, manager.step
@@ -89,7 +90,7 @@ class Dispatcher:
     def expire(self) -> None:
         """End requests whose deadline has passed, and sessions that were not resumed within their timeout."""
         notifier = self.notifier
-        notifier.handle_events(self._step(_EXPIRE, notifier.now), None)
+        notifier.handle_events(self._step(_EXPIRE, notifier.now), requester=None)
         while (
             len(notifier.write_set) < MAX_EXPIRY_CHANGES
             and (session := self.sessions.next_expired(notifier.now)) is not None
@@ -97,16 +98,16 @@ class Dispatcher:
             self._end_session(session)
 
     def recover(self, replies: Iterable[RetainedReply]) -> None:
-        """Restore sessions, retained replies and outcomes from the loaded state, then grant what can be granted."""
+        """Restore sessions, retained replies and outcomes from the loaded state, then grant every grantable request."""
         requests = [*self._table.held.values(), *self._table.waiting.values()]
         replies = list(replies)
         for reply in replies:
             self.manager.add_outcome(reply.id, reply.reason)
         self.sessions.restore(requests, replies, self.notifier.now)
-        self.notifier.handle_events(self._step(core.Recover(), self.notifier.now), None)
+        self.notifier.handle_events(self._step(core.Recover(), self.notifier.now), requester=None)
 
     def snapshot(self, next_id: int) -> Batch:
-        """Return a snapshot of all requests and retained replies, to restore the store from."""
+        """Return a snapshot of all requests and retained replies, which the store can write to Redis. `next_id` is stored with it."""
         retained = {reply.id: reply for session in self.sessions for reply in session.retained_replies or ()}
         return snapshot_of(self.manager, retained, next_id, self.notifier.now)
 
@@ -120,9 +121,9 @@ class Dispatcher:
     # -- execution ----------------------------------------------------------------------------------------
 
     def execute(self, connection: Peer, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
-        """Execute commands of a connection in order. Return True after a slow one (`inspect`, `watch`): others get their turn."""
-        # This loop executes every command. `request` and `release` with their usual single event are handled inline,
-        # which is faster (measured with `genie bench`); every other case has a method.
+        """Execute commands of a connection in order. Return True after a slow command, to let other connections run."""
+        # This loop executes every command. A `request` or `release` with a single event, the usual case, is handled inline,
+        # which is faster (measured with `genie bench`). Every other case has a method.
         if connection.state is DETACHED:
             for item in items:
                 if item is END_OF_INPUT:
@@ -132,7 +133,7 @@ class Dispatcher:
         session, outbox, step, now = connection.session, connection.outbox, self._step, notifier.now
         watched, write_set, holds = self.watches.prefixes, notifier.write_set, stats.holds
         principal = connection.principal
-        # The number of requests that cannot exceed any limit. Further ones are checked one by one in `_admit_request`.
+        # The number of requests that cannot exceed any limit. `_admit_request` checks each further request.
         room = self._max_per_connection if session.key is None else self._max_per_session
         room -= session.live_requests
         if self.store_full or len(table.uncontended) + table.grants > self._unchecked_below:
@@ -144,15 +145,15 @@ class Dispatcher:
             if type(item) is bytes:
                 try:
                     command = read(item)
-                except RequestRejected as rejected:
+                except RequestRejected as rejection:
                     if item and not item.isspace():
-                        notifier.reject(connection, rejected)
+                        notifier.reject(connection, rejection)
                     continue
             elif type(item) is Namespaced:
                 command = item.command
             elif type(item) is Hello:
                 self._handle_hello(connection, item)
-                return False  # connections submit `hello` alone, because it changes the session
+                return False  # `hello` is always submitted alone, because it changes the session
             else:
                 if isinstance(item, RequestRejected):
                     notifier.reject(connection, item)
@@ -230,13 +231,13 @@ class Dispatcher:
                 self.watches.remove(connection, command.prefix)
                 notifier.send(connection, replies.unwatched(command.prefix, command.ref))
             elif type(command) is Hello:
-                why = "hello: must be the first command of a connection, and sent once"
-                notifier.reject(connection, RequestRejected(Code.BAD_REQUEST, why, ref=command.ref))
+                reason = "hello: must be the first command of a connection, and sent once"
+                notifier.reject(connection, RequestRejected(Code.BAD_REQUEST, reason, ref=command.ref))
             elif type(command) is Bye:
                 self._handle_bye(connection, command)
                 return self.execute(connection, items)
             elif type(command) is Namespaced:
-                room -= 1  # it may be a request, which counts for the following ones
+                room -= 1  # the command may be a request, which counts against the limits
                 if command.namespace != self._namespace:
                     notifier.reject(connection, wrong_namespace(command, self._namespace))
                 elif self.execute(connection, iter((command,))):
@@ -244,51 +245,52 @@ class Dispatcher:
         return False
 
     def _authorize(self, connection: Peer, principal: Principal, command: WireCommand) -> bool:
-        """Return whether a principal may execute a command. If it may not, reject the command."""
-        rejected = authorize(principal, command, self._table)
-        if rejected is not None:
-            self.notifier.reject(connection, rejected)
+        """Return whether a principal may execute a command; otherwise send the error. Log a release of another principal's request."""
+        rejection = authorize(principal, command, self._table)
+        if rejection is not None:
+            self.notifier.reject(connection, rejection)
         elif type(command) is Release:
             request = self._table.find(command.id)
             if request is not None and request.principal != principal.name:
                 log.info(
                     "request released by operator", id=command.id, principal=principal.name, owner=request.principal
                 )
-        return rejected is None
+        return rejection is None
 
     def _admit_request(self, connection: Peer, request: Request, lock_count: int) -> bool:
         """Return whether a request for `lock_count` locks is new and within all limits.
 
-        If it is a retry, recognized by its `ref`, repeat the reply of the first one. If it exceeds a limit, reject it.
+        For a retry, recognized by its `ref`, send the reply of the earlier request again. If a limit is exceeded, send
+        an error.
         """
-        session, why = connection.session, ""
+        session, reason = connection.session, ""
         if request.ref is not None:
             earlier = session.find(request.ref)
             if earlier is not None:
                 self._repeat_reply(connection, request, earlier)
                 return False
         if self.store_full:
-            why = "the store is out of memory: locks can be released, but no requests are accepted"
+            reason = "the store is out of memory: locks can be released, but no requests are accepted"
         elif self._table.locks + lock_count > self._max_locks:
-            why = f"too many locks: at most {self._max_locks} can be held"
+            reason = f"too many locks: at most {self._max_locks} can be held"
         elif session.key is not None and session.live_requests >= self._max_per_session:
-            why = f"too many requests: this session already has {self._max_per_session} held or waiting"
+            reason = f"too many requests: this session already has {self._max_per_session} held or waiting"
         elif session.key is None and session.live_requests >= self._max_per_connection:
-            why = f"too many requests: this connection already has {self._max_per_connection} held or waiting"
-        if why:
-            self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=request.ref))
-        return not why
+            reason = f"too many requests: this connection already has {self._max_per_connection} held or waiting"
+        if reason:
+            self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, reason, ref=request.ref))
+        return not reason
 
     def _repeat_reply(self, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
         """Reply to a retry with the id and the current state of the earlier request with the same `ref`.
 
-        Reject it if the two requests are not the same.
+        Reject the retry if the parameters of the two requests differ.
         """
         send, session = self.notifier.send, connection.session
         earlier_request = earlier.request if isinstance(earlier, RetainedReply) else earlier
         if earlier_request is not None and not is_same_request(request, earlier_request):
-            why = f"this ref belongs to another request, {earlier.id}"
-            self.notifier.reject(connection, RequestRejected(Code.REF_CONFLICT, why, ref=request.ref))
+            reason = f"this ref belongs to another request, {earlier.id}"
+            self.notifier.reject(connection, RequestRejected(Code.REF_CONFLICT, reason, ref=request.ref))
             return
         if not session.quiet:
             send(connection, replies.queued(earlier))
@@ -298,12 +300,12 @@ class Dispatcher:
             send(connection, replies.locked_again(earlier, self.notifier.now))
 
     def _release_by_ref(self, connection: Peer, command: ReleaseByRef) -> None:
-        """Release the request of the session with this `ref`; if it has ended, repeat how."""
+        """Release the request of the session with this `ref`. If the request has ended, send the reason again."""
         notifier = self.notifier
         known = connection.session.find(command.ref)
         if known is None:
-            why = f"there is no request with the ref {command.ref!r} in this session, or it ended long ago"
-            notifier.reject(connection, RequestRejected(Code.UNKNOWN_ID, why, ref=command.ref))
+            reason = f"there is no request with the ref {command.ref!r} in this session, or it ended long ago"
+            notifier.reject(connection, RequestRejected(Code.UNKNOWN_ID, reason, ref=command.ref))
         elif isinstance(known, RetainedReply):
             notifier.send(connection, replies.ended(known.id, known.reason, command.ref))
         else:
@@ -311,7 +313,7 @@ class Dispatcher:
             notifier.handle_events(events, connection, command.ref)
 
     def _inspect(self, connection: Peer, command: Inspect) -> None:
-        """Send the held and waiting requests that the command asks for, limited to what the principal may see."""
+        """Send the held and waiting requests that match an `inspect`. Resources that the principal may not see are not named."""
         inspection = core.inspect(
             self._table,
             resource=command.resource,
@@ -324,16 +326,16 @@ class Dispatcher:
         self.notifier.send(connection, replies.inspected(inspection, self.notifier.now, prefixes, command.ref))
 
     def _watch(self, connection: Peer, command: Watch) -> None:
-        """Subscribe a connection to a prefix, and send the locks that are held on it; reject too many prefixes."""
+        """Subscribe a connection to a prefix, and send the held locks with the prefix. Reject more than `MAX_WATCHES` prefixes."""
         if self.watches.add(connection, command.prefix):
             rows, truncated = self.watches.encode_held_locks(command.prefix)
             self.notifier.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
         else:
-            why = f"watch: too many prefixes: this connection already watches {MAX_WATCHES}"
-            self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=command.ref))
+            reason = f"watch: too many prefixes: this connection already watches {MAX_WATCHES}"
+            self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, reason, ref=command.ref))
 
     def may_keep_watches(self, connection: Peer) -> bool:
-        """Return whether the current permissions of a connection permit all its watches."""
+        """Return whether a connection still has the permission for each prefix that it watches."""
         principal = connection.principal
         prefixes = self.watches.prefixes_of(connection)
         if principal is None or not prefixes:
@@ -345,7 +347,8 @@ class Dispatcher:
     def _handle_hello(self, connection: Peer, hello: Hello) -> None:
         """Start or resume the session that a `hello` asks for, and send `welcome`.
 
-        A resumed session is sent the replies that it may have missed, and the state of its live requests.
+        The client of a resumed session also receives the replies that it may have missed, and the state of its live
+        requests.
         """
         principal, notifier = connection.principal, self.notifier
         name = None if principal is None else principal.name
@@ -353,7 +356,7 @@ class Dispatcher:
             connection.session.quiet = hello.quiet
             self._welcome(connection, hello, resumed=False)
             return
-        if connection.closed:  # the client may have resumed the session on another connection
+        if connection.closed:  # do not take the session over: a newer connection may have resumed it
             connection.enter_state(DETACHED)
             return
         session, resumed = self.sessions.attach(hello.session, hello.session_timeout_ms, name)
@@ -375,7 +378,7 @@ class Dispatcher:
         self.notifier.send(connection, message)
 
     def _disconnect_replaced(self, connection: Outbound) -> None:
-        """Session takeover: end a connection whose session is resumed by a newer connection."""
+        """End a connection whose session is taken over by a newer connection."""
         self.watches.remove_all(connection)
         self._detach(connection)
 
@@ -392,17 +395,17 @@ class Dispatcher:
         self._detach(connection)
 
     def _detach(self, connection: Outbound) -> None:
-        """Ignore further commands of a connection, and close it after its messages are sent."""
+        """Ignore further commands of a connection, and close the connection after its messages are sent."""
         connection.detach()
         self.notifier.closing.append(connection)
 
     def _end_input(self, connection: Peer) -> None:
-        """Release what is bound to a connection whose client closed its sending side, then close the connection."""
+        """Handle the end of a connection's input: release the requests bound to the connection, then close it."""
         self._on_disconnect(connection)
         self.notifier.closing.append(connection)
 
     def _on_disconnect(self, connection: Peer) -> None:
-        """Release what is bound to a connection, or keep it until the session is resumed or expires."""
+        """End the requests bound to a connection. If its session has a key, keep them until it is resumed or expires."""
         session = connection.session
         self.watches.remove_all(connection)
         if session.key is not None:
@@ -415,15 +418,15 @@ class Dispatcher:
             session.end()
 
     def _end_session(self, session: Session) -> None:
-        """End a session with a key. Its waiting requests end, too; its held locks belong to no session from now on."""
+        """End a session with a key, with its waiting requests. Its held locks stay held, without a session."""
         requests = list(session.bound.values())
         for request in requests:
-            request.origin = None
+            request.origin = None  # the session, which has ended
             self.notifier.store(request)
         self._disconnect(requests)
         for id_ in self.sessions.remove(session):
             self.notifier.delete(id_)
 
     def _disconnect(self, requests: list[Request]) -> None:
-        """End the waiting ones of these requests, and the held ones with `onDisconnect: release`."""
-        self.notifier.handle_events(self._step(Disconnect(requests), self.notifier.now), None)
+        """End those of the requests that wait, or that are held with `onDisconnect: release`."""
+        self.notifier.handle_events(self._step(Disconnect(requests), self.notifier.now), requester=None)

@@ -1,4 +1,4 @@
-"""The command handler of a follower: it rejects every command, with the leader's address."""
+"""The command handler of a follower, which rejects every command with the leader's address."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class FollowerHandler:
     """Rejects every command as `unavailable`; the error contains the leader's address if it is known.
 
-    `max_bytes` limits the queued commands of all connections.
+    While more than `max_bytes` of commands are queued over all connections, reading is paused.
     """
 
     is_leader = False
     leader: str | None = None
-    """The leader's address for clients."""
+    """The leader's address for clients. None: the leader is unknown."""
 
     def __init__(self, stats: Stats, namespace: str, max_bytes: int) -> None:
         self._stats = stats
@@ -33,12 +33,12 @@ class FollowerHandler:
         self._scheduler = CommandScheduler(max_bytes)
         self._scheduled: asyncio.Handle | None = None
         self._leader_handler: CommandHandler | None = None
-        """The pipeline, once this server leads: it gets each connection of `_awaiting_handover`."""
+        """The pipeline to which the connections of `_awaiting_handover` are handed over. None: this server does not lead."""
         self._awaiting_handover: dict[Peer, Connection] = {}
-        """Connections with queued commands that are still to be rejected."""
+        """Connections whose queued commands must be rejected before the handover. A peer, mapped to itself as a `Connection`."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Reject commands: one batch immediately, the rest after other connections were read."""
+        """Queue commands, and reject one batch of them immediately, the rest after other connections were read."""
         self._scheduler.add(connection, items, size)
         if self._scheduled is None:
             self._run()
@@ -46,11 +46,11 @@ class FollowerHandler:
     def hand_over(self, connections: Iterable[Connection], leader_handler: CommandHandler) -> None:
         """Make `leader_handler` the handler of each connection, because this server leads now.
 
-        A connection with queued commands follows when they are rejected, which takes several batches: the pipeline does
-        not wait for them, and the replies of each connection are sent in the order of its commands.
+        A connection with queued commands is handed over later, when all its queued commands are rejected. So the replies
+        of each connection stay in the order of its commands, and the pipeline can start immediately.
         """
         self._leader_handler = leader_handler
-        self.leader = None  # the last known leader is not the leader any more
+        self.leader = None  # the last known leader has been replaced by this server
         for connection in connections:
             if connection.input_queue:
                 self._awaiting_handover[connection] = connection
@@ -58,7 +58,7 @@ class FollowerHandler:
                 connection.handler = leader_handler
 
     def cancel_handover(self) -> None:
-        """Keep the connections that still have queued commands, because this server leads no longer."""
+        """Keep the connections that were not handed over yet, because this server lost leadership."""
         self._leader_handler = None
         self._awaiting_handover.clear()
 
@@ -67,27 +67,28 @@ class FollowerHandler:
         self._awaiting_handover.pop(connection, None)
 
     def _run(self) -> None:
+        """Reject one batch, and schedule the next batch if commands are left."""
         self._scheduler.run_batch(self._reject)
         self._scheduled = asyncio.get_running_loop().call_soon(self._run) if self._scheduler else None
 
     def _reject(self, connection: Peer, items: Iterator[Item]) -> bool:
-        """Send `unavailable` for each command. False: the scheduler need not end the connection's turn."""
-        why = self._describe_leader()
+        """Send `unavailable` for each command. Always returns False: the connection's turn need not end early."""
+        reason = self._describe_leader()
         for item in items:
             if connection.closed:
                 continue
-            rejected = reject_item(connection, item, why)
-            if rejected is not None:
-                self._stats.errors[rejected.code] += 1
-                leader = self.leader if rejected.code == Code.UNAVAILABLE else None
-                connection.outbox.append(replies.error(rejected, leader))
+            rejection = reject_item(connection, item, reason)
+            if rejection is not None:
+                self._stats.errors[rejection.code] += 1
+                leader = self.leader if rejection.code == Code.UNAVAILABLE else None
+                connection.outbox.append(replies.error(rejection, leader))
         connection.flush()
         if not connection.input_queue:
             self._on_all_rejected(connection)
         return False
 
     def _on_all_rejected(self, connection: Peer) -> None:
-        """Hand a connection over to the pipeline if this server leads now, and close it if it sent its last command."""
+        """Hand a connection over to the pipeline if this server leads now. Close it if the client has closed its sending side."""
         awaiting = self._awaiting_handover.pop(connection, None)
         if awaiting is not None and self._leader_handler is not None:
             awaiting.handler = self._leader_handler
@@ -95,7 +96,7 @@ class FollowerHandler:
             connection.finish()
 
     def _describe_leader(self) -> str:
-        """Return the error message for rejected commands: who leads the namespace, if it is known."""
+        """Return the error message for rejected commands, with the leader's address if it is known."""
         if self.leader is None:
             return (
                 f"this server does not lead the namespace {self._namespace!r}; its leader is unknown, or the store is "

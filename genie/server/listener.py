@@ -30,7 +30,7 @@ C = TypeVar("C", bound=LineOwner)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address but does not listen yet. OSError if the address is not available."""
+    """Return a socket that is bound to an address but does not listen yet. Raises OSError if the address is not available."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -46,23 +46,25 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_exposed(host: str) -> bool:
-    """Return whether a host name or address is not loopback only. OSError if the name cannot be resolved."""
+    """Return whether other machines can reach a host name or address. Raises OSError if the name cannot be resolved."""
     addresses = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return not all(_is_loopback(str(address[0])) for *_, address in addresses)
 
 
 def _is_loopback(address: str) -> bool:
     parsed = ipaddress.ip_address(address.partition("%")[0])  # without an IPv6 zone
+    # An IPv4-mapped IPv6 address such as ::ffff:127.0.0.1 is loopback if its IPv4 address is.
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).is_loopback
 
 
 def lock_address(address: tuple[str, int]) -> socket.socket | None:
-    """Lock an address against other servers that are starting. OSError if one of them has locked it.
+    """Lock an address against other servers that are starting. Raises OSError if another server has locked it.
 
-    Servers bind the address first and listen after loading. Until then Linux lets two servers bind it, because they set
-    SO_REUSEADDR, which a restart needs; the second would take the store from the first. The lock is a name in the
-    abstract namespace of Unix sockets, which the kernel releases when the process ends.
+    A server binds its address, loads the store, and only then listens. Before a server listens, Linux lets a second
+    server bind the same address, because both set SO_REUSEADDR, which a restart needs. The second server would take
+    leadership from the first. The lock is a Unix socket with an abstract name, which the kernel releases when the process
+    ends. Returns None on other systems than Linux.
     """
     if sys.platform != "linux":
         return None
@@ -82,9 +84,9 @@ REJECT_SLOTS = 16
 
 
 class AdmissionControl(Generic[C]):
-    """Counts connections, in total and by client address, and rejects those beyond the limits.
+    """Counts connections, in total and by client address, and rejects connections beyond the limits.
 
-    TLS handshakes count as connections. Iteration yields established connections only, including rejected ones.
+    A TLS handshake counts as a connection. Iteration yields established connections only, including rejected ones.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -94,8 +96,9 @@ class AdmissionControl(Generic[C]):
         self._rejected_count = 0
         """Number of open connections that were rejected."""
         self._handshakes: dict[Hashable, str] = {}
+        """TLS handshakes in progress, with the client's address."""
         self._rejected_handshakes: set[Hashable] = set()
-        """Handshakes beyond the limits, whose connections are to be rejected."""
+        """TLS handshakes in progress beyond the limits. Their connections are rejected when they are established."""
         self._by_address: Counter[str] = Counter()
         self.partial_lines = PartialLines(limits.max_partial)
 
@@ -106,15 +109,15 @@ class AdmissionControl(Generic[C]):
         return iter(self._open)
 
     def admit(self, connection: C, address: str) -> str | None:
-        """Count an established connection. If it exceeds a limit, do not count it and return which limit."""
-        why = self._limit_exceeded(address)
-        if why is None:
+        """Count an established connection and return None. Beyond a limit, return the error text instead of counting it."""
+        reason = self._limit_exceeded(address)
+        if reason is None:
             self._open[connection] = address
             self._by_address[address] += 1
         else:
             self._open[connection] = None
             self._rejected_count += 1
-        return why
+        return reason
 
     def leave(self, connection: C) -> None:
         """Remove a lost connection and its incomplete line."""
@@ -126,14 +129,14 @@ class AdmissionControl(Generic[C]):
 
     @property
     def crowded(self) -> bool:
-        """Whether too many rejected connections are open to let another one linger for its error message."""
+        """Whether too many rejected connections are open, so that another one must be closed without lingering."""
         return self._rejected_count > REJECT_SLOTS
 
     def admit_handshake(self, handshake: Hashable, address: str) -> bool:
         """Count a TLS handshake until it ends; `admit` then counts its connection instead.
 
-        A handshake beyond the limits may complete, so that its connection can be sent the error. Return False if too
-        many such handshakes are in progress: then it must be closed.
+        A handshake beyond the limits may still complete, so that the client can be sent the error over TLS. Return False
+        if too many such handshakes are in progress: then the caller must close the socket.
         """
         if self._limit_exceeded(address) is None:
             self._handshakes[handshake] = address
@@ -153,7 +156,7 @@ class AdmissionControl(Generic[C]):
         self._release(self._handshakes.pop(handshake, None))
 
     def _limit_exceeded(self, address: str) -> str | None:
-        """Return the error if one more connection from this address would exceed a limit, else None."""
+        """Return the error text if one more connection from `address` would exceed a limit, else None."""
         limits = self._limits
         if len(self) >= limits.max_connections:
             return f"too many connections: this server accepts at most {limits.max_connections}"
@@ -163,7 +166,7 @@ class AdmissionControl(Generic[C]):
         return None
 
     def _release(self, address: str | None) -> None:
-        """Decrement the count of an address, unless its connection was not counted (None)."""
+        """Decrement the number of connections from an address. None: the connection was not counted."""
         if address is not None:
             self._by_address[address] -= 1
             if not self._by_address[address]:
@@ -177,11 +180,11 @@ HANDSHAKE_TIMEOUT_S = 10.0
 TLS_SHUTDOWN_TIMEOUT_S = 5.0
 """Seconds that a client has to confirm the end of a TLS connection before it is aborted."""
 ACCEPT_RETRY_S = 0.5
-"""Pause in seconds after `accept` failed, because file descriptors or memory are exhausted."""
+"""Pause in seconds after `accept` failed, usually because file descriptors or memory are exhausted."""
 
 
 class TlsListener(Generic[C]):
-    """Accepts TLS connections on a bound socket. `make_connection` creates the protocol of an established one."""
+    """Accepts TLS connections on a bound socket. `make_connection` creates the protocol for an established connection."""
 
     def __init__(
         self, tls: TlsContexts, admission: AdmissionControl[C], make_connection: Callable[[], asyncio.Protocol]
@@ -237,11 +240,11 @@ class _TlsHandshake(asyncio.Protocol, Generic[C]):
         self._make_connection = make_connection
 
     async def run(self, client: socket.socket, tls: TlsContexts) -> None:
-        """Run the handshake until it completes, fails or times out. Failures are logged."""
+        """Run the handshake until it completes, fails or times out. A failure is logged."""
         peer = None
         try:
             peer = client.getpeername()
-            HANDSHAKE_SOCKET.set(client.fileno())
+            HANDSHAKE_SOCKET.set(client.fileno())  # so that a failed handshake can send its TLS alert
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self,
                 client,
@@ -250,14 +253,14 @@ class _TlsHandshake(asyncio.Protocol, Generic[C]):
                 ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S,
             )
         except OSError as error:  # TLS errors are OSErrors, too
-            timed_out = isinstance(error, ConnectionAbortedError)
-            why = f"timed out after {HANDSHAKE_TIMEOUT_S:g} s" if timed_out else describe_error(error)
-            log.info("TLS handshake failed", peer=peer, reason=why)
+            timed_out = isinstance(error, ConnectionAbortedError)  # how asyncio reports a handshake timeout
+            reason = f"timed out after {HANDSHAKE_TIMEOUT_S:g} s" if timed_out else describe_error(error)
+            log.info("TLS handshake failed", peer=peer, reason=reason)
         finally:
             self._admission.end_handshake(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The handshake is complete: replace this protocol by a `Connection`, which is admitted instead."""
+        """Replace this protocol by a `Connection`, because the handshake is complete. The new connection is counted instead."""
         self._admission.end_handshake(self)
         connection = self._make_connection()
         cast("asyncio.Transport", transport).set_protocol(connection)

@@ -1,4 +1,4 @@
-"""Samples a namespace ten times a second: event-loop lag, and the log of slow waits and deadlocks.
+"""Samples a namespace ten times a second: measures the event-loop lag, and logs slow waits and deadlocks.
 
 Slow waits and deadlocks are logged here, not where they occur, so that the number of log lines is bounded.
 """
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 SAMPLE_INTERVAL_S = 0.1
 MAX_LOGGED_EVENTS = 10
-"""Maximum number of slow waits, and of deadlocks, logged per sample. Of further ones only the number is logged."""
+"""Maximum number of slow waits, and of deadlocks, logged per sample. Beyond it only the number of omitted events is logged."""
 MAX_LOGGED_STEPS = 100
 """Maximum number of logged steps of a cycle."""
 MAX_LOGGED_RESOURCES = 10
@@ -29,7 +29,7 @@ MAX_LOGGED_RESOURCES = 10
 
 
 class Monitor:
-    """Samples one namespace. A request is logged when it has waited for `slow_wait_ms`; 0 disables that."""
+    """Samples one namespace. A request is logged once it has waited for `slow_wait_ms`; 0 disables the log of slow waits."""
 
     def __init__(self, namespace: str, stats: Stats, slow_wait_ms: float) -> None:
         self._log = log.bind(namespace=namespace)
@@ -39,9 +39,10 @@ class Monitor:
         self._loop = asyncio.get_running_loop()
         stats.rotate(self._loop.time() * 1000)
         self._next_at = self._loop.time() + SAMPLE_INTERVAL_S
+        """Event-loop time of the next sample."""
         self._timer = self._loop.call_at(self._next_at, self._sample)
         self.pipeline: Pipeline | None = None
-        """The leader's pipeline, while this server leads."""
+        """The pipeline of the namespace while this server leads, else None."""
 
     def stop(self) -> None:
         """Cancel the timer."""
@@ -59,7 +60,7 @@ class Monitor:
         self._timer = self._loop.call_at(self._next_at, self._sample)
 
     def _log_slow_waits(self, pipeline: Pipeline) -> None:
-        """Log requests that still wait after `slow_wait_ms`, each once. `recent_waiters` is in order of arrival."""
+        """Log each request that still waits after `slow_wait_ms`, once. `recent_waiters` is in order of arrival."""
         recent, now, logged, omitted = self._stats.recent_waiters, pipeline.now, 0, 0
         while recent and (recent[0].state is not WAITING or recent[0].since <= now - self._slow_ms):
             request = recent.popleft()
@@ -78,13 +79,13 @@ class Monitor:
         """Log the deadlocks since the last sample, and how many are omitted."""
         deadlocks, count = self._stats.take_unreported_deadlocks()
         for deadlock in deadlocks[:MAX_LOGGED_EVENTS]:
-            self._log.warning("deadlock", **_deadlock_fields(deadlock))
+            self._log.warning("deadlock detected", **_deadlock_fields(deadlock))
         if count > MAX_LOGGED_EVENTS:
             self._log.warning("deadlocks not logged", count=count - MAX_LOGGED_EVENTS)
 
 
 def _slow_wait_fields(pipeline: Pipeline, request: Request, now: float) -> dict[str, Any]:
-    """Return the log fields of a slow wait: the request, its resources and its first blockers."""
+    """Return the log fields of a slow wait: the request, its first resources and its first blockers."""
     blockers, total, _ = sample_blockers(pipeline.manager.table, request, MAX_COUNTED_BLOCKERS, count=True)
     names = request.names()
     return {

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class _InternalClient(Peer):
-    """A client inside the server: its command is stored before it is answered, like that of any client."""
+    """A client inside the server process. The reply to its command is sent when the command is stored, as for any client."""
 
     __slots__ = ("_handler", "_reply")
 
@@ -38,7 +38,7 @@ class _InternalClient(Peer):
         self._reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def execute(self, line: bytes) -> bytes:
-        """Submit a line and return the reply. The caller must set a timeout: an unavailable store delays the reply."""
+        """Submit one line and return the reply. The caller must set a timeout, because an unavailable store delays the reply."""
         self._handler.submit(self, [line], len(line))
         try:
             return await self._reply
@@ -56,10 +56,11 @@ class _InternalClient(Peer):
 
 
 class Namespace:
-    """One namespace on this server, as leader or as follower of the server that leads it.
+    """One namespace on this server, which leads the namespace or follows the server that leads it.
 
-    `connections` are all connections of the server; those of this namespace have its handler. `ready` is set as soon as
-    the leader is known. `task` ends only with a defect or with an error that a retry cannot resolve.
+    `connections` are all connections of the server; a connection belongs to this namespace if it has its handler. `ready`
+    is set as soon as the leader is known. `task` runs until the server stops; it fails with a defect, or with an error
+    that a retry cannot resolve.
     """
 
     def __init__(
@@ -76,10 +77,10 @@ class Namespace:
         self.draining = False
         self.task: asyncio.Task[None] | None = None
         self.monitor: Monitor | None = None
-        """None in a simulated server, whose virtual time its timer would fill."""
+        """None in a simulated server: the monitor's timer, ten times a second, would slow down the simulation."""
         self.pipeline: Pipeline | None = None
-        """The pipeline of this server as leader. After leadership is lost it is kept until the next leader is known, because
-        the store may need its snapshot."""
+        """The pipeline of this server as leader. After leadership is lost, the pipeline is kept until the next leader is known,
+        because the store may need a snapshot of its state."""
         self.is_leader = False
         self._settings = settings
         self._connections = connections
@@ -96,7 +97,7 @@ class Namespace:
 
     @property
     def handler(self) -> CommandHandler:
-        """What connections of the namespace submit commands to, in its current role."""
+        """The handler to which connections of the namespace submit commands: the pipeline of a leader, or the follower's handler."""
         return self.pipeline if self.pipeline is not None and self.is_leader else self._follower
 
     # -- for the admin port and the metrics ---------------------------------------------------------------
@@ -112,7 +113,7 @@ class Namespace:
 
     @property
     def leader(self) -> str | None:
-        """The leader's address for clients, where this server follows it."""
+        """The leader's address for clients. None if this server leads, or if the leader is unknown."""
         return None if self.is_leader else self._follower.leader
 
     @property
@@ -129,7 +130,7 @@ class Namespace:
 
     @property
     def manager(self) -> LockManager | None:
-        """The lock manager, on the leader."""
+        """The lock manager of a leader; None on a follower."""
         return self.pipeline.manager if self.is_leader and self.pipeline is not None else None
 
     @property
@@ -139,11 +140,11 @@ class Namespace:
 
     @property
     def sessions(self) -> int:
-        """Sessions, with and without a connection."""
+        """Number of sessions, with and without a connection; 0 on a follower."""
         return self.pipeline.session_count if self.is_leader and self.pipeline is not None else 0
 
     async def execute(self, line: bytes) -> bytes:
-        """Execute a command given as a line of the protocol, and return the reply when the command is stored."""
+        """Execute one line of the wire protocol as an internal client. Return the reply when the command is stored."""
         client = _InternalClient(self.handler)
         self._internal_clients.add(client)
         try:
@@ -152,7 +153,7 @@ class Namespace:
             self._internal_clients.discard(client)
 
     def may_keep_watches(self, connection: Connection) -> bool:
-        """Return whether the current permissions of a connection permit all its watches in this namespace."""
+        """Return whether a connection still has the permission for each prefix that it watches in this namespace."""
         return (
             self.pipeline is None
             or connection.handler is not self.pipeline
@@ -171,14 +172,14 @@ class Namespace:
 
     @property
     def _current_pipeline(self) -> Pipeline:
-        assert self.pipeline is not None, "kept until the next leader is known"  # noqa: S101 - only called until then
+        assert self.pipeline is not None, "the pipeline is kept until the next leader is known"  # noqa: S101
         return self.pipeline
 
     def _snapshot(self) -> Batch:
         return self._current_pipeline.snapshot()
 
     def _on_leader_changed(self, leader: str | None) -> None:
-        """Redirect clients to a leader, another server; None: it is unknown."""
+        """Redirect clients to the leader, which is another server. None: the leader is unknown."""
         if leader is not None and leader != self._follower.leader:
             log.info("leader changed", namespace=self.name, leader=leader)
         self._follower.leader = leader
@@ -187,7 +188,7 @@ class Namespace:
             self._ready.set()
 
     def _dispose_pipeline(self) -> None:
-        """Free the state of this server's last leadership. The store needs it no longer."""
+        """Free the state of this server's last leadership, because the store no longer needs a snapshot of it."""
         pipeline, self.pipeline = self.pipeline, None
         if pipeline is not None:
             pipeline.dispose()
@@ -200,22 +201,23 @@ class Namespace:
         self.pipeline = pipeline = self._make_pipeline(state)
         pipeline.recover(state.retained_replies.values())
         await pipeline.drained()
-        if self._leadership_lost.is_set():
+        if self._leadership_lost.is_set():  # the store failed while the recovery was stored
             return
         self.is_leader = True
-        gc.freeze()  # the loaded state is long-lived: garbage collection need not traverse it
+        gc.freeze()  # the loaded state is long-lived: the garbage collector need not traverse it
         if self.monitor is not None:
             self.monitor.pipeline = pipeline
         self._follower.hand_over(self._connections_of(self._follower), pipeline)
         if self._ready.is_set():
-            log.info("leadership acquired", namespace=self.name, held=len(pipeline.manager.table.held))
+            log.info("leadership acquired", namespace=self.name, held_locks=pipeline.manager.table.locks)
         self._ready.set()
 
     def _make_pipeline(self, state: StateMachine) -> Pipeline:
         """Return a pipeline for the replicated state, whose clock continues that of the previous leader."""
         settings, loop = self._settings, asyncio.get_running_loop()
         manager, offset_ms = state.manager, state.clock_ms - loop.time() * 1000
-        unix_us = time.time_ns() // 1000  # unique ids and fencing tokens even if the store lost the last ones
+        # So ids and fencing tokens stay unique even if the store lost the last batches.
+        unix_us = time.time_ns() // 1000
         manager.next_id = max(manager.next_id, unix_us)
         manager.next_fence = max(manager.next_fence, unix_us)
 
@@ -237,7 +239,7 @@ class Namespace:
         )
 
     async def _wait_until_leadership_ends(self) -> None:
-        """Wait until leadership is lost, or transfer it when a server that leads fewer namespaces requests that."""
+        """Wait until leadership is lost, or until a server that leads fewer namespaces requests it: then transfer it."""
         lost, requested = (
             asyncio.create_task(self._leadership_lost.wait()),
             asyncio.create_task(self.store.wait_for_transfer_request()),
@@ -245,14 +247,17 @@ class Namespace:
         try:
             await asyncio.wait({lost, requested}, return_when=asyncio.FIRST_COMPLETED)
             if not self._leadership_lost.is_set():
-                requested.result()
+                requested.result()  # raises the error if the wait failed
                 await self._transfer_leadership()
         finally:
             await cancel_and_wait(lost)
             await cancel_and_wait(requested)
 
     async def _transfer_leadership(self) -> None:
-        """Drain, resign, and close all connections after the replies to stored commands are sent."""
+        """Drain, resign, and close the connections of the namespace, after the replies to stored commands are sent.
+
+        If draining times out, leadership is not resigned: the next leader waits until the lease expires.
+        """
         log.info("leadership transfer started", namespace=self.name, reason="another node leads fewer namespaces")
         drained = await self.drain()
         if self._leadership_lost.is_set():
@@ -264,7 +269,7 @@ class Namespace:
             connection.finish()
 
     async def drain(self) -> bool:
-        """Stop reading commands, and wait until those that were read are stored. Return False after a timeout."""
+        """Stop reading commands, and wait until the commands that were read are stored. Return False after the drain timeout."""
         pipeline = self._current_pipeline
         self._follower.cancel_handover()
         for connection in self._connections_of(pipeline):
@@ -296,14 +301,18 @@ class Namespace:
         """End leadership on this server: commands are rejected from now on."""
         self.is_leader, self._follower.leader = False, None
         self._follower.cancel_handover()
-        self.stats.rearrangements += self._current_pipeline.manager.rearrangements  # the manager is freed later
+        # The lock manager, which counts its rearrangements itself, is freed later.
+        self.stats.rearrangements += self._current_pipeline.manager.rearrangements
         if self.monitor is not None:
             self.monitor.pipeline = None
         for client in self._internal_clients:
             client.abort()
 
     def _on_leadership_lost(self, error: BaseException) -> None:
-        """Step down and abort all connections: replies that were not sent may be for commands that are not stored."""
+        """Step down, and abort all connections of the namespace without sending replies: their commands may not be stored.
+
+        Any other error than `LeadershipLost` is a defect, which ends the role loop.
+        """
         self._step_down()
         for connection in self._connections_of(self._current_pipeline):
             connection.abort()

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class Notifier:
-    """Collects the outcome of one batch: `write_set` for the store, `dirty` connections to flush, `closing` ones.
+    """Collects the outcome of one batch: messages to clients, and `write_set`, the changes for the store.
 
-    `now` is the lock manager's time of the batch, to be set first. Without `durable` no write set is collected. In the
-    methods, `requester` is the connection that sent the command, and `ref` is the `ref` of the command.
+    Set `now` to the lock manager's time (ms) before each batch. Without `durable` no write set is collected. In the
+    methods, `requester` is the connection that sent the command, None for a command of the server itself, and `ref` is
+    the `ref` of the command.
     """
 
     def __init__(
@@ -39,37 +40,41 @@ class Notifier:
         self.manager = manager
         self.stats = stats
         self.now = 0.0
+        """The lock manager's time of the batch (ms)."""
         self.durable = durable
         self.sessions = sessions
         self.watches = watches
         self.write_set: dict[int, Change] = {}
+        """Changes of the batch, by id of the request. None: delete the record."""
         self.stored_below = manager.next_id
-        """Requests with this id or a greater one are not in the store."""
+        """Upper bound of the ids in the store: a request with this id or a greater id was never stored."""
         self.dirty: list[Outbound] = []
+        """Connections with messages in their outbox."""
         self.closing: list[Outbound] = []
+        """Connections to close after the messages of the batch are sent."""
 
     # -- messages -----------------------------------------------------------------------------------------
 
     def send(self, connection: Outbound | None, message: bytes) -> None:
-        """Send a message with this batch, to a connection that is still open: a reply, or an event of its own request."""
+        """Send a reply, or the outcome of a client's own request, when the batch is stored. Does nothing if the connection is lost."""
         if connection is not None and not connection.closed:
             if not connection.outbox:
                 self.dirty.append(connection)
             connection.has_reply = True
             connection.outbox.append(message)
 
-    def reject(self, connection: Outbound | None, rejected: RequestRejected) -> None:
-        """Send an error with this batch, and count it."""
-        self.stats.errors[rejected.code] += 1
-        self.send(connection, replies.error(rejected))
+    def reject(self, connection: Outbound | None, rejection: RequestRejected) -> None:
+        """Send an error when the batch is stored, and count the error."""
+        self.stats.errors[rejection.code] += 1
+        self.send(connection, replies.error(rejection))
 
     def reject_now(self, connection: Outbound, errors: list[RequestRejected]) -> None:
-        """Send errors immediately, or after the messages of the batch in flight if there are any."""
-        for rejected in errors:
-            self.stats.errors[rejected.code] += 1
+        """Count and send errors: immediately, or if messages wait for the batch in flight, after these messages."""
+        for rejection in errors:
+            self.stats.errors[rejection.code] += 1
         if connection.closed or not errors:
             return
-        in_order = not connection.outbox
+        in_order = not connection.outbox  # no earlier message waits for the batch in flight
         connection.outbox += map(replies.error, errors)
         if in_order:
             connection.flush()
@@ -77,9 +82,9 @@ class Notifier:
             connection.has_reply = True
 
     def publish(self, request: Request, state: str) -> None:
-        """Send a watch event for each resource of a request. `state` is `locked` or `unlocked`.
+        """Send a watch event to the watchers of each resource of a request. `state` is `locked` or `unlocked`.
 
-        Slow consumers are sent `lagged` instead, and their watches end.
+        A watcher with too many unread bytes is sent `lagged` instead, and all its watches end.
         """
         watches = self.watches
         for name, exclusive in request.modes():
@@ -93,7 +98,7 @@ class Notifier:
                     self._send_event(connection, message)
 
     def _send_event(self, connection: Outbound, message: bytes) -> None:
-        """Send a watch event, which may be deferred: unlike `send` this does not set `has_reply`."""
+        """Add a watch event to the outbox. Unlike `send` this leaves `has_reply` unset, so the event may be deferred."""
         if not connection.outbox:
             self.dirty.append(connection)
         connection.watch_bytes += len(message)
@@ -107,19 +112,19 @@ class Notifier:
             self.write_set[request.id] = request
 
     def delete(self, id: int) -> None:
-        """Add the deletion of an id to the write set."""
+        """Add the deletion of a record, by the id of its request, to the write set."""
         if self.durable:
             self.write_set[id] = None
 
     # -- events of the lock manager -----------------------------------------------------------------------
 
     def handle_events(self, events: list[Event], requester: Outbound | None, ref: str | None = None) -> None:
-        """Send the messages for the events of a command, and add their changes to the write set."""
+        """Send the messages for the events of a command, and add the changed requests to the write set."""
         for event in events:
             _ON_EVENT[type(event)](self, event, requester, ref)
 
     def on_queued(self, event: core.Queued, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
-        """Send `queued`. The request is only stored if it has a session: otherwise it ends with the connection."""
+        """Send `queued`. The request is stored only if its session has a key: otherwise it ends with the connection."""
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
         session.add_queued(request)
@@ -157,7 +162,7 @@ class Notifier:
             self.publish(request, "locked")
 
     def on_released(self, event: Released, requester: Outbound | None, ref: str | None) -> None:
-        """Send `released` to the requester, and to the client of the request if that is another one."""
+        """Send `released` to the requester, and to the client of the ended request if that is another connection."""
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
         if request.fence and event.reason is SUCCESS:
@@ -165,6 +170,7 @@ class Notifier:
         else:
             self.stats.record_ended(event, self.now)
         is_own = requester is not None and session is not None and requester is session.connection
+        # Without a message, the session retains only the outcome: the requester is sent the reply below.
         message = b"" if is_own and event.reason is SUCCESS else replies.released(event, self.now, request.ref)
         self._end(request, event.reason, message)
         if session is not None and not is_own:
@@ -175,7 +181,7 @@ class Notifier:
             self.publish(request, "unlocked")
 
     def _end(self, request: Request, reason: core.Reason, message: bytes) -> None:
-        """Remove an ended request from its session and from the store. A session with a key retains `message`."""
+        """Remove an ended request from its session and from the store. A session with a key retains the reply `message`."""
         session: Session | None = request.origin  # type: ignore[assignment]
         change: Change = request
         if session is not None:
@@ -185,7 +191,7 @@ class Notifier:
                 change = self.retain_reply(session, request, reason, message)
         if not self.durable:
             return
-        if (  # the request may have a record in the store
+        if (  # the request may have a record in the store: an earlier batch, or this one, stored it
             request.fence
             or session is None
             or (session.key is not None and (request.id < self.stored_below or request.id in self.write_set))
@@ -193,9 +199,9 @@ class Notifier:
             self.write_set[request.id] = change
 
     def retain_reply(self, session: Session, request: Request, reason: core.Reason, message: bytes) -> Change:
-        """Retain the terminal reply of a request in its session; return the change for the write set.
+        """Retain the terminal reply of a request in its session, and return the change for the write set.
 
-        Without a key the session only retains how the request ended, in order to recognize its `ref`.
+        A session without a key retains only the reason, in order to recognize a retry by its `ref`.
         """
         if session.key is None:
             if session.connection is None:  # the connection is lost: no client can use the `ref`
@@ -205,7 +211,7 @@ class Notifier:
                 session.drop_oldest_reply()
             return request
         if len(message) > MAX_RETAINED_REPLY_BYTES:
-            message = replies.ended(request.id, reason, request.ref)
+            message = replies.ended(request.id, reason, request.ref)  # without blockers or cycle
         reply = RetainedReply(request.id, request.ref, session, self.now, message, reason, request)
         for id_ in self.sessions.retain(session, reply):
             self.delete(id_)
@@ -224,8 +230,8 @@ class Notifier:
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
         """Reject a request that would have to wait although the wait queues are full."""
         limit = self.manager.max_queue_entries
-        why = f"too many waiting requests: all wait queues together have at most {limit:.0f} entries"
-        self.reject(requester, RequestRejected(Code.TOO_MANY, why, ref=ref))
+        reason = f"too many waiting requests: all wait queues together have at most {limit:.0f} entries"
+        self.reject(requester, RequestRejected(Code.TOO_MANY, reason, ref=ref))
 
     def on_already_ended(self, event: core.AlreadyEnded, requester: Outbound | None, ref: str | None) -> None:
         """Send `released` for a request that ended earlier, with its reason."""
@@ -233,14 +239,14 @@ class Notifier:
 
     def on_unknown_id(self, event: core.UnknownId, requester: Outbound | None, ref: str | None) -> None:
         """Reject a command for an id that does not exist."""
-        why = f"there is no request {event.id}, or it ended long ago"
-        self.reject(requester, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))
+        reason = f"there is no request {event.id}, or it ended long ago"
+        self.reject(requester, RequestRejected(Code.UNKNOWN_ID, reason, ref=ref, id=event.id))
 
     def on_not_held(self, event: core.NotHeld, requester: Outbound | None, ref: str | None) -> None:
         """Reject an `extend` of a waiting request."""
         request = event.request
-        why = f"extend: {request.id} still waits; only a held lock can be extended"
-        self.reject(requester, RequestRejected(Code.BAD_REQUEST, why, ref=ref, id=request.id))
+        reason = f"extend: {request.id} still waits; only a held lock can be extended"
+        self.reject(requester, RequestRejected(Code.BAD_REQUEST, reason, ref=ref, id=request.id))
 
 
 _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None], None]] = {

@@ -1,4 +1,4 @@
-"""Limits for incomplete lines: their total bytes over all connections, and their age."""
+"""Limits for incomplete lines: the total bytes over all connections, and the age of each line."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ MAX_LINE_AGE_S = 30.0
 """Maximum seconds from the first byte of a line to its last."""
 
 LOW_WATER_SHARE = 0.9
-"""When the limit is exceeded, connections are closed until this share of it is used. So the search for the largest lines,
-which sorts all of them, is rare.
+"""When the limit is exceeded, connections are closed until only this share of the limit is used. So the search for the
+largest lines, which sorts all lines, runs rarely.
 """
 
 
 class LineOwner(Protocol):
-    """What `PartialLines` needs of a connection."""
+    """The part of a connection that `PartialLines` uses."""
 
     @property
     def reading_is_paused(self) -> bool:
-        """Whether reading from the client is paused, and will be resumed."""
+        """Whether reading from the client is paused and will be resumed."""
 
-    def drop_partial_line(self, why: RequestRejected) -> None:
-        """Send the error and close the connection."""
+    def drop_partial_line(self, rejection: RequestRejected) -> None:
+        """Drop the incomplete line, send `rejection` and close the connection."""
 
 
 class PartialLines:
     """Tracks the incomplete line of each connection, and closes connections beyond the limits.
 
-    All lines together have at most `max_bytes`: connections with the largest ones are closed first. A connection without
-    an incomplete line has no entry.
+    If all incomplete lines together exceed `max_bytes`, the connections with the largest lines are closed. A line that is
+    older than `MAX_LINE_AGE_S` also closes its connection.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -43,12 +43,16 @@ class PartialLines:
         """Bytes of all incomplete lines."""
         self._max_bytes = max_bytes
         self._sizes: dict[LineOwner, int] = {}
+        """Bytes of the incomplete line of each connection that has one."""
         self._started_at: dict[LineOwner, float] = {}
-        """Event-loop time of each line's first byte, oldest first."""
+        """Event-loop time of the first byte of each connection's line, oldest first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def update(self, connection: LineOwner, size: int, *, new: bool) -> None:
-        """Set the bytes of a connection's incomplete line. `new`: it is another line than at the last call."""
+        """Set the bytes of a connection's incomplete line. May close connections.
+
+        `new`: the line started after the last call, so its age starts now.
+        """
         self.bytes += size - self._sizes.pop(connection, 0)
         if new or not size:
             self._started_at.pop(connection, None)
@@ -64,22 +68,22 @@ class PartialLines:
             self._close_largest()
 
     def discard(self, connection: LineOwner) -> None:
-        """Remove the line of a connection that is lost or accepts no further input."""
+        """Forget the incomplete line of a connection that is lost or accepts no further input."""
         self.bytes -= self._sizes.pop(connection, 0)
         self._started_at.pop(connection, None)
 
     def _close_largest(self) -> None:
-        """Close the connections with the largest lines until all lines together are below the low-water mark."""
-        why = (
+        """Close the connections with the largest lines until the total is at most `LOW_WATER_SHARE` of the limit."""
+        reason = (
             f"the incomplete lines of all connections exceed {self._max_bytes} bytes, and this one is among the longest"
         )
         for connection in sorted(self._sizes, key=self._sizes.__getitem__, reverse=True):
             if self.bytes <= self._max_bytes * LOW_WATER_SHARE:
                 break
-            self._close(connection, RequestRejected(Code.TOO_MANY, why))
+            self._close(connection, RequestRejected(Code.TOO_MANY, reason))
 
     def _close_oldest(self) -> None:
-        """Close connections whose line is older than `MAX_LINE_AGE_S`, and set the timer for the next one."""
+        """Close connections whose line is older than `MAX_LINE_AGE_S`, and set the timer for the next oldest line."""
         self._timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -87,16 +91,18 @@ class PartialLines:
             if started_at > now - MAX_LINE_AGE_S:
                 self._timer = loop.call_later(started_at + MAX_LINE_AGE_S - now, self._close_oldest)
                 return
-            if connection.reading_is_paused:  # the rest may be in the kernel's buffer: restart its time
+            if connection.reading_is_paused:  # the rest of the line may be in the kernel's buffer: restart its age
                 del self._started_at[connection]
                 self._started_at[connection] = now
                 continue
-            why = f"the line was not completed within {MAX_LINE_AGE_S:g} s"
-            self._close(connection, RequestRejected(Code.BAD_MESSAGE, why))
+            reason = f"the line was not completed within {MAX_LINE_AGE_S:g} s"
+            self._close(connection, RequestRejected(Code.BAD_MESSAGE, reason))
         if self._started_at:
             self._timer = loop.call_later(MAX_LINE_AGE_S, self._close_oldest)
 
-    def _close(self, connection: LineOwner, why: RequestRejected) -> None:
-        log.warning("connection with an incomplete line closed", bytes=self._sizes[connection], reason=why.message)
+    def _close(self, connection: LineOwner, rejection: RequestRejected) -> None:
+        log.warning(
+            "connection with an incomplete line closed", bytes=self._sizes[connection], reason=rejection.message
+        )
         self.discard(connection)
-        connection.drop_partial_line(why)
+        connection.drop_partial_line(rejection)

@@ -21,11 +21,11 @@ class ConnectionState(Enum):
     """
 
     AUTHENTICATING = "authenticating"
-    """The client is not authenticated yet, or was rejected. No handler has the connection."""
+    """The client is not authenticated yet, or was rejected. Nothing is submitted to a handler."""
     AWAIT_HELLO = "await-hello"
-    """The first command is awaited. It may be another one than `hello` if no session, namespace or token is needed."""
+    """The first command is awaited. A client that needs no session, namespace or token may omit `hello`."""
     HELLO_REJECTED = "hello-rejected"
-    """Only another `hello` is accepted: other commands would be executed without the requested session."""
+    """Only another `hello` is accepted, because other commands would be executed without the requested session."""
     READY = "ready"
     """Commands are submitted to the handler of the namespace."""
     DETACHED = "detached"
@@ -34,7 +34,8 @@ class ConnectionState(Enum):
 
 READY: Final = ConnectionState.READY
 DETACHED: Final = ConnectionState.DETACHED
-"""Module-level names, because an attribute lookup on the enum takes three times as long and every read compares with them.
+"""Module-level names: an attribute lookup on the enum takes three times as long, and every read from a client compares
+states.
 """
 
 TRANSITIONS: Final[dict[ConnectionState, frozenset[ConnectionState]]] = {
@@ -46,44 +47,44 @@ TRANSITIONS: Final[dict[ConnectionState, frozenset[ConnectionState]]] = {
     ConnectionState.READY: frozenset((ConnectionState.HELLO_REJECTED, ConnectionState.DETACHED)),
     ConnectionState.DETACHED: frozenset(),
 }
-"""READY becomes HELLO_REJECTED if the handler rejects the submitted `hello`. HELLO_REJECTED becomes AUTHENTICATING, and
-the connection is closed, if the token of the next `hello` is wrong.
+"""The states that may follow each state. READY becomes HELLO_REJECTED if the handler rejects the submitted `hello`.
+HELLO_REJECTED becomes AUTHENTICATING if the token of the next `hello` is wrong; then the connection is closed.
 """
 
 
 class EndOfInput:
-    """Submitted as the last item of a connection, which is closed after the replies to the items before."""
+    """The last item that a connection submits: close the connection after the replies to the earlier items."""
 
 
 END_OF_INPUT = EndOfInput()
 
 Item = bytes | RequestRejected | EndOfInput | Hello | Namespaced
-"""What a connection submits: a line, an error to send, the end of the input, or a decoded command."""
+"""An item of input: a line, an error to send instead of a reply, the end of the input, or a decoded command."""
 
 Input = Sequence[Item] | UnsplitLines
-"""The items of one `submit`."""
+"""The items of one call of `submit`: a sequence, or complete lines that are not split yet."""
 
 Queued = tuple[Iterator[Item], int, int]
-"""The remaining items of an input, their number (`sys.maxsize` if unknown), and the bytes in which they were read."""
+"""The remaining items of an input, the number of items (`sys.maxsize` if unknown), and the bytes that contained them."""
 
 InputQueue = deque[Queued]
 
 
 class CommandHandler(Protocol):
-    """What a connection submits its input to: the pipeline of a leader, or the handler of a follower."""
+    """Executes or rejects the commands of connections: the pipeline of a leader, or the handler of a follower."""
 
     is_leader: bool
-    """Whether commands are executed here."""
+    """Whether this handler executes commands rather than rejecting them."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands of one connection in order. `size` is the number of bytes in which they were read."""
+        """Queue commands of one connection in order. `size`: the bytes that were read for these commands."""
 
     def on_disconnect(self, connection: Peer) -> None:
-        """Release what is bound to a lost connection."""
+        """End or keep the requests that are bound to a lost connection."""
 
 
 class Peer:
-    """One client. A subclass writes to it, and pauses and resumes reading."""
+    """The state of one client. A subclass implements writing, and pausing and resuming of reading."""
 
     __slots__ = (
         "busy_until",
@@ -108,18 +109,18 @@ class Peer:
         """The identity and permissions of the client. None: authentication is not required, everything is permitted."""
         self.session = Session(self)
         self.input_queue: InputQueue = deque()
-        """Queued commands, one entry for each read."""
+        """Queued commands. Each entry contains the commands of one read."""
         self.queued_bytes = 0
         """Bytes of `input_queue`."""
         self.input_paused = False
-        """Back pressure: reading is paused, because too many bytes are queued."""
+        """Whether reading is paused (back pressure), because too many bytes are queued."""
         self.busy_until = self.overran_until = 0.0
-        """Set by the scheduler: until when the connection is busy, and until when another overrun of its quantum makes
-        it busy."""
+        """Scheduler times (s, monotonic clock). The connection is busy until `busy_until`. If it exceeds its quantum again
+        before `overran_until`, it becomes busy."""
         self.outbox: list[bytes] = []
         """Messages of the current batch, sent by `flush`."""
         self.has_reply = False
-        """Whether `outbox` contains other messages than watch events, so that it must not be deferred."""
+        """Whether `outbox` contains a message other than a watch event, so that the outbox must not be deferred."""
         self.deferred: list[bytes] = []
         """Watch events of stored batches, to be sent a little later."""
         self.watch_bytes = 0
@@ -130,13 +131,13 @@ class Peer:
         """Whether the connection is lost, so that nothing can be sent."""
 
     def enter_state(self, state: ConnectionState) -> None:
-        """Change the state, as `TRANSITIONS` permits."""
+        """Change the state. An assertion checks that `TRANSITIONS` permits the change."""
         if state is not self.state:
             assert state in TRANSITIONS[self.state], f"{self.state} does not become {state}"  # noqa: S101
             self.state = state
 
     def detach(self) -> None:
-        """End the execution of commands, because the session has ended or was taken over by another connection."""
+        """Ignore further commands, because the session has ended or was taken over by another connection."""
         self.session = Session(self)
         self.enter_state(DETACHED)
         self.stop_reading()
@@ -144,7 +145,7 @@ class Peer:
     # -- output -------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send all messages of the batch in one write, after the deferred ones."""
+        """Send the deferred watch events, then all messages of the batch, in one write."""
         self.has_reply = False
         if self.deferred:
             self.deferred += self.outbox
@@ -170,10 +171,11 @@ class Peer:
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes written that the client has not read."""
+        """Number of written bytes that the client has not read; 0 if the subclass has no buffer."""
         return 0
 
     def _write(self, data: bytes) -> None:
+        """Send bytes to the client. `data` may be empty."""
         raise NotImplementedError
 
     # -- flow control and end -----------------------------------------------------------------------------

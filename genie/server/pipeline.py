@@ -1,6 +1,6 @@
-"""The pipeline of a leader: batches commands fairly, executes them, group-commits their changes, sends the replies.
+"""The pipeline of a leader: batches commands fairly, executes them, commits their changes together, sends the replies.
 
-One batch is in flight at most. While the store is unavailable, commands that were not executed are rejected.
+At most one batch is in flight. While the store is unavailable, commands that were not executed are rejected.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ if TYPE_CHECKING:
     from genie.observability.stats import Stats
 
 HEARTBEAT_S = 1.0
-"""Interval at which an idle leader commits its clock, or a third of the lease if that is shorter. After a crash, locks last
-longer by this interval at most.
+"""Interval in seconds at which an idle leader commits its clock; a third of the lease if that is shorter. After a crash,
+locks last longer than requested by at most this interval.
 """
 
 MIN_TICK_S = 0.025
-"""Shortest interval of the timer that detects store timeouts."""
+"""Shortest interval in seconds of the timer that detects store timeouts."""
 
 ID_RESERVATION = 100_000
 """Number of ids that are reserved in the store, by a high-water mark, before they are assigned to requests."""
 
 WATCH_FLUSH_INTERVAL_S = 0.005
-"""How long watch events are deferred, in order to send each watcher several events in one write."""
+"""Seconds for which watch events are deferred, in order to send a watcher several events in one write."""
 
 MAX_BUFFERED_REPLIES = 10_000
-"""Messages in an outbox, besides watch events, beyond which a connection is aborted while the store is unavailable."""
+"""Maximum number of replies in an outbox while the store is unavailable. A connection with more is aborted."""
 
 
 class Pipeline:
     """Executes commands batch by batch and sends each reply when its batch is stored.
 
-    `clock` returns the lock manager's time in ms. `on_leadership_lost` is called once, with the reason, when this server
-    is no longer the leader or cannot be sure that it is. It must close every connection without sending anything.
+    `clock` returns the lock manager's time in ms. `on_leadership_lost` is called once, with the reason as an exception,
+    when this server lost leadership, cannot be sure to have it, or has a defect. The callback must close every connection
+    without sending anything.
     """
 
     is_leader = True
@@ -86,11 +87,12 @@ class Pipeline:
         self._durable = store.durable
         self._execute_directly = not store.durable
         self._last_connection: Peer | None = None
-        """The connection that submitted last. If the next input is its own, it is the only active one."""
+        """The connection that submitted last. If it also submits next, it is the only active connection."""
         self._scheduled: asyncio.Handle | None = None
-        """The scheduled run. There is at most one, so that connections are read between any two runs."""
+        """The scheduled run of a batch. At most one is scheduled, so that connections are read between two runs."""
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._expiry_at = inf
+        """The lock manager's time (ms) at which the expiry timer fires."""
         self._expiry_pending = False
         """Whether the expiry timer has fired, so that requests or sessions may have expired."""
         self._disconnected: list[Peer] = []
@@ -99,12 +101,13 @@ class Pipeline:
         """Connections with deferred watch events."""
         self._stopped = False
         self._drained: asyncio.Future[None] | None = None
+        """Done when nothing is queued or in flight. None: `drained` was not called."""
         self._ids_reserved_below = 0
         """The high-water mark of ids in the store, or in the commit in flight."""
         self._committed_at = 0.0
         """Event-loop time when the last commit was sent."""
         self._store_timeout_s = store_timeout_s
-        self._lease_s = lease_s if store.durable else inf
+        self._lease_s = lease_s if store.durable else inf  # leadership of a store in memory does not expire
         self._heartbeat_s = min(HEARTBEAT_S, self._lease_s / 3)
         self._tick_s = max(MIN_TICK_S, min(self._heartbeat_s, store_timeout_s / 4))
         self._ticker = self._loop.call_later(self._tick_s, self._on_tick) if store.durable else None
@@ -112,7 +115,7 @@ class Pipeline:
     # -- input --------------------------------------------------------------------------------------------
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands of one connection in order. `size` is the number of bytes in which they were read.
+        """Queue commands of one connection in order. `size`: the bytes that were read for these commands.
 
         Fast path: without a durable store, the commands of the only active connection are executed immediately instead
         of being batched (measured: `genie bench` with one connection).
@@ -132,16 +135,16 @@ class Pipeline:
         if self._stopped:
             return
         if self.store_unavailable and type(items) is list and type(items[0]) is Hello:
-            self._reject(connection, iter(items))  # immediately: the following lines are rejected because of it
+            self._reject(connection, iter(items))  # immediately, so that the connection rejects the following lines
             return
         self._enqueue(connection, items, size)
 
     def on_disconnect(self, connection: Peer) -> None:
-        """Release what is bound to a lost connection, as soon as the store is available."""
+        """End or keep the requests that are bound to a lost connection, as soon as the store is available."""
         if connection is self._last_connection:
             self._last_connection = None
         if self._stopped:
-            if connection.session.key is None:  # sessions with a key are part of the snapshot until `dispose`
+            if connection.session.key is None:  # a session with a key is part of the snapshot until `dispose`
                 connection.session.dispose()
         else:
             self._enqueue(connection, [END_OF_INPUT], 0)
@@ -162,11 +165,11 @@ class Pipeline:
     # -- one batch ----------------------------------------------------------------------------------------
 
     def _execute_now(self, connection: Peer, items: Sequence[Item]) -> None:
-        """Fast path of `submit`: execute commands immediately and send the replies."""
+        """Execute commands immediately and send the replies: the fast path of `submit`."""
         try:
             self._notifier.now = self._clock()
             remaining = iter(items)
-            if self._dispatcher.execute(connection, remaining):
+            if self._dispatcher.execute(connection, remaining):  # stopped after a slow command
                 self._enqueue(connection, list(remaining), 0)
             self._deliver()
         except Exception as error:  # noqa: BLE001 - see `_run_batch`
@@ -181,7 +184,7 @@ class Pipeline:
             self._run_batch()
 
     def _run_batch(self) -> None:
-        """Execute queued commands, then commit their changes. Without changes, send the replies."""
+        """Execute queued commands, then commit their changes. If nothing needs a commit, send the replies immediately."""
         if self._scheduled is not None:
             self._scheduled.cancel()
             self._scheduled = None
@@ -197,13 +200,13 @@ class Pipeline:
             if notifier.write_set or self._needs_commit():
                 write_set, notifier.write_set = notifier.write_set, {}
                 self._commit(write_set, now)
-            else:  # within the lease, replies without changes need no commit: `pong`, errors, `inspected`, `queued`
+            else:  # within the lease, replies without changes, such as `pong` and errors, need no commit
                 self._deliver()
         except Exception as error:  # noqa: BLE001 - a defect: stop rather than serve from an unknown state
             self._fail(error)
             return
         if self._light or self._busy:
-            self._schedule()  # not now: other connections are read first
+            self._schedule()  # in the next iteration of the event loop, after other connections were read
 
     def _deliver(self) -> None:
         """Send the messages of the batch, close the connections that ended with it, and set the expiry timer."""
@@ -239,7 +242,7 @@ class Pipeline:
     # -- commits ------------------------------------------------------------------------------------------
 
     def _needs_commit(self) -> bool:
-        """Return whether to commit an empty write set: to renew the lease, or to reserve ids."""
+        """Return whether to commit an empty write set, because the lease has expired or an id was used that is not reserved."""
         if self._loop.time() - self._committed_at > self._lease_s:
             return True
         return self.manager.next_id > self._ids_reserved_below and self._durable
@@ -247,8 +250,8 @@ class Pipeline:
     def _commit(self, write_set: dict[int, Change], now: float) -> None:
         """Send a batch to the store, with the high-water mark of ids.
 
-        More ids are reserved once half of the last reservation is used. So the id of a waiting request may be sent
-        before the request is stored: no later leader assigns it again.
+        More ids are reserved once half of the last reservation is used. A later leader never assigns a reserved id, so
+        `queued` with an id may be sent before its request is stored.
         """
         manager = self.manager
         self._notifier.stored_below = manager.next_id
@@ -259,15 +262,17 @@ class Pipeline:
         self._store.commit(Batch(write_set, self._ids_reserved_below, manager.next_fence, now), self._on_committed)
 
     def _on_committed(self, error: BaseException | None) -> None:
-        """Send the replies of the stored batch, and run the next one. With an `error`, leadership is lost."""
+        """Send the replies of the stored batch, and run the next batch. With an `error`, give up leadership."""
         self.in_flight = self.store_unavailable = False
         if self._stopped:
             return
         took_s = self._loop.time() - self._committed_at
         self._stats.commits.add(took_s * 1000)
         if error is None and took_s > self._lease_s:
-            why = f"a commit took {took_s:.1f} s, longer than the lease of {self._lease_s:g} s; another node may lead"
-            error = LeadershipLost(why)
+            reason = (
+                f"a commit took {took_s:.1f} s, longer than the lease of {self._lease_s:g} s; another node may lead"
+            )
+            error = LeadershipLost(reason)
         if error is not None:
             self._fail(error)
             return
@@ -284,9 +289,9 @@ class Pipeline:
             self._run_batch()
 
     def _on_tick(self) -> None:
-        """Detect a store timeout or an expired lease, or commit a heartbeat if the leader is idle.
+        """Detect a store timeout or an expired lease; commit a heartbeat if the leader is idle.
 
-        This is one recurring timer, because a timer for each commit would cost more than the commit (measured).
+        One timer recurs, because a timer for each commit would cost more than the commit (measured).
         """
         if self._stopped:
             return
@@ -298,13 +303,13 @@ class Pipeline:
                     self._fail(LeadershipLost(f"no commit was acknowledged within the lease of {self._lease_s:g} s"))
                 elif since_commit_s >= self._store_timeout_s and not self.store_unavailable:
                     self._on_store_timeout()
-            elif since_commit_s >= self._heartbeat_s - self._tick_s:
+            elif since_commit_s >= self._heartbeat_s - self._tick_s:  # the next tick would be too late
                 self._commit({}, self._clock())
         except Exception as error:  # noqa: BLE001 - see `_run_batch`
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Stop and report the reason. Nothing is sent from now on, because the batch in flight may not be stored."""
+        """Stop and report `error`. No replies are sent after this, because the batch in flight may not be stored."""
         self.stop()
         self._on_leadership_lost(error)
 
@@ -316,9 +321,9 @@ class Pipeline:
         return self._clock()
 
     def _set_expiry_timer(self) -> None:
-        """Set one timer for the next deadline of a request or session.
+        """Set the timer for the earliest deadline of all requests and sessions.
 
-        If that request is released before, the timer still fires, and finds nothing to expire.
+        If the request is released earlier, the timer still fires and finds nothing to expire.
         """
         deadline = min(self._request_deadlines.next, self._session_deadlines.next)
         if deadline < self._expiry_at:
@@ -329,7 +334,7 @@ class Pipeline:
             self._expiry_timer = self._loop.call_later(delay_s, self._on_expiry_timer)
 
     def _on_expiry_timer(self) -> None:
-        """Run a batch, which ends expired requests and sessions; if a commit is in flight, the next batch does."""
+        """Run a batch, which ends expired requests and sessions. If a commit is in flight, the next batch ends them."""
         self._expiry_timer, self._expiry_at, self._expiry_pending = None, inf, True
         if not self.in_flight and not self._stopped:
             self._run_batch()
@@ -337,7 +342,7 @@ class Pipeline:
     # -- an unavailable store -----------------------------------------------------------------------------
 
     def _on_store_timeout(self) -> None:
-        """Reject queued commands until the store answers. Commands of the batch in flight wait for its outcome."""
+        """Reject queued commands until the store answers. Commands of the batch in flight still wait for the commit."""
         self.store_unavailable = True
         self._stats.store_errors += 1
         if self._scheduler:
@@ -354,9 +359,9 @@ class Pipeline:
             self._schedule()
 
     def _reject(self, connection: Peer, items: Iterator[Item]) -> bool:
-        """Reject commands because the store is unavailable. Errors follow replies that wait for the batch in flight.
+        """Reject commands because the store is unavailable. The errors follow replies that wait for the batch in flight.
 
-        False: the scheduler need not end the connection's turn.
+        Always returns False: the connection's turn need not end early.
         """
         errors: list[RequestRejected] = []
         if self._collect_errors(connection, items, errors):
@@ -370,9 +375,9 @@ class Pipeline:
         return False
 
     def _collect_errors(self, connection: Peer, items: Iterator[Item], errors: list[RequestRejected]) -> bool:
-        """Append the errors for rejected items to `errors`. Return whether a `hello` is among the items.
+        """Append the errors for rejected items to `errors`. Return whether the items include a `hello`.
 
-        The end of a connection is not rejected: it is handled when the store is available.
+        The end of a connection is not rejected: it is handled when the store is available again.
         """
         has_hello = False
         for item in items:
@@ -380,16 +385,16 @@ class Pipeline:
                 self._disconnected.append(connection)
                 continue
             has_hello = has_hello or isinstance(item, Hello)
-            rejected = reject_item(connection, item)
-            if rejected is not None:
-                errors.append(rejected)
+            rejection = reject_item(connection, item)
+            if rejection is not None:
+                errors.append(rejection)
         return has_hello
 
     # -- state, for the namespace -------------------------------------------------------------------------
 
     @property
     def session_count(self) -> int:
-        """Sessions, with and without a connection."""
+        """Number of sessions, with and without a connection."""
         return len(self._dispatcher.sessions)
 
     @property
@@ -398,15 +403,15 @@ class Pipeline:
         return not self.store_unavailable and not self._stopped
 
     def may_keep_watches(self, connection: Peer) -> bool:
-        """Return whether the current permissions of a connection permit all its watches."""
+        """Return whether a connection still has the permission for each prefix that it watches."""
         return self._dispatcher.may_keep_watches(connection)
 
     def snapshot(self) -> Batch:
-        """Return a snapshot of all requests and retained replies, to restore the store from."""
+        """Return a snapshot of all requests and retained replies, which the store can write to Redis."""
         return self._dispatcher.snapshot(max(self.manager.next_id, self._ids_reserved_below))
 
     def recover(self, replies: Iterable[RetainedReply]) -> None:
-        """Restore sessions from the loaded state, and end requests whose connection to the previous leader is lost."""
+        """Restore sessions from the loaded state, and end requests that were bound to a connection of the previous leader."""
         self._notifier.now = self._clock()
         self._dispatcher.recover(replies)
         self._schedule()
@@ -418,7 +423,7 @@ class Pipeline:
             await self._drained
 
     def stop(self) -> None:
-        """Stop executing and sending. The outcome of a batch in flight is ignored."""
+        """Stop executing commands and sending replies. The outcome of a batch in flight is ignored."""
         self._stopped, self._execute_directly = True, False
         for timer in (self._ticker, self._expiry_timer):
             if timer is not None:
@@ -427,7 +432,7 @@ class Pipeline:
             self._drained.set_result(None)
 
     def dispose(self) -> None:
-        """Free the state of a stopped pipeline, which may be much memory. Called when another node leads."""
+        """Free the memory of a stopped pipeline. Called when another node leads."""
         self._dispatcher.dispose()
         self._scheduler.clear()
         self._disconnected.clear()

@@ -1,5 +1,5 @@
-"""Errors for commands that this server cannot execute, because it does not lead, its store is unavailable, or the
-connection has another namespace.
+"""Errors for commands that this server cannot execute: it does not lead the namespace, its store is unavailable, or the
+connection belongs to another namespace.
 """
 
 from __future__ import annotations
@@ -12,53 +12,53 @@ from genie.server.peer import DETACHED, ConnectionState, Item, Peer
 STORE_UNAVAILABLE = "the store is unavailable, try again later"
 
 MALFORMED = (Code.BAD_JSON, Code.BAD_MESSAGE)
-"""Errors of lines that are not commands. They take precedence over `unavailable`."""
+"""Error codes of lines that are not commands. Such an error takes precedence over `unavailable`."""
 
 
-def reject_item(connection: Peer, item: Item, why: str = STORE_UNAVAILABLE) -> RequestRejected | None:
-    """Return the error for a submitted item that is not executed, or None if no error is sent for it.
+def reject_item(connection: Peer, item: Item, reason: str = STORE_UNAVAILABLE) -> RequestRejected | None:
+    """Return the error for a submitted item that is not executed, or None if the item needs no error.
 
-    After a rejected `hello` the connection accepts only another `hello`.
+    If the item is a `hello`, the connection accepts only another `hello` from then on.
     """
     if connection.state is DETACHED:
         return None
     if isinstance(item, Hello):
         connection.enter_state(ConnectionState.HELLO_REJECTED)
-    return unavailable(item, why)
+    return unavailable(item, reason)
 
 
-def unavailable(item: Item, why: str) -> RequestRejected | None:
-    """Return the error for an item: `unavailable`, unless it is invalid. None for blank lines and the end of input."""
+def unavailable(item: Item, reason: str) -> RequestRejected | None:
+    """Return the error for an item: `unavailable`, or the error of an invalid item. None for blank lines and the end of input."""
     if isinstance(item, bytes):
         if not item or item.isspace():
             return None
         try:
-            return error_for(read(item), Code.UNAVAILABLE, why)
+            return error_for(read(item), Code.UNAVAILABLE, reason)
         except RequestRejected as invalid:
             if invalid.code in MALFORMED:
                 return invalid
-            return RequestRejected(Code.UNAVAILABLE, why, ref=invalid.ref, id=invalid.id)
+            return RequestRejected(Code.UNAVAILABLE, reason, ref=invalid.ref, id=invalid.id)
     if isinstance(item, RequestRejected):
         return item
-    return error_for(item, Code.UNAVAILABLE, why) if isinstance(item, (Hello, Namespaced)) else None
+    return error_for(item, Code.UNAVAILABLE, reason) if isinstance(item, (Hello, Namespaced)) else None
 
 
-def error_for(command: WireCommand, code: Code, why: str) -> RequestRejected:
-    """Return an error for a command, which echoes its `ref`, and the `id` of a `release` or `extend`."""
+def error_for(command: WireCommand, code: Code, reason: str) -> RequestRejected:
+    """Return an error that echoes the `ref` of a command, and for `release` and `extend` also the `id`."""
     if isinstance(command, Namespaced):
         command = command.command
     ref = command.request.ref if isinstance(command, Take) else command.ref
     id_ = command.id if isinstance(command, (Release, Extend)) else None
-    return RequestRejected(code, why, ref=ref, id=id_)
+    return RequestRejected(code, reason, ref=ref, id=id_)
 
 
 def wrong_namespace(command: Namespaced, namespace: str) -> RequestRejected:
-    """Return the error for a command with another namespace than that of its connection."""
-    why = (
+    """Return the error for a command whose namespace differs from `namespace`, the namespace of its connection."""
+    reason = (
         f"namespace must be {namespace!r}, the namespace of this connection, not {command.namespace!r}: requests cannot "
         "span namespaces, because deadlocks between them are not detected; use one connection for each namespace"
     )
     inner = command.command
     names = {Request: "request", Take: "request", ReleaseByRef: "release"}
     name = names.get(type(inner), type(inner).__name__.lower())
-    return error_for(command, Code.BAD_REQUEST, f"{name}: {why}")
+    return error_for(command, Code.BAD_REQUEST, f"{name}: {reason}")

@@ -1,10 +1,11 @@
-"""Fair scheduling of client commands, in batches that are bounded by time.
+"""Fair scheduling of client commands, in batches of bounded duration.
 
-Each connection has a bounded input queue. The queues are served round robin, each for a quantum of time or of commands.
-A connection is *busy* if it sent much at once or used up its quantum and has more commands queued. One that uses up its
-quantum repeatedly stays busy for a while. All other connections are *light*. Light connections run first, so a `ping`
-waits for one batch at most, however many connections flood the server (fq_codel schedules packets in the same way). Each
-batch gives the busy connections at least one turn, so the light ones cannot starve them.
+Each connection has a bounded input queue. The queues are served round robin; a turn ends after a quantum of time or of
+commands. A connection is *busy* if it sent much input at once, or if it used up its quantum and has more commands queued.
+A connection that uses up its quantum repeatedly stays busy for a while. All other connections are *light*. Light
+connections run first, so a `ping` waits for at most one batch, however many connections flood the server (fq_codel
+schedules packets in the same way). Each batch gives the busy connections at least one turn, so that the light connections
+cannot starve them.
 """
 
 from __future__ import annotations
@@ -20,35 +21,35 @@ from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
 from genie.server.peer import Input, InputQueue, Item, Peer, Queued
 
 BATCH_S = 0.005
-"""Time limit of one batch, in seconds. The turn that exceeds it is completed."""
+"""Time limit of one batch, in seconds. A turn that exceeds the limit is completed."""
 
 QUANTUM_S = 0.0005
-"""Time limit of one turn of a connection, in seconds. The chunk that exceeds it is completed."""
+"""Time limit of one turn of a connection, in seconds. A chunk that exceeds the limit is completed."""
 
 QUANTUM = 200
 """Maximum number of commands of one turn, however fast they are."""
 
 LIGHT_SHARE = 0.01
-"""A connection that used up its quantum twice stays busy until the duration of its last turn is at most this share of
-the time since that turn began."""
+"""A connection that used up its quantum twice stays busy until its last turn took at most this share of the time since
+the turn began: after a turn of 1 ms, for 100 ms."""
 
 MAX_BATCH = 2_000
-"""Maximum number of commands of one batch. The turn that exceeds it is completed."""
+"""Maximum number of commands of one batch. A turn that exceeds the limit is completed."""
 
 MAX_BATCH_BYTES = 512 << 10
-"""Maximum bytes of the commands of one batch. They are counted when all of what was read at once is finished."""
+"""Maximum bytes of the commands of one batch. The bytes of one read are counted when its last command is finished."""
 
 CHUNK = 32
 """Maximum number of commands of one chunk. The clock is read between chunks."""
 
 CHUNK_BYTES = 4 << 10
-"""Bytes beyond which a chunk has fewer commands: one command with thousands of resources takes as long as many."""
+"""A chunk of long commands has fewer commands, about this many bytes: a command with thousands of resources takes long."""
 
 MAX_QUEUED_BYTES = 64 << 10
 """Queued bytes of one connection beyond which the server does not read from it."""
 
 Execute = Callable[[Peer, Iterator[Item]], bool]
-"""Executes commands of a connection. Returns True if it stopped early so that other connections get their turn."""
+"""Executes or rejects commands of a connection. Returns True if it stopped early, to let other connections run."""
 
 
 class CommandScheduler:
@@ -58,24 +59,24 @@ class CommandScheduler:
         self.bytes = 0
         """Bytes of all queued commands."""
         self._max_bytes = max_bytes
-        self._clock = time.monotonic  # not the event loop's: uvloop reads its own once an iteration
+        self._clock = time.monotonic  # not the event loop's clock: uvloop reads its clock only once per iteration
         self.light: deque[Peer] = deque()
-        """Light connections with queued commands. The pipeline keeps references to this object and to `busy`."""
+        """Light connections with queued commands. The pipeline keeps references to `light` and `busy`, so they are never replaced."""
         self.busy: deque[Peer] = deque()
         """Busy connections with queued commands."""
         self._paused: dict[Peer, None] = {}
         """Connections from which reading is paused because of `max_bytes`."""
         self._room = self._room_bytes = 0
-        """Number of commands, and of bytes, that the batch may still run."""
+        """Number of commands, and of their bytes, that the current batch may still run."""
 
     def __bool__(self) -> bool:
         """Return whether commands are queued."""
         return bool(self.light or self.busy)
 
     def add(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands of one connection in order. `size` is the number of bytes in which they were read.
+        """Queue commands of one connection in order. `size`: the bytes that were read for these commands.
 
-        Pauses reading from the connection if it, or all connections together, have too many bytes queued.
+        Pauses reading from the connection if too many bytes are queued for it or for all connections together.
         """
         if not connection.input_queue:
             if size > SPLIT_BYTES or (connection.busy_until and connection.busy_until > self._clock()):
@@ -103,7 +104,9 @@ class CommandScheduler:
             connection = light.popleft()
             queue = connection.input_queue
             queued = queue.popleft()  # (items, count, bytes)
-            if not queue and queued[1] <= CHUNK and queued[2] <= CHUNK_BYTES:  # nearly always: all of it is one chunk
+            if (
+                not queue and queued[1] <= CHUNK and queued[2] <= CHUNK_BYTES
+            ):  # the usual case: everything queued is one chunk
                 self._run_chunk(connection, queued, execute)
                 started, now = now, clock()
                 if now - started >= QUANTUM_S:
@@ -136,7 +139,10 @@ class CommandScheduler:
         self.busy.clear()
 
     def _run_turn(self, connection: Peer, execute: Execute, now: float) -> float:
-        """Run commands of a connection for one quantum, and requeue it if it has more. Takes and returns the current time."""
+        """Run commands of a connection for one quantum, and requeue the connection if commands are left.
+
+        `now` is the current time; returns the time after the turn.
+        """
         queue, clock, started = connection.input_queue, self._clock, now
         end, min_room, may_continue = now + QUANTUM_S, self._room - QUANTUM, True
         while queue and may_continue and self._room > min_room and now < end:
@@ -154,7 +160,7 @@ class CommandScheduler:
         return now
 
     def _run_chunk(self, connection: Peer, queued: Queued, execute: Execute) -> bool:
-        """Run one chunk. Return whether the connection may continue its turn: False if `execute` ended it early."""
+        """Run one chunk. Return whether the connection may continue its turn: False if `execute` stopped early."""
         items, count, size = queued
         self._room -= count
         stopped = execute(connection, items)
@@ -171,9 +177,10 @@ class CommandScheduler:
         return not stopped
 
     def _record_overrun(self, connection: Peer, started: float, now: float) -> None:
-        """Record that a connection used up its quantum, and make it busy if it did so before.
+        """Record that a connection used up its quantum. If it did so recently, make it busy.
 
-        A single overrun may only be a pause of the whole process.
+        A single overrun has no effect, because the whole process may have been paused. `started` and `now`: begin and end
+        of the turn.
         """
         until = started + (now - started) / LIGHT_SHARE
         if connection.overran_until > started:
@@ -181,16 +188,16 @@ class CommandScheduler:
         connection.overran_until = until
 
     def _count_finished(self, connection: Peer, size: int) -> None:
-        """Subtract finished bytes from the queued ones, and resume reading if that was paused."""
+        """Subtract the bytes of finished commands from the queued bytes, and resume reading if it was paused."""
         self.bytes -= size
         connection.queued_bytes -= size
         if connection.input_paused:
             self._resume_reading(connection)
 
     def _resume_reading(self, connection: Peer) -> None:
-        """Resume reading from a paused connection, if it and all connections together have few enough bytes queued.
+        """Resume reading from a paused connection, unless too many bytes are still queued for it or for all connections.
 
-        Then resume also the connections that were paused because of the total.
+        If the total is within its limit, also resume the connections that were paused because of the total.
         """
         if self.bytes > self._max_bytes:
             self._paused[connection] = None
@@ -207,7 +214,7 @@ class CommandScheduler:
 def _first_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int) -> Queued:
     """Return the first chunk of a queued input, and put the rest back into the queue.
 
-    The rest keeps the bytes: they count as finished together with the last chunk.
+    The bytes stay with the rest, so that they count as finished only after the last chunk.
     """
     if isinstance(items, UnsplitLines):
         lines = [line for line in items.split_next() if line]
@@ -215,6 +222,7 @@ def _first_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int
             queue.appendleft((items, maxsize, size))
             size = 0
         items, count = iter(lines), len(lines)
+    # Long commands: as many as have `CHUNK_BYTES` on average, at least one.
     limit = CHUNK if size <= CHUNK_BYTES else max(1, min(CHUNK, count * CHUNK_BYTES // size))
     if count <= limit:
         return items, count, size

@@ -13,17 +13,18 @@ from genie.core.deadlines import Deadlines
 from genie.storage.store import RetainedReply
 
 MAX_RETAINED_REPLIES = 10_000
-"""Maximum number of terminal replies that a session retains, to send them again and to recognize the `ref` of a retry."""
+"""Maximum number of terminal replies that a session retains. They are sent again after a reconnect, and identify retries by
+`ref`."""
 
 MAX_RETAINED_REPLIES_TOTAL = 100_000
-"""Maximum number of terminal replies that all sessions together retain. Beyond it the oldest one is dropped."""
+"""Maximum number of terminal replies that all sessions together retain. Beyond it the oldest reply is dropped."""
 
 MAX_RETAINED_REPLY_BYTES = 2_000
-"""Maximum bytes of a retained reply. A longer reply is retained without its details."""
+"""Maximum bytes of a retained reply. A longer reply is retained without its details, such as blockers."""
 
 PRESUMED_RECEIVED_MS = 60_000
-"""Age at which a reply counts as received if its connection is still open: the kernel closes a connection much earlier if
-the other side does not acknowledge what it is sent.
+"""Age in ms at which a reply counts as received if its connection is still open: the kernel closes a connection much
+earlier if the other side does not acknowledge data.
 """
 
 
@@ -50,10 +51,10 @@ class Outbound(Protocol):
         """Send deferred watch events."""
 
     def finish(self) -> None:
-        """Send all messages, then close."""
+        """Send all messages, then close the connection."""
 
     def detach(self) -> None:
-        """End the execution of commands, because the session has ended or was taken over by another connection."""
+        """Ignore further commands, because the session has ended or was taken over by another connection."""
 
 
 class Session:
@@ -78,26 +79,26 @@ class Session:
         self.connection = connection
         self.key = key
         self.timeout_ms = timeout_ms
-        """How long the session lasts without a connection."""
+        """Time in ms for which the session lasts without a connection."""
         self.number = 0
-        """Its number in the session table."""
+        """The number of the session in the session table."""
         self.live_requests = 0
         """Number of held and waiting requests."""
         self.connected_at = inf
-        """Time of the connection's `hello` (ms, lock manager's clock). Infinite if unknown: then no retained reply counts
-        as received."""
+        """Time of the connection's `hello` (ms, lock manager's clock). Infinite if the time is unknown: then no retained reply
+        counts as received."""
         self.expires_at = 0
         """Time when the session ends unless it is resumed (ms, lock manager's clock)."""
         self.bound: dict[int, Request] = {}
-        """Live requests, by id: with a key, all of them; without, those that end with the session because they wait or
+        """Live requests by id. With a key: all. Without a key: only requests that end with the session, because they wait or
         have `onDisconnect: release`."""
         self.quiet = False
         """Whether `queued` is omitted for requests with a `ref`."""
         self.retained_replies: deque[RetainedReply] | None = None
-        """Terminal replies, oldest first; without a key only those of requests with a `ref`. None if there are none: most
-        sessions need no deque, which takes 600 bytes."""
+        """Terminal replies, oldest first. Without a key: only replies to requests with a `ref`. None instead of an empty deque,
+        which would take 600 bytes in every session."""
         self._received_until = -inf
-        """Replies up to this time are presumed received."""
+        """Replies sent up to this time are presumed received (ms, lock manager's clock)."""
         self._refs: dict[str, Request | RetainedReply] = {}
         """Live requests and retained replies by `ref`."""
 
@@ -115,7 +116,7 @@ class Session:
             self._refs[request.ref] = request
 
     def on_granted(self, request: Request) -> None:
-        """Unbind a request that was granted after a wait, unless it ends with the session."""
+        """Unbind a request that was granted after a wait, unless the held lock also ends with the session."""
         if self.key is None and not request.release_on_disconnect:
             del self.bound[request.id]
 
@@ -137,7 +138,7 @@ class Session:
         return reply
 
     def on_disconnect(self, now: float) -> None:
-        """Record the loss of the connection, and which retained replies the client presumably received before."""
+        """Record the loss of the connection, and until what time the client presumably received its replies."""
         self.connection = None
         if self.connected_at <= now - PRESUMED_RECEIVED_MS:
             self._received_until = now - PRESUMED_RECEIVED_MS
@@ -147,25 +148,26 @@ class Session:
         return (reply for reply in self.retained_replies or () if reply.message and reply.at > self._received_until)
 
     def find(self, ref: str) -> Request | RetainedReply | None:
-        """Return the live request with this `ref`, or the retained reply of an ended one; None if there is neither."""
+        """Return the live request with this `ref`, or the retained reply to an ended request, or None."""
         return self._refs.get(ref)
 
     def end(self) -> None:
-        """Drop the state for clients. Held requests may refer to the ended session for a long time, so it must be small."""
+        """Drop the connection, the refs and the replies. Held requests may refer to an ended session for long, so it must be small."""
         self.connection = None
         self._refs.clear()
         self.retained_replies = None
 
     def dispose(self) -> None:
-        """Break the reference cycle of the session and its requests, so that both are freed without garbage collection."""
+        """Break the reference cycle of session and requests, so that both are freed without the garbage collector."""
         self.end()
         self.bound.clear()
 
 
 def is_same_request(one: Request, other: Request) -> bool:
-    """Return whether two requests have equal parameters, so that the second may be a retry of the first."""
+    """Return whether two requests have equal parameters, so that `one` may be a retry of `other`."""
     return (
         one.choice_digest == other.choice_digest
+        # With `anyOf` the digest identifies the choices; the resources are those that were acquired.
         and (one.choice_digest is not None or _has_same_resources(one, other))
         and one.transaction == other.transaction
         and one.priority == other.priority
@@ -177,7 +179,7 @@ def is_same_request(one: Request, other: Request) -> bool:
 
 
 def _has_same_resources(one: Request, other: Request) -> bool:
-    """Return whether both name the same resources in the same modes, in any order."""
+    """Return whether both requests name the same resources in the same modes, in any order."""
     if one.shared == other.shared and one.exclusive == other.exclusive:
         return True
     return set(one.shared) == set(other.shared) and set(one.exclusive) == set(other.exclusive)
@@ -189,24 +191,24 @@ def _has_same_resources(one: Request, other: Request) -> bool:
 def session_key(secret: str, principal: str | None = None) -> str:
     """Return the key of a session: a digest, so that no store, log or memory dump contains the client's secret.
 
-    The digest includes the principal, so the same secret of another principal identifies another session.
+    The digest includes the name of the principal, so another principal with the same secret has another session.
     """
     text = secret if principal is None else f"{len(principal)} {principal} {secret}"
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class SessionTable:
-    """All sessions with a key, connected or detached. A session with nothing to resume ends with its connection."""
+    """All sessions with a key, connected or detached. A session without requests and replies ends with its connection."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, Session] = {}
         self._detached: dict[int, Session] = {}
-        """Detached sessions, by number."""
+        """Detached sessions (those without a connection), by number."""
         self._last_number = 0
-        self._session_of_reply: OrderedDict[int, Session] = OrderedDict()
-        """The session of each retained reply, by id of the request, oldest first."""
+        self._session_by_request: OrderedDict[int, Session] = OrderedDict()
+        """The session that retains the reply to a request, by id of the request, oldest reply first."""
         self.deadlines = Deadlines()
-        """When detached sessions expire, by number."""
+        """When detached sessions expire. The ids are session numbers."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -215,7 +217,7 @@ class SessionTable:
         return iter(self._by_key.values())
 
     def attach(self, secret: str, timeout_ms: float, principal: str | None = None) -> tuple[Session, bool]:
-        """Return the session of a secret for a new connection, created if needed, and whether it is resumed."""
+        """Return the session of a secret for a new connection, and whether it existed before. Create it if needed."""
         key = session_key(secret, principal)
         session = self._by_key.get(key)
         resumed = session is not None
@@ -226,7 +228,7 @@ class SessionTable:
         return session, resumed
 
     def detach(self, session: Session, now: float) -> None:
-        """Keep a session after its connection is lost until its timeout, or remove it if there is nothing to resume."""
+        """Keep a session for its timeout after its connection is lost, or remove a session with nothing to resume."""
         session.on_disconnect(now)
         if not session.bound and not session.retained_replies:
             del self._by_key[session.key or ""]
@@ -236,7 +238,7 @@ class SessionTable:
         self.deadlines.add(session.expires_at, session.number)
 
     def restore(self, requests: Iterable[Request], replies: Iterable[RetainedReply], now: float) -> None:
-        """Recreate the sessions of loaded requests and replies, as detached at the time `now`."""
+        """Recreate the sessions of loaded requests and replies. Their timeouts start at `now` (ms, lock manager's clock)."""
         restored: dict[str, Session] = {}
         for request in requests:
             origin = request.origin
@@ -254,28 +256,29 @@ class SessionTable:
             session = restored.get(key) or restored.setdefault(key, self._add(Session(None, key, timeout_ms)))
             reply.origin = session
             session.retain(reply)
-            self._session_of_reply[reply.id] = session
+            self._session_by_request[reply.id] = session
         for session in restored.values():
             self.detach(session, now)
 
     def retain(self, session: Session, reply: RetainedReply) -> list[int]:
-        """Retain a terminal reply of a session. Return the ids of replies that were dropped to stay within the limits."""
+        """Retain a terminal reply in a session. Return the ids of requests whose replies were dropped because of the limits."""
         session.retain(reply)
-        self._session_of_reply[reply.id] = session
+        self._session_by_request[reply.id] = session
         dropped: list[int] = []
         if session.retained_replies is not None and len(session.retained_replies) > MAX_RETAINED_REPLIES:
             dropped += self._drop_oldest_reply(session)
-        if len(self._session_of_reply) > MAX_RETAINED_REPLIES_TOTAL:
-            dropped += self._drop_oldest_reply(next(iter(self._session_of_reply.values())))
+        if len(self._session_by_request) > MAX_RETAINED_REPLIES_TOTAL:
+            oldest = next(iter(self._session_by_request.values()))
+            dropped += self._drop_oldest_reply(oldest)
         return dropped
 
     def remove(self, session: Session) -> list[int]:
-        """End a session, and return the ids of its retained replies, which are dropped."""
+        """End a session and drop its retained replies. Return the ids of their requests."""
         self._cancel_expiry(session)
         self._by_key.pop(session.key or "", None)
         dropped = [reply.id for reply in session.retained_replies or ()]
         for id_ in dropped:
-            del self._session_of_reply[id_]
+            del self._session_by_request[id_]
         session.end()
         return dropped
 
@@ -291,11 +294,11 @@ class SessionTable:
             session.dispose()
 
     def _drop_oldest_reply(self, session: Session) -> list[int]:
-        """Drop the oldest retained reply of a session. Return its id in a list, or an empty list if there is none."""
+        """Drop the oldest retained reply of a session. Return the id of its request in a list, which is empty without replies."""
         reply = session.drop_oldest_reply()
         if reply is None:
             return []
-        del self._session_of_reply[reply.id]
+        del self._session_by_request[reply.id]
         return [reply.id]
 
     def _add(self, session: Session) -> Session:

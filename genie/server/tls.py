@@ -1,4 +1,4 @@
-"""TLS of a server: contexts for clients and for the admin port, and their reload."""
+"""TLS contexts of a server, for clients and for the admin port. They can be reloaded."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ if TYPE_CHECKING:
     from genie.config import TlsSettings
 
 HANDSHAKE_SOCKET: ContextVar[int] = ContextVar("HANDSHAKE_SOCKET")
-"""File descriptor of the socket of the handshake that this task runs."""
+"""File descriptor of the socket on which the current task runs a TLS handshake."""
 
 NOT_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST"}
-"""Error reasons of OpenSSL for input that is not TLS."""
+"""OpenSSL's error reasons for input that is not TLS."""
 TLS_REQUIRED = replies.error(RequestRejected(Code.BAD_MESSAGE, "this server requires TLS"))
-"""Sent, unencrypted, to a client that does not use TLS."""
+"""The message that is sent, unencrypted, to a client that does not use TLS."""
 
 
 class TlsContexts:
-    """The TLS contexts of the server, for the certificate files in the settings.
+    """The TLS contexts of a server, made from the certificate files in the settings.
 
-    Raises ValueError with the setting and the file that is invalid.
+    Raises ValueError, which names the setting and the file, if a file is invalid.
     """
 
     def __init__(self, settings: TlsSettings) -> None:
         self._settings = settings
         self.wire = self._make_context(ssl.CERT_REQUIRED)
-        """For new connections of clients. `reload` replaces it."""
+        """The context for new client connections. `reload` replaces it."""
         self._current_admin = self._make_context(ssl.CERT_OPTIONAL)
+        """The context that was loaded last for the admin port."""
         self.admin = self._make_context(ssl.CERT_OPTIONAL)
-        """For the admin port, where client certificates are optional. The listener keeps this object, so `reload` cannot
-        replace it: each handshake switches to the context that was loaded last."""
+        """The context for the admin port, where client certificates are optional. The listener keeps this object, so `reload`
+        can't replace it: each handshake switches to `_current_admin`."""
         self.admin.sni_callback = self._use_current_admin
 
     def reload(self) -> None:
-        """Read the files again, for new handshakes. If they are invalid, raise ValueError and change nothing."""
+        """Read the certificate files again, for new handshakes. Raises ValueError and changes nothing if a file is invalid."""
         self.wire, self._current_admin = (
             self._make_context(ssl.CERT_REQUIRED),
             self._make_context(ssl.CERT_OPTIONAL),
@@ -50,7 +51,7 @@ class TlsContexts:
     def _make_context(self, client_certificates: ssl.VerifyMode) -> ssl.SSLContext:
         """Return a context without session resumption, so that every handshake verifies the client's certificate.
 
-        `client_certificates` counts only if the settings have a CA.
+        Without a CA in the settings, clients need no certificate and `client_certificates` has no effect.
         """
         settings = self._settings
         assert settings.cert is not None, "TLS needs a certificate"  # noqa: S101
@@ -65,12 +66,12 @@ class TlsContexts:
         return context
 
     def _use_current_admin(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """SNI callback of the admin port: use the context that was loaded last."""
+        """Switch a handshake on the admin port to the context that was loaded last (an SNI callback)."""
         handshake.context = self._current_admin
 
 
 def make_tls_contexts(settings: TlsSettings) -> TlsContexts | None:
-    """Return the contexts, or None without a certificate. ValueError for inconsistent settings or invalid files."""
+    """Return the TLS contexts; None if no certificate is set. Raises ValueError for inconsistent settings or invalid files."""
     if settings.cert is None:
         for variable, file in (("GENIE_TLS_KEY", settings.key), ("GENIE_TLS_CA", settings.ca)):
             if file is not None:
@@ -80,13 +81,14 @@ def make_tls_contexts(settings: TlsSettings) -> TlsContexts | None:
 
 
 class _Handshake(ssl.SSLObject):
-    """Sends the TLS alert of a failed handshake to the client; event loops close the connection without it."""
+    """Sends the TLS alert of a failed handshake to the client, which the event loop does not do."""
 
     outgoing: ssl.MemoryBIO
     file: int | None
+    """File descriptor of the socket; None if it is unknown."""
 
     def do_handshake(self) -> None:
-        """Continue the handshake. If it fails, send the alert, or plain text to a client without TLS."""
+        """Continue the handshake. If it fails, send the TLS alert, or an unencrypted error to a client that does not use TLS."""
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -94,7 +96,7 @@ class _Handshake(ssl.SSLObject):
         except ssl.SSLError as error:
             reply = TLS_REQUIRED if error.reason in NOT_TLS else self.outgoing.read()
             if self.file is not None:
-                with contextlib.suppress(OSError):  # the client does not read; the reason is logged
+                with contextlib.suppress(OSError):  # the client does not read; the caller logs the failure
                     os.write(self.file, reply)
             raise
 
@@ -105,7 +107,7 @@ class _Context(ssl.SSLContext):
     sslobject_class = _Handshake
 
     def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **options: Any) -> ssl.SSLObject:
-        """Give the handshake its output buffer and socket, so that it can send an alert itself."""
+        """Create the TLS object of a connection, with its output buffer and socket, so that it can send a TLS alert."""
         handshake = super().wrap_bio(incoming, outgoing, *args, **options)
         if isinstance(handshake, _Handshake):
             handshake.outgoing, handshake.file = outgoing, HANDSHAKE_SOCKET.get(None)

@@ -1,4 +1,4 @@
-"""Watches: which connections are sent an event for every lock that is granted or released on a name with a prefix."""
+"""Watches: a connection that watches a prefix is sent an event for every lock granted or released on a matching name."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ MAX_WATCHING_BYTES = 1 << 20
 """Maximum bytes of the locks listed in one `watching` message."""
 
 MAX_BUFFERED_EVENTS = 10_000
-"""Maximum number of messages buffered for one watcher. One with more is sent `lagged`, and its watches end."""
+"""Maximum number of messages buffered for one watcher. A watcher beyond it is sent `lagged`, and its watches end."""
 
 
 class WatchRegistry:
     """The watches of all connections, by prefix. A watch ends with its connection.
 
-    Finding the watchers of a name takes one lookup for each different length of prefix. `max_unread_bytes` limits the
-    bytes that a watcher has not read, including buffered events.
+    Finding the watchers of a name takes one lookup for each distinct prefix length. A watcher with more than
+    `max_unread_bytes` of unread or buffered events is lagging.
     """
 
     def __init__(self, table: LockTable, max_unread_bytes: int) -> None:
         self._table = table
         self._max_unread_bytes = max_unread_bytes
         self.prefixes: dict[str, dict[Outbound, None]] = {}
-        """Watchers by prefix. The dispatcher keeps a reference to this dict."""
+        """Watchers by prefix; each inner dict is an ordered set. The dispatcher keeps a reference to this dict."""
         self._lengths: tuple[int, ...] = ()
+        """The distinct lengths of all watched prefixes."""
         self._prefixes_of: dict[Outbound, set[str]] = {}
+        """The watched prefixes by connection."""
 
     def add(self, connection: Outbound, prefix: str) -> bool:
         """Add a watch. Return False without adding it if the connection already watches `MAX_WATCHES` prefixes."""
@@ -80,7 +82,7 @@ class WatchRegistry:
         return too_many or connection.watch_bytes + connection.unread_bytes > self._max_unread_bytes
 
     def encode_held_locks(self, prefix: str) -> tuple[list[bytes], bool]:
-        """Return the held locks on names with a prefix, as rows of a `watching` message, and whether rows are omitted."""
+        """Return the held locks on names with a prefix, as encoded rows of `watching`, and whether rows beyond a limit are omitted."""
         rows: list[bytes] = []
         room = MAX_WATCHING_BYTES
         for row in self._held_rows(prefix):
@@ -96,20 +98,20 @@ class WatchRegistry:
         self._prefixes_of.clear()
 
     def _held_rows(self, prefix: str) -> Iterator[bytes]:
-        """Yield a row for each held lock on a name with this prefix. The caller stops at its limits."""
+        """Yield an encoded row for each held lock on a name with this prefix. The caller stops at its limits."""
         table = self._table
         for name in islice((name for name in table.uncontended if name.startswith(prefix)), MAX_WATCHING_ROWS + 1):
             yield replies.watching_row(table.uncontended[name], name, exclusive=True)
         for name, resource in table.resources.items():
             if not name.startswith(prefix):
                 continue
-            same_mode = resource.exclusives in (0, len(resource.holders))  # otherwise one owner holds both modes
+            same_mode = resource.exclusives in (0, len(resource.holders))  # otherwise one transaction holds both modes
             for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
                 exclusive = resource.exclusives > 0 if same_mode else holder.is_exclusive(name)
                 yield replies.watching_row(holder, name, exclusive)
 
     def _remove(self, connection: Outbound, prefix: str) -> None:
-        """Remove a connection from the watchers of a prefix, and the prefix if it was the last one."""
+        """Remove a connection from the watchers of a prefix, and the prefix if it has no watchers left."""
         watchers = self.prefixes[prefix]
         del watchers[connection]
         if not watchers:

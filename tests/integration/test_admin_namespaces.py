@@ -123,7 +123,7 @@ async def test_deadlocks_and_slow_waits_are_those_of_their_namespace(genie: Geni
         for namespace in ("orders", "billing")
     ]
     assert totals == [0, 1]
-    line = genie.until("deadlock")
+    line = genie.until("deadlock detected")
     assert (line["namespace"], line["id"]) == ("billing", victim)
 
 

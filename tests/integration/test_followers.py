@@ -109,7 +109,7 @@ async def test_a_follower_takes_over(redis: Redis, end: signal.Signals) -> None:
         idle = await Wire.connect(follower.address)
         leader.send(end)
         assert leader.wait() in (0, -signal.SIGKILL)
-        assert follower.until("leadership acquired")["held"] == 2
+        assert follower.until("leadership acquired")["held_locks"] == 2
         next_client, resumed = await connect_with_session(follower)
         assert resumed
         assert {(await next_client.receive())[1]["id"] for _ in range(3)} > {held, waiting}
@@ -205,7 +205,7 @@ async def test_a_leader_that_stepped_down_restores_commits_that_redis_lost(redis
         shutil.rmtree(redis.folder / "appendonlydir")
         shutil.move(redis.folder / "kept", redis.folder / "appendonlydir")
         redis.start()
-        assert genie.until("leadership acquired")["held"] == 1
+        assert genie.until("leadership acquired")["held_locks"] == 1
         next_client, resumed = await connect_with_session(genie)
         assert resumed
         assert (await next_client.expect("locked"))["id"] == second
@@ -239,7 +239,7 @@ async def test_a_follower_restores_what_redis_and_its_leader_lost(redis: Redis) 
             await asyncio.sleep(0.005)  # then it has read the whole log
         leader.kill()
         redis.call("FLUSHALL")
-        assert follower.until("leadership acquired")["held"] == 1
+        assert follower.until("leadership acquired")["held_locks"] == 1
         next_client = await Wire.connect(follower.address)
         assert await next_client.release(id_) == "success"
         for wire in (client, next_client):
@@ -259,7 +259,7 @@ async def test_a_follower_loads_the_snapshot_if_the_log_is_truncated(redis: Redi
         follower.until("log truncated")
         last = await client.lock("exclusive:last", transactionTimeout=600_000)
         leader.send(signal.SIGTERM)
-        assert follower.until("leadership acquired")["held"] == 12
+        assert follower.until("leadership acquired")["held_locks"] == 12
         next_client = await Wire.connect(follower.address)
         for id_ in [first, *ids[1::2], last]:
             assert await next_client.release(id_) == "success"

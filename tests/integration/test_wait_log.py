@@ -63,7 +63,7 @@ async def test_the_log_of_slow_waits_can_be_disabled() -> None:
         await client.request("exclusive:a", queueTimeout=300)
         assert (await client.expect("released"))["reason"] == "queue-timeout"
         await deadlock(client, held)
-        genie.until("deadlock")
+        genie.until("deadlock detected")
         assert not [line for line in genie.log if line["event"] == "slow wait"]
 
 
@@ -72,7 +72,7 @@ async def test_a_deadlock_is_logged_in_one_line_with_its_cycle() -> None:
         client = await Wire.connect(genie.address)
         first = await client.lock("exclusive:a", transactionName="one")
         second, waits, victim = await deadlock(client, first)
-        line = genie.until("deadlock")
+        line = genie.until("deadlock detected")
         assert (line["level"], line["id"], line["transaction"]) == ("warning", victim, "two")
         assert (line["cycle"], line["steps"]) == (["two", "one"], 2)
         assert line["waits"] == [

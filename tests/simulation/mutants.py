@@ -292,8 +292,8 @@ MUTANTS = [
     Mutant(
         "a rejected release does not echo its ref",
         "server/notifier.py",
-        "self.reject(requester, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))",
-        "self.reject(requester, RequestRejected(Code.UNKNOWN_ID, why, id=event.id))",
+        "self.reject(requester, RequestRejected(Code.UNKNOWN_ID, reason, ref=ref, id=event.id))",
+        "self.reject(requester, RequestRejected(Code.UNKNOWN_ID, reason, id=event.id))",
         first=21,
     ),
     Mutant(

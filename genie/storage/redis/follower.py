@@ -204,7 +204,7 @@ class Follower:
         state_machine.apply(state)
         self._replica.replace(state_machine)
         if not self._has_acquired:
-            self._log.info("replica caught up", held=len(state_machine.manager.table.held))
+            self._log.info("replica caught up", held_locks=state_machine.manager.table.locks)
 
     # -- taking over --------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ class FakeConnection:
         self.closed: asyncio.Future[RequestRejected] = asyncio.get_running_loop().create_future()
         self.reading_is_paused = False
 
-    def drop_partial_line(self, why: RequestRejected) -> None:
-        self.closed.set_result(why)
+    def drop_partial_line(self, rejection: RequestRejected) -> None:
+        self.closed.set_result(rejection)
 
 
 def connections_with(lines: PartialLines, *sizes: int) -> list[FakeConnection]:
