@@ -1,7 +1,7 @@
-"""The workloads of `genie bench`, and the client side of one connection of the load, without a socket.
+"""The workloads of `genie bench`, and the client side of one connection, without a socket.
 
-Each connection has as many slots as it may have requests in flight. A slot repeats one cycle: request, grant, release.
-The request lines of a slot are encoded before the run; each cycle sends one of them, chosen at random.
+A connection has one slot for each request that it may have in flight. A slot repeats one cycle: request, grant, release.
+The request commands of a slot are encoded before the run. Each cycle sends one of these commands, chosen at random.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from genie.protocol import framing, messages
 from genie.protocol.resources import EXCLUSIVE, SHARED
 
 RequestLines = tuple[bytes, ...]
-"""The encoded request commands of one slot, chosen with equal probability."""
+"""The encoded request commands of one slot. Each cycle sends one of them, chosen at random with equal probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,25 +35,32 @@ class WorkloadParameters:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload. `encode_slots(prefix, parameters, count)` returns the request lines of `count` slots.
+    """The resources that the requests of a benchmark lock."""
+
+    title: Callable[[WorkloadParameters], str]
+    """Returns the description of the workload in the output."""
+    encode_slots: Callable[[str, WorkloadParameters, int], list[RequestLines]]
+    """`encode_slots(prefix, parameters, count)` returns the request lines of `count` slots.
 
     The names of all resources start with `prefix`.
     """
 
-    title: Callable[[WorkloadParameters], str]
-    encode_slots: Callable[[str, WorkloadParameters, int], list[RequestLines]]
-
 
 def _encode_own(prefix: str, _: WorkloadParameters, count: int) -> list[RequestLines]:
+    """Return one request line for each slot: an exclusive lock on a resource that no other slot uses."""
     return [(_encode_request(f"{EXCLUSIVE}{prefix}{slot}"),) for slot in range(count)]
 
 
 def _encode_hot(prefix: str, _: WorkloadParameters, count: int) -> list[RequestLines]:
+    """Return the same request line for all slots: an exclusive lock on one resource."""
     return [(_encode_request(f"{EXCLUSIVE}{prefix}hot"),)] * count
 
 
 def _encode_mixed(prefix: str, parameters: WorkloadParameters, count: int) -> list[RequestLines]:
-    """Return 100 lines for each key, of which `shared_percent` are shared; all slots have the same lines."""
+    """Return the same request lines for all slots: 100 lines for each key, of which `shared_percent` lock it shared.
+
+    Since a slot chooses each of its lines with equal probability, this is also the percentage of shared requests.
+    """
     modes = [SHARED] * parameters.shared_percent + [EXCLUSIVE] * (100 - parameters.shared_percent)
     keys = range(parameters.keys)
     encoded = {(mode, key): _encode_request(f"{mode}{prefix}{key}") for mode in set(modes) for key in keys}
@@ -61,8 +68,9 @@ def _encode_mixed(prefix: str, parameters: WorkloadParameters, count: int) -> li
 
 
 def _encode_several(prefix: str, parameters: WorkloadParameters, count: int) -> list[RequestLines]:
-    parts = range(parameters.resources)
-    return [(_encode_request(*(f"{EXCLUSIVE}{prefix}{slot}/{part}" for part in parts)),) for slot in range(count)]
+    """Return one request line for each slot: exclusive locks on several resources that no other slot uses."""
+    indexes = range(parameters.resources)
+    return [(_encode_request(*(f"{EXCLUSIVE}{prefix}{slot}/{index}" for index in indexes)),) for slot in range(count)]
 
 
 def _title_of_mixed(parameters: WorkloadParameters) -> str:
@@ -76,7 +84,7 @@ def _title_of_several(parameters: WorkloadParameters) -> str:
 
 
 def _encode_request(*resources: str) -> bytes:
-    # `onDisconnect`: the locks of a killed benchmark are released with its connections.
+    # With `onDisconnect`, the server releases the locks of a killed benchmark when its connections end.
     return messages.command("request", resources=resources, onDisconnect="release")
 
 
@@ -89,7 +97,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 """Workloads by their names on the command line."""
 
 
-# -- One connection of the load: received bytes in, bytes to send out --------
+# -- One connection, without a socket: methods accept received bytes and return the bytes to send --------
 
 SUCCESS = "success"
 RELEASED_BY_OTHER = "released-by-other"
@@ -99,20 +107,23 @@ _RELEASE_HEAD, _RELEASE_TAIL = messages.command("release", id=0).split(b"0")
 
 
 class Tally:
-    """The measurements of all connections together.
-
-    Durations are recorded only while `measuring`, when a cycle is completed. Errors are always counted: by the `code`
-    of an error message, the `reason` of an unexpected end, or one of the names of this package.
-    """
+    """The measurements of all connections together."""
 
     def __init__(self) -> None:
         self.measuring = False
+        """Whether durations are recorded. Errors are always counted."""
         self.to_locked = Histogram()
+        """Durations from sending a request to reading `locked`, of completed cycles."""
         self.to_released = Histogram()
+        """Durations from sending a request to reading `released`, of completed cycles."""
         self.errors: Counter[str] = Counter()
+        """Number of errors by name: the `code` of an error message, the `reason` of an unexpected end, or a name that
+        this package defines, such as `PROTOCOL_ERROR`."""
 
 
 class _Slot:
+    """A sequence of cycles on a connection, at most one at a time. Times are nanoseconds of a monotonic clock."""
+
     __slots__ = ("lines", "locked_at_ns", "releasing", "requested_at_ns")
 
     def __init__(self, lines: RequestLines) -> None:
@@ -127,24 +138,26 @@ class _Slot:
 class LoadConnection:
     """The protocol state of one connection, with one slot for each item of `slots`.
 
-    Times are nanoseconds of a monotonic clock.
+    Methods return the bytes to send. Times are nanoseconds of a monotonic clock.
     """
 
     def __init__(self, slots: list[RequestLines], tally: Tally) -> None:
         self._tally = tally
         self._framing = framing.LineReader()
         self._idle = [_Slot(lines) for lines in slots]
+        """Slots without a request. The next `tick` starts a cycle of each."""
         self._unacknowledged: deque[_Slot] = deque()
-        """Slots whose request was sent and has no id yet, in the order in which the server will reply."""
+        """Slots whose request was sent but has no id yet, in the order in which the server will reply."""
         self._by_id: dict[int, _Slot] = {}
-        """Slots whose request waits, is held, or is being released, by its id."""
+        """Slots by the id of their request, which waits, is held, or is being released."""
         self._rejected_releases: list[int] = []
-        """Ids whose release was rejected and is sent again."""
+        """Ids of requests whose release the server rejected. The next `tick` sends their releases again."""
         self.stopping = False
+        """Whether `stop` was called. Further cycles are not started."""
         self.protocol_error = ""
         """Description of invalid input, after which the connection is unusable."""
         self.rejection = ""
-        """The error by which the server rejected the connection; empty once it has accepted a request."""
+        """The last error before the server has accepted a request, e.g. a missing token; empty after that."""
         self._accepted = False
         """Whether the server has accepted a request."""
 
@@ -154,7 +167,7 @@ class LoadConnection:
         return len(self._unacknowledged) + len(self._by_id)
 
     def tick(self, now_ns: int) -> bytes:
-        """Return the commands to send: rejected releases again, and a request for each idle slot."""
+        """Return the commands to send: the releases that the server rejected, and a request for each idle slot."""
         commands = [_release(id_) for id_ in self._rejected_releases if id_ in self._by_id]
         self._rejected_releases.clear()
         if not self.stopping:
@@ -163,7 +176,7 @@ class LoadConnection:
         return b"".join(commands)
 
     def stop(self) -> bytes:
-        """Stop starting cycles; return the releases of all waiting and held requests.
+        """Stop starting cycles, and return the release commands of all waiting and held requests.
 
         `unfinished` falls to 0 as the replies arrive.
         """
@@ -171,7 +184,7 @@ class LoadConnection:
         return b"".join([self._start_release(id_, slot) for id_, slot in self._by_id.items() if not slot.releasing])
 
     def receive(self, data: bytes, now_ns: int) -> bytes:
-        """Process received bytes; return the bytes to send. Sets `protocol_error` if the data are invalid."""
+        """Process received bytes and return the bytes to send. Sets `protocol_error` if the received bytes are invalid."""
         commands: list[bytes] = []
         try:
             for line in self._framing.feed(data):
@@ -182,7 +195,7 @@ class LoadConnection:
         return b"".join(commands)
 
     def _on_message(self, message: messages.Message | None, now_ns: int, commands: list[bytes]) -> None:
-        """Handle a message of the server; append the commands to send."""
+        """Handle a message from the server, and append the commands to send to `commands`. Ignores other messages."""
         match message:
             case messages.Queued():
                 self._on_queued(message.payload.id, commands)
@@ -194,7 +207,7 @@ class LoadConnection:
                 self._on_error(message.payload)
 
     def _on_queued(self, id_: int, commands: list[bytes]) -> None:
-        """Assign the id to the oldest unacknowledged request: the server replies in order."""
+        """Assign the id to the oldest unacknowledged request, because the server replies in order."""
         if not self._unacknowledged:
             raise ValueError("a reply to a request that was not sent")
         self._accepted, self.rejection = True, ""
@@ -203,13 +216,17 @@ class LoadConnection:
             commands.append(self._start_release(id_, slot))
 
     def _on_locked(self, id_: int, now_ns: int, commands: list[bytes]) -> None:
+        """Record the time of the grant, and release the lock immediately."""
         slot = self._by_id.get(id_)
         if slot is not None and not slot.releasing:
             slot.locked_at_ns = now_ns
             commands.append(self._start_release(id_, slot))
 
     def _on_released(self, released: messages.Released.Payload, now_ns: int, commands: list[bytes]) -> None:
-        """Complete a cycle and start the next; a request that ended in another way is counted as an error."""
+        """Complete a cycle of a slot and start the next cycle.
+
+        If this connection did not release the request, the end is counted as an error, and the slot becomes idle.
+        """
         slot = self._by_id.pop(released.id, None)
         if slot is None:  # the reply to a release that was sent when the request had already ended
             return
@@ -226,20 +243,23 @@ class LoadConnection:
             commands.append(self._request(slot, now_ns))
 
     def _on_error(self, error: messages.Error.Payload) -> None:
-        """Count an error. One with an id rejects a release, one without an id the oldest unacknowledged request."""
+        """Count an error, and make the slot of the failed command idle or repeat the command.
+
+        An error with an id rejects a release. An error without an id rejects the oldest unacknowledged request.
+        """
         self._tally.errors[error.code] += 1
         if not self._accepted:
             self.rejection = f"{error.code}: {error.message}"
         if error.id is not None:
             if error.code != Code.UNKNOWN_ID:
                 self._rejected_releases.append(error.id)
-            elif error.id in self._by_id:
+            elif error.id in self._by_id:  # the request has ended without a message
                 self._idle.append(self._by_id.pop(error.id))
         elif self._unacknowledged:
             self._idle.append(self._unacknowledged.popleft())
 
     def _request(self, slot: _Slot, now_ns: int) -> bytes:
-        """Start a cycle of a slot; return its request command."""
+        """Start a cycle of a slot, and return a request command chosen at random from the slot's lines."""
         slot.requested_at_ns, slot.locked_at_ns, slot.releasing = now_ns, 0, False
         self._unacknowledged.append(slot)
         lines = slot.lines

@@ -1,7 +1,7 @@
 """An HDR histogram: counts durations with a bounded relative error in a fixed amount of memory.
 
-A duration is rounded to its eight most significant bits. So each power of two is divided into 128 buckets of equal
-width, and a bucket is at most 1/128 as wide as the durations in it.
+Only the eight most significant bits of a duration are stored. So each power of two is divided into 128 buckets of equal
+width, and the width of a bucket is at most 1/128 of the durations in the bucket.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Final
 
 SIGNIFICANT_BITS: Final = 8
 BUCKETS_PER_POWER: Final = 1 << (SIGNIFICANT_BITS - 1)
-"""Buckets for each power of two. Durations below twice this number have a bucket each."""
+"""Number of buckets for each power of two. Each duration below twice this number (in ns) has a bucket of its own."""
 PRECISION: Final = 1 / BUCKETS_PER_POWER
 """Maximum relative error of a quantile."""
 MAX_DURATION_NS: Final = (1 << 48) - 1
-"""Three days. Longer durations are counted as this one."""
+"""About three days. A longer duration is counted as this duration."""
 
 
 class Histogram:
@@ -29,7 +29,7 @@ class Histogram:
         """The exact maximum, at most `MAX_DURATION_NS`; 0 if nothing was counted."""
 
     def add(self, duration_ns: int) -> None:
-        """Count a duration. ValueError if it is negative."""
+        """Count a duration. Raises ValueError if the duration is negative."""
         if duration_ns > self.max_ns:
             self.max_ns = duration_ns = min(duration_ns, MAX_DURATION_NS)
         elif duration_ns < 0:
@@ -38,14 +38,15 @@ class Histogram:
         self.count += 1
 
     def quantile_ns(self, per_mille: int) -> int | None:
-        """Return a quantile, given in thousandths from 1 to 1,000 (500: the median); None if nothing was counted.
+        """Return a quantile of the counted durations; None if nothing was counted.
 
-        It is the nearest rank, rounded up to the upper bound of its bucket: at most `PRECISION` too high, never too
-        low, and never above the maximum.
+        `per_mille` selects the quantile in thousandths, from 1 to 1,000: 500 is the median. The result is the duration
+        with the nearest rank, rounded up to the upper bound of its bucket, but not above the maximum. So the result is
+        never too low, and at most `PRECISION` (relative) too high.
         """
         if not 1 <= per_mille <= 1000:  # noqa: PLR2004
             raise ValueError(f"a quantile must be given in 1 to 1000 thousandths, not {per_mille}")
-        remaining = -(-self.count * per_mille // 1000)  # the rank, rounded up
+        remaining = -(-self.count * per_mille // 1000)  # the rank of the quantile, rounded up
         if not remaining:
             return None
         for bucket, count in enumerate(self._buckets):
@@ -56,7 +57,7 @@ class Histogram:
 
 
 def _bucket(duration_ns: int) -> int:
-    """Return the index of the bucket of a duration."""
+    """Return the index of the bucket that counts a duration."""
     dropped_bits = duration_ns.bit_length() - SIGNIFICANT_BITS
     return duration_ns if dropped_bits <= 0 else dropped_bits * BUCKETS_PER_POWER + (duration_ns >> dropped_bits)
 

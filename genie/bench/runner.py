@@ -1,7 +1,7 @@
 """Runs workloads against a server: opens the connections, warms up, measures, and releases all locks.
 
-All connections are served by one event loop, without a task or a future for each request. A reply is timed when this
-process reads it. A process that lacks CPU time reads late, so the result includes how much it used.
+One event loop serves all connections, without a task or a future for each request. A latency ends when this process
+reads the reply. If this process lacks CPU time, it reads replies late. So the result includes the CPU usage.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from genie.protocol import messages
 from genie.tls import describe_error
 
 TICK_INTERVAL_S = 0.1
-"""How often idle slots send a request again, and the progress is reported."""
+"""Interval at which idle slots send a request, and at which the progress is reported."""
 MAX_CONCURRENT_CONNECTS = 64
-"""Connections that are opened at the same time, fewer than a server's listen backlog."""
+"""Maximum connections that are opened concurrently. The number is less than the listen backlog of a server."""
 
 INTERRUPTS_TO_ABORT = 2
-"""Number of interrupts after which the runner no longer waits for releases to be confirmed."""
+"""Number of interrupts (Ctrl-C) after which the runner does not wait until the server has confirmed all releases."""
 
 NOT_RELEASED = "not-released"
 CONNECTION_LOST = "connection-lost"
 
 ProgressCallback = Callable[[str, float | None, int], None]
-"""Called with the workload, the measured seconds (None: it warms up), and the cycles completed in them."""
+"""Called with the workload, the seconds measured so far, and the cycles completed in that time.
+
+The seconds are None during the warm-up.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """How to run each workload. `timeout_s` limits connecting, and releasing at the end."""
+    """How to run each workload."""
 
     address: Address
     connections: int
@@ -46,10 +49,12 @@ class BenchOptions:
     """Requests in flight on each connection."""
     measure_s: float
     warm_up_s: float
+    """Time that a workload runs before the measurement."""
     timeout_s: float
+    """Time limit for opening all connections, and for releasing all locks at the end."""
     parameters: WorkloadParameters
     namespace: str | None = None
-    """None: the first namespace of the server."""
+    """Namespace of the locks; None: the first namespace of the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +65,12 @@ class Result:
     connections: int
     """Connections that were open until the end of the measured time."""
     measured_s: float
-    """0 if the workload ended before the measurement began."""
+    """Duration of the measurement; 0 if the workload ended before the measurement began."""
     client_cpu_s: float
     """CPU time of this process during the measurement."""
     tally: Tally
     connection_error: str = ""
-    """Why the last connection ended, if all ended during the run."""
+    """Why the last connection ended, if all connections ended during the run; else empty."""
 
     @property
     def cycles(self) -> int:
@@ -79,7 +84,7 @@ class Result:
 
     @property
     def client_cpu_percent(self) -> float:
-        """CPU usage of this process; near 100 the client limits the result."""
+        """CPU usage of this process. Near 100 %, this process limits the throughput, not the server."""
         return 100 * self.client_cpu_s / self.measured_s if self.measured_s else 0.0
 
 
@@ -89,7 +94,7 @@ class _LoadProtocol(asyncio.Protocol):
     def __init__(self, connection: LoadConnection, runner: LoadRunner) -> None:
         self.connection = connection
         self.closing = False
-        """Whether this side closes the connection, so that its end is no error."""
+        """Whether this process closes the connection. The end of the connection is then not an error."""
         self._runner = runner
         self._transport: asyncio.Transport | None = None
 
@@ -110,13 +115,16 @@ class _LoadProtocol(asyncio.Protocol):
         self._runner.on_connection_lost(self, str(exc) if exc else "the server closed it")
 
     def tick(self) -> None:
+        """Send the requests of idle slots, and the releases that the server rejected."""
         self._write(self.connection.tick(time.perf_counter_ns()))
 
     def stop(self) -> None:
+        """Release all requests. The connection is closed when the server has confirmed all releases."""
         self._write(self.connection.stop())
         self._close_if_finished()
 
     def abort(self) -> None:
+        """Close the connection immediately. The server then releases the remaining requests."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -131,33 +139,40 @@ class _LoadProtocol(asyncio.Protocol):
 
 
 class LoadRunner:
-    """Runs workloads, one after the other. `interrupt` ends the current one early, with what was measured so far."""
+    """Runs workloads, one after another. `interrupt` ends the current workload early, with the results so far."""
 
     def __init__(self, options: BenchOptions, on_progress: ProgressCallback) -> None:
         self.protocols: set[_LoadProtocol] = set()
         """The open connections."""
         self.interrupts = 0
-        """How often `interrupt` was called."""
+        """Number of calls of `interrupt`."""
         self._options = options
         identity = {"token": resolve_token(), "namespace": options.namespace}
         self.hello = messages.command("hello", **identity) if any(identity.values()) else b""
-        """First command of each connection; empty if there is neither a token nor a namespace."""
+        """Encoded first command of each connection; empty if there is neither a token nor a namespace."""
         self._on_progress = on_progress
         self._prefix = f"genie-bench/{secrets.token_hex(8)}/"
+        """Random prefix of all resource names, so that no other client waits for these resources."""
         self._tally = Tally()
         self._connection_error = ""
+        """Why the last lost connection ended."""
         self._wake = asyncio.Event()
+        """Set to end the current wait early: after an interrupt, or when all connections have ended."""
         self._connect_timeout: asyncio.Timeout | None = None
+        """The time limit for opening connections, while they are being opened."""
 
     def interrupt(self) -> None:
-        """End the run early. The second call also skips waiting for the confirmation of all releases."""
+        """End the run early. After the second call, the run does not wait until all releases are confirmed, either."""
         self.interrupts += 1
         self._wake.set()
         if self._connect_timeout is not None:
-            self._connect_timeout.reschedule(0)
+            self._connect_timeout.reschedule(0)  # stop opening connections
 
     def on_connection_lost(self, protocol: _LoadProtocol, reason: str) -> None:
-        """Remove a connection, and count an error unless this side closed it or has already counted one."""
+        """Remove a lost connection, and count an error.
+
+        No error is counted if this process closed the connection, or has already counted an error of this connection.
+        """
         self.protocols.discard(protocol)
         if not protocol.closing:
             counted_error = protocol.connection.protocol_error or protocol.connection.rejection
@@ -168,9 +183,10 @@ class LoadRunner:
             self._wake.set()
 
     async def run(self, workload: str) -> Result:
-        """Connect, warm up, measure, and release all locks. Unavailable if the server cannot be reached.
+        """Run a workload: open the connections, warm up, measure, and release all locks.
 
-        Nothing is measured if an interrupt, or the loss of all connections, ends the warm-up.
+        Raises Unavailable if the server cannot be reached. Nothing is measured if an interrupt, or the loss of all
+        connections, ends the warm-up.
         """
         tally = self._tally = Tally()
         self._connection_error = ""
@@ -198,7 +214,7 @@ class LoadRunner:
         )
 
     async def _connect(self, workload: str) -> bool:
-        """Open all connections; return False if interrupted. Unavailable if one of them fails."""
+        """Open all connections; return False after an interrupt. Raises Unavailable if a connection fails."""
         options = self._options
         prefix, slot_count = f"{self._prefix}{workload}/", options.connections * options.depth
         slots = WORKLOADS[workload].encode_slots(prefix, options.parameters, slot_count)
@@ -225,7 +241,10 @@ class LoadRunner:
         return True
 
     async def _open(self, protocols: list[_LoadProtocol]) -> None:
-        """Open connections concurrently. All attempts end before the first error is raised, so that none succeeds later."""
+        """Open connections concurrently. If an attempt fails, raise its error after all other attempts have ended.
+
+        So no connection is opened after this method has failed.
+        """
         loop = asyncio.get_running_loop()
         host, port, tls = self._options.address
         attempts = [
@@ -248,9 +267,9 @@ class LoadRunner:
         return time.perf_counter() - started_s, time.process_time() - cpu_started_s
 
     async def _generate_load(self, seconds: float, on_tick: Callable[[float], None]) -> None:
-        """Serve the connections for some time, or until an interrupt or until none is left.
+        """Serve the connections for some seconds. Ends early after an interrupt, or when no connection is left.
 
-        `on_tick` is called with the elapsed seconds.
+        `on_tick` is called after each tick with the seconds since the start.
         """
         started_s = time.perf_counter()
         while self.protocols and not self.interrupts and (left_s := seconds + started_s - time.perf_counter()) > 0:
@@ -259,7 +278,10 @@ class LoadRunner:
             on_tick(time.perf_counter() - started_s)
 
     async def _release_all(self) -> None:
-        """Release all requests and wait for the replies. The server releases the others when `run` closes the connections."""
+        """Release all requests, and wait until the server has confirmed the releases or the timeout has passed.
+
+        Unconfirmed releases are counted as errors. The server releases these requests when `run` closes the connections.
+        """
         for protocol in self.protocols.copy():
             protocol.stop()
         deadline_s = time.perf_counter() + self._options.timeout_s
@@ -275,7 +297,7 @@ class LoadRunner:
             self._tally.errors[NOT_RELEASED] += protocol.connection.unfinished
 
     async def _wait_for_tick(self, left_s: float) -> None:
-        """Wait for the next tick, for `left_s` seconds, or for an interrupt or the loss of all connections."""
+        """Wait for the next tick, but at most `left_s` seconds. An interrupt or the loss of all connections ends the wait."""
         self._wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(left_s, TICK_INTERVAL_S)):

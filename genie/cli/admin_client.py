@@ -55,11 +55,11 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
 
 
 class AdminClient:
-    """Queries the admin port of one server. ValueError for an invalid address, GenieError if the query fails.
+    """Queries the admin port of one server. Raises ValueError for an invalid address, GenieError if a query fails.
 
-    The token is that of GENIE_TOKEN, or the content of GENIE_TOKEN_FILE. For TLS, GENIE_TLS_CA is the
-    CA to trust, GENIE_TLS_CERT and GENIE_TLS_KEY are the client certificate. Queries are about
-    `namespace`, by default the first of the server.
+    The bearer token is read from GENIE_TOKEN or from the file GENIE_TOKEN_FILE. For TLS, GENIE_TLS_CA
+    is the CA to trust; GENIE_TLS_CERT and GENIE_TLS_KEY are the client certificate. If `namespace` is
+    None, the server responds about its first namespace. `timeout` is the time limit of one query in seconds.
     """
 
     def __init__(self, host: str, port: str, namespace: str | None, timeout: float) -> None:
@@ -67,7 +67,7 @@ class AdminClient:
         self._parameters = {} if namespace is None else {"namespace": namespace}
         self._timeout = timeout
         self._token = _token()
-        self._ssl = tls_context() if self._scheme == TLS else True
+        self._ssl = tls_context() if self._scheme == TLS else True  # True: the default of aiohttp, not used for HTTP
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -86,10 +86,10 @@ class AdminClient:
         await self._session.close()
 
     async def get(self, path: str, limit: int | None = None) -> Any:
-        """Return the decoded JSON at a path, with at most `limit` rows.
+        """Send a GET request for a path and return the decoded JSON response.
 
-        RequestRejected if the server responds with an error; Unavailable if it cannot be reached or
-        is not an admin port.
+        `limit` is the maximum number of rows; None selects the default of the path. Raises RequestRejected
+        if the server responds with an error, and Unavailable if it cannot be reached or is not an admin port.
         """
         assert self._session is not None  # noqa: S101 - it was entered
         try:
@@ -117,7 +117,7 @@ class AdminClient:
         return self._decode_body(status, body)
 
     def _decode_body(self, status: int, body: bytearray) -> Any:
-        """Return the decoded JSON of a successful response; raise the error of any other."""
+        """Return the decoded JSON of a response with status 200. For other statuses, raise the error in the body."""
         try:
             response = codec.loads(bytes(body))
             if status == HTTPStatus.OK:
@@ -131,7 +131,7 @@ class AdminClient:
 
 
 def query_admin(client: AdminClient, operation: Callable[[AdminClient], Awaitable[T]]) -> T:
-    """Run one operation with the client and close it."""
+    """Open the client, run one operation with it in a new event loop, and close the client."""
 
     async def run() -> T:
         async with client:
@@ -141,7 +141,10 @@ def query_admin(client: AdminClient, operation: Callable[[AdminClient], Awaitabl
 
 
 def decode_response(response: Any, kind: type[T]) -> T:
-    """Convert a response to its type. GenieError if its fields differ, as of another version."""
+    """Convert a JSON response to the type `kind`.
+
+    Raises GenieError if the fields don't match the type, e.g. because the server has another version.
+    """
     try:
         return msgspec.convert(response, kind)
     except msgspec.ValidationError as error:
@@ -149,17 +152,21 @@ def decode_response(response: Any, kind: type[T]) -> T:
 
 
 def _parse_admin_address(host: str, port: str) -> tuple[str, str]:
-    """Return the scheme and the address HOST:PORT. ValueError, which names the option or variable, if one is invalid."""
+    """Return the URL scheme and the address HOST:PORT.
+
+    Raises ValueError if the host or the port is invalid. The message names the option or environment variable to fix.
+    """
     if not port.strip():
         raise ValueError(f"no admin port: {source_of('admin_port')} is empty")
     scheme = next((scheme for scheme in SCHEMES if host.lower().startswith(scheme)), None)
-    name = host[len(scheme or "") :].strip().rstrip("/")
-    if not name or any(character in name for character in "/?#@ "):
+    host_name = host[len(scheme or "") :].strip().rstrip("/")
+    if not host_name or any(character in host_name for character in "/?#@ "):
         raise ValueError(
             f"{source_of('admin_host')}: must be a host name or an address, also as {TLS}HOST, not {host!r}"
         )
     try:
-        address = parse_address(name, int(port) if port.strip().isdecimal() else 0)
+        # Port 0 is rejected below, with the same error as a port out of range.
+        address = parse_address(host_name, int(port) if port.strip().isdecimal() else 0)
     except ValueError as error:
         raise ValueError(f"{source_of('admin_host')}: {error}") from None
     if not 0 < address.port < 1 << 16:
@@ -168,14 +175,20 @@ def _parse_admin_address(host: str, port: str) -> tuple[str, str]:
 
 
 def _leader_hint(problem: Problem) -> str:
-    """Return where to send the request instead, unless the message names the leader already."""
+    """Return a suffix for the error message that names the leader.
+
+    The suffix is empty if the leader is unknown or the message already names the leader.
+    """
     if isinstance(problem.leader, str) and problem.leader not in problem.message:
         return f" ({printable(problem.leader)} leads: query its admin port)"
     return ""
 
 
 def _token() -> str | None:
-    """Return the token of the environment. A line break in it would start another HTTP header."""
+    """Return the token that the environment variables configure, or None.
+
+    Raises ValueError for control characters: a line break in the token would start another HTTP header.
+    """
     token = resolve_token()
     if token is not None and not token.isprintable():
         raise ValueError("the token of GENIE_TOKEN or GENIE_TOKEN_FILE must not contain control characters")

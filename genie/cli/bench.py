@@ -47,7 +47,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 def show_progress(workload: str, elapsed_s: float | None, cycles: int) -> None:
-    """Overwrite the progress line on stderr, a terminal. `elapsed_s` is None during the warm-up."""
+    """Overwrite the progress line on stderr, which must be a terminal. `elapsed_s` is None during the warm-up."""
     progress = "warming up" if elapsed_s is None else f"{elapsed_s:.1f} s, {cycles / elapsed_s:,.0f} cycles/s"
     sys.stderr.write(f"{CLEAR_LINE}{workload}: {progress}")
     sys.stderr.flush()
@@ -71,7 +71,10 @@ def format_errors(result: Result) -> str:
 
 
 def result_lines(result: Result, options: BenchOptions) -> list[str]:
-    """Return the result of a workload as text: title, rate, and a table of latencies."""
+    """Return the result of a workload as lines of text: the title, a summary line, and a table of latencies.
+
+    The summary shows the number of connections only if some of them were lost before the end of the measurement.
+    """
     tally = result.tally
     rate = f"{result.cycles_per_s:,.0f} cycles/s ({result.cycles:,} in {result.measured_s:.1f} s)"
     if result.connections < options.connections:
@@ -120,17 +123,19 @@ def _json_result(result: Result) -> dict[str, Any]:
 
 
 def _json_latencies(histogram: Histogram) -> dict[str, float | None]:
-    """Return the quantiles and the maximum in µs; None if nothing was measured."""
+    """Return the quantiles and the maximum in µs, by field name. The values are None if nothing was measured."""
     latencies_ns = dict(zip(QUANTILES, _quantiles_ns(histogram), strict=True))
     latencies_ns["max"] = histogram.max_ns if histogram.count else None
     return {f"{name}_us": None if ns is None else round(ns / NS_PER_US, 1) for name, ns in latencies_ns.items()}
 
 
 def _quantiles_ns(histogram: Histogram) -> list[int | None]:
+    """Return the quantiles in the order of `QUANTILES`."""
     return [histogram.quantile_ns(per_mille) for per_mille in QUANTILES.values()]
 
 
 def _format_ns(ns: int | None) -> str:
+    """Format a duration in µs or ms. None, a quantile without measurements, becomes an empty table cell."""
     if ns is None:
         return ""
     return f"{ns / NS_PER_US:.0f} µs" if ns < MIN_MS_DISPLAY_NS else f"{ns / NS_PER_MS:.2f} ms"
@@ -259,19 +264,20 @@ def bench(
         raise click.UsageError(f"--connections times --depth must be at most {MAX_IN_FLIGHT:,}.")
     parameters = WorkloadParameters(keys=keys, shared_percent=shared_percent, resources=resources)
     bench_options = BenchOptions(
-        address=query(host, port, namespace, timeout, _leader_address),
+        address=query(host, port, namespace=namespace, timeout_s=timeout, operation=_leader_address),
         namespace=namespace,
         timeout_s=timeout,
         parameters=parameters,
         **options,
     )
-    session = _Session(bench_options, list(dict.fromkeys(workloads)) or list(WORKLOADS), as_json)
+    unique_workloads = list(dict.fromkeys(workloads))
+    session = _Session(bench_options, workloads=unique_workloads or list(WORKLOADS), as_json=as_json)
     _run_event_loop(session.run())
     session.finish()
 
 
 async def _leader_address(client: Querier) -> Address:
-    """Return the address of the leader, to which all connections are opened."""
+    """Return the address of the leader, to which the benchmark opens all its connections."""
     await client.ping()
     if client.address is None:
         raise Unavailable("the connection to the server was lost")
@@ -279,19 +285,20 @@ async def _leader_address(client: Querier) -> Address:
 
 
 def _print(text: str | bytes) -> None:
-    """Print to stdout; a failed write, for example to a full disk, is an error of one line."""
+    """Print to stdout. A failed write, for example to a full disk, raises ClickException: a one-line error."""
     try:
         click.echo(text)
     except BrokenPipeError:
         raise  # click exits without a message
     except OSError as error:
-        with suppress(OSError):  # otherwise the interpreter flushes the buffer again at exit, and fails
+        # The interpreter flushes the buffer of stdout again at exit. Redirect stdout, so that this flush does not fail.
+        with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.ClickException(f"cannot write the result: {error.strerror}") from None
 
 
 def _run_event_loop(session: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a new event loop, of uvloop if it is installed."""
+    """Run a coroutine in a new event loop. The loop is that of uvloop if uvloop is installed, else that of asyncio."""
     try:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:
@@ -303,7 +310,7 @@ def _run_event_loop(session: Coroutine[Any, Any, None]) -> None:
 
 @dataclass(slots=True)
 class _Session:
-    """One execution of the command: its options, the workloads to run, and the results so far."""
+    """One execution of `genie bench`: the options, the workloads to run, and the results so far."""
 
     options: BenchOptions
     workloads: list[str]
@@ -313,10 +320,10 @@ class _Session:
     failure: GenieError | None = None
 
     async def run(self) -> None:
-        """Run the workloads until an interrupt or a failure."""
+        """Run the workloads in order, and stop after an interrupt or a failure. `finish` reports the failure."""
         on_terminal = sys.stderr.isatty()
         runner = LoadRunner(self.options, show_progress if on_terminal else lambda *_: None)
-        # A script starts background jobs with SIGINT ignored: then leave it so.
+        # A shell script starts background jobs with SIGINT ignored. Keep ignoring it then.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, runner.interrupt)
         if not self.as_json:
@@ -336,7 +343,10 @@ class _Session:
                 return
 
     def _add_result(self, result: Result) -> None:
-        """Record and print the result of a workload, and set `failure` if it lost all connections."""
+        """Record and print the result of a workload; set `failure` if the workload lost all its connections.
+
+        A workload that ended during its warm-up has measured nothing and is not recorded.
+        """
         if result.measured_s:
             self.results.append(result)
             if not self.as_json:
@@ -347,7 +357,10 @@ class _Session:
             )
 
     def finish(self) -> None:
-        """Print the JSON document, and raise the error or the exit status of the command."""
+        """Print the JSON document if requested.
+
+        Raises the recorded failure, SystemExit after an interrupt, or an error if a result has no cycles or has errors.
+        """
         if self.as_json:
             _print(codec.dumps(json_document(self.options, self.results, interrupted=self.interrupted)))
         if self.failure is not None:

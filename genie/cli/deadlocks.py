@@ -1,4 +1,4 @@
-"""`genie deadlocks`"""
+"""`genie deadlocks`: the latest deadlocks that a server has detected, as text or JSON."""
 
 from __future__ import annotations
 
@@ -60,33 +60,40 @@ def _report_lines(listed: Deadlocks, now_ms: float) -> Iterator[str]:
 
 
 def _deadlock_lines(deadlock: DeadlockRow, now_ms: float) -> Iterator[str]:
-    """Describe a deadlock: time, victim, and the steps of the cycle, which starts and ends at the victim."""
+    """Yield the lines that describe a deadlock: its time, its victim, and the steps of the cycle.
+
+    The cycle starts and ends at the victim. The server may list only the first steps of a long cycle.
+    """
     at = datetime.fromtimestamp(deadlock.at / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
     yield f"{at}, {duration(now_ms - deadlock.at)} ago"
     victim = _format_request(deadlock.id, deadlock.transaction_name)
     yield f"{INDENT}{victim} was ended: it would have created a cycle"
     omitted_steps = deadlock.steps_total - len(deadlock.waits)
-    # The owner of each listed waiter; the holder of a step is the waiter of the next one.
-    waiters: list[str | None] = [*deadlock.cycle[: len(deadlock.waits)]]
-    waiters += [None] * (len(deadlock.waits) - len(waiters))
-    holders = [*waiters[1:], None if omitted_steps > 0 else waiters[0]]
-    for step, waiter, holder in zip(deadlock.waits, waiters, holders, strict=True):
-        yield from _line_with_name(f"{_format_request(step.waiter, waiter)} waits for ", step.resource)
-        yield f"{INDENT * 2}which {_format_request(step.holder, holder)} holds"
+    waiter_owners: list[str | None] = [*deadlock.cycle[: len(deadlock.waits)]]
+    waiter_owners += [None] * (len(deadlock.waits) - len(waiter_owners))
+    # The holder of a step is the waiter of the next step; the holder of the last step is the victim.
+    holder_owners = [*waiter_owners[1:], None if omitted_steps > 0 else waiter_owners[0]]
+    for step, waiter_owner, holder_owner in zip(deadlock.waits, waiter_owners, holder_owners, strict=True):
+        yield from _line_with_name(f"{_format_request(step.waiter, waiter_owner)} waits for ", step.resource)
+        yield f"{INDENT * 2}which {_format_request(step.holder, holder_owner)} holds"
     if omitted_steps > 0:
         yield f"{INDENT}and {omitted_steps:,} more steps"
 
 
 def _line_with_name(text: str, name: str) -> Iterator[str]:
-    """Return a line of a text and a name; a name that does not fit is wrapped onto lines of its own."""
-    first, *rest = wrap_text(name, COLUMNS - len(INDENT) - len(text))
-    if rest:
+    """Yield one line with a text and a name. A name that does not fit next to the text is wrapped onto lines of its own."""
+    first_part, *other_parts = wrap_text(name, COLUMNS - len(INDENT) - len(text))
+    if other_parts:
         yield INDENT + text.rstrip()
         yield from (INDENT * 3 + part for part in wrap_text(name, COLUMNS - 3 * len(INDENT)))
     else:
-        yield INDENT + text + first
+        yield INDENT + text + first_part
 
 
 def _format_request(id: int, owner: str | None) -> str:
-    """Return the id of a request, and its transaction if it has one; the owner of other requests is their id."""
+    """Return the id of a request, followed by its transaction if it has one.
+
+    `owner` is the name of the transaction. For a request without a transaction, `owner` is the id of the request or
+    None.
+    """
     return str(id) if owner in (None, str(id)) else f"{id} of {clip(owner, TRANSACTION_COLUMNS)}"

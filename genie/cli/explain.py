@@ -26,13 +26,13 @@ from genie.protocol.limits import MAX_ROWS
 from genie.protocol.resources import EXCLUSIVE
 
 MAX_WAITERS_SHOWN = 10
-"""Waiting requests shown for each held resource: as many as the server lists blockers."""
+"""Maximum waiting requests shown for each held resource. The server lists the same number of blockers per request."""
 
 Reply = dict[str, Any]
-"""Payload of an `inspected`."""
+"""Payload of an `inspected` message."""
 Replies = dict[str, Any]
-"""`request` is the reply about the request itself, `blockers` contains the replies about its blockers by id, and `queues`
-the replies about the wait queues of the resources that it holds, by name."""
+"""The replies about one request. `request` is the reply about the request itself. `blockers` contains the replies about
+its blockers, by id. `queues` contains the replies about the wait queues of the resources that it holds, by name."""
 
 
 @click.command()
@@ -49,7 +49,9 @@ def explain(id: int, as_json: bool, host: str, port: int, namespace: str | None,
 
     --json prints the replies of the server: about the request, its blockers (by id), and what it holds (by name).
     """
-    replies = query(host, port, namespace, timeout, lambda client: _query_replies(client, id))
+    replies = query(
+        host, port, namespace=namespace, timeout_s=timeout, operation=lambda client: _query_replies(client, id)
+    )
     with checked_reply():
         text = "\n".join(_report_lines(replies, time.time() * 1000))
     if not text:
@@ -58,14 +60,18 @@ def explain(id: int, as_json: bool, host: str, port: int, namespace: str | None,
 
 
 async def _query_replies(client: Querier, id: int) -> Replies:
-    """Query the request, its blockers and the queues of what it holds, one after another: some may end in between."""
+    """Query a request, then each of its blockers, then the wait queues of the resources that it holds.
+
+    The replies are not one snapshot: requests may end between two queries.
+    """
     reply = await client.inspected(id=id)
     with checked_reply():
-        blockers = {blocker["id"]: None for row in reply["queue"] for blocker in row["blockers"]}
+        # Dicts instead of sets keep the order of the reply.
+        blocker_ids = {blocker["id"]: None for row in reply["queue"] for blocker in row["blockers"]}
         names = {bare_name(resource): None for row in reply["holders"] for resource in row["resources"]}
     return {
         "request": reply,
-        "blockers": {str(blocker): await client.inspected(id=blocker) for blocker in blockers},
+        "blockers": {str(blocker_id): await client.inspected(id=blocker_id) for blocker_id in blocker_ids},
         "queues": {name: await client.inspected(resource=name, limit=MAX_ROWS, only="queue") for name in names},
     }
 
@@ -79,7 +85,10 @@ def _report_lines(replies: Replies, now_ms: float) -> Iterator[str]:
 
 
 def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float) -> Iterator[str]:
-    """Describe a waiting request: its blockers, and how each of them stops blocking."""
+    """Yield the lines that describe a waiting request: its blockers, and how each blocker stops blocking.
+
+    If a blocker may hold its lock for longer than the request waits, a last line says that the request times out first.
+    """
     yield f"{_format_request(row)} has waited for {duration(now_ms - row['since'])} and {_wait_timeout(row)}."
     yield f"Requests: {join_names(row['resources'], row['resourcesTotal'], COLUMNS - len('Requests: '))}"
     if not row["blockers"]:
@@ -100,7 +109,11 @@ def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float) -
 
 
 def _unblock_condition(former_state: str, reply: Reply) -> str:
-    """Describe how a blocker stops blocking. `former_state`: its state when the waiting request was queried."""
+    """Describe how a blocker stops blocking.
+
+    `reply` is the reply about the blocker. `former_state` is the state of the blocker (`held` or `queued`) in the earlier
+    reply about the waiting request. The blocker may have been granted, or have ended, since then.
+    """
     for holder in reply["holders"]:
         verb = "releases" if former_state == "held" else "(granted since) releases"
         return f"{verb} or times out: in {duration(holder['expiresIn'])} at the latest, unless it is extended"
@@ -110,7 +123,7 @@ def _unblock_condition(former_state: str, reply: Reply) -> str:
 
 
 def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float) -> Iterator[str]:
-    """Describe a held request: when it times out, and which requests wait for it."""
+    """Yield the lines that describe a held request: when it times out, and which requests wait for it."""
     held_for, expires_in = duration(now_ms - row["since"]), duration(row["expiresIn"])
     yield f"{_format_request(row)} has held for {held_for} and ends in {expires_in}, unless it is extended."
     yield f"Holds: {join_names(row['resources'], row['resourcesTotal'], COLUMNS - len('Holds: '))}"
@@ -130,7 +143,10 @@ def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float) -> 
 
 
 def _waiter_lines(holder: Row, resource: str, reply: Reply, now_ms: float) -> Iterator[str]:
-    """Yield a line for each request that waits for this holder of a resource. `reply` contains the wait queue."""
+    """Yield a line for each request that waits for the request `holder` to release a resource.
+
+    `reply` contains the wait queue of the resource, in which some requests may wait for other holders only.
+    """
     name = bare_name(resource)
     waiters = [row for row in reply["queue"] if _waits_for(row, holder, resource)]
     for waiter in waiters[:MAX_WAITERS_SHOWN]:
@@ -149,10 +165,11 @@ def _waiter_lines(holder: Row, resource: str, reply: Reply, now_ms: float) -> It
 
 
 def _waits_for(waiter: Row, holder: Row, resource: str) -> bool:
-    """Return whether a request in the wait queue of a resource waits for this holder.
+    """Return whether a request in the wait queue of a resource waits for the request `holder`.
 
-    It does if one of them is exclusive and they belong to different transactions. A row lists only ten resources; if
-    this one is not among them, the mode of the waiter is unknown, but the holder may be listed as a blocker.
+    The waiter waits for the holder if one of the two locks is exclusive and the transactions differ. A row lists only
+    ten resources. If the resource is not listed, the mode of the waiter is unknown, but the holder may be listed as a
+    blocker.
     """
     owner = waiter.get("transactionName")
     if owner is not None and owner == holder.get("transactionName"):
@@ -168,6 +185,6 @@ def _wait_timeout(row: Row) -> str:
 
 
 def _format_request(row: Row) -> str:
-    """Return the id of a request, and its transaction if it has one."""
+    """Return the id of a request, followed by its transaction if it has one."""
     owner = row.get("transactionName")
     return str(row["id"]) if owner is None else f"{row['id']} of {clip(owner, TRANSACTION_COLUMNS)}"

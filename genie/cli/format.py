@@ -17,13 +17,17 @@ DAY = 24 * HOUR
 
 
 def remaining(row: Mapping[str, Any]) -> str:
-    """Return the time until a request of `inspect` times out; `never` if it waits without a limit."""
+    """Return the time until a request times out; `never` if it waits without a limit. `row` is a row of `inspect`."""
     return duration(row["expiresIn"]) if "expiresIn" in row else "never"
 
 
 def duration(ms: float) -> str:
-    """Format a duration with at most two units; at most 11 characters for up to 999 days."""
+    """Format a duration with at most two units, e.g. `250 ms`, `1.5 s`, `3 min 20 s`, `2 d 4 h`.
+
+    Up to 999 days the text has at most 11 characters. Negative durations are formatted as 0.
+    """
     ms = max(0.0, ms)
+    # The limits leave out durations that would be rounded up to the next unit, e.g. to `1000 ms` or `60.0 s`.
     if ms < SECOND - 0.5:
         return f"{ms:.0f} ms"
     if ms < MINUTE - SECOND / 20:
@@ -39,14 +43,14 @@ def duration(ms: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape characters that would move the cursor or change the writing direction."""
+    """Escape non-printable characters, which could move the cursor or change the writing direction of a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Return a sort key by which numbers in names count by value: acct/2 before acct/12."""
+    """Return a sort key that compares the numbers in names by value: `acct/2` comes before `acct/12`."""
     return [
         (0, int(part), part) if part.isascii() and part.isdecimal() else (1, 0, part)
         for part in re.split("([0-9]+)", text)
@@ -55,14 +59,14 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 
 def width(text: str) -> int:
-    """Return the number of terminal columns of a text."""
+    """Return the number of terminal columns that a text occupies: two for a wide character, none for a combining one."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )
 
 
 def clip(text: str, columns: int) -> str:
-    """Truncate a text to a number of terminal columns."""
+    """Escape a text, and truncate it to `columns` terminal columns. A truncated text ends with an ellipsis."""
     text = printable(text)
     if width(text) <= columns:
         return text
@@ -72,7 +76,7 @@ def clip(text: str, columns: int) -> str:
 
 
 def wrap_text(text: str, columns: int) -> list[str]:
-    """Break a text into lines of at most `columns` columns."""
+    """Escape a text, and break it into lines of at most `columns` terminal columns, also within words."""
     lines = [""]
     for char in printable(text):
         if lines[-1] and width(lines[-1] + char) > columns:
@@ -82,7 +86,11 @@ def wrap_text(text: str, columns: int) -> list[str]:
 
 
 def join_names(names: Sequence[str], total: int, columns: int) -> str:
-    """Join the first of `total` names, as many as fit and at least one, and append the number of the others: `a b +3`."""
+    """Join the first names with spaces, and append the number of omitted names: `a b +3`.
+
+    As many names are joined as fit into `columns`, but at least one, which is truncated if necessary. `names` may
+    contain only the first of `total` names.
+    """
     shown: list[str] = []
     for name in names:
         suffix = _omitted(total - len(shown) - 1)
@@ -94,11 +102,12 @@ def join_names(names: Sequence[str], total: int, columns: int) -> str:
 
 
 def _omitted(count: int) -> str:
+    """Return the suffix for omitted names; empty if none are omitted."""
     return f" +{count}" if count else ""
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return the lines of a table; the columns whose indexes are in `right` are right-aligned."""
+    """Return the header and the rows as aligned lines. The columns with an index in `right` are right-aligned."""
     widths = [max(map(width, column)) for column in zip(headers, *rows, strict=True)]
     lines = []
     for row in (headers, *rows):
@@ -115,21 +124,25 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of `fit_table`. If the table is too wide, the column of the highest `rank` is dropped first, rank 0 never.
-
-    A text column can shrink to `min_width`; without `min_width` it keeps its full width. Other columns are dropped
-    before it shrinks below `preferred_width`, and empty columns before any column shrinks.
-    """
+    """A column of `fit_table`."""
 
     header: str
     rank: int
+    """If the table is too wide, the column with the highest rank is dropped first. Rank 0 is never dropped."""
     min_width: int = 0
+    """Minimum width to which the column may shrink, at least the width of the header. 0: the column does not shrink."""
     right: bool = False
+    """Whether the column is right-aligned."""
     preferred_width: int = 0
+    """Other columns are dropped before this column shrinks below its preferred width."""
 
 
 def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_width: int) -> list[str]:
-    """Return the header and the rows as lines of at most `max_width` terminal columns, escaped."""
+    """Return the header and the rows as aligned, escaped lines of at most `max_width` terminal columns.
+
+    A table that is too wide loses its empty columns first. Then columns are dropped by rank until the preferred
+    widths fit. The columns that are left get the remaining width.
+    """
     cells = [[printable(cell) for cell in row] for row in rows]
     full_widths = [
         max(width(text) for text in (column.header, *(row[i] for row in cells))) for i, column in enumerate(columns)
@@ -152,7 +165,7 @@ def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_widt
     lines = table(
         [columns[i].header for i in shown],
         [[clip(row[i], widths[i]) for i in shown] for row in cells],
-        [position for position, i in enumerate(shown) if columns[i].right],
+        right=[position for position, i in enumerate(shown) if columns[i].right],
     )
     return [clip(line, max_width) for line in lines]
 
@@ -160,9 +173,10 @@ def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_widt
 def _grow(
     columns: Sequence[Column], shown: Sequence[int], widths: Sequence[int], targets: Sequence[int], max_width: int
 ) -> list[int]:
-    """Widen the shown columns towards their target widths until the table is `max_width` wide.
+    """Return wider columns: up to their target widths, until the table is `max_width` wide.
 
-    Columns of lower rank grow first, columns of equal rank evenly.
+    `shown` contains the indexes of the columns in the table. Columns of lower rank grow first, columns of equal rank
+    evenly.
     """
     grown = list(widths)
     spare = max_width - _table_width(grown, shown)
@@ -177,11 +191,12 @@ def _grow(
 
 
 def _table_width(widths: Sequence[int], shown: Sequence[int]) -> int:
+    """Return the width of a table of the columns with the indexes `shown`, including the gaps."""
     return sum(widths[i] for i in shown) + len(GAP) * (len(shown) - 1)
 
 
 def wrap_items(items: Sequence[str], max_width: int, gap: str = GAP) -> list[str]:
-    """Join items into lines of at most `max_width` terminal columns; break lines only between items."""
+    """Join items into lines of at most `max_width` terminal columns. An item is not broken; if too long, it is truncated."""
     lines: list[str] = []
     for item in map(printable, items):
         if lines and width(lines[-1]) + len(gap) + width(item) <= max_width:

@@ -66,15 +66,15 @@ def inspect(
     --limit applies to holders and to waiters separately. --json prints the rows as the server sends them: times in
     milliseconds.
     """
-    if sum(filter_ is not None for filter_ in (resource, transaction, id)) > 1:
+    if sum(given is not None for given in (resource, transaction, id)) > 1:
         raise click.UsageError("--resource, --transaction and --id exclude each other.")
     name = None if resource is None else bare_name(resource)
     payload = query(
         host,
         port,
-        namespace,
-        timeout,
-        lambda client: _query(client, limit, resource=name, transaction=transaction, id=id),
+        namespace=namespace,
+        timeout_s=timeout,
+        operation=lambda client: _query(client, limit, resource=name, transaction=transaction, id=id),
     )
     if as_json:
         click.echo(codec.dumps(payload))
@@ -85,10 +85,10 @@ def inspect(
 
 
 async def _query(client: Querier, limit: int | None, **filters: Any) -> dict[str, Any]:
-    """Return the payload of `inspected` with up to `limit` holders and up to `limit` waiters.
+    """Return the payload of an `inspected` message with up to `limit` holders and up to `limit` waiters.
 
-    The server applies one limit to both, holders first. If waiters are missing, a second command requests only the
-    waiters; these are as of a moment later.
+    The server applies one limit to the sum of holders and waiters, and lists the holders first. If waiters are
+    missing, a second command queries only the waiters, so the waiters may be newer than the holders.
     """
     payload = await client.inspected(limit=limit, **filters)
     with checked_reply():
@@ -101,7 +101,7 @@ async def _query(client: Querier, limit: int | None, **filters: Any) -> dict[str
 
 
 def _report_lines(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
-    """Yield the lines of the text output: a table of holders and one of waiting requests."""
+    """Yield the lines of the text output: a table of held requests, and a table of waiting requests."""
     holders, queue = payload["holders"], payload["queue"]
     if not payload["holdersTotal"] and not payload["queueTotal"]:
         yield "No locks are held and no requests wait."
@@ -113,20 +113,20 @@ def _report_lines(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
 
 
 def holder_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
-    """Yield a table of held requests; nothing if there are none."""
+    """Yield the lines of a table of held requests; no lines if `rows` is empty."""
     if not rows:
         return
-    header, *lines = _table(rows, now_ms, "HELD FOR", "ENDS IN")
+    header, *lines = _table(rows, now_ms, since_header="HELD FOR", timeout_header="ENDS IN")
     yield from _indent([header])
     for row, line in zip(rows, lines, strict=True):
         yield from _indent([line, *_note_lines(row)])
 
 
 def waiter_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
-    """Yield a table of waiting requests with their blockers; nothing if there are none."""
+    """Yield the lines of a table of waiting requests and their blockers; no lines if `rows` is empty."""
     if not rows:
         return
-    header, *lines = _table(rows, now_ms, "WAITS FOR", "TIMES OUT IN")
+    header, *lines = _table(rows, now_ms, since_header="WAITS FOR", timeout_header="TIMES OUT IN")
     yield from _indent([header])
     for row, line in zip(rows, lines, strict=True):
         yield from _indent([line, *_note_lines(row), *blocker_lines(row, now_ms)])
@@ -143,29 +143,33 @@ def _title(label: str, rows: list[Row], total: int) -> str:
 
 
 def _table(rows: list[Row], now_ms: float, since_header: str, timeout_header: str) -> list[str]:
-    """Return a header and a line for each request. The priority column is omitted if all priorities are 0."""
-    priorities = any(row["priority"] for row in rows)
-    headers = ["ID", "TRANSACTION", "RESOURCES", since_header, timeout_header, *(["PRIORITY"] if priorities else [])]
+    """Return the lines of a table: the header, and a line for each request.
+
+    The resources get the width that the other columns leave. The priority column is omitted if all priorities are 0.
+    """
+    has_priorities = any(row["priority"] for row in rows)
+    priority_header = ["PRIORITY"] if has_priorities else []
+    headers = ["ID", "TRANSACTION", "RESOURCES", since_header, timeout_header, *priority_header]
     cells = [
         [
             str(row["id"]),
             clip(row.get("transactionName") or "-", TRANSACTION_COLUMNS),
-            "",
+            "",  # the resources, filled in below
             duration(now_ms - row["since"]),
             remaining(row),
-            *([str(row["priority"])] if priorities else []),
+            *([str(row["priority"])] if has_priorities else []),
         ]
         for row in rows
     ]
-    other_columns = width(table(headers, cells, NUMBER_INDEXES)[0]) - len("RESOURCES")
-    resources_width = COLUMNS - len(INDENT) - other_columns
-    for row, line in zip(rows, cells, strict=True):
-        line[RESOURCES_INDEX] = join_names(row["resources"], row["resourcesTotal"], resources_width)
+    other_columns_width = width(table(headers, cells, NUMBER_INDEXES)[0]) - len("RESOURCES")
+    resources_width = COLUMNS - len(INDENT) - other_columns_width
+    for row, row_cells in zip(rows, cells, strict=True):
+        row_cells[RESOURCES_INDEX] = join_names(row["resources"], row["resourcesTotal"], resources_width)
     return table(headers, cells, NUMBER_INDEXES)
 
 
 def blocker_lines(row: Row, now_ms: float) -> Iterator[str]:
-    """Yield a line for each blocker of a waiting request, and the number of blockers that the server did not list."""
+    """Yield a line for each listed blocker of a waiting request, and a line with the number of the unlisted blockers."""
     for blocker in row["blockers"]:
         owner = f" of {clip(blocker['transactionName'], TRANSACTION_COLUMNS)}" if "transactionName" in blocker else ""
         verb = "holds" if blocker["state"] == "held" else "is ahead in the queue for"

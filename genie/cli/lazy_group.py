@@ -1,4 +1,4 @@
-"""A click group that imports a command when it is used: so it starts fast and needs only its own dependencies."""
+"""A click group that imports a command only when it is used, for a fast start and optional dependencies."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from genie.cli.options import one_line
 
 
 class LazyGroup(click.Group):
-    """The commands `names` of `package`: each is a function in the module of the same name.
+    """A group of commands of which each is imported when it is used.
 
-    `modules` maps commands to modules of other names. If a module needs an extra that is not installed, its commands
-    fail with an error of one line; the other commands work.
+    Each of the commands `names` is a function in the module of the same name in `package`. `modules` maps further
+    commands to modules with other names. If a module needs an extra that is not installed, its commands fail with a
+    one-line error; the other commands work.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Common options of the commands, the client of their queries, and errors in one line.
+"""Common options of the commands, the client that sends their queries, and one-line error messages.
 
-An option may be set on the command line or by an environment variable; error messages name the one that was used.
+An option may be set on the command line or by an environment variable. Error messages name the source of the value.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ VARIABLE = re.compile(r"\bGENIE_[A-Z_]+\b")
 
 
 class SourcedOption(click.Option):
-    """An option whose errors name its environment variable if the value came from there."""
+    """An option whose error messages name the environment variable if the value came from the variable."""
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return the name of the option or of the variable."""
+        """Return the name of the option, or of the environment variable that set the option."""
         return f"'{self.opts[0]}'" if ctx is None else f"'{_source(self, ctx)}'"
 
 
 class EmptiableOption(SourcedOption):
-    """An option for which an empty environment variable is a value, not the same as an unset one."""
+    """An option for which an empty environment variable is a value. Click treats an empty variable as an unset one."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's signature
-        """Return the value of the variable; None if it is not set."""
+        """Return the value of the environment variable, which may be empty; None if the variable is not set."""
         return os.environ.get(str(self.envvar))
 
 
 class InvalidArgument(click.ClickException):
-    """A usage error, found without a server, file or database. Printed as one line; exit status 2."""
+    """An invalid value of an option or argument. It is printed as one line; the exit status is 2."""
 
     exit_code = 2
 
 
 class WholeNumber(click.IntRange):
-    """A whole number within bounds. The error names the bounds, also if the text is not a number."""
+    """A whole number within bounds. Error messages always state the bounds, even for a text that is not a number."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Convert a text to an int within the bounds."""
@@ -67,14 +67,14 @@ class WholeNumber(click.IntRange):
 
 
 class Number(click.FloatRange):
-    """A number within bounds. Unlike `click.FloatRange` it rejects `nan`."""
+    """A number within bounds. Unlike `click.FloatRange`, this type rejects `nan`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Convert a text to a float within the bounds."""
         try:
             number = float(super().convert(value, param, ctx))
         except click.BadParameter:
-            number = math.nan
+            number = math.nan  # rejected below, with an error that states the bounds
         if math.isnan(number):
             self.fail(f"a number {_describe_bounds(self)} is needed, not {value!r}.", param, ctx)
         return number
@@ -99,16 +99,16 @@ class PortType(click.ParamType[int]):
         try:
             port = int(value)
         except ValueError:
-            port = -1
+            port = -1  # out of range, rejected below
         if not self._minimum <= port <= MAX_PORT:
             self.fail(f"a port is a number from {self._minimum} to {MAX_PORT}, not {value!r}.", param, ctx)
         return port
 
 
 def source_of(parameter: str) -> str:
-    """Return the option or the environment variable that set a parameter of the running command.
+    """Return the name of the option or environment variable that set a parameter of the running command.
 
-    For a default value it is the option; outside of a command, the name of the parameter.
+    If the parameter has its default value, return the name of the option. If no command is running, return `parameter`.
     """
     ctx = click.get_current_context(silent=True)
     if ctx is not None:
@@ -119,7 +119,10 @@ def source_of(parameter: str) -> str:
 
 
 def replace_variables_by_options(message: str) -> str:
-    """Replace the environment variables (`GENIE_…`) in an error message by their options, if set on the command line."""
+    """Replace the environment variables (`GENIE_…`) in an error message by options.
+
+    A variable is replaced only if the corresponding option was set on the command line.
+    """
     ctx = click.get_current_context(silent=True)
     if ctx is None:
         return message
@@ -133,7 +136,10 @@ def replace_variables_by_options(message: str) -> str:
 
 
 def token_hint(error: BaseException) -> str:
-    """Return a text to append to an error: where the rejected token came from. Empty for other errors."""
+    """Return a suffix for the message of an error: where the rejected token came from.
+
+    The suffix is empty if the error is not a rejected token.
+    """
     if not isinstance(error, RequestRejected) or error.code != Code.UNAUTHORIZED:
         return ""
     path = os.environ.get("GENIE_TOKEN_FILE")
@@ -145,7 +151,7 @@ def token_hint(error: BaseException) -> str:
 
 
 def _source(param: click.Parameter, ctx: click.Context) -> str:
-    """Return the environment variable that set a parameter, else its option."""
+    """Return the environment variable that set a parameter, or the option if no variable has set the parameter."""
     if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT:
         variables = _variables(param)
         return next((variable for variable in variables if os.environ.get(variable)), variables[0])
@@ -195,7 +201,7 @@ def server_options(command: Command[P, T]) -> Command[P, T]:
 
 
 def namespace_option(command: Command[P, T]) -> Command[P, T]:
-    """Add `--namespace`. None, the default, selects the first namespace of the server."""
+    """Add `--namespace`. The default, None, selects the first namespace of the server."""
     return click.option(
         "--namespace",
         cls=SourcedOption,
@@ -208,6 +214,7 @@ def namespace_option(command: Command[P, T]) -> Command[P, T]:
 
 
 def _parse_namespace(text: str) -> str:
+    """Return a valid name of a namespace unchanged. Raises click.BadParameter if the name is invalid."""
     error = diagnostics.namespace_error(text)
     if error is not None:
         raise click.BadParameter(f"it {error}, not {text!r}.")
@@ -215,7 +222,7 @@ def _parse_namespace(text: str) -> str:
 
 
 def timeout_option(command: Command[P, T]) -> Command[P, T]:
-    """Add `--timeout`, the response timeout: if another program listens on the port, it may never respond."""
+    """Add `--timeout`, the response timeout in seconds. If another program listens on the port, it may never respond."""
     return click.option(
         "--timeout",
         "timeout",
@@ -233,14 +240,14 @@ def json_option(command: Command[P, T]) -> Command[P, T]:
 
 
 def seconds(minimum: float) -> Callable[[str | float], float]:
-    """Return a converter for an option in seconds, from `minimum` to `MAX_SECONDS`. It rejects `nan`."""
+    """Return a function that converts an option to a number of seconds from `minimum` to `MAX_SECONDS`."""
 
     def to_seconds(text: str | float) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not minimum <= value <= MAX_SECONDS:
+        if not minimum <= value <= MAX_SECONDS:  # also rejects NaN
             raise click.BadParameter(f"{text!r} is not a number of seconds from {minimum:g} to {MAX_SECONDS:.3f}.")
         return value
 
@@ -248,7 +255,7 @@ def seconds(minimum: float) -> Callable[[str | float], float]:
 
 
 def bare_name(resource: str) -> str:
-    """Return the name of a resource without its mode: tables show `MODE:NAME`, and users may copy that."""
+    """Return the name of a resource without its mode, since users may copy `MODE:NAME` from a table."""
     for mode in (SHARED, EXCLUSIVE):
         if resource.startswith(mode):
             return resource[len(mode) :]
@@ -256,12 +263,15 @@ def bare_name(resource: str) -> str:
 
 
 def format_servers(host: str, port: int) -> str:
-    """Return the addresses of the servers for a message."""
+    """Return the addresses of the configured servers as text, separated by commas.
+
+    `host` may list several servers. `port` applies to those without a port.
+    """
     return ", ".join(map(format_address, parse_addresses(host, port)))
 
 
 class Querier(Client):
-    """A client that exposes the address of its server, the reason of a failed connection, and raw replies."""
+    """A client that also returns the server's address, the reason why there is no connection, and undecoded replies."""
 
     @property
     def address(self) -> Address | None:
@@ -277,46 +287,52 @@ class Querier(Client):
         limit: int | None = None,
         only: Literal["holders", "queue"] | None = None,
     ) -> dict[str, Any]:
-        """Return the payload of the reply to `inspect` as it is on the wire: times in milliseconds."""
+        """Send the command `inspect`, and return the payload of the reply as on the wire: times in milliseconds.
+
+        `only` restricts the reply to held requests (`holders`) or to waiting requests (`queue`).
+        """
         return cast("dict[str, Any]", await self._connection.call(Inspect(resource, transaction, id, limit, only)))
 
     @property
     def connection_error(self) -> str:
-        """Why there is no connection; empty while connected."""
+        """Why the client is not connected; empty while it is connected."""
         return "" if self._connection.session.up else self._connection.session.explain_unavailable()
 
 
 def query(
-    host: str, port: int, namespace: str | None, timeout: float, operation: Callable[[Querier], Awaitable[T]]
+    host: str, port: int, *, namespace: str | None, timeout_s: float, operation: Callable[[Querier], Awaitable[T]]
 ) -> T:
-    """Connect, run one operation and disconnect, within `timeout` seconds in all. GenieError or ValueError on failure."""
+    """Connect to the leader, run one operation with the client, and disconnect, all within `timeout_s`.
+
+    Raises GenieError if the connection or the operation fails, and ValueError for an invalid address or token.
+    """
 
     async def connect_and_run() -> T:
-        deadline = asyncio.get_running_loop().time() + timeout
-        client = Querier(parse_addresses(host, port), connect_timeout=timeout, namespace=namespace)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        client = Querier(parse_addresses(host, port), connect_timeout=timeout_s, namespace=namespace)
         try:
             async with asyncio.timeout(None) as limit, AsyncExitStack() as stack:
-                # The client itself limits the time to connect: its error contains the replies of the servers.
+                # The client applies `connect_timeout` itself, and its error then contains the replies of the servers.
                 await stack.enter_async_context(client)
                 limit.reschedule(deadline)
                 try:
                     return await operation(client)
                 except asyncio.CancelledError:
-                    stack.pop_all()  # do not close the client: that would wait for the server, which does not respond
+                    stack.pop_all()  # closing the client would wait for the server, which does not respond
                     raise
         except TimeoutError:
-            no_response = f"{format_servers(host, port)} did not respond within {timeout:g} s"
+            no_response = f"{format_servers(host, port)} did not respond within {timeout_s:g} s"
             raise Unavailable(client.connection_error or no_response) from None
 
     return run_async(connect_and_run())
 
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a new event loop. Ctrl-C cancels it and raises KeyboardInterrupt.
+    """Run a coroutine in a new event loop. Ctrl-C cancels the coroutine, and then raises KeyboardInterrupt.
 
-    `asyncio.run` alone cancels the task within the signal handler, which may interrupt a callback that has just found a
-    future pending and is about to set its result: asyncio then logs an InvalidStateError. Here the event loop handles
-    the signal between two callbacks.
+    With `asyncio.run` alone, Ctrl-C cancels the task within a signal handler. The handler may interrupt a callback that
+    is about to set the result of a pending future, and asyncio then logs an InvalidStateError. This function lets the
+    event loop handle the signal between two callbacks.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -336,7 +352,7 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             return await coroutine
         finally:
-            loop.remove_signal_handler(signal.SIGINT)  # from now on Ctrl-C raises KeyboardInterrupt immediately
+            loop.remove_signal_handler(signal.SIGINT)  # restores the default: Ctrl-C raises KeyboardInterrupt
 
     try:
         return asyncio.run(cancel_on_interrupt())
@@ -348,7 +364,7 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def checked_reply() -> Iterator[None]:
-    """Convert the exceptions for missing or unexpected fields of a reply into an error of one line."""
+    """Convert exceptions for missing or unexpected fields of a reply into a ClickException, a one-line error."""
     try:
         yield
     except (LookupError, TypeError, AttributeError) as error:
@@ -356,19 +372,19 @@ def checked_reply() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an error without line breaks, with the source of a rejected token."""
+    """Return the message of an error in one line. If a token was rejected, the line ends with the source of the token."""
     return (" ".join(str(error).split()) or type(error).__name__) + token_hint(error)
 
 
 def one_line_errors(command: Command[P, T]) -> Command[P, T]:
-    """Print errors of a command as one line instead of a traceback.
+    """Decorate a command so that it prints an error as one line instead of a traceback.
 
-    Exit status: 2 for a ValueError, which is a usage error; 1 for a GenieError; 130 after Ctrl-C.
+    The exit status is 2 for a ValueError, which is a usage error, 1 for a GenieError, and 130 after Ctrl-C.
     """
 
     @functools.wraps(command)
     def command_with_one_line_errors(*args: P.args, **kwargs: P.kwargs) -> T:
-        # Escape characters that the encoding of the terminal lacks.
+        # Print an escape sequence for each character that the encoding of the terminal does not have.
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")

@@ -10,16 +10,16 @@ from genie.protocol import codec
 
 PROBE_TIMEOUT_S = 2.0
 MAX_REPLY = 4096
-"""Maximum bytes read of a reply. A reply to `hello` has a few hundred."""
+"""Maximum number of bytes read from a reply. A reply to `hello` has a few hundred bytes."""
 HELLO = codec.message("hello", {})
 REPLIES = ("welcome", "error")
-"""Replies of a Genie server to `hello`: an error if it requires a token or TLS, or if it is a follower."""
+"""Replies of a Genie server to `hello`. The reply is an error if the server requires a token or TLS, or is a follower."""
 
 
 def describe_listener(host: str, port: int) -> str:
-    """Send `hello` to a port and describe the program that replied, as "another Genie server (0.1.0)".
+    """Connect to a port, and describe the program that listens there, e.g. "another Genie server (0.1.0)".
 
-    Return an empty string if the connection fails. No token is sent.
+    The function sends `hello` without a token. It returns an empty string if the connection fails.
     """
     try:
         reply = _read_reply(host, port)
@@ -40,7 +40,11 @@ def describe_listener(host: str, port: int) -> str:
 
 
 def _read_reply(host: str, port: int) -> bytes:
-    """Send `hello`; return the first line of the reply, empty if the connection was closed without one."""
+    """Send `hello` and return the first line of the reply.
+
+    The line may be empty or incomplete if the program closes the connection early. Raises OSError if the connection
+    fails, and TimeoutError if there is no reply.
+    """
     reply = b""
     sock = socket.create_connection((host or "localhost", port), PROBE_TIMEOUT_S)
     with sock, suppress(ConnectionError):

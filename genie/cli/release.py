@@ -37,15 +37,16 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class ReleaseList:
-    """Requests to release, as rows of `inspected`. `complete` is False if the server did not list all."""
+    """The requests to release, as rows of an `inspected` message."""
 
     holders: list[Row]
     queue: list[Row]
     complete: bool
+    """False if the server did not list all matching requests."""
 
     @property
     def ids(self) -> list[int]:
-        """Ids in the order of release, waiting requests first: releasing a holder could grant one of them."""
+        """Ids in the order of release. Waiting requests come before holders, whose release could grant them."""
         return [row["id"] for row in (*self.queue, *self.holders)]
 
 
@@ -80,7 +81,7 @@ def release(
     _check_arguments(id, transaction, prefix, yes=yes, as_json=as_json)
 
     def run(operation: Callable[[Querier], Coroutine[Any, Any, T]]) -> T:
-        return query(host, port, namespace, timeout, operation)
+        return query(host, port, namespace=namespace, timeout_s=timeout, operation=operation)
 
     if id is not None:
         reason = run(lambda client: client.release(id))
@@ -97,12 +98,13 @@ def release(
         requests = "this request" if len(targets.ids) == 1 else f"these {len(targets.ids):,} requests"
         click.confirm(f"Release {requests}?", abort=True)
     if targets.ids or as_json:
-        _print_outcomes(targets, run(lambda client: _release_all(client, targets.ids)), as_json)
+        reasons = run(lambda client: _release_all(client, targets.ids))
+        _print_outcomes(targets, reasons, as_json=as_json)
 
 
 def _check_arguments(id: int | None, transaction: str | None, prefix: str | None, *, yes: bool, as_json: bool) -> None:
-    """Raise a usage error if the arguments contradict each other."""
-    if sum(argument is not None for argument in (id, transaction, prefix)) != 1:
+    """Raise click.UsageError if arguments are missing or contradict each other."""
+    if sum(given is not None for given in (id, transaction, prefix)) != 1:
         raise click.UsageError("give one of ID, --transaction and --prefix.")
     if id is not None and yes:
         raise click.UsageError("--yes requires --transaction or --prefix: an ID is released without confirmation.")
@@ -120,17 +122,20 @@ async def _list_transaction(client: Querier, transaction: str) -> ReleaseList:
         holders, queue = held["holders"], waiting["queue"]
         complete = len(holders) == held["holdersTotal"] and len(queue) == waiting["queueTotal"]
     held_ids = {row["id"] for row in holders}
-    # The replies are not one snapshot: a request in both must be released only once.
+    # A request may be granted between the two queries. List it only as a holder, so that it is released once.
     return ReleaseList(holders, [row for row in queue if row["id"] not in held_ids], complete)
 
 
 async def _list_prefix(client: Querier, prefix: str) -> ReleaseList:
-    """Query the locks on resources with this prefix: `watch` lists their ids, and `inspect` describes each."""
-    ids: dict[int, None] = {}
+    """Query the locks on resources whose names start with `prefix`.
+
+    The reply to `watch` contains the ids of the held locks; then an `inspect` queries each of them.
+    """
+    ids: dict[int, None] = {}  # a dict instead of a set keeps the order of the reply
     async with client.watch(prefix) as watch:
-        await client.ping()  # replies are in order: after this one, the reply to `watch` has arrived
+        await client.ping()  # the server replies in order: now the reply to `watch` has arrived, too
         with suppress(TimeoutError):
-            async with asyncio.timeout(0):  # the loop ends when all received changes are read
+            async with asyncio.timeout(0):  # read only the changes that have already arrived
                 async for change in watch:
                     if change.state == "locked":
                         ids[change.id] = None
@@ -143,14 +148,21 @@ async def _list_prefix(client: Querier, prefix: str) -> ReleaseList:
 
 
 def _sort_key(row: Row, prefix: str) -> list[tuple[int, int, str]]:
-    """Return the natural sort key of the first listed resource with the prefix, or of the first resource."""
+    """Return a key that sorts locks by name.
+
+    The key is the smallest `natural_key` of the listed resources that have the prefix. A row lists only ten resources;
+    if none of them has the prefix, all listed resources count.
+    """
     names = [bare_name(resource) for resource in row["resources"]]
     with_prefix = [name for name in names if name.startswith(prefix)]
     return min(map(natural_key, with_prefix or names), default=[])
 
 
 async def _release_all(client: Querier, ids: list[int]) -> list[str]:
-    """Release requests; return for each the reason of its end, or why it was not released."""
+    """Release requests, and return a text for each, in the order of `ids`.
+
+    The text is the reason of the request's end, or starts with `NOT_RELEASED` if the server rejected the release.
+    """
 
     async def release_one(id_: int) -> str:
         try:
@@ -164,7 +176,10 @@ async def _release_all(client: Querier, ids: list[int]) -> list[str]:
 
 
 async def _map_concurrently(items: list[T], function: Callable[[T], Coroutine[Any, Any, R]]) -> list[R]:
-    """Call the function with each item, `MAX_CONCURRENT_COMMANDS` at a time; return the results in order."""
+    """Call the function with each item, and return the results in the order of the items.
+
+    At most `MAX_CONCURRENT_COMMANDS` calls run concurrently.
+    """
     results: list[R] = []
     for start in range(0, len(items), MAX_CONCURRENT_COMMANDS):
         results += await asyncio.gather(*map(function, items[start : start + MAX_CONCURRENT_COMMANDS]))
@@ -172,7 +187,7 @@ async def _map_concurrently(items: list[T], function: Callable[[T], Coroutine[An
 
 
 def _target_lines(targets: ReleaseList, now_ms: float) -> Iterator[str]:
-    """Yield the list of requests that would be released, which the user is asked to confirm."""
+    """Yield the lines that list the requests to release, before the user is asked to confirm."""
     if not targets.ids:
         yield "Nothing to release."
         return
@@ -186,18 +201,21 @@ def _target_lines(targets: ReleaseList, now_ms: float) -> Iterator[str]:
         yield "The list is incomplete: run the command again afterwards."
 
 
-def _print_outcomes(targets: ReleaseList, reasons: list[str], as_json: bool) -> None:
-    """Print why each request ended; exit with status 1 if the server rejected a release."""
+def _print_outcomes(targets: ReleaseList, reasons: list[str], *, as_json: bool) -> None:
+    """Print why each request ended; then exit with status 1 if the server rejected a release.
+
+    `reasons` are the texts that `_release_all` returned.
+    """
     reason_by_id = dict(zip(targets.ids, reasons, strict=True))
-    rejected = any(reason.startswith(NOT_RELEASED) for reason in reasons)
+    any_rejected = any(reason.startswith(NOT_RELEASED) for reason in reasons)
     if as_json:
         rows = [{"id": id_, "reason": reason} for id_, reason in reason_by_id.items()]
         click.echo(codec.dumps({"released": rows, "complete": targets.complete}))
     else:
-        released = sum(reason == "success" for reason in reasons)
-        click.echo(f"Released: {released:,}")
+        released_count = sum(reason == "success" for reason in reasons)
+        click.echo(f"Released: {released_count:,}")
         for id_, reason in reason_by_id.items():
             if reason != "success":
                 click.echo(f"  {id_}: {printable(reason)}")
-    if rejected:
+    if any_rejected:
         raise SystemExit(1)

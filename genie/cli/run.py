@@ -1,16 +1,17 @@
 """`genie run`: run a command while locks are held.
 
 One event loop handles every event (the grant, the loss of the lock, signals, the exit of the
-command), so every race has a defined order:
+command), so races are resolved as follows:
 
-- A signal before the command is started ends genie, and its request is released. After the start,
-  signals are forwarded to the command. Starting is one step of the loop: a signal during the start
-  is handled after it, and forwarded.
+- A signal before the command is started ends genie, which releases its request. After the start,
+  genie forwards signals to the command. A signal that arrives during the start is handled after the
+  start, and is forwarded.
 - A signal, or the loss of the lock, between the grant and the start prevents the start.
-- The command is reaped in the same loop that sends it signals, so no signal can reach another
-  process that reuses its pid.
-- If the lock is lost when the command has just ended, the order of the two is unknown. The status is
-  then `LOST`: the user may repeat work that was done, but never relies on work done without the lock.
+- One event loop both sends signals to the command and reaps the command. So no signal can reach
+  another process that reuses the pid of the command.
+- If the lock is lost when the command has just ended, the order of the two events is unknown. The
+  exit status is then `LOST`. The user may repeat completed work, but never relies on work that was
+  done without the lock.
 """
 
 from __future__ import annotations
@@ -38,33 +39,38 @@ FAILED = 125
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 SIGNAL_BASE = 128
-"""Added to the number of the signal that ended the command, or genie while it waited."""
+"""Added to the number of the signal that ended the command, or that ended genie before it started the command."""
 
 WATCHDOG_TIMEOUT_S = 30.0
-"""Hold time after each extension: the lock survives if the server is unreachable for less."""
+"""Hold time after each extension. The locks survive if the server is unreachable for less than this time."""
 
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 
 LOOP_ITERATIONS = 3
-"""Event-loop iterations in which a pending signal or timeout is read, queued and handled."""
+"""Event-loop iterations after which a pending signal or timeout has been read, queued and handled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The command and its locks. Times in seconds. `wait` None: no limit; `hold` None: extended while the command runs."""
+    """The command to run and the locks that it needs. Times are in seconds."""
 
     command: tuple[str, ...]
+    """The program and its arguments."""
     resources: tuple[str, ...]
     host: str
     port: int
     namespace: str | None
     wait: float | None
+    """Queue timeout; None: no limit."""
     hold: float | None
+    """Maximum hold time; None: the locks are extended while the command runs."""
     transaction: str | None
     priority: float
     conflict_status: int
+    """Exit status if the locks were not granted."""
     kill_after: float
+    """Time between SIGTERM and SIGKILL when the locks are lost."""
 
 
 class LockedCommand:
@@ -76,7 +82,7 @@ class LockedCommand:
         self._child: subprocess.Popen[bytes] | None = None
         self._ended = asyncio.Event()
         self._status: int | None = None
-        """Exit status that takes precedence over that of the command."""
+        """Exit status of genie that takes precedence over the exit status of the command; None if there is none."""
         self._stop_signal: int | None = None
         """The signal that ended genie before the command was started."""
 
@@ -88,21 +94,24 @@ class LockedCommand:
             async with connect(self._options.host, self._options.port, namespace=self._options.namespace) as client:
                 await self._run_with_locks(client)
         except asyncio.CancelledError:
-            if self._exit_status() is None:  # cancelled by other code than `_on_signal`
+            if self._exit_status() is None:  # `_on_signal` did not request this cancellation
                 raise
         except LockError as error:
-            self._fail(error, self._options.conflict_status)
+            self._fail(error, status=self._options.conflict_status)
         except GenieError as error:
-            self._fail(error, FAILED)
+            self._fail(error, status=FAILED)
         except ValueError as error:  # the client rejected the arguments
-            self._fail(error, USAGE_ERROR)
+            self._fail(error, status=USAGE_ERROR)
         status = self._exit_status()
         return FAILED if status is None else status
 
     # -- the locks ----------------------------------------------------------------------------------------
 
     async def _run_with_locks(self, client: Client) -> None:
-        """Acquire the locks, start the command and wait until it ends; end it if a lock is lost."""
+        """Acquire the locks, start the command, and wait until the command ends.
+
+        If a lock is lost, the command is ended. If the user set no queue timeout, a request that times out is repeated.
+        """
         options = self._options
         while True:
             try:
@@ -114,7 +123,8 @@ class LockedCommand:
                     watchdog=options.hold is None,
                     priority=options.priority,
                 ) as lock:
-                    for _ in range(LOOP_ITERATIONS):  # handle signals and losses that arrived before the grant
+                    # Signals and lock losses that arrived before the grant must be handled before the start.
+                    for _ in range(LOOP_ITERATIONS):
                         await asyncio.sleep(0)
                     if self._start(lock):
                         await self._ended.wait()
@@ -122,7 +132,7 @@ class LockedCommand:
                 await self._on_lock_lost(error)
             except QueueTimeout:
                 if options.wait is None:
-                    continue  # the maximum queue timeout of the protocol has passed: queue again
+                    continue  # the protocol limits queue timeouts to `MAX_SECONDS`: queue again
                 raise
             return
 
@@ -139,24 +149,28 @@ class LockedCommand:
             await self._terminate_child()
 
     def _fail(self, error: Exception, status: int) -> None:
-        """Print an error; set the exit status unless the command was run: then its own status counts."""
+        """Print an error, and set the exit status of genie.
+
+        If the command was started, the exit status of the command counts instead of `status`.
+        """
         if self._child is None:
             self._status = status
             _print_message(one_line(error))
-        else:  # the command has ended while the locks were held
+        else:  # the command ended while the locks were held; releasing them failed
             _print_message(f"the locks were not released and will time out: {one_line(error)}")
 
     # -- the command --------------------------------------------------------------------------------------
 
     def _start(self, lock: Lock) -> bool:
-        """Start the command; return whether it runs.
+        """Start the command; return False if it could not be executed, after printing the reason.
 
-        It inherits open files: the process substitution of shells, `<(…)`, and the job server of make need that.
+        The command inherits open files, because the process substitution of shells, `<(…)`, and the job server of make
+        pass file descriptors to it.
         """
         program = self._options.command[0]
         environment = os.environ | {"GENIE_LOCK_ID": str(lock.id), "GENIE_LOCK_FENCE": str(lock.fence)}
         try:
-            self._child = subprocess.Popen(self._options.command, env=environment, close_fds=False)  # noqa: S603 - its purpose
+            self._child = subprocess.Popen(self._options.command, env=environment, close_fds=False)  # noqa: S603 - the user's command
         except OSError as error:
             self._status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             _print_message(f"{program}: {error.strerror or error}")
@@ -164,9 +178,12 @@ class LockedCommand:
         return True
 
     async def _terminate_child(self) -> None:
-        """Send SIGTERM, and SIGKILL if the command still runs after `kill_after` seconds."""
+        """End the command: send SIGTERM, then SIGKILL if the command still runs after `kill_after` seconds.
+
+        Returns when the command has ended.
+        """
         self._send_signal(signal.SIGTERM)
-        self._send_signal(signal.SIGCONT)  # a stopped process handles SIGTERM only when it continues
+        self._send_signal(signal.SIGCONT)  # a stopped process handles SIGTERM only after it continues
         try:
             async with asyncio.timeout(self._options.kill_after):
                 await self._ended.wait()
@@ -175,7 +192,7 @@ class LockedCommand:
             await self._ended.wait()
 
     def _send_signal(self, number: int) -> None:
-        """Send a signal to the command, if it has been started."""
+        """Send a signal to the command if the command has been started; print a message if this is not permitted."""
         if self._child is not None:
             try:
                 self._child.send_signal(number)
@@ -185,30 +202,36 @@ class LockedCommand:
                 )
 
     def _exit_status(self) -> int | None:
-        """Return the exit status; None if neither an error, the end of the command, nor a signal has set one."""
+        """Return the exit status of genie.
+
+        An error of genie takes precedence over the exit status of the command, and that over a signal before the start.
+        None: there was neither an error, nor a completed command, nor a signal.
+        """
         if self._status is not None:
             return self._status
         if self._child is not None and self._child.returncode is not None:
-            code = self._child.returncode  # negative: ended by this signal
+            code = self._child.returncode  # negative: the number of the signal that ended the command
             return SIGNAL_BASE - code if code < 0 else code
         return None if self._stop_signal is None else SIGNAL_BASE + self._stop_signal
 
     # -- signals ------------------------------------------------------------------------------------------
 
     def _handle_signals(self) -> None:
+        """Install handlers for SIGCHLD and for the signals to forward."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for number in FORWARDED_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or `&` in a script: leave it ignored
+            # nohup, or `&` in a script, starts genie with some signals ignored. Keep ignoring them.
+            if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
 
     def _reap(self) -> None:
-        """Handle SIGCHLD: `poll` collects the exit status if the command has ended."""
+        """Handle SIGCHLD: if the command has ended, collect its exit status and wake the waiting task."""
         if self._child is not None and self._child.poll() is not None:
             self._ended.set()
 
     def _on_signal(self, number: int) -> None:
-        """Forward a signal to the running command; before it is started, end genie."""
+        """Forward a signal to the running command. If the command is not running, cancel the task, which ends genie."""
         if self._child is not None and self._child.poll() is None:
             if not (number in KEYBOARD_SIGNALS and _is_in_foreground()):
                 self._send_signal(number)
@@ -220,8 +243,8 @@ class LockedCommand:
 def _is_in_foreground() -> bool:
     """Return whether genie is in the foreground process group of its terminal.
 
-    The terminal then sends SIGINT and SIGQUIT to the command, too. Forwarding them would deliver one key press twice,
-    and many programs abort at a second Ctrl-C.
+    A terminal sends SIGINT and SIGQUIT to the whole foreground process group, so the command receives these signals
+    without forwarding. Forwarding them would deliver one key press twice, and many programs abort at a second Ctrl-C.
     """
     try:
         terminal = os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY)
@@ -240,7 +263,7 @@ def _print_message(text: str) -> None:
 
 
 def run_locked(options: RunOptions) -> int:
-    """Run a command while its locks are held; return the exit status."""
+    """Run a command in a new event loop while its locks are held; return the exit status."""
     try:
         return asyncio.run(LockedCommand(options).run())
     except KeyboardInterrupt:  # before the signal handlers were installed
@@ -250,13 +273,14 @@ def run_locked(options: RunOptions) -> int:
 # -- `genie run` --------
 
 COMMAND_KEY = "genie.cli.run.command"
-"""Key in `click.Context.meta` of the arguments after `--`."""
+"""Key in `click.Context.meta` under which the arguments after `--` are stored."""
 
 
 class _RunCommand(click.Command):
-    """A click command whose arguments end at the first `--`, which click cannot do: it has only one variadic argument.
+    """A click command that accepts `RESOURCE... -- COMMAND...`.
 
-    The arguments after `--` are stored in the context.
+    A click command can have only one variadic argument. So click parses the arguments before the first `--`, and the
+    arguments after it are stored in the context.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -267,7 +291,7 @@ class _RunCommand(click.Command):
         remaining = super().parse_args(ctx, args[:separator])
         if separator == len(args):
             raise click.UsageError("COMMAND is missing: put -- between the resources and the command.", ctx)
-        if not any(command[:1]):
+        if not any(command[:1]):  # no command, or an empty string as the program
             raise click.UsageError("COMMAND is missing after --.", ctx)
         return remaining
 
@@ -276,6 +300,7 @@ class _RunCommand(click.Command):
 
 
 def _parse_resource(text: str) -> str:
+    """Return a resource as `MODE:NAME`. Raises click.BadParameter if the text is invalid."""
     try:
         return parse_resource_arg(text)
     except ValueError as error:
@@ -349,4 +374,5 @@ def run(ctx: click.Context, /, no_wait: bool, wait: float | None, **options: Any
     """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     if no_wait and wait is not None:
         raise click.UsageError("-n and -w exclude each other.", ctx)
-    raise SystemExit(run_locked(RunOptions(command=ctx.meta[COMMAND_KEY], wait=0 if no_wait else wait, **options)))
+    run_options = RunOptions(command=ctx.meta[COMMAND_KEY], wait=0 if no_wait else wait, **options)
+    raise SystemExit(run_locked(run_options))

@@ -42,14 +42,18 @@ _REDIS = (
     "redis+cluster://host,host; rediss for TLS."
 )
 OTHER_OPEN_FILES = 64
-"""Open files of the server besides the connections of clients."""
+"""Open files that the server needs in addition to the connections of clients."""
 Command = Callable[..., Any]
 
 
 def _option(
-    name: str, kind: click.ParamType[Any] | type[str | bool], text: str, variable: list[str] | None = None
+    name: str, kind: click.ParamType[Any] | type[str | bool], text: str, variables: list[str] | None = None
 ) -> Callable[[Command], Command]:
-    """Return an option of `serve`. By default its environment variable is `GENIE_` and the name in upper case."""
+    """Return a decorator that adds an option to `serve`.
+
+    `text` is the help text. `variables` are the environment variables of the option; the default is `GENIE_` followed
+    by the option's name in upper case. The default value is that of the setting with the same name.
+    """
     field = name.removeprefix("--").replace("-", "_")
     return click.option(
         name,
@@ -57,7 +61,7 @@ def _option(
         is_flag=kind is bool,
         cls=EmptiableOption if isinstance(kind, AdminPortType) else SourcedOption,
         default=_DEFAULTS.get(field),
-        envvar=variable or f"GENIE_{field.upper()}",
+        envvar=variables or f"GENIE_{field.upper()}",
         show_envvar=True,
         show_default=_DEFAULTS.get(field) is not None,
         help=text,
@@ -65,12 +69,12 @@ def _option(
 
 
 class AdminPortType(click.ParamType[int | None]):
-    """A port number, or None for an empty text."""
+    """A port number, or an empty text, which disables the admin port."""
 
     name = "port"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """Convert a text to a port number; an empty text to None."""
+        """Convert a text to a port number, and an empty text to None."""
         if value in ("", None):
             return None
         return PORT.convert(value, param, ctx)
@@ -83,7 +87,7 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         """Split a text at its commas, and check each name."""
-        if isinstance(value, tuple):
+        if isinstance(value, tuple):  # the default value needs no conversion
             return value
         names = tuple(name.strip() for name in value.split(","))
         for name in names:
@@ -102,7 +106,7 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
     "--namespaces",
     NamespaceListType(),
     "Namespaces to serve, separated by commas: each has its own leader and its own keys in Redis.",
-    ["GENIE_NAMESPACES", "GENIE_NAMESPACE"],
+    variables=["GENIE_NAMESPACES", "GENIE_NAMESPACE"],
 )
 @_option("--redis-url", str, _REDIS)
 @_option("--redis-host", str, "Redis that keeps the locks, in place of the URL.")
@@ -170,7 +174,7 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
 
 
 def _explain_bind_error(error: OSError, settings: Settings) -> str:
-    """Return why the server could not listen; if its port is in use, also which program listens there."""
+    """Return why the server could not bind its port. If the port is in use, the text describes the program that uses it."""
     if error.errno == errno.EADDRINUSE:
         listener = describe_listener(settings.host, settings.port)
         if listener:
@@ -182,7 +186,7 @@ def _explain_bind_error(error: OSError, settings: Settings) -> str:
 
 
 def _check_advertised(text: str | None) -> None:
-    """Raise ValueError if the advertised address lacks a host or a port: clients connect to it as it is."""
+    """Raise ValueError if the advertised address has no host or no port. Clients connect to the unchanged address."""
     if text is None:
         return
     try:
@@ -208,7 +212,7 @@ async def _serve(settings: Settings) -> int:
     server = Server(settings)
     if server.access.allows_anonymous:
         _check_exposure(settings)
-    # Bind this port before the admin port: the error of a second server started by mistake should name this one.
+    # Bind the main port before the admin port. If a second server is started by mistake, the error names the main port.
     server.bind_address()
     if settings.admin.port is None:
         return await server.run()
@@ -230,7 +234,11 @@ async def _serve(settings: Settings) -> int:
 
 
 def _check_exposure(settings: Settings) -> None:
-    """Raise ValueError if a server without authentication would listen on a non-loopback address without `insecure`."""
+    """Check the addresses of a server without authentication.
+
+    Raises ValueError if an address is reachable from other machines and the setting `insecure` is not set. If
+    `insecure` is set, log a warning instead.
+    """
     hosts = [(settings.host, "GENIE_HOST")]
     if settings.admin.port is not None:
         hosts.append((settings.admin.host, "GENIE_ADMIN_HOST"))
@@ -238,7 +246,7 @@ def _check_exposure(settings: Settings) -> None:
         try:
             exposed = is_exposed(host)
         except OSError:
-            continue  # binding the address reports it
+            continue  # the host cannot be resolved; binding the port reports this error
         if exposed and not settings.insecure:
             raise ValueError(
                 f"{variable}={host} would allow unauthenticated access from other machines: set GENIE_TOKEN or GENIE_TOKEN_FILE "
@@ -249,7 +257,10 @@ def _check_exposure(settings: Settings) -> None:
 
 
 def _raise_open_file_limit(connections: int) -> None:
-    """Raise the soft limit of open files to the number of connections: each needs one, and the default is often 1,024."""
+    """Raise the soft limit of open files, often 1,024 by default, so that the server can accept `connections`.
+
+    If the hard limit is lower than needed, the soft limit is raised to the hard limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + OTHER_OPEN_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -1,4 +1,4 @@
-"""`genie status`: whether a server executes commands; also the health check of the image."""
+"""`genie status`: check whether a server executes commands. The container image uses this command as its health check."""
 
 from __future__ import annotations
 
@@ -34,21 +34,24 @@ def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: 
     """
 
     async def measure(client: Querier) -> tuple[float, dict[str, Any], Address | None]:
-        """Return the round-trip time of a ping, the totals of `inspect`, and the address of the leader."""
-        started = time.perf_counter()
+        """Return the round-trip time of a ping in seconds, the reply to `inspect`, and the address of the leader.
+
+        The reply is empty if the principal may not inspect all resources.
+        """
+        started_s = time.perf_counter()
         await client.ping()
-        round_trip = time.perf_counter() - started
+        round_trip_s = time.perf_counter() - started_s
         try:
             totals = await client.inspected(limit=1)
         except RequestRejected as error:
             if error.code != Code.UNAUTHORIZED:
                 raise
-            totals = {}  # this principal may not inspect all resources
-        return round_trip, totals, client.address
+            totals = {}
+        return round_trip_s, totals, client.address
 
-    round_trip, totals, leader = query(host, port, namespace, timeout, measure)
+    round_trip_s, totals, leader = query(host, port, namespace=namespace, timeout_s=timeout, operation=measure)
     address = format_address(leader) if leader else format_servers(host, port)
-    round_trip_ms = round(round_trip * 1000, 3)
+    round_trip_ms = round(round_trip_s * 1000, 3)
     held, waiting = totals.get("holdersTotal"), totals.get("queueTotal")
     if as_json:
         click.echo(codec.dumps({"address": address, "roundTripMs": round_trip_ms, "held": held, "waiting": waiting}))

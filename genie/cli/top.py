@@ -31,9 +31,9 @@ MAX_READ_BYTES = 1024
 
 
 class KeyReader:
-    """Calls `on_keys` with the keys typed on a terminal, in cbreak mode: Ctrl-C and Ctrl-Z keep their effect.
+    """Calls `on_keys` with the keys typed on a terminal. Does nothing if `source` is not a terminal.
 
-    Does nothing if the input is not a terminal.
+    The terminal is in cbreak mode: keys are read immediately, and Ctrl-C and Ctrl-Z still send signals.
     """
 
     def __init__(self, source: TextIO | None, on_keys: Callable[[str], None]) -> None:
@@ -54,13 +54,13 @@ class KeyReader:
             termios.tcsetattr(self._file, termios.TCSANOW, self._saved_attributes)
 
     def enable(self) -> None:
-        """Set cbreak mode. To be repeated after another program has used the terminal."""
+        """Set cbreak mode. Must be called again after another program has used the terminal."""
         if self._file is not None:
             tty.setcbreak(self._file, termios.TCSANOW)
 
     def _read(self) -> None:
-        """Read the pressed keys, which the event loop has reported."""
-        assert self._file is not None  # noqa: S101 - the event loop watches it
+        """Read the pressed keys and pass them to `on_keys`. Stop reading if the terminal was closed."""
+        assert self._file is not None  # noqa: S101 - the event loop calls this method only for a terminal
         try:
             keys = os.read(self._file, MAX_READ_BYTES)
         except OSError:
@@ -78,7 +78,7 @@ BOLD, DIM, ERROR = "bold", "dim", "bold red"
 MAX_ROWS = 20
 """Maximum rows of a section."""
 DECIMAL_BELOW = 10
-"""Rates, and waits in ms, below this are shown with one decimal."""
+"""Rates and wait times in ms are shown with one decimal if they are below this number."""
 
 RATES = ("grants", "releases", "waits", "timeouts", "deadlocks", "errors")
 
@@ -102,7 +102,8 @@ WAIT_COLUMNS = (
     Column("STATE", 4),
     Column("FOR", 2, right=True),
 )
-"""If the terminal is narrow, ids are dropped first: WAITER and BLOCKER show the transaction, else the id."""
+"""The id columns have the highest ranks, so a narrow terminal drops them first. WAITER and BLOCKER show the transaction,
+or the id of a request without a transaction."""
 CONTENTION_COLUMNS = (
     Column("RESOURCE", 0, min_width=20),
     Column("WAITED", 0, right=True),
@@ -121,7 +122,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The responses of the admin port. Followers have neither a wait-for graph nor hot resources."""
+    """The responses of the admin port, from which the screen is drawn.
+
+    `waits` and `hot` are None if the server is a follower.
+    """
 
     state: State
     waits: Waits | None = None
@@ -130,17 +134,18 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table with a title, or a note if it is empty.
-
-    `rows` are the first of `total` rows; `incomplete` is appended to the title if there may be more.
-    """
+    """A section of the screen: a title and a table, or a note instead of an empty table."""
 
     title: str
     columns: Sequence[Column]
     rows: list[list[str]]
+    """The cells of the first rows."""
     empty_note: str
+    """The text to show if there are no rows."""
     total: int
+    """Number of rows on the server."""
     incomplete: str = ""
+    """A text to append to the title if the server did not compare all rows; else empty."""
 
     def lines(self, max_rows: int, max_width: int) -> Iterator[Line]:
         """Yield an empty line, the title, and the table with at most `max_rows` rows."""
@@ -157,14 +162,14 @@ class Section:
 
     @property
     def overhead(self) -> int:
-        """Number of lines besides the rows."""
+        """Number of lines of the section without its rows: an empty line, then the title and the header, or the note."""
         return 3 if self.rows else 2
 
 
 def render(snapshot: Snapshot, columns: int, rows: int | None, *hints: str) -> list[Line]:
-    """Return the screen as at most `rows` lines (None: no limit) of at most `columns` columns.
+    """Return the lines of the screen: at most `rows` lines (None: no limit) of at most `columns` terminal columns.
 
-    `hints` are shown in the first line.
+    `hints` are texts to show at the end of the first line, such as the key to quit.
     """
     lines = [*_header_lines(snapshot.state, columns, hints), *_warning_lines(snapshot.state, columns)]
     if snapshot.waits is not None and snapshot.hot is not None:
@@ -178,9 +183,10 @@ def render(snapshot: Snapshot, columns: int, rows: int | None, *hints: str) -> l
 
 
 def _share_lines(sections: list[Section], free_lines: int | None) -> Iterator[tuple[Section, int]]:
-    """Yield the sections that fit, each with its number of rows.
+    """Yield the sections that fit on the screen, each with the number of rows to show.
 
-    A section needs at least one row; the last sections are dropped first. The other lines are shared evenly.
+    `free_lines` is the number of lines for all sections; None: no limit. A section that is not empty needs at least one
+    row. If the sections do not fit, the last sections are dropped. The remaining lines are shared evenly.
     """
     wanted = [min(MAX_ROWS, len(section.rows)) for section in sections]
     if free_lines is None:
@@ -190,6 +196,7 @@ def _share_lines(sections: list[Section], free_lines: int | None) -> Iterator[tu
         sections = sections[:-1]
     left = free_lines - sum(section.overhead for section in sections)
     shares = [0] * len(sections)
+    # `wanted` may be longer than `shares`: it also contains the dropped sections.
     while left > 0 and any(share < want for share, want in zip(shares, wanted, strict=False)):
         for i, share in enumerate(shares):
             if left > 0 and share < wanted[i]:
@@ -199,7 +206,10 @@ def _share_lines(sections: list[Section], free_lines: int | None) -> Iterator[tu
 
 
 def _header_lines(state: State, columns: int, hints: Sequence[str]) -> Iterator[Line]:
-    """Yield version, role and uptime; the roles in all namespaces, if there are several; totals; rates."""
+    """Yield the first lines of the screen: version, role and uptime; the roles by namespace; the totals; the rates.
+
+    The roles by namespace are shown only if the server has several namespaces.
+    """
     server = [f"genie {state.version}", state.role, f"namespace {state.namespace}", f"store {state.store}"]
     for line in wrap_items([*server, f"up {duration(state.uptime)}", *hints], columns):
         yield Line(line, BOLD)
@@ -226,6 +236,7 @@ def _format_rate(rate: float) -> str:
 
 
 def _format_quantile(wait_ms: float | None) -> str:
+    """Format a quantile of the wait times; `-` for None, if no request was granted after a wait."""
     if wait_ms is None:
         return "-"
     return f"{wait_ms:.1f} ms" if wait_ms < DECIMAL_BELOW else duration(wait_ms)
@@ -244,7 +255,10 @@ def _warning_lines(state: State, columns: int) -> Iterator[Line]:
 
 
 def _queues(snapshot: Snapshot) -> Section:
-    """Return the section of the longest wait queues. The hold time is known only of holders in the wait-for graph."""
+    """Return the section of the longest wait queues.
+
+    HELD FOR is `-` if the holder is not a node of the queried wait-for graph, from which the hold time is computed.
+    """
     state, held_since = snapshot.state, {}
     if snapshot.waits is not None:
         held_since = {node.id: node.since for node in snapshot.waits.nodes if node.state == "held"}
@@ -265,7 +279,7 @@ def _queues(snapshot: Snapshot) -> Section:
 
 
 def _waits(waits: Waits, now_ms: float) -> Section:
-    """Return the section of the longest waits, each with its first blocker."""
+    """Return the section of the longest waits. Each row shows the first blocker and the number of other blockers."""
     nodes = {node.id: node for node in waits.nodes}
     edges_by_waiter: dict[int, list[Edge]] = {}
     for edge in waits.edges:
@@ -273,19 +287,19 @@ def _waits(waits: Waits, now_ms: float) -> Section:
     rows = []
     for waiter in sorted((node for node in waits.nodes if node.state == "queued"), key=lambda node: node.since):
         waiter_cells = [_label(waiter.id, waiter.transaction_name), str(waiter.id), duration(now_ms - waiter.since)]
-        if waiter.id not in edges_by_waiter:
+        if waiter.id not in edges_by_waiter:  # its blockers ended, or did not fit into the response
             resource = waiter.resources[0] if waiter.resources else "-"
             rows.append([*waiter_cells, "-", "-", "", resource, "-", "-"])
             continue
         first, *others = edges_by_waiter[waiter.id]
-        omitted = max(len(others), (waiter.blockers_total or 0) - 1)
+        omitted_count = max(len(others), (waiter.blockers_total or 0) - 1)
         blocker = nodes.get(first.blocker)
         rows.append(
             [
                 *waiter_cells,
                 _label(first.blocker, blocker.transaction_name if blocker else None),
                 str(first.blocker),
-                f"+{omitted:,}" if omitted else "",
+                f"+{omitted_count:,}" if omitted_count else "",
                 f"{first.mode}:{first.resource}",
                 first.state,
                 duration(now_ms - first.since),
@@ -295,7 +309,7 @@ def _waits(waits: Waits, now_ms: float) -> Section:
 
 
 def _label(id_: int, transaction: str | UnsetType | None) -> str:
-    """Return the transaction of a request; if it has none, its id."""
+    """Return the name of a request's transaction, or `#ID` for a request without a transaction."""
     return transaction or f"#{id_}"
 
 
@@ -319,7 +333,7 @@ def _hot_resources(hot: HotList) -> Section:
 COLUMNS = 100
 """Width of the output if stdout is not a terminal."""
 MAX_NODES = 250
-"""Nodes of the wait-for graph to query: enough for `MAX_ROWS` waiters with ten blockers each."""
+"""Number of nodes of the wait-for graph to query, enough for `MAX_ROWS` waiting requests with ten blockers each."""
 SIGTERM_STATUS = 128 + signal.SIGTERM
 """Exit status after SIGTERM, by the convention of shells."""
 
@@ -344,21 +358,21 @@ def top(
         click.echo(codec.dumps(query_admin(client, _query_state)))
     elif once or not console.is_terminal or console.is_dumb_terminal:
         columns = console.width if console.is_terminal else COLUMNS
-        for line in render(query_admin(client, _query_snapshot), columns, None):
+        for line in render(query_admin(client, _query_snapshot), columns, rows=None):
             click.echo(line.text)
     else:
         raise SystemExit(run_async(_Screen(console, client, every).run()))
 
 
 async def _query_state(client: AdminClient) -> Any:
-    """Return the JSON of `/api/state`, after checking its format."""
+    """Return the JSON of `/api/state`. Raises GenieError if the response has an unexpected format."""
     response = await client.get("/api/state")
     decode_response(response, State)
     return response
 
 
 async def _query_snapshot(client: AdminClient) -> Snapshot:
-    """Query everything that the screen shows; of a follower only its state."""
+    """Query the data that the screen shows. A follower is queried only for its state."""
     state = decode_response(await client.get("/api/state"), State)
     if state.role != LEADER:
         return Snapshot(state)
@@ -370,7 +384,7 @@ async def _query_snapshot(client: AdminClient) -> Snapshot:
 
 
 class _Screen:
-    """The live view on the whole terminal."""
+    """The live view, which fills the terminal."""
 
     def __init__(self, console: Console, client: AdminClient, interval_s: float) -> None:
         self._console = console
@@ -381,12 +395,14 @@ class _Screen:
         self._interval_s = interval_s
         self._snapshot: Snapshot | None = None
         self._snapshot_at = 0.0
+        """Event-loop time at which the last snapshot was received."""
         self._error = ""
         """Why the last query failed; empty if it succeeded."""
         self._end: asyncio.Future[int] | None = None
+        """Completed with the exit status when the view should end. None before `run`."""
 
     async def run(self) -> int:
-        """Refresh until a key or a signal ends it; return the exit status."""
+        """Show the view until the user presses q or a signal arrives; return the exit status."""
         loop = asyncio.get_running_loop()
         self._end = loop.create_future()
         async with AsyncExitStack() as stack:
@@ -410,7 +426,7 @@ class _Screen:
             return await self._end if self._end.done() else await refreshing
 
     async def _refresh_loop(self) -> int:
-        """Query the server and draw at each interval, forever."""
+        """Query the server and draw the screen at each interval. Never returns; failed queries are retried."""
         loop = asyncio.get_running_loop()
         while True:
             next_at = loop.time() + self._interval_s
@@ -422,7 +438,7 @@ class _Screen:
             await asyncio.sleep(max(0, next_at - loop.time()))
 
     def _draw(self) -> None:
-        """Draw the last snapshot, or the status if the last query failed, in the current size of the terminal."""
+        """Draw the last snapshot in the current size of the terminal, or the error if the last query failed."""
         columns, rows = self._console.size
         lines = (
             render(self._snapshot, columns, rows, "q: quit")
@@ -435,7 +451,7 @@ class _Screen:
         self._live.update(text, refresh=True)
 
     def _status_lines(self, columns: int) -> list[Line]:
-        """Return the screen while there is no response: the error, and the age of the last response."""
+        """Return the lines to show without a snapshot: that a query is running, or its error and the last response's age."""
         if not self._error:
             return [Line(line, BOLD) for line in wrap_items([f"querying {self._client.address}", "q: quit"], columns)]
         retry = f"Retrying every {self._interval_s:g} s."
@@ -450,11 +466,12 @@ class _Screen:
             self._finish(0)
 
     def _finish(self, status: int) -> None:
+        """End the view with an exit status, unless it has already been ended."""
         if self._end is not None and not self._end.done():
             self._end.set_result(status)
 
     def _resume(self, keys: KeyReader) -> None:
-        """Restore the screen after the process was stopped and continued."""
+        """Restore the terminal mode and redraw the screen, after the process was stopped (Ctrl-Z) and continued."""
         keys.enable()
         self._console.set_alt_screen(True)
         self._draw()

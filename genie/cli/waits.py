@@ -60,9 +60,9 @@ def waits(
     payload = query(
         host,
         port,
-        namespace,
-        timeout,
-        lambda client: client.inspected(resource=name, transaction=transaction, limit=MAX_ROWS, only="queue"),
+        namespace=namespace,
+        timeout_s=timeout,
+        operation=lambda client: client.inspected(resource=name, transaction=transaction, limit=MAX_ROWS, only="queue"),
     )
     with checked_reply():
         if as_json:
@@ -73,7 +73,10 @@ def waits(
 
 
 def _json_graph(payload: Payload) -> dict[str, Any]:
-    """Return the graph for `--json`: nodes, edges, the number of waiting requests, and how many of them are nodes."""
+    """Convert the payload of an `inspected` message to the graph that `--json` prints.
+
+    `queueTotal` is the number of waiting requests, `queueShown` the number of waiting requests that the server listed.
+    """
     queue = payload["queue"]
     nodes = {row["id"]: _json_node(row, "queued") | {"blockersTotal": row["blockersTotal"]} for row in queue}
     edges = []
@@ -101,13 +104,13 @@ def _json_node(row: Row, state: str) -> dict[str, Any]:
 
 
 def _report_lines(payload: Payload, now_ms: float) -> Iterator[str]:
-    """Yield the lines of the text output: a table of the edges, and what it omits."""
+    """Yield the lines of the text output: a table of the edges, and notes about the edges that the table omits."""
     if not payload["queueTotal"]:
         yield "No requests wait."
         return
-    lines = [line for row in payload["queue"] for line in _edge_cells(row, now_ms)]
-    if lines:
-        yield from table(HEADERS, lines, (DURATION_INDEX,))
+    edges = [cells for row in payload["queue"] for cells in _edge_cells(row, now_ms)]
+    if edges:
+        yield from table(HEADERS, edges, right=(DURATION_INDEX,))
     for note in _truncation_notes(payload):
         yield f"{note}."
 
@@ -123,17 +126,18 @@ def _edge_cells(row: Row, now_ms: float) -> Iterator[list[str]]:
 
 
 def _owner(row: Row) -> str:
+    """Return the name of a request's transaction, or `-` for a request without a transaction."""
     return clip(row.get("transactionName") or "-", TRANSACTION_COLUMNS)
 
 
 def _truncation_notes(payload: Payload) -> Iterator[str]:
-    """Describe what the reply omits because of the limits of the server."""
+    """Yield a note for each limit of the server because of which the reply is incomplete."""
     queue, total = payload["queue"], payload["queueTotal"]
     omitted_edges = sum(row["blockersTotal"] - len(row["blockers"]) for row in queue)
     if omitted_edges:
         yield f"{omitted_edges:,} edges are not shown: the server lists only the first blockers of each waiter"
     if len(queue) < total:
-        # An older server ignores `only`, and lists holders before waiters.
+        # An older server ignores `only`: its reply also contains holders, which use up rows.
         holders_first = ", holders first" if payload["holders"] else ""
         yield (
             f"{len(queue):,} of {total:,} waiting requests are shown: a reply has at most {MAX_ROWS:,} rows and 256 KiB"
@@ -142,7 +146,7 @@ def _truncation_notes(payload: Payload) -> Iterator[str]:
 
 
 def _dot_lines(payload: Payload) -> Iterator[str]:
-    """Yield the graph in the DOT language of Graphviz."""
+    """Yield the lines of the graph in the DOT language of Graphviz. Dashed edges lead to requests ahead in the queue."""
     graph = _json_graph(payload)
     yield "digraph waits {"
     yield "  node [shape=box];"
@@ -160,6 +164,6 @@ def _dot_lines(payload: Payload) -> Iterator[str]:
 
 
 def _dot_label(*lines: str) -> str:
-    r"""Return a Graphviz label; escape its `\N` sequences and HTML entities."""
+    r"""Return a quoted Graphviz label with the given lines. Backslashes, as in `\N`, and HTML entities are escaped."""
     text = r"\n".join(printable(line).replace("\\", r"\\").replace('"', r"\"").replace("&", "&amp;") for line in lines)
     return f'"{text}"'

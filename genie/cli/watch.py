@@ -21,7 +21,7 @@ from genie.protocol import codec
 
 STATE_COLUMNS = len("unlocked")
 SESSION_TIMEOUT_S = 10.0
-"""The client's default; this client has no requests that a session would keep."""
+"""The default of the client. Its value has no effect here: a session keeps requests, and this client sends none."""
 
 
 @click.command()
@@ -37,36 +37,45 @@ def watch(prefix: str, as_json: bool, host: str, port: int, namespace: str | Non
     they are written, only the difference to the previous output is printed: short locks may be missing. An empty
     PREFIX ("") selects all names. --json prints one line for each change.
     """
+    watching = _watch(
+        prefix,
+        format_change=_format_json if as_json else _format_text,
+        addresses=parse_addresses(host, port),
+        namespace=namespace,
+        connect_timeout=timeout,
+    )
     try:
-        run_async(
-            _watch(prefix, _format_json if as_json else _format_text, parse_addresses(host, port), namespace, timeout)
-        )
+        run_async(watching)
     except BrokenPipeError:
-        # The reader of the pipe has exited. Flushing the buffer at exit must not fail again.
+        # The program that reads the pipe has exited. Redirect stdout, so that the flush at exit does not fail, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _watch(
     prefix: str,
+    *,
     format_change: Callable[[Change], str],
     addresses: list[Address],
     namespace: str | None,
     connect_timeout: float,
 ) -> None:
-    """Print each change until the task is cancelled, or until stdout is a pipe whose reader has exited."""
+    """Print each change until the task is cancelled.
+
+    If stdout is a pipe, the function also returns when the program that reads the pipe has exited.
+    """
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(_Watcher(addresses, namespace, connect_timeout=connect_timeout))
         pipe = _PipeMonitor()
         try:
-            truncated = False
+            was_truncated = False
             changes = client.watch(prefix)
             async for change in changes:
-                if changes.truncated and not truncated:
+                if changes.truncated and not was_truncated:
                     _print_message("the server did not list all held locks: the output is incomplete")
-                truncated = changes.truncated
+                was_truncated = changes.truncated
                 click.echo(format_change(change))
         except asyncio.CancelledError:
-            stack.pop_all()  # do not close the client: that would wait for the server, and it holds no locks
+            stack.pop_all()  # closing the client would wait for the server; this client has no locks to release
             if not pipe.reader_exited:
                 raise
         finally:
@@ -85,26 +94,30 @@ def _format_json(change: Change) -> str:
 
 
 def _print_message(text: str) -> None:
+    """Print a message on stderr."""
     click.echo(f"genie: {text}", err=True)
 
 
 class _PipeMonitor:
-    """Cancels the current task when stdout is a pipe whose reader exits, also while nothing is printed."""
+    """Cancels the current task when the program that reads stdout through a pipe exits, even if nothing is printed.
+
+    If stdout is not a pipe, the monitor does nothing.
+    """
 
     def __init__(self) -> None:
         self.reader_exited = False
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         self._pipe: int | None = None
-        with suppress(OSError, ValueError):  # stdout has no file descriptor
+        with suppress(OSError, ValueError):  # stdout may have no file descriptor, or a closed one
             stdout = sys.stdout.fileno()
             if stat.S_ISFIFO(os.fstat(stdout).st_mode):
-                # The write end of a pipe becomes readable only when the read end is closed.
+                # The event loop reports the write end of a pipe as readable when the read end is closed.
                 self._loop.add_reader(stdout, self._on_closed)
                 self._pipe = stdout
 
     def close(self) -> None:
-        """Stop watching the pipe."""
+        """Stop monitoring the pipe. May be called several times."""
         if self._pipe is not None:
             self._loop.remove_reader(self._pipe)
             self._pipe = None
@@ -130,7 +143,7 @@ class _WatcherConnection(AsyncConnection):
     """Prints a message when an established connection is lost."""
 
     def on_disconnected(self, handler: TransportHandler, reason: str) -> None:
-        """Handle the end of a connection; print a message unless the client was connecting or closing."""
+        """Handle a lost connection, and print a message unless the client was still connecting or is closing."""
         was_up = self.session.up
         super().on_disconnected(handler, reason)
         if was_up and not self.session.up and not self._closed:

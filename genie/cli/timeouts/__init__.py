@@ -1,6 +1,6 @@
-"""`genie timeouts`: a module for each command, and one for the commands that write sample data.
+"""`genie timeouts`: one module for each command, except that one module has all commands that write sample data.
 
-The modules are imported when a command is used: they need an extra that other commands do not.
+A module is imported only when its command is used, because the modules need an extra (optional dependencies).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`genie timeouts explain`: which transfers have expired, and what the handler has done with each."""
+"""`genie timeouts explain`: list the expired transfers, and what the timeout handler has done with each of them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def _explain(url: str, ledger: Ledger, limit: int) -> Explanation:
 
 
 def _json_fields(transfer: Explained) -> dict[str, object]:
-    """Return the fields that `--json` prints for a transfer."""
+    """Return the JSON object that `--json` prints for a transfer. A missing `deliveredDate` means: not delivered."""
     delivery_field = {} if transfer.delivered_at is None else {"deliveredDate": _utc(transfer.delivered_at)}
     return {
         "transferId": transfer.transfer_id,
@@ -79,7 +79,11 @@ def _describe(transfer: Explained, explanation: Explanation) -> str:
 
 
 def _describe_progress(transfer: Explained, segment: int) -> str:
-    """Describe the progress of the handler with a transfer. `segment`: the last state change that it has read."""
+    """Describe what the handler has done with a transfer, and what it does next.
+
+    `segment` is the number of the last state change that the handler has read. A transfer that was delivered earlier
+    is delivered again if it has left and re-entered a processing state, or if its expiration date was changed.
+    """
     delivery = "" if transfer.delivered_at is None else f"delivered {_utc(transfer.delivered_at)}"
     match transfer.progress:
         case Progress.NO_HANDLER:
@@ -102,20 +106,24 @@ def _describe_progress(transfer: Explained, segment: int) -> str:
 
 
 def _summarize(explanation: Explanation, limit: int) -> str:
-    """Return the number of expired transfers, in total and by progress."""
-    number = len(explanation.expired)
+    """Return the last line of the output: the number of listed transfers, in total and by progress.
+
+    If the list has `limit` transfers, it may be incomplete. The line then counts "the first" transfers.
+    """
+    total = len(explanation.expired)
     counts = Counter(transfer.progress for transfer in explanation.expired)
-    parts = ", ".join(f"{counts[progress]:,} {text}" for progress, text in SUMMARY.items() if counts[progress])
-    first = f"the first {number:,} expired transfers" if number >= limit else f"{number:,} expired"
-    return f"{first}: {parts}" if parts else first
+    total_text = f"the first {total:,} expired transfers" if total >= limit else f"{total:,} expired"
+    counts_text = ", ".join(f"{counts[progress]:,} {text}" for progress, text in SUMMARY.items() if counts[progress])
+    return f"{total_text}: {counts_text}" if counts_text else total_text
 
 
 def _utc(at: datetime) -> str:
+    """Format a time in UTC as ISO 8601 with milliseconds and a `Z`."""
     return f"{at.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 def _largest_unit(span: timedelta) -> str:
-    """Format a duration in its largest unit: `3 d`, `5 h`, `12 min`, `7 s`."""
+    """Format a duration in its largest unit, rounded down: `3 d`, `5 h`, `12 min`, `7 s`."""
     for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if span >= timedelta(seconds=seconds):
             return f"{span // timedelta(seconds=seconds)} {unit}"

@@ -17,16 +17,19 @@ from genie.timeouts import FINAL_STATES, PROCESSING_STATES, Ledger
 MAX_NUMBER = 1e9
 
 OPTIONS = {"processing_states": "--processing", "final_states": "--final", "time_zone": "--time-zone"}
-"""Options by the parameter of `Ledger` with which its error messages begin."""
+"""Command-line options by the parameter of `Ledger` that they set. Error messages of `Ledger` begin with a parameter."""
 
 PROGRESS_ROWS = 5_000
-"""Default number of rows between two progress lines if stderr is not a terminal."""
+"""Default number of rows between two progress lines. Only used if stderr is not a terminal."""
 
 ROWS_HELP = "If stderr is not a terminal, print a progress line each time this many rows are done."
 
 
 def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--database`, `--name`, `--processing`, `--final` and `--time-zone`; the command gets a `url` and a `ledger`."""
+    """Add `--database`, `--name`, `--processing`, `--final` and `--time-zone` to a command.
+
+    The command receives two arguments instead of these options: `url`, the database, and `ledger`, a `Ledger`.
+    """
 
     @click.option(
         "--database",
@@ -74,7 +77,10 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
         time_zone: str,
         **options: Any,
     ) -> Any:
-        """Construct the ledger from its options, and call the command with it."""
+        """Construct a `Ledger` from the options, and call the command with the ledger.
+
+        Raises ValueError for invalid options; the message starts with the name of the option.
+        """
         names_in_ledger = dict(_parse_name_mapping(text) for text in names)
         try:
             ledger = Ledger(
@@ -92,7 +98,7 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _parse_name_mapping(text: str) -> tuple[str, str]:
-    """Return the standard name of a table or column, and its name in the ledger."""
+    """Split `OURS=THEIRS` into Genie's name of a table or column and the name in the user's ledger."""
     ours, _, theirs = text.partition("=")
     if not ours or not theirs:
         raise ValueError(f"--name {text}: it must be OURS=THEIRS, as in transfer.transferId=id")
@@ -100,18 +106,18 @@ def _parse_name_mapping(text: str) -> tuple[str, str]:
 
 
 def parse_number(text: str | float) -> float:
-    """Convert an option to a number from -10^9 to 10^9. It rejects `nan`."""
+    """Convert the text of an option to a number from -10^9 to 10^9. Raises click.BadParameter for other texts."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not abs(value) <= MAX_NUMBER:
+    if not abs(value) <= MAX_NUMBER:  # also rejects NaN
         raise click.BadParameter(f"{text!r} is not a number from {-MAX_NUMBER:g} to {MAX_NUMBER:g}.")
     return value
 
 
 def parse_range(text: str) -> tuple[float, float]:
-    """Convert an option such as `0-168` to a pair of numbers."""
+    """Convert the text of an option, e.g. `0-168`, to the first and the last number of a range."""
     start, dash, end = text.partition("-")
     if not dash:
         raise click.BadParameter(f"{text!r} is not a range FROM-TO, as 1-100.")
@@ -119,7 +125,7 @@ def parse_range(text: str) -> tuple[float, float]:
 
 
 def parse_whole_range(text: str) -> tuple[int, int]:
-    """Convert an option such as `1-100` to a pair of whole numbers."""
+    """Convert the text of an option, e.g. `1-100`, to the first and the last whole number of a range."""
     start, end = parse_range(text)
     if not (start.is_integer() and end.is_integer()):
         raise click.BadParameter(f"{text!r} is not a range of whole numbers.")
@@ -127,7 +133,7 @@ def parse_whole_range(text: str) -> tuple[int, int]:
 
 
 def progress_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add `--progress`: the number of rows between two progress lines."""
+    """Return a decorator that adds `--progress`, the number of rows between two progress lines, to a command."""
     return click.option(
         "--progress",
         "progress_every",
@@ -141,9 +147,10 @@ def progress_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[.
 
 @contextmanager
 def progress_reporter(every: int, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback that shows progress on stderr: `report(done, total)`, in rows that are called `unit`.
+    """Yield a callback, `report(done, total)`, that shows the number of processed rows on stderr.
 
-    On a terminal it draws a bar, else it prints a line each time `every` more rows are done.
+    If stderr is a terminal, the callback draws a progress bar. Otherwise it prints a line whenever `every` more rows are
+    done. `unit` is the name of the rows in that line, e.g. `transfers`.
     """
     if not sys.stderr.isatty():
         reported = 0

@@ -25,7 +25,7 @@ from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import last_change
 
 KILL_AFTER_S = 10.0
-"""Time between SIGTERM and SIGKILL when a command is ended."""
+"""Time between SIGTERM and SIGKILL when genie ends a running command."""
 
 STDOUT_FILENO = 1
 
@@ -41,9 +41,10 @@ class CommandDelivery:
         """Why the last batch was rejected; empty if it was accepted."""
 
     async def deliver(self, expired: list[ExpiredTransfer]) -> list[str]:
-        """Run the command; return the rejected transfer ids: none if it exits with 0, else all.
+        """Run the command with a batch on stdin, and return the ids of the rejected transfers.
 
-        The command has its own process group, so that all its processes can be ended.
+        If the command exits with status 0, no transfer is rejected; otherwise all are. If the delivery is cancelled, the
+        command is ended. The command runs in a new process group, so that signals also reach its child processes.
         """
         child = await asyncio.create_subprocess_shell(self._command, stdin=PIPE, process_group=0)
         try:
@@ -62,16 +63,16 @@ class StdoutDelivery:
     """Always empty: a written batch counts as accepted."""
 
     async def deliver(self, expired: list[ExpiredTransfer]) -> None:
-        """Write the batch. BrokenPipeError if the reader of the pipe has exited.
+        """Write a batch to stdout. Raises BrokenPipeError if the program that reads the pipe has exited.
 
-        A daemon thread does the blocking write: if the reader stops reading, genie can still exit.
+        A write blocks while the pipe is full. A daemon thread writes, so that genie can still exit then.
         """
         loop = asyncio.get_running_loop()
         written: asyncio.Future[None] = loop.create_future()
         sys.stdout.flush()
 
         def complete(error: OSError | None) -> None:
-            """Complete the future `written`, in the event loop."""
+            """Complete the future `written`. Runs in the event loop, not in the writing thread."""
             if written.done():  # the delivery was cancelled
                 return
             if error is None:
@@ -80,12 +81,13 @@ class StdoutDelivery:
                 written.set_exception(error)
 
         def write() -> None:
+            """Write the batch in the thread, and report the outcome to the event loop."""
             error = None
             try:
                 _write_all(_json_lines(expired))
             except OSError as caught:
                 error = caught
-            with suppress(RuntimeError):  # the event loop was closed
+            with suppress(RuntimeError):  # the event loop may be closed: genie is exiting
                 loop.call_soon_threadsafe(complete, error)
 
         threading.Thread(target=write, daemon=True).start()
@@ -108,19 +110,24 @@ def _json_lines(expired: Iterable[ExpiredTransfer]) -> bytes:
 
 
 def _write_all(data: bytes) -> None:
+    """Write bytes to stdout. `os.write` may write only some of the bytes, so the remaining bytes are written again."""
     remaining = memoryview(data)
     while remaining:
         remaining = remaining[os.write(STDOUT_FILENO, remaining) :]
 
 
 def _describe_status(status: int) -> str:
+    """Describe why a command failed; empty for status 0. A negative status is the number of a signal, negated."""
     if not status:
         return ""
     return f"the command ended with status {status}" if status > 0 else f"the command was ended by signal {-status}"
 
 
 async def _terminate(child: Process) -> None:
-    """Send SIGTERM to the process group of a command, and SIGKILL if the command still runs after `KILL_AFTER_S`."""
+    """End a command: send SIGTERM to its process group, then SIGKILL if the command still runs after `KILL_AFTER_S`.
+
+    Returns when the command has ended.
+    """
     _send_signal(child, signal.SIGTERM)
     try:
         async with asyncio.timeout(KILL_AFTER_S):
@@ -131,6 +138,7 @@ async def _terminate(child: Process) -> None:
 
 
 def _send_signal(child: Process, number: signal.Signals) -> None:
+    """Send a signal to the process group of a command, unless the command has ended."""
     if child.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
@@ -140,50 +148,57 @@ def _send_signal(child: Process, number: signal.Signals) -> None:
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SIGNAL_BASE = 128
-"""Added to the number of the signal that ended this process, except for SIGTERM, the regular stop: its status is 0."""
+"""The exit status is this number plus the number of the signal that ended genie. After SIGTERM the exit status is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of the command. Times in seconds.
-
-    `lock`: name of the lock on the Genie server at `host` that is held during a run, or None. `progress_every`: number
-    of state changes between two progress messages.
-    """
+    """The options of `genie timeouts run`. Times are in seconds."""
 
     url: str
+    """Database of the ledger."""
     ledger: Ledger
     every: float
+    """Time from the end of a run to the next run."""
     batch: int
+    """Maximum number of state changes, and of expired transfers, in a run."""
     longest_transaction: float
+    """Maximum age of open transactions of the ledger."""
     on_expired: str | None
+    """Shell command that processes expired transfers; None: write them to stdout."""
     once: bool
     lock: str | None
+    """Name of the lock to hold on a Genie server during a run; None: use a lock of the database."""
     progress_every: int
+    """Number of state changes between two progress messages."""
     host: str
+    """Host of the Genie server. `port` and `namespace` belong to this server, too."""
     port: int
     namespace: str | None
 
 
 @dataclass(slots=True)
 class _Service:
-    """One execution of `genie timeouts run`. It prints messages on stderr."""
+    """One execution of `genie timeouts run`. Messages are printed on stderr."""
 
     options: RunOptions
     delivery: CommandDelivery | StdoutDelivery
     last_change: int = 0
-    """Number of the last state change at the start."""
+    """Number of the last state change when the service started."""
     was_lagging: bool = False
+    """Whether more state changes were left after the last run."""
     last_error: str = ""
-    """Error of the last run, so that a repeated error is printed once."""
+    """Error of the last run, so that a repeated error is printed only once; empty if the run succeeded."""
     stop_signal: int | None = None
+    """The signal that stops the service; None while it should run."""
     task: asyncio.Task[object] | None = field(default_factory=asyncio.current_task)
 
     async def run(self) -> int:
-        """Run until a signal, or once; return the exit status."""
+        """Run the handler until a signal arrives, or only once with `--once`; return the exit status."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or `&` in a script: leave it ignored
+            # nohup, or `&` in a script, starts genie with some signals ignored. Keep ignoring them.
+            if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
         try:
             return await self._run_handler()
@@ -193,7 +208,10 @@ class _Service:
             return 0 if self.stop_signal == signal.SIGTERM else SIGNAL_BASE + self.stop_signal
 
     async def _run_handler(self) -> int:
-        """Connect to Genie and to the ledger, then run the handler, once or forever; return the exit status."""
+        """Connect to the Genie server, if a lock was requested, and to the ledger; then run the handler.
+
+        With `--once` the handler runs only once, else until this task is cancelled. Returns the exit status.
+        """
         options = self.options
         client = None if options.lock is None else connect(options.host, options.port, namespace=options.namespace)
         handler = TimeoutHandler(
@@ -218,7 +236,10 @@ class _Service:
         return 0
 
     def _run_status(self, run: TimeoutRun | None) -> int:
-        """Return the exit status after the only run; None: another replica is running."""
+        """Print the results of the only run, with `--once`, and return the exit status.
+
+        `run` is None if the handler did nothing because another replica is running.
+        """
         if run is None:
             _print_message("another replica is running")
             return 0
@@ -226,9 +247,12 @@ class _Service:
         return 1 if run.rejected else 0
 
     def _on_run(self, outcome: TimeoutRun | Exception | None) -> None:
-        """Print the outcome of a run: its results, or a new error; None: another replica is running."""
+        """Print the outcome of a run: the results, or an error unless the previous run has failed with the same error.
+
+        `outcome` is None if the handler did nothing because another replica is running.
+        """
         if isinstance(outcome, BrokenPipeError):
-            raise outcome  # the reader of stdout has exited; click exits without a message
+            raise outcome  # the program that reads stdout has exited; click then exits without a message
         if isinstance(outcome, Exception):
             text = one_line(outcome)
             if text != self.last_error:
@@ -239,11 +263,15 @@ class _Service:
             self._print_results(outcome)
 
     def _print_results(self, run: TimeoutRun) -> None:
-        """Print the progress while the handler lags and when it has caught up, and the number of expired transfers."""
+        """Print the progress of the handler, and the number of expired transfers in a run.
+
+        The progress is printed while the handler lags, at most once for every `progress_every` state changes, and once
+        when the handler has caught up.
+        """
         first, last = run.interval
         every = self.options.progress_every
-        caught_up = self.was_lagging and last > first
-        if (last // every > first // every) if run.lagging else caught_up:
+        has_caught_up = self.was_lagging and last > first
+        if (last // every > first // every) if run.lagging else has_caught_up:
             total = f" of {self.last_change:,}" if last <= self.last_change else ""
             _print_message(f"read up to state change {last:,}{total}")
         self.was_lagging = run.lagging
@@ -252,21 +280,26 @@ class _Service:
             _print_message(f"{run.expired:,} expired{rejected}")
 
     def _on_signal(self, number: int) -> None:
-        """Stop at the first signal; later ones are ignored while a command is ended or a commit completes."""
+        """Cancel the service at the first signal.
+
+        Later signals are ignored, so that they do not interrupt the end of a running command or of a commit.
+        """
         if self.stop_signal is None and self.task is not None:
             self.stop_signal = number
             self.task.cancel()
 
 
 def _print_message(text: str) -> None:
+    """Print a message on stderr."""
     click.echo(f"genie: {text}", err=True)
 
 
 def run_service(options: RunOptions) -> int:
-    """Run the timeout handler until a signal, or once; return the exit status."""
+    """Run the timeout handler in a new event loop until a signal arrives, or only once; return the exit status."""
     delivery = StdoutDelivery() if options.on_expired is None else CommandDelivery(options.on_expired)
 
-    async def run_in_loop() -> int:  # the service needs the running task
+    async def run_in_loop() -> int:
+        # `_Service` must be constructed in the event loop: its default for `task` is the current task.
         return await _Service(options, delivery).run()
 
     return asyncio.run(run_in_loop())

@@ -73,6 +73,7 @@ def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, progre
 
 
 async def _generate(url: str, ledger: Ledger, data_set: DataSet, progress_every: int) -> int:
+    """Create the tables if they are missing, and fill them; return the number of state changes."""
     async with open_ledger(url, ledger, create=True) as database:
         with progress_reporter(progress_every, "transfers") as report:
             return await generate_into(database, ledger, data_set, report, chunk_size=min(CHUNK_SIZE, progress_every))
@@ -98,6 +99,7 @@ def shift(url: str, ledger: Ledger, hours: float, progress_every: int) -> None:
 
 
 async def _shift(url: str, ledger: Ledger, by: timedelta, progress_every: int) -> int:
+    """Shift the expiration dates and show the progress; return the number of transfers."""
     async with open_ledger(url, ledger) as database:
         with progress_reporter(progress_every, "transfers") as report:
             return await shift_in(database, ledger, by, report)
