@@ -50,8 +50,8 @@ class Lock(LockInfo):
         """Whether the lock is held now, as this client knows it.
 
         False after `release` or `detach`, after the lock was lost, and as soon as its `transaction_timeout` has passed
-        on this client's clock. The latter needs no message, so it also holds while the client is disconnected, and in
-        a program that was suspended.
+        on this client's clock. The clock is read on each access, so `held` is also correct while the client is
+        disconnected, and after the program was suspended.
         """
         return self._request.is_held(time.monotonic())
 
@@ -64,16 +64,16 @@ class Lock(LockInfo):
         request = self._request
         if request.lost is None:
             request.lost = asyncio.Event()
-            if request.error is not None:
+            if request.error is not None:  # the lock was lost before the first access
                 request.lost.set()
         return cast("asyncio.Event", request.lost)
 
     async def release(self) -> None:
-        """Release the lock. Does nothing if it was released before or is lost.
+        """Release the lock, and wait until the server confirms. Does nothing if the lock was released before or is lost.
 
         Raises:
-            Unavailable: if the server does not confirm it within `connect_timeout`, for example while disconnected.
-                The client then retries in the background.
+            Unavailable: if the server does not confirm the release within `connect_timeout`, for example while
+                disconnected. The client then retries in the background.
             RuntimeError: if the lock was detached: use `client.release(id)`.
 
         """
@@ -86,7 +86,7 @@ class Lock(LockInfo):
         try:
             await self._connection.wait_for_release(call)
         except RequestRejected as error:
-            if error.code != Code.UNKNOWN_ID:
+            if error.code != Code.UNKNOWN_ID:  # a lock that the server does not know is not held
                 raise
 
     def detach(self) -> int:
@@ -98,30 +98,30 @@ class Lock(LockInfo):
         `client.extend(id, seconds)` still work, in this client and in others.
 
         `detach` sends nothing and does not extend the lock, so the other client should call `client.extend` at once.
-        A watchdog's extension that was sent before `detach` may arrive after that one and shorten the lock. To exclude
-        this, wait for `client.ping()` after `detach` before you pass on the id.
+        An extension that a watchdog sent before `detach` may arrive after the other client's extension and shorten the
+        lock. To exclude this, await `client.ping()` after `detach` before you pass on the id.
 
-        For a detached lock it only returns the id.
+        For a detached lock `detach` only returns the id.
 
         Raises:
-            LockLost: if the lock is not held any more.
-            ValueError: if it was acquired with `on_disconnect="release"`, since it ends with this client.
+            LockLost: if the lock is no longer held.
+            ValueError: if the lock was acquired with `on_disconnect="release"`, because it ends with this client.
 
         """
         self._connection.detach(self._request)
         return self.id
 
     async def extend(self, seconds: float) -> None:
-        """Set the remaining time of the lock to `seconds` from now; this may also shorten it.
+        """Set the remaining time of the lock to `seconds` from now, which may also shorten the lock.
 
         Raises:
-            LockLost: if the lock is not held any more.
+            LockLost: if the lock is no longer held.
             ConnectionLost: if the connection ended before the reply, so that the result is not known.
             Unavailable: if there is no connection within `connect_timeout`.
             RuntimeError: if the lock was detached.
 
         """
-        extend = Extend(self.id, seconds, self._request)
+        extend = Extend(self.id, seconds, self._request)  # checks `seconds`
         self._check_managed()
         await self._connection.wait_until_connected()
         self._check_managed()  # again, since the lock may be detached or lost during the wait
@@ -134,7 +134,7 @@ class Lock(LockInfo):
 
 
 async def acquire(connection: AsyncConnection, request: Request) -> Lock:
-    """Send a request and wait until it is granted."""
+    """Send a request, wait until it is granted, and return the lock. Raises the error of a request that fails."""
     await connection.call(request)
     if request.error is not None:  # the lock was granted, and lost before this task could run
         raise copy_lock_lost(request.error)
@@ -144,9 +144,9 @@ async def acquire(connection: AsyncConnection, request: Request) -> Lock:
 class LockContext:
     """The async context manager that `client.lock(…)` returns: holds a lock while its block runs. It can be used once.
 
-    If the lock is lost, the block is cancelled, as by `asyncio.timeout`, and raises LockLost. A cancellation by another
-    task is propagated as such. An exception of the block is propagated too; if the block was cancelled because of the
-    lost lock, it becomes the cause of the LockLost. A detached lock is not released at the end of the block.
+    If the lock is lost, the block is cancelled, as by `asyncio.timeout`, and the `async with` statement raises LockLost;
+    the exception with which the block ended becomes its cause. A cancellation by another task, and any other exception of
+    the block, is propagated. A detached lock is not released at the end of the block.
     """
 
     __slots__ = ("_connection", "_earlier_cancellations", "_lock", "_request", "_task")
@@ -156,10 +156,12 @@ class LockContext:
         self._request = request
         self._lock: Lock | None = None
         self._task: asyncio.Task[Any] | None = None
+        """The task that runs the block."""
         self._earlier_cancellations = 0
+        """The number of requested cancellations of the task (`Task.cancelling`) at the start of the block."""
 
     async def __aenter__(self) -> Lock:
-        """Acquire the lock. From now on its loss cancels the task that runs the block."""
+        """Acquire the lock. After that, the loss of the lock cancels the task that runs the block."""
         if self._request.state is not RequestState.WAITING:
             raise RuntimeError("a lock context can be entered only once; call client.lock() again")
         self._lock = await acquire(self._connection, self._request)
@@ -176,18 +178,22 @@ class LockContext:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release the lock at the end of the block, or raise LockLost if it was lost meanwhile."""
+        """Release the lock at the end of the block, or raise LockLost if the lock was lost meanwhile.
+
+        A failed release is retried in the background. If the block has raised an error, that error is propagated, with a
+        note about the failed release.
+        """
         lock, task, request = self._lock, self._task, self._request
         if lock is None or task is None:
             return
-        request.on_lost = None
+        request.on_lost = None  # the rest of the task must not be cancelled
         if request.state is RequestState.DETACHED:
             return
-        if request.error is not None:  # the lock was lost during the block, which `_cancel_block` cancelled
+        if request.error is not None:  # the lock was lost during the block, so `_cancel_block` has cancelled the task
             cancelled_by_another = task.uncancel() > self._earlier_cancellations
-            if not (cancelled_by_another and isinstance(error, asyncio.CancelledError)):
-                raise copy_lock_lost(request.error) from error
-            return
+            if cancelled_by_another and isinstance(error, asyncio.CancelledError):
+                return  # propagate the other cancellation
+            raise copy_lock_lost(request.error) from error
         try:
             if error is None or self._connection.session.up:
                 await lock.release()
@@ -200,7 +206,7 @@ class LockContext:
                 raise
             error.add_note(f"Besides, lock {lock.id} could not be released: {release_error}")
             return
-        if error is None and request.error is not None:
+        if error is None and request.error is not None:  # the lock was lost before the release arrived
             raise copy_lock_lost(request.error)
 
 
@@ -228,10 +234,10 @@ class Watch:
 
     @property
     def truncated(self) -> bool:
-        """Whether the last snapshot was truncated, because more locks are held than the server sends.
+        """Whether the last snapshot was truncated, because more locks are held than the server sends in a snapshot.
 
-        Then some held locks are not reported. And for a lock that ended while the client was disconnected the
-        `unlocked` may be missing, until a conflicting lock on that resource is granted.
+        If so, some held locks are not reported. If a lock ended while the client was disconnected, its `unlocked` may be
+        missing until a conflicting lock on the same resource is granted.
         """
         return self._watch.truncated
 
@@ -244,15 +250,15 @@ class Watch:
             if watch.changes:
                 return watch.changes.popleft()
             await self._connection.wait_for_change(watch)
-        watch.raise_rejection()
+        watch.raise_rejection()  # only if the server rejected the watch
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End the watch. Does nothing if it has ended."""
+        """End the watch. Does nothing if the watch has ended."""
         self._connection.unwatch(self._watch)
 
     async def __aenter__(self) -> Self:
-        """Start the watch now, so that changes are buffered from here on; without `async with` the iteration does it."""
+        """Start the watch, so that changes are buffered from now on. Without `async with` the iteration starts it."""
         self._connection.start_watch(self._watch)
         return self
 
@@ -262,6 +268,7 @@ class Watch:
         await self.aclose()
 
     def __del__(self) -> None:
+        """End a watch that was not closed, for example after leaving an `async for` loop."""
         if not self._watch.ended:
             self._connection.unwatch_threadsafe(self._watch)
 
@@ -282,28 +289,28 @@ def connect(
 ) -> Client:
     """Return a client. It connects at the start of its `async with` block and closes at the end.
 
-    Of several servers the client finds the leader. If a connection is lost later, it reconnects in the background.
+    Among several servers the client finds the leader. If the connection is lost, the client reconnects in the background.
 
     The `async with` statement raises Unavailable if no server responds, or no leader is found within
-    `connect_timeout`, and RequestRejected if the servers reject the token or do not serve the namespace. If they
-    reject the client only at a later reconnect, the waiting calls fail with that error.
+    `connect_timeout`. It raises RequestRejected if the servers reject the token or do not serve the namespace. If they
+    reject the client only when it reconnects later, the waiting calls fail with RequestRejected.
 
     Args:
-        host: one address, several separated by commas, or a list: `HOST`, `HOST:PORT`, `[IPv6]:PORT`. The prefix
-            `genies://` selects TLS. Default: GENIE_HOST, else 127.0.0.1.
-        port: for addresses without a port. Default: GENIE_PORT, else 7077.
-        connect_timeout: seconds for the first connection. Also how long a later call waits for a connection before it
-            raises Unavailable.
-        session: the secret that identifies the session to the server, 16 to 128 characters. Default: a random one. A
-            second client with the same secret takes over the session of the first.
+        host: one address, several addresses separated by commas, or a list: `HOST`, `HOST:PORT`, `[IPv6]:PORT`. The
+            prefix `genies://` selects TLS. Default: GENIE_HOST, else 127.0.0.1.
+        port: the port of addresses without a port. Default: GENIE_PORT, else 7077.
+        connect_timeout: seconds for the first connection, and for a later call to wait for a connection. After that,
+            Unavailable is raised.
+        session: the secret that identifies the session to the server, 16 to 128 characters. Default: a random secret.
+            A second client with the same secret takes over the session of the first client.
         session_timeout: seconds for which the server keeps the locks and the waiting requests of a disconnected client.
-        token: for authentication, if the server requires it. Default: GENIE_TOKEN, else the word in the file
+        token: the token for authentication, if the server requires one. Default: GENIE_TOKEN, else the token in the file
             GENIE_TOKEN_FILE.
         namespace: the namespace of all locks of this client: 1 to 128 letters, digits, or any of `_.:-`. Default:
             GENIE_NAMESPACE, else the first namespace of the server. Use one client for each namespace.
-        ssl: True, or an `ssl.SSLContext`, selects TLS for all servers. Without a context, the trusted CAs are those in
-            the file GENIE_TLS_CA, else those of the system, and GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own
-            certificate. The server's certificate and its name are verified.
+        ssl: True, or an `ssl.SSLContext`, selects TLS for all servers. For True, the file GENIE_TLS_CA contains the
+            trusted CAs (default: the CAs of the system), and GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own
+            certificate. The server's certificate and host name are verified.
 
     Raises:
         ValueError, TypeError: if an argument, or an environment variable that replaces it, is wrong.
@@ -338,7 +345,12 @@ class Client:
         namespace: str | None = None,
     ) -> None:
         self._connection = AsyncConnection(
-            to, connect_timeout, session, session_timeout, resolve_token(token), resolve_namespace(namespace)
+            to,
+            connect_timeout,
+            session=session,
+            session_timeout=session_timeout,
+            token=resolve_token(token),
+            namespace=resolve_namespace(namespace),
         )
 
     async def __aenter__(self) -> Self:
@@ -354,7 +366,7 @@ class Client:
         """End the session and the connection. Waiting calls raise ConnectionLost, and their requests are cancelled.
 
         Locks with `on_disconnect="release"` are released. The others stay held until they are released by id or their
-        `transaction_timeout` has passed. If the server can't be reached, it does the same after `session_timeout`.
+        `transaction_timeout` has passed. A server that can't be reached does the same after `session_timeout`.
         """
         await self._connection.close()
 
@@ -371,9 +383,9 @@ class Client:
     ) -> LockContext:
         """Hold a lock while a block runs: `async with client.lock("exclusive:a", "shared:b") as lock:`.
 
-        Arguments and errors are those of `acquire`. With `watchdog` the lock is extended as long as the block runs,
-        so that `transaction_timeout` only bounds how long the lock outlives a crash of this process. If the lock is
-        lost, the block is cancelled and raises LockLost.
+        Arguments and errors are those of `acquire`. With `watchdog` the lock is extended as long as the block runs, so
+        that `transaction_timeout` only bounds how long the lock outlives a crash of this process. If the lock is lost,
+        the block is cancelled, and the `async with` statement raises LockLost.
         """
         return LockContext(
             self._connection,
@@ -404,8 +416,8 @@ class Client:
 
         Args:
             resources: `shared:NAME`, `exclusive:NAME`, or a NAME without a colon, which is exclusive (`genie.shared`
-                and `genie.exclusive` accept any name). One that is listed twice is locked once, in the stronger mode.
-                `lock.resources` lists what is locked.
+                and `genie.exclusive` accept any name). A resource that is listed twice is locked once, exclusively if
+                either of the two is exclusive. `lock.resources` lists the locked resources.
             transaction: name of the transaction of this request. Requests of one transaction do not block each other,
                 and deadlocks are detected between transactions.
             queue_timeout: seconds to wait in the queue. None: no limit, even while no server responds.
@@ -455,7 +467,7 @@ class Client:
     ) -> Lock | None:
         """Lock the resources without waiting; return None if they can't be locked now.
 
-        Arguments and errors are those of `acquire`, including Deadlock, except for QueueTimeout.
+        Arguments and errors are those of `acquire`, except that QueueTimeout is never raised.
         """
         request = self._request(
             resources,
@@ -486,20 +498,21 @@ class Client:
         """Lock free resources of a list until their weights reach `target`, and hold them until `lock.release()`.
 
         The server goes through the list in the given order, in one atomic step, and locks resources that no other owner
-        holds or waits for. `lock.resources` are the locked ones. The call never waits: if the free resources do not
-        reach the target, it locks nothing and raises Insufficient.
+        holds or waits for. `lock.resources` are the locked resources. The server decides at once: if the free resources
+        do not reach the target, it locks nothing, and the call raises Insufficient.
 
         Args:
             resources: 1 to 10,000 resources, as in `acquire`.
             target: the sum of weights to reach.
-            weights: a positive integer for each resource; they are added exactly, however large. Default: 1 each.
-            transaction: as in `acquire`, like the other arguments.
+            weights: a positive integer for each resource, of any size. Default: 1 for each resource.
+            transaction: name of the transaction of this request, as in `acquire`.
             transaction_timeout: seconds after the grant at which the lock is lost.
-            on_disconnect: `"keep"` or `"release"`.
-            note: text for operators.
+            on_disconnect: `"keep"` or `"release"`, as in `acquire`.
+            note: text for operators, as in `acquire`.
 
         Raises:
-            Insufficient: with the sums of the weights that are free and that are locked.
+            Insufficient: if the free resources do not reach the target. The error has the sums of the weights of the
+                free and of the locked resources.
             RequestRejected: if the server rejects the request, or its line would be longer than 1 MiB.
             Unavailable: if no server has responded for `connect_timeout`.
             ConnectionLost: if the client was closed.
@@ -520,14 +533,14 @@ class Client:
     def watch(self, prefix: str) -> Watch:
         """Watch the locks on resources with a prefix: `async for change in client.watch("token/"):`.
 
-        The iteration starts with a `locked` for each held lock, and continues with the changes as they happen. After a
-        reconnect, or if changes arrive faster than they are consumed, the client fetches a snapshot and reports the
-        difference to what it has reported before. So a consumer that applies all changes has the current state, but may
-        miss a lock that was held only briefly. A snapshot has at most 10,000 locks: see `truncated`.
+        The iteration starts with a `locked` change for each held lock, and continues with the changes as they happen.
+        After a reconnect, or if changes arrive faster than they are consumed, the client fetches a snapshot of the held
+        locks and reports the difference to the earlier changes. So a consumer that applies all changes has the current
+        state, but may miss a lock that was held only briefly. A snapshot has at most 10,000 locks: see `truncated`.
 
-        The iteration waits for a connection without a limit. Leaving the loop ends the watch; closing the client ends
-        the loop. The iteration raises RequestRejected if the server rejects the watch, as it does beyond 100 prefixes,
-        and ConnectionLost if the client was closed before.
+        The iteration waits for a connection without a limit. Leaving the loop ends the watch. Closing the client ends
+        the loop. The iteration raises RequestRejected if the server rejects the watch, for example because the client
+        watches more than 100 prefixes, and ConnectionLost if the client was closed before.
         """
         return Watch(self._connection, watches.Watch(prefix))
 
@@ -543,35 +556,36 @@ class Client:
         """Return the held locks (`holders`) and the waiting requests with their blockers (`queue`).
 
         Args:
-            resource: only those that lock or wait for this resource; a name without a mode.
-            transaction: only those of this transaction.
-            id: only the one with this id.
-            limit: maximum number of rows; 100 if None. The totals count all matches.
-            only: `"holders"` or `"queue"`: use all rows for one kind.
+            resource: return only requests that lock or wait for this resource, a name without a mode.
+            transaction: return only requests of this transaction.
+            id: return only the request with this id.
+            limit: maximum number of requests; 100 if None. The totals count all matches.
+            only: return only held locks (`"holders"`) or only waiting requests (`"queue"`).
 
         Raises:
             RequestRejected: if the server rejects the query.
 
         """
-        return inspection.parse_inspected(await self._connection.call(Inspect(resource, transaction, id, limit, only)))
+        query = Inspect(resource=resource, transaction=transaction, id=id, limit=limit, only=only)
+        return inspection.parse_inspected(await self._connection.call(query))
 
     async def ping(self) -> None:
-        """Wait for a reply of the server to a `ping`."""
+        """Send a `ping`, and wait until the server replies."""
         await self._connection.call(Ping())
 
     async def release(self, id: int) -> str:
         """Release a lock, or cancel a waiting request, of any client by its id.
 
-        Thus a transaction can begin in one service and end in another. For a lock of this client prefer
+        Thus a transaction can begin in one service and end in another service. For a lock of this client prefer
         `lock.release()`.
 
         Returns:
-            The reason for which the lock ended: `success`, or another one if it had ended before.
+            The reason for which the lock ended: `success`, or another reason if the lock had ended before.
 
         Raises:
             RequestRejected: (`unknown-id`) if the server does not know the id.
-            Unavailable: if the server does not confirm it within `connect_timeout`; the client then retries in the
-                background.
+            Unavailable: if the server does not confirm the release within `connect_timeout`. The client then retries in
+                the background.
 
         """
         release = Release(id)
@@ -581,8 +595,9 @@ class Client:
     async def extend(self, id: int, seconds: float) -> None:
         """Set the remaining time of a lock of any client, by its id, to `seconds` from now.
 
-        The server does not notify the client that acquired the lock. That client considers it lost after its own
-        `transaction_timeout`, and may then release it, unless it extends the lock itself or has called `lock.detach()`.
+        The server does not notify the client that acquired the lock. That client considers the lock lost after the
+        original `transaction_timeout`, and may then release the lock, unless it extends the lock as well or has called
+        `lock.detach()`.
 
         Raises:
             LockLost: if the lock has ended.
@@ -595,4 +610,5 @@ class Client:
         await self._connection.call(Extend(id, seconds, self._connection.find_held_lock(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
+        """Make a request with a new `ref`. Raises ValueError or TypeError for invalid arguments."""
         return commands.make_request(self._connection.session.new_ref(), resources, **options)

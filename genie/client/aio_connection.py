@@ -23,13 +23,13 @@ class CallFuture(Protocol):
     """The future of a call: an `asyncio.Future`, or a `concurrent.futures.Future` of the sync client."""
 
     def done(self) -> bool:
-        """Return whether it has been completed or cancelled."""
+        """Return whether the future has been completed or cancelled."""
 
     def set_result(self, result: Any, /) -> None:
-        """Complete it with the value of the call."""
+        """Complete the future with the result of the call."""
 
     def set_exception(self, exception: Any, /) -> None:
-        """Complete it with the error of the call."""
+        """Complete the future with the error of the call."""
 
 
 class TransportHandler(asyncio.Protocol):
@@ -40,10 +40,11 @@ class TransportHandler(asyncio.Protocol):
         self.address = address
         self.transport: asyncio.Transport | None = None
         self.abandoned = False
-        """Whether the attempt was given up, so that a connection that it still makes must be closed."""
+        """Whether the attempt was given up. A connection that is made later must be closed."""
         self.handshake_done = asyncio.Event()
         """Set when the handshake has succeeded or failed."""
         self.closed = asyncio.Event()
+        """Set when the connection has ended."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the handshake. Called by the event loop."""
@@ -63,8 +64,8 @@ class TransportHandler(asyncio.Protocol):
 class AsyncConnection:
     """The connection of one client to its servers: reconnects, runs the timers, and completes the futures of calls.
 
-    Any number of tasks may use it. `connect_timeout` (seconds) bounds the first connection, the wait of a call
-    for a later one, and the wait of a release for its reply. `session` is the protocol state machine.
+    Any number of tasks may use the connection. `connect_timeout` (seconds) bounds the first connection, the wait of a
+    call for a later connection, and the wait of a release for its reply.
     """
 
     def __init__(
@@ -78,20 +79,32 @@ class AsyncConnection:
     ) -> None:
         self.connect_timeout = connect_timeout
         self._servers = ServerList(addresses, connect_timeout)
-        self.session = ClientSession(session, session_timeout, connect_timeout, token, namespace)
+        self.session = ClientSession(
+            session,
+            session_timeout=session_timeout,
+            response_timeout=connect_timeout,
+            token=token,
+            namespace=namespace,
+        )
+        """The protocol state machine."""
         self.session.explain_unavailable = lambda: str(self._servers.unavailable_error())
         self._loop: asyncio.AbstractEventLoop
         self._handler: TransportHandler | None = None
+        """The current connection or connection attempt; None: there is none."""
         self._connected_at = 0.0
+        """When the last handshake was completed, in seconds of the monotonic clock."""
         self._connected_event = asyncio.Event()
         """Set while connected, and after the client was closed."""
         self._closed = True
+        """Whether the client is not open: it was not opened yet, or was closed."""
         self._entered = False
         """Whether the client has been opened."""
         self._reconnect_task: asyncio.Task[None] | None = None
         self._flush_scheduled = False
+        """Whether `flush` will be called soon, so that `flush_soon` need not schedule it."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
+        """When `_timer` fires, in seconds of the monotonic clock."""
 
     @property
     def address(self) -> Address | None:
@@ -101,7 +114,7 @@ class AsyncConnection:
     # -- events of the transport --------------------------------------------------------------------------
 
     def on_connected(self, handler: TransportHandler) -> None:
-        """Start the handshake on a new TCP connection, unless its attempt was given up meanwhile."""
+        """Start the handshake on a new TCP connection; if its attempt was given up meanwhile, close the connection."""
         transport = cast("asyncio.Transport", handler.transport)
         if handler.abandoned:
             transport.abort()
@@ -112,9 +125,12 @@ class AsyncConnection:
         self.flush()
 
     def on_data(self, handler: TransportHandler, data: bytes) -> None:
-        """Pass received bytes to the session, and complete the calls that they decide."""
+        """Pass received bytes to the session, and complete the calls whose replies they contain.
+
+        Closes the connection if the session demands it. The first bytes after the handshake make the client connected.
+        """
         if handler is not self._handler:
-            return
+            return  # data of an earlier connection
         was_up = self.session.up
         self._deliver(self.session.receive_data(data, time.monotonic()))
         if self.session.close_reason:
@@ -128,9 +144,12 @@ class AsyncConnection:
         self.flush()
 
     def on_disconnected(self, handler: TransportHandler, reason: str) -> None:
-        """Fail the calls that ended with the connection, and start to reconnect if it was in use."""
+        """Handle the end of a connection: fail the calls that can't be sent again.
+
+        Starts to reconnect if the handshake was complete. Otherwise the connection attempt has failed.
+        """
         if handler is not self._handler:
-            return
+            return  # an earlier connection
         self._handler = None
         if self.session.redirect is not None:
             self._servers.on_redirect(handler.address, self.session.redirect)
@@ -145,13 +164,13 @@ class AsyncConnection:
         handler.handshake_done.set()
 
     def flush_soon(self) -> None:
-        """Schedule a `flush` in the next iteration of the event loop, so that calls made together are sent together."""
+        """Schedule a `flush` in the next iteration of the event loop, so that calls of several tasks are sent together."""
         if not self._flush_scheduled and not self._loop.is_closed():
             self._flush_scheduled = True
             self._loop.call_soon(self.flush)
 
     def begin_batch(self) -> None:
-        """Suppress `flush_soon` until the caller calls `flush` at the end of its batch."""
+        """Suppress `flush_soon` during a batch of calls. The caller must call `flush` at the end of the batch."""
         self._flush_scheduled = True
 
     def flush(self) -> None:
@@ -166,7 +185,11 @@ class AsyncConnection:
     # -- connecting, and the timer ------------------------------------------------------------------------
 
     async def _try_all_servers(self) -> bool:
-        """Make one round of connection attempts, following redirects; return whether one succeeded."""
+        """Make one round of connection attempts over all servers, and follow redirects to the leader.
+
+        Returns True as soon as a server accepts the client. After a round without success, the session learns which
+        servers rejected the client for good.
+        """
         rejections: list[RequestRejected | None] = []
         for address in self._servers.next_round():
             self.session.handshake_rejection = None
@@ -184,32 +207,37 @@ class AsyncConnection:
                 raise
             if handler is self._handler:
                 return True
-            rejections.append(self.session.handshake_rejection)
-            if rejections[-1] is not None:
-                self._servers.on_rejection(address, rejections[-1])
+            rejection = self.session.handshake_rejection
+            rejections.append(rejection)
+            if rejection is not None:
+                self._servers.on_rejection(address, rejection)
         self.session.on_round_failed(rejections)
         return False
 
     def _abandon_transport(self, handler: TransportHandler, reason: str) -> None:
-        """Give up a connection, or the attempt to make one, and close its transport at once."""
+        """Give up a connection, or the attempt to connect, and close its transport at once."""
         handler.abandoned = True
         self.on_disconnected(handler, reason)
         if handler.transport is not None:
             handler.transport.abort()
 
     async def _reconnect(self) -> None:
-        """Try the servers, with backoff, until one accepts the client."""
+        """Try the servers, with backoff, until a server accepts the client.
+
+        If all servers reject the client for good, the waiting calls fail, and the attempts continue for later calls.
+        """
         while True:
             await asyncio.sleep(self._servers.delay)
             if await self._try_all_servers():
                 return
             if self.session.rejection is not None:
                 self._deliver(self.session.fail_callers(time.monotonic()))
-                self._connected_event.set()  # wake the tasks in `wait_until_connected`: they raise the rejection
+                # Wake the tasks in `wait_until_connected`: they raise the rejection.
+                self._connected_event.set()
                 self._connected_event.clear()
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
-        """Complete the future of each call. A second outcome of a request reports the loss of its lock."""
+        """Complete the future of each call. A request without a future may have lost its lock: notify the lock's owner."""
         for call, value, error in outcomes:
             future, call.future = call.future, None
             if future is None:
@@ -222,14 +250,14 @@ class AsyncConnection:
                     future.set_exception(error)
 
     def _notify_lost(self, request: Request) -> None:
-        """Set the `lost` event of a lock, and cancel its block."""
+        """Set the `lost` event of a lock, and cancel the block of its `async with` statement."""
         if request.lost is not None:
             request.lost.set()
         if request.on_lost is not None:
             request.on_lost()
 
     def _set_timer(self) -> None:
-        """Schedule `_on_timer` for the session's next timer, unless it is scheduled no later than that."""
+        """Schedule `_on_timer` for the session's next timer, unless it is scheduled for that time or earlier."""
         if self._closed:
             return
         next_timer = self.session.next_timer
@@ -237,12 +265,13 @@ class AsyncConnection:
             if self._timer_at <= next_timer:
                 return
             self._timer.cancel()
-        self._timer_at = next_timer  # not `self._timer.when()`, which is wrong in uvloop for a time in the past
+        # Stored because `self._timer.when()` is wrong in uvloop for a time in the past.
+        self._timer_at = next_timer
         delay = next_timer - time.monotonic()
         self._timer = None if next_timer == math.inf else self._loop.call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Run the session's timers, close the connection if they demand it, and send the resulting commands."""
+        """Run the session's timers, close the connection if the session demands it, and send the resulting commands."""
         self._timer = None
         self._deliver(self.session.on_timer(time.monotonic()))
         if self.session.close_reason and self._handler is not None:
@@ -255,8 +284,9 @@ class AsyncConnection:
         """Connect to the leader.
 
         Raises:
-            Unavailable: if no server replies in one round, or no leader is found within `connect_timeout`.
+            Unavailable: if no server replies in one round of attempts, or no leader is found within `connect_timeout`.
             RequestRejected: if all servers reject this client for good.
+            RuntimeError: if the client is open.
 
         """
         if not self._closed:
@@ -271,7 +301,7 @@ class AsyncConnection:
                         raise self._servers.unavailable_error()
                     await asyncio.sleep(self._servers.delay)
         except TimeoutError as error:
-            if not self._servers.answered:
+            if not self._servers.answered:  # else the server's answer is the reason to report
                 self._servers.on_failure(error)
             raise self._servers.unavailable_error() from None
         self._closed = False
@@ -279,7 +309,11 @@ class AsyncConnection:
         self._set_timer()
 
     async def close(self) -> None:
-        """End the session and the connection. Waiting calls fail, and their requests are released."""
+        """End the session and the connection. Waiting calls fail, and their requests are released.
+
+        Waits at most `BYE_TIMEOUT_S` for the server's reply to `bye`. Without a reply, the server ends the session after
+        the session timeout.
+        """
         if self._closed:
             return
         self._closed = True
@@ -290,15 +324,15 @@ class AsyncConnection:
                 async with asyncio.timeout(min(BYE_TIMEOUT_S, self.connect_timeout)):
                     await self._send_and_wait(Bye())
         except (TimeoutError, GenieError):
-            pass  # the server ends the session after its timeout
+            pass  # the server ends the session after the session timeout
         finally:
             await self._close_transport()
 
     async def call(self, call: Call) -> Any:
-        """Send a call and wait for its outcome. A request whose caller is cancelled is released.
+        """Send a call and wait for its outcome. If this task is cancelled, a request is released.
 
-        A request is queued while disconnected, within its own timeouts. Other calls raise Unavailable if there is no
-        connection within `connect_timeout`.
+        While disconnected a request is queued, for as long as its timeouts allow. Other calls wait for a connection, and
+        raise Unavailable after `connect_timeout`.
         """
         self.check_open()
         if not self.session.up:
@@ -314,12 +348,12 @@ class AsyncConnection:
         self.flush_soon()
 
     def abandon(self, call: Call) -> None:
-        """Handle the cancellation of a caller: a request is released, other calls are left without a future."""
+        """Handle the cancellation of a caller: a request is released, the outcome of any other call is dropped."""
         self.session.abandon(call, time.monotonic())
         self.flush_soon()
 
     async def wait_until_connected(self) -> None:
-        """Wait for a connection; Unavailable if there is none within `connect_timeout`."""
+        """Wait for a connection. Raises Unavailable if there is none within `connect_timeout`."""
         if self.session.up:
             return
         try:
@@ -332,9 +366,10 @@ class AsyncConnection:
             raise self._servers.unavailable_error() from None
 
     async def wait_for_release(self, release: Release) -> str:
-        """Wait for the reply to a release, also across reconnects; return the reason for which the lock ended.
+        """Wait for the reply to a release, also across reconnects. Returns the reason for which the lock ended.
 
-        Unavailable after `connect_timeout`. Then, and if the caller is cancelled, the client still sends the release.
+        Raises Unavailable after `connect_timeout`. The client continues to send the release in the background, also if
+        this task is cancelled.
         """
         future = release.future = self._loop.create_future()
         timeout = self._loop.call_later(self.connect_timeout, self._time_out_release, release)
@@ -346,18 +381,21 @@ class AsyncConnection:
             timeout.cancel()
 
     def release_lock(self, request: Request) -> Release | None:
-        """Send the release of a lock, or queue it while disconnected; None if the lock has ended."""
+        """Send the release of a lock, or queue it while disconnected.
+
+        Returns the call of the release, or None if the lock has ended or is being released already.
+        """
         self.check_open()
         release = self.session.release(request, time.monotonic())
         self.flush_soon()
         return release
 
     def detach(self, request: Request) -> None:
-        """Stop managing a held lock, and leave it held at the server."""
+        """Stop managing a held lock. The server continues to hold the lock."""
         self.session.detach(request, time.monotonic())
 
     def find_held_lock(self, id: int) -> Request | None:
-        """Return the lock with this id if this client holds it, else None."""
+        """Return the request of the lock with this id if this client holds the lock, else None."""
         return self.session.find_held_lock(id)
 
     def release(self, release: Release) -> None:
@@ -366,7 +404,7 @@ class AsyncConnection:
         self.session.send(release, time.monotonic())
 
     def check_open(self) -> None:
-        """Raise RuntimeError if the client was not opened yet, ConnectionLost if it was closed."""
+        """Raise RuntimeError if the client was never opened, ConnectionLost if it was closed."""
         if not self._closed:
             return
         if not self._entered:
@@ -374,7 +412,7 @@ class AsyncConnection:
         raise ConnectionLost("the client was closed")
 
     def start_watch(self, watch: Watch) -> None:
-        """Subscribe a watch now, rather than when its first change is awaited."""
+        """Subscribe a watch now, instead of when its first change is awaited."""
         self.check_open()
         self.session.request_next(watch, time.monotonic())
         self.flush_soon()
@@ -391,7 +429,10 @@ class AsyncConnection:
             raise
 
     def request_next(self, watch: Watch, future: CallFuture) -> None:
-        """Complete `future` as soon as a watch has a change or has ended."""
+        """Complete `future` with None as soon as a watch has a change or has ended.
+
+        Raises RuntimeError if another caller waits for a change of the same watch.
+        """
         self.check_open()
         if watch.future is not None:
             raise RuntimeError("another caller already waits for the next change; each one needs its own watch")
@@ -403,7 +444,7 @@ class AsyncConnection:
         self.flush_soon()
 
     def unwatch(self, watch: Watch) -> None:
-        """End a watch, and wake its consumer if it waits."""
+        """End a watch, and wake a consumer that waits for its next change."""
         self._deliver(self.session.unwatch(watch))
         if not self._closed:
             self.flush_soon()
@@ -417,23 +458,26 @@ class AsyncConnection:
     # -- helpers ------------------------------------------------------------------------------------------
 
     def check_not_rejected(self) -> None:
-        """Raise the error by which all servers rejected this client for good, if they did."""
+        """Raise the error of the last server if all servers have rejected this client for good."""
         rejection = self.session.rejection
         if rejection is not None:
             raise rejection
 
     async def _send_and_wait(self, call: Call) -> Any:
-        """Send a call and wait for its outcome; abandon it if this task is cancelled."""
+        """Send a call and wait for its outcome. If this task is cancelled, a request is released."""
         future = self._loop.create_future()
         self.send(call, future)
         try:
             return await future
         except BaseException:
-            self.abandon(call)  # also releases a lock that was granted before this task could run
+            self.abandon(call)  # also releases a lock that was granted just before the cancellation
             raise
 
     async def _close_transport(self) -> None:
-        """Cancel the timer and the reconnect task, close the transport after its buffer was sent, and fail the rest."""
+        """Stop the timer and the reconnect task, close the connection after sending its buffer, and fail all calls.
+
+        Waits at most `connect_timeout` for the end of the connection, then aborts it.
+        """
         if self._reconnect_task is not None:
             self._reconnect_task.cancel()
         if self._timer is not None:
@@ -457,6 +501,7 @@ class AsyncConnection:
                 handler.transport.abort()
 
     def _time_out_release(self, release: Release) -> None:
+        """Fail a caller that waits for the reply to a release, unless the reply has arrived."""
         if release.future is not None and not release.future.done():
             release.future.set_exception(Unavailable(self.release_timeout_text(release.id)))
 

@@ -62,9 +62,9 @@ class Phase(Enum):
 
     DOWN = auto()
     HANDSHAKE = auto()
-    """`hello` was sent."""
+    """The client has sent `hello`."""
     RESUMING = auto()
-    """`welcome` was received; the server sends the state of the session's requests."""
+    """The client has received `welcome`; the server now sends the state of the session's requests."""
     UP = auto()
 
 
@@ -72,18 +72,13 @@ class ClientSession:
     """The session of a client across its successive connections: pending calls, requests, watches, and timers.
 
     Args:
-        session: the secret that identifies the session to the server. None: a random one.
+        session: the secret that identifies the session to the server. None: a random secret.
         session_timeout: seconds for which the server keeps the session of a disconnected client.
         response_timeout: seconds that a request waits for a silent server, beyond its queue timeout.
         token: sent with every `hello`, for authentication.
-        namespace: sent with every `hello`; the server must confirm it. None: the server's first.
+        namespace: sent with every `hello`; the server must confirm it. None: the server's first namespace.
 
     Every `now` is in seconds, on any monotonic clock.
-
-    Attributes:
-        close_reason: why the current connection must be closed: an error reply, an unreadable message, or a silent
-            server. Empty: it need not.
-        redirect: the leader's address, after the server replied that it is a follower; empty if it knows none.
 
     """
 
@@ -96,25 +91,33 @@ class ClientSession:
         namespace: str | None = None,
     ) -> None:
         self.explain_unavailable: Callable[[], str] = lambda: "there is no connection"
-        """Returns why there is no connection; replaced by the I/O layer."""
+        """Returns why there is no connection. The I/O layer replaces this function."""
         self.close_reason = ""
+        """Why the I/O layer must close the current connection, such as an error reply or a silent server; empty: it
+        need not."""
         self.redirect: str | None = None
+        """The leader's address, after the server replied that it is a follower. Empty: the follower knows no leader.
+        None: the server did not reply so."""
         secret = secrets.token_urlsafe() if session is None else session
         self._hello = commands.make_hello(secret, session_timeout, token, namespace)
         self._namespace = namespace
         self._rejection: RequestRejected | None = None
+        """The error with which all servers rejected this client for good; None: not all did."""
         self.handshake_rejection: RequestRejected | None = None
-        """The final error in reply to the last `hello`; the I/O layer resets it before each attempt."""
+        """The error of the last `hello` that no retry can fix. The I/O layer resets it before each attempt."""
         self._ref_prefix = "" if session is None else secrets.token_urlsafe(6) + "-"
+        """Makes refs unique among the clients that use the same secret one after the other."""
         self._phase = Phase.DOWN
         self._connection_number = 0
+        """Number of connections so far: it identifies the current connection."""
         self._refs = count(1)
         self._response_timeout = response_timeout
         self._session_timeout = session_timeout
         self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
         self._output: list[bytes] = []
         self._pending: dict[str, Call] = {}
-        """Calls without a reply that were sent on this connection, except requests and their releases, by `ref`."""
+        """The calls without a reply on this connection, by their `ref`. Requests, and releases by the `ref` of a request,
+        are in `_requests`."""
         self._requests = LiveRequests(response_timeout)
         hints.register(self._requests)
         self._watches = Watches()
@@ -130,11 +133,14 @@ class ClientSession:
         return self._phase is Phase.UP
 
     def new_ref(self) -> str:
-        """Return a new `ref`, which no earlier client with the same secret has used. Thread-safe."""
+        """Return a new `ref`, the reference that identifies a command. Thread-safe.
+
+        No earlier client with the same secret has used the `ref`.
+        """
         return f"{self._ref_prefix}{next(self._refs)}"
 
     def send(self, call: Call, now: float) -> None:
-        """Send a call. While disconnected, requests and releases by id are queued; other calls are not allowed."""
+        """Send a call. While disconnected, requests and releases by id are queued, and other calls are not allowed."""
         if isinstance(call, Request):
             self._requests.add(call, now)
             if self.up:
@@ -152,24 +158,30 @@ class ClientSession:
             self._send_with_ref(call)
 
     def release(self, request: Request, now: float) -> Release | None:
-        """Release a lock or cancel a waiting request; return the call, or None if it is being released or has ended."""
+        """Release a lock, or cancel a waiting request.
+
+        Returns:
+            The call of the release, which is sent now or on the next connection; None if the request has ended, was
+            detached, or is being released already.
+
+        """
         if request.state is not RequestState.WAITING and request.state is not RequestState.HELD:
             return None
         request.state = RequestState.RELEASING
         release = request.release = Release(request.id, request)
         if release.id:
             self.send(release, now)
-        elif self.up:  # the id is not known yet: the release has the `ref` of the request
+        elif self.up:  # the id is not known yet: the server finds the request by its `ref`
             self._keepalive.start(now)
             self._output.append(release.line)
         return release
 
     def detach(self, request: Request, now: float) -> None:
-        """Stop managing a held lock, without a message to the server. Does nothing if it is detached already.
+        """Stop managing a held lock, without a message to the server. Does nothing for a detached lock.
 
         Raises:
             ValueError: if the lock is bound to the session.
-            LockLost: if it is not held any more, or has expired on this client's clock.
+            LockLost: if the lock is no longer held, or has expired on this client's clock.
 
         """
         if request.bound_to_session:
@@ -195,38 +207,41 @@ class ClientSession:
         return request if request is not None and request.state is RequestState.HELD else None
 
     def abandon(self, call: Call, now: float) -> None:
-        """Handle the cancellation of a caller: its call needs no outcome any more, and a request is released."""
+        """Handle the cancellation of a caller: the outcome of its call is dropped, and a request is released."""
         call.future = None
         if isinstance(call, Request):
             self._abandon(call, now)
 
     def request_next(self, watch: Watch, now: float) -> None:
-        """Register that the consumer of a watch waits for its next change. The watch has an outcome when there is one."""
+        """Record that the consumer of a watch waits for the next change, and send the `watch` command if necessary.
+
+        The next change, or the end of the watch, is an outcome of the watch.
+        """
         self._watches.request_next(watch)
         self._send_watches(now)
 
     def unwatch(self, watch: Watch) -> list[Outcome]:
-        """End a watch, and unsubscribe from its prefix unless another watch has the same one."""
+        """End a watch, and unsubscribe from its prefix unless another watch has the same prefix."""
         outcomes: list[Outcome] = []
         if self._watches.close(watch, outcomes):
             self._send_with_ref(Unwatch(watch.prefix))
         return outcomes
 
     def data_to_send(self) -> bytes:
-        """Return the bytes to be sent, and clear the buffer."""
+        """Return the bytes that must be sent to the server, and clear the output buffer."""
         data = b"".join(self._output)
         self._output.clear()
         return data
 
     @property
     def next_timer(self) -> float:
-        """The time at which `on_timer` must be called."""
+        """The time at which `on_timer` must be called; inf: never."""
         return min(self._requests.next_timer, self._keepalive.next_timer)
 
     # -- connections and timers ---------------------------------------------------------------------------
 
     def on_connected(self) -> None:
-        """Start the handshake on a new connection. Nothing else is sent until the server has resumed the session."""
+        """Start the handshake on a new connection. Other commands wait until the server has resumed the session."""
         self._phase = Phase.HANDSHAKE
         self._connection_number += 1
         self.close_reason = ""
@@ -235,9 +250,10 @@ class ClientSession:
         self._output += [self._hello, commands.RESUMPTION_PING]
 
     def on_disconnected(self, reason: str, now: float) -> list[Outcome]:
-        """Handle the end of the connection. Requests and locks stay; releases are sent again on the next connection.
+        """Handle the end of the connection: calls other than requests, releases and watches fail.
 
-        Other calls fail. A lock that is bound to the session is lost unless the client reconnects in time.
+        Requests and locks are kept. Releases are sent again on the next connection. A lock that is bound to the session
+        is lost unless the client reconnects within the session timeout.
         """
         self._requests.on_disconnected(now + self._session_timeout, releases_were_sent=self.up)
         self._phase = Phase.DOWN
@@ -248,14 +264,16 @@ class ClientSession:
         pending, self._pending = self._pending, {}
         for call in pending.values():
             if isinstance(call, Release):
-                call.maybe_executed = call.request is not None
+                call.maybe_executed = call.request is not None  # matters only for a request of this client
                 self._deferred_releases.append(call)
             elif not isinstance(call, Watch | Unwatch):
                 outcomes.append((call, None, ConnectionLost(f"{reason}, before the reply arrived")))
         return outcomes
 
     def begin_close(self, now: float) -> list[Outcome]:
-        """Cancel all waiting requests and end all watches, because the client is being closed. `Bye` is sent next."""
+        """Cancel all waiting requests and end all watches, because the client is being closed. The caller then sends
+        `bye`.
+        """
         outcomes: list[Outcome] = []
         self._watches.close_all(outcomes)
         for request in self._requests.waiting():
@@ -264,7 +282,7 @@ class ClientSession:
         return outcomes
 
     def finish_close(self, now: float) -> list[Outcome]:
-        """Fail the remaining calls after the connection was closed by the client. Locks bound to the session are lost."""
+        """Fail the remaining calls, after the client has closed its connection. Locks bound to the session are lost."""
         reason = "the client was closed"
         outcomes = self.on_disconnected(reason, now)
         releases = self._deferred_releases + self._requests.releases_by_ref()
@@ -273,29 +291,31 @@ class ClientSession:
             if request.state is not RequestState.HELD:
                 self._mark_ended(request)
                 continue
-            self._requests.remove(request)  # without its session the lock stays held, and can be released by its id
+            self._requests.remove(request)
+            # A lock that is not bound to the session remains held: it is not lost, and can be released by its id.
             if request.bound_to_session:
                 self._mark_lost(request, errors.client_closed(request.id), outcomes)
         return outcomes
 
     @property
     def rejection(self) -> RequestRejected | None:
-        """The error by which all servers rejected this client for good in the last round of attempts, or None."""
+        """The error with which all servers rejected this client for good in the last round of attempts, or None."""
         return None if self._rejection is None else errors.copy_rejection(self._rejection)
 
     def on_round_failed(self, rejections: Sequence[RequestRejected | None]) -> None:
-        """Record a failed round of connection attempts: `rejections` has the final error of each attempt, or None.
+        """Record a failed round of connection attempts.
 
-        The client is rejected for good only if every server did so. A server that could not be reached, or failed
-        for another reason, may accept it in the next round.
+        `rejections` has one entry for each attempt: the error with which the server rejected the client for good, or
+        None for any other failure. The client gives up only if every server rejected it for good, because any other
+        server may accept the client in the next round.
         """
-        final_errors = [error for error in rejections if error is not None]
-        self._rejection = final_errors[-1] if final_errors and len(final_errors) == len(rejections) else None
+        is_rejected_by_all = bool(rejections) and None not in rejections
+        self._rejection = rejections[-1] if is_rejected_by_all else None
 
     def fail_callers(self, now: float) -> list[Outcome]:
-        """Fail all waiting calls if the servers have rejected this client for good.
+        """Fail all waiting calls if all servers have rejected this client for good.
 
-        Their requests are released when a server accepts the client again.
+        The requests of these calls are released when a server accepts the client again.
         """
         if self._rejection is None:
             return []
@@ -313,9 +333,9 @@ class ClientSession:
         return outcomes
 
     def on_timer(self, now: float) -> list[Outcome]:
-        """Expire locks and requests, extend locks with a watchdog, and ping a silent server.
+        """Handle the timers that are due: expire locks and requests, extend locks with a watchdog, ping a silent server.
 
-        Sets `close_reason` if the server does not reply to a ping.
+        Sets `close_reason` if the server has not replied to a ping in time.
         """
         outcomes = self._collect_timers(now) if self._requests.next_timer <= now else []
         if self._keepalive.next_timer <= now:
@@ -329,15 +349,17 @@ class ClientSession:
 
     @property
     def _expects_messages(self) -> bool:
+        """Whether the client waits for, holds or watches anything, so that it must notice a silent server."""
         return bool(self._pending or self._requests.by_ref or self._watches)
 
     def _collect_timers(self, now: float) -> list[Outcome]:
-        """Handle the fired timers of all requests: expired locks, watchdogs, and callers that waited long enough."""
+        """Handle the fired timers of all requests: expired locks, watchdogs, and callers that have waited too long."""
         outcomes: list[Outcome] = []
         fired = self._requests.collect_timers(now)
         for request in fired.expired:
             if not self.up or request.connection_number != self._connection_number:
-                self.send(Release(request.id), now)  # the server may hold it longer: its clock stops while it is down
+                # The server may hold the lock for longer, because its clock stops while it is down.
+                self.send(Release(request.id), now)
             self._requests.remove(request)
             if request.session_ends_at < request.expires_at:
                 error: LockLost = errors.session_expired(request.id)
@@ -356,12 +378,15 @@ class ClientSession:
     # -- bytes to outcomes --------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float) -> list[Outcome]:
-        """Process received bytes; return the outcomes of calls. Sets `close_reason` if the connection must be closed."""
+        """Process received bytes, and return the outcomes of calls that result.
+
+        Sets `close_reason` if the connection must be closed, for example after an invalid message.
+        """
         self._keepalive.on_message(now)
         try:
             lines = self._line_reader.feed(data)
         except LineTooLong as error:
-            lines = error.lines
+            lines = error.lines  # the complete lines before the one that is too long
             self.close_reason = f"the server sent a line of more than {MAX_LINE_FROM_SERVER} bytes"
         outcomes: list[Outcome] = []
         for line in lines:
@@ -381,7 +406,7 @@ class ClientSession:
         return outcomes
 
     def _handle_message(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
-        """Dispatch a message by its type. None is a message that this version does not know, and is ignored."""
+        """Dispatch a message by its type. None, a message that this version does not know, is ignored."""
         match message:
             case _ if self._phase is Phase.HANDSHAKE:
                 self._handle_handshake(message, now, outcomes)
@@ -403,7 +428,7 @@ class ClientSession:
                 self._handle_error(message.payload, outcomes)
 
     def _handle_handshake(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
-        """Handle the reply to `hello`; a `welcome` must have this client's protocol version and namespace."""
+        """Handle the reply to `hello`: a `welcome` with this client's protocol version and namespace, or an error."""
         match message:
             case messages.Welcome() if message.payload.protocol != commands.PROTOCOL:
                 self._request_close(f"the server speaks protocol {message.payload.protocol}, not {commands.PROTOCOL}")
@@ -415,12 +440,16 @@ class ClientSession:
             case messages.Error():
                 self._handle_error(message.payload, outcomes)
             case None:
-                pass
+                pass  # an unknown message of a newer server
             case _:
                 self._request_close("the server did not answer hello")
 
     def _handle_welcome(self, welcome: messages.Welcome.Payload, now: float, outcomes: list[Outcome]) -> None:
-        """Enter the resumption. If the server does not know the session, mark held locks as lost and reissue requests."""
+        """Start the resumption of the session.
+
+        If the server does not know the session, held locks are lost, waiting requests will be sent again with the rest of
+        their queue timeout, and unconfirmed releases are made by id.
+        """
         self._phase = Phase.RESUMING
         self._rejection = None
         self._keepalive.set_interval(welcome.pingInterval / 1000)
@@ -434,13 +463,14 @@ class ClientSession:
                 self._deferred_releases.append(Release(request.id))
                 self._requests.remove(request)
                 self._mark_lost(request, errors.session_lost(request.id), outcomes)
-            else:  # its release is not confirmed yet
+            else:  # the release of the request is not confirmed yet
                 self._release_without_session(request, outcomes)
 
     def _release_without_session(self, request: Request, outcomes: list[Outcome]) -> None:
-        """Release by its id a request that was being released by its `ref`, which the server does not know any more.
+        """Continue a release on a server that lost the session, and with it the `ref` of the request.
 
-        A request without an id has ended with the session.
+        The request is released by its id. A request whose id is not known has ended with the session, so its release
+        has succeeded.
         """
         release = request.release
         self._requests.remove(request)
@@ -454,17 +484,20 @@ class ClientSession:
             outcomes.append((release, errors.SUCCESS, None))
 
     def _finish_resumption(self, now: float) -> None:
-        """Send everything that was deferred until the server had sent the state of the session's requests."""
+        """Complete the handshake, because the server has sent the state of all requests of the session.
+
+        Sends what was deferred until now: releases, waiting requests, extensions and watches.
+        """
         self._phase = Phase.UP
         waiting: list[Request] = []
         for request in list(self._requests.by_ref.values()):
             if request.state is RequestState.WAITING:
                 waiting.append(request)
             elif request.release is not None:
-                if not request.release.id:  # a release by `ref`; those by id are among the deferred ones
+                if not request.release.id:  # a release by `ref`; releases by id are in `_deferred_releases`
                     self._output.append(request.release.line)
-            elif request.connection_number != self._connection_number:  # the resumption did not mention the lock
-                self.send(Release(request.id), now)
+            elif request.connection_number != self._connection_number:
+                self.send(Release(request.id), now)  # the resumption did not mention the lock: the reply says why
         deferred, self._deferred_releases = self._deferred_releases, []
         for release in deferred:
             self.send(release, now)
@@ -484,10 +517,13 @@ class ClientSession:
                 self._requests.start_response_timer(request, now)
 
     def _handle_locked(self, locked: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
-        """Handle the grant of a request. During a resumption it also confirms held locks, with their remaining time."""
+        """Handle `locked`: the grant of a request or, during a resumption, the remaining time of a held lock.
+
+        Releases the lock if no request of this client has its `ref`.
+        """
         request = self._find_request(locked.ref)
         if request is None:
-            if locked.expiresIn is None:  # a new grant to an earlier client with this session's secret
+            if locked.expiresIn is None:  # not a resumption: the grant is for an earlier client with the same secret
                 self.send(Release(locked.id), now)
             return
         self._requests.set_id(request, locked.id)
@@ -495,21 +531,24 @@ class ClientSession:
         request.fence = locked.fence
         if locked.resources is not None:
             request.set_chosen(locked.resources)
-        remaining = None if locked.expiresIn is None else locked.expiresIn / 1000
+        remaining_s = None if locked.expiresIn is None else locked.expiresIn / 1000
         if request.state is RequestState.WAITING:
             request.state = RequestState.HELD
-            self._requests.start_hold(request, now, remaining)
+            self._requests.start_hold(request, now, remaining_s)
             outcomes.append((request, None, None))
-        elif request.state is RequestState.HELD and remaining is not None:
-            self._requests.start_hold(request, now, remaining)
+        elif request.state is RequestState.HELD and remaining_s is not None:
+            self._requests.start_hold(request, now, remaining_s)
 
     def _handle_released(self, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
-        """Handle the end of a request. The message has the `ref` of the request, or of a release or extension by id."""
+        """Handle `released`: a request has ended, or had ended before this client released or extended it by its id.
+
+        The message has the `ref` of the request, or the `ref` of the release or extension.
+        """
         call = self._pending.pop(released.ref, None) if released.ref is not None else None
         request = self._find_request(released.ref) if call is None else self._requests.by_id.get(released.id)
         if request is not None:
             self._on_request_ended(request, released, outcomes)
-            if request.release is not None and not request.release.id:  # the release by the `ref` of the request
+            if request.release is not None and not request.release.id:  # also the reply to the release by `ref`
                 outcomes.append((request.release, released.reason, None))
         elif isinstance(call, Release) and call.request is not None:
             self._on_request_ended(call.request, released, outcomes)
@@ -517,35 +556,38 @@ class ClientSession:
             outcomes.append((call, released.reason, None))
             if request is None and call.request is None and released.reason == errors.SUCCESS:
                 self._resend_waiting()
-        elif isinstance(call, Extend):  # the lock had ended before
+        elif isinstance(call, Extend):  # the lock had ended before the extension
             error = None if call.request is None else call.request.error
             outcomes.append((call, None, errors.copy_lock_lost(error or errors.lock_ended(released))))
 
     def _resend_waiting(self) -> None:
-        """Send all waiting requests again, since the id just released may have been the id of one of them.
+        """Send all waiting requests again, because the id that was just released may belong to one of them.
 
-        The server reports that only by the reply to the release, and in `quiet` mode the client does not know the ids
-        of its waiting requests. The server replies with `released` to the `ref` of the one that has ended.
+        In `quiet` mode the client does not know the ids of its waiting requests, and the server does not notify it of
+        the released request. When the request is sent again, the server replies with `released` to its `ref`.
         """
         for request in self._requests.waiting():
             if request.first_sent_at is not None:
                 self._output.append(request.line)
 
     def _on_request_ended(self, request: Request, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
-        """Remove a request that the server ended; a waiting one fails, a held one is lost."""
+        """Handle the end of a request by the server: a waiting request fails, a held lock is lost."""
         state = request.state
         self._mark_ended(request)
         if state is RequestState.WAITING:
             find_hint = partial(hints.self_blocking_hint, request, self._requests)
             outcomes.append((request, None, errors.not_granted_error(released, find_hint)))
             return
-        # A granted lock may have ended before the server executed this client's release: then it is lost nonetheless.
+        # A granted lock may have ended before the server executed this client's release. Then the lock was lost, too.
         lost_before_release = request.fence and released.reason != errors.SUCCESS and request.error is None
         if state is RequestState.HELD or lost_before_release:
             self._mark_lost(request, errors.lock_lost(released), outcomes)
 
     def _handle_extended(self, extended: messages.Extended.Payload, now: float, outcomes: list[Outcome]) -> None:
-        """Restart the expiry timer of an extended lock, from the time `extend` was sent: the server's timer ends later."""
+        """Restart the expiry timer of an extended lock.
+
+        The timer starts when `extend` was sent, before the server's timer, so it never ends after the server's timer.
+        """
         call = self._pop_pending(Extend, extended.ref)
         if call is None:
             return
@@ -554,7 +596,7 @@ class ClientSession:
             request.transaction_timeout = call.transaction_timeout
             self._requests.start_hold(request, call.sent_at)
         elif request is not None and request.error is not None:
-            self.send(Release(request.id), now)  # the lock had expired on this client's clock before this reply
+            self.send(Release(request.id), now)  # the lock had expired on this client's clock before the reply
         outcomes.append((call, None, None))
 
     def _handle_reply(
@@ -576,7 +618,7 @@ class ClientSession:
     def _handle_watch_message(
         self, message: messages.Watching | messages.Unwatched | messages.Event, now: float, outcomes: list[Outcome]
     ) -> None:
-        """Apply the reply to a `watch` or `unwatch`, or the event that the server has ended all subscriptions."""
+        """Handle the reply to a `watch` or `unwatch`, or the event `lagged`: the server has ended all subscriptions."""
         match message:
             case messages.Watching():
                 watch = self._pop_pending(Watch, message.payload.ref)
@@ -591,7 +633,11 @@ class ClientSession:
     # -- error replies ------------------------------------------------------------------------------------
 
     def _handle_error(self, reply: messages.Error.Payload, outcomes: list[Outcome]) -> None:
-        """Handle an `error` reply: fail the call with its `ref`, or close the connection if the server can't serve it."""
+        """Handle an `error` reply: fail the call with the same `ref`.
+
+        Closes the connection if the server can't serve this client: after `unavailable`, which keeps a request for the
+        next connection, and after any error during the handshake.
+        """
         error = errors.from_error_reply(reply)
         unavailable = isinstance(error, Unavailable)
         if (
@@ -614,19 +660,19 @@ class ClientSession:
         if call is not None:
             self._reject_call(call, error, outcomes)
         elif reply.ref is None:
-            # The server could not parse a command, and it is unknown which: reconnect, since that one has no reply.
+            # The server could not parse a command. It is unknown which command, and its caller would wait: reconnect.
             self.close_reason = f"the server answered {error}"
 
     def _reject_request(self, request: Request, error: GenieError, outcomes: list[Outcome]) -> None:
-        """Handle an error reply with the `ref` of a request, which is about the request or its release by `ref`."""
+        """Handle an error reply with the `ref` of a request: the server rejected the request, or its release by `ref`."""
         release = request.release
         if request.state is RequestState.HELD or (release is not None and release.id):
-            return  # no command with this `ref` is pending
+            return  # no command with this `ref` is unanswered
         self._mark_ended(request)
         if release is None:
             outcomes.append((request, None, error))
             return
-        if release.maybe_executed and _is_unknown_id(error):  # an earlier connection has released it
+        if release.maybe_executed and _is_unknown_id(error):  # executed on an earlier connection
             outcomes.append((release, errors.SUCCESS, None))
             return
         if request.fence and _is_unknown_id(error):
@@ -634,26 +680,30 @@ class ClientSession:
         outcomes.append((release, None, error))
 
     def _reject_call(self, call: Call, error: GenieError, outcomes: list[Outcome]) -> None:
-        """Handle an error reply to a call; after `unavailable`, releases and watches are retried on another server."""
-        retry = isinstance(error, Unavailable)
-        if isinstance(call, Release) and retry:
+        """Handle an error reply to a call. After `unavailable`, releases and watches are sent again to another server."""
+        will_retry = isinstance(error, Unavailable)
+        if isinstance(call, Release) and will_retry:
             self._deferred_releases.append(call)
         elif isinstance(call, Watch):
-            if not retry:
+            if not will_retry:
                 self._watches.on_rejected(call, error, outcomes)
         elif isinstance(call, Release | Extend) and _is_unknown_id(error):
             self._handle_unknown_id(call, error, outcomes)
         else:
             request = call.request if isinstance(call, Release) else None
             if request is not None and self._find_request(request.ref) is request:  # the lock is still held
-                request.state, request.release = RequestState.HELD, None
+                request.state = RequestState.HELD
+                request.release = None
             outcomes.append((call, None, error))
 
     def _handle_unknown_id(self, call: Release | Extend, error: GenieError, outcomes: list[Outcome]) -> None:
-        """Handle the error that the server does not know an id: a lock of this client with that id is lost."""
+        """Handle the error that the server does not know the id of a release or extension.
+
+        A lock of this client with this id is lost. A release that an earlier connection may have executed has succeeded.
+        """
         own_request = call.request
         if isinstance(call, Release) and call.maybe_executed and own_request is not None:
-            self._mark_ended(own_request)  # an earlier connection has released it
+            self._mark_ended(own_request)
             outcomes.append((call, errors.SUCCESS, None))
             return
         is_own_release = isinstance(call, Release) and own_request is not None
@@ -667,18 +717,18 @@ class ClientSession:
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _request_close(self, reason: str) -> None:
-        """Let the I/O layer close the connection; the first reason is kept."""
+        """Make the I/O layer close the connection. The first of several reasons is kept."""
         self.close_reason = self.close_reason or reason
 
     def _send_with_ref(self, call: Call) -> None:
-        """Send a call, and register it under its `ref` to match the reply."""
+        """Send a call, with a new `ref` if it has none, and register the call under its `ref` to match the reply."""
         if not call.ref:
             call.assign_ref(self.new_ref())
         self._pending[call.ref] = call
         self._output.append(call.line)
 
     def _pop_pending(self, kind: type[C], ref: str | None) -> C | None:
-        """Remove and return the pending call that a reply belongs to; None if there is none of that kind."""
+        """Remove and return the pending call with the `ref` of a reply; None if no call of this kind has the `ref`."""
         call = self._pending.get(ref) if ref is not None else None
         if not isinstance(call, kind):
             return None
@@ -686,34 +736,39 @@ class ClientSession:
         return call
 
     def _find_request(self, ref: str | None) -> Request | None:
+        """Return the request with this `ref`, or None."""
         return None if ref is None else self._requests.by_ref.get(ref)
 
     def _send_watches(self, now: float) -> None:
+        """Send the `watch` commands of all watches that need a snapshot, if there is a connection."""
         for watch in self._watches.to_send() if self.up else ():
             self.send(watch, now)
 
     def _send_request(self, request: Request, now: float) -> None:
+        """Send a request for the first time, or again with the same `ref`."""
         if request.first_sent_at is None:
             request.first_sent_at = now
         self._output.append(request.line)
 
     def _abandon(self, request: Request, now: float) -> None:
-        """Release a request whose caller does not wait any more; one that was never sent just ends."""
+        """Release a request whose caller no longer waits. A request that was never sent ends without a release."""
         request.response_deadline = math.inf
         if request.state is RequestState.WAITING and request.first_sent_at is None:
             self._mark_ended(request)
-        self.release(request, now)
+        self.release(request, now)  # does nothing for an ended request
 
     def _mark_ended(self, request: Request) -> None:
+        """Remove a request that has ended."""
         self._requests.remove(request)
         request.state = RequestState.ENDED
 
     def _mark_lost(self, request: Request, error: LockLost, outcomes: list[Outcome]) -> None:
-        """End a granted request with an error; the outcome notifies the owner of the lock."""
+        """End a granted request with an error. The outcome notifies the owner of the lock."""
         request.state = RequestState.ENDED
         request.error = error
         outcomes.append((request, None, error))
 
 
 def _is_unknown_id(error: GenieError) -> bool:
+    """Return whether an error reply means that the server does not know the id or `ref` of a command."""
     return isinstance(error, RequestRejected) and error.code == Code.UNKNOWN_ID

@@ -46,15 +46,15 @@ class Lock(LockInfo):
 
     @property
     def lost(self) -> threading.Event:
-        """An event that is set when the lock ends without `release`; see `genie.Lock.lost`. Use `lock.lost.is_set()`."""
+        """An event that is set when the lock ends without `release`; see `genie.Lock.lost`. Test `lock.lost.is_set()`."""
         return cast("threading.Event", self._request.lost)
 
     def release(self) -> None:
-        """Release the lock. Does nothing if it was released before or is lost.
+        """Release the lock, and wait until the server confirms. Does nothing if the lock was released before or is lost.
 
         Raises:
-            Unavailable: if the server does not confirm it within `connect_timeout`. The client then retries in the
-                background.
+            Unavailable: if the server does not confirm the release within `connect_timeout`. The client then retries in
+                the background.
             RuntimeError: if the lock was detached: use `client.release(id)`.
 
         """
@@ -64,7 +64,7 @@ class Lock(LockInfo):
         try:
             self._connection.release_lock(self._request, wait=True)
         except RequestRejected as error:
-            if error.code != Code.UNKNOWN_ID:
+            if error.code != Code.UNKNOWN_ID:  # a lock that the server does not know is not held
                 raise
 
     def detach(self) -> int:
@@ -76,16 +76,16 @@ class Lock(LockInfo):
         return self.id
 
     def extend(self, seconds: float) -> None:
-        """Set the remaining time of the lock to `seconds` from now; this may also shorten it.
+        """Set the remaining time of the lock to `seconds` from now, which may also shorten the lock.
 
         Raises:
-            LockLost: if the lock is not held any more.
+            LockLost: if the lock is no longer held.
             ConnectionLost: if the connection ended before the reply, so that the result is not known.
             Unavailable: if there is no connection within `connect_timeout`.
             RuntimeError: if the lock was detached.
 
         """
-        extend = Extend(self.id, seconds, self._request)
+        extend = Extend(self.id, seconds, self._request)  # checks `seconds`
         self._check_managed()
         if self._request.state is RequestState.HELD:
             self._connection.wait_until_connected()
@@ -101,8 +101,8 @@ class Lock(LockInfo):
 class LockContext:
     """The context manager that `client.lock(…)` returns: holds a lock while its block runs. It can be used once.
 
-    If the lock is lost, the end of the block raises LockLost: a thread can't be interrupted before. An exception of the
-    block is propagated. A detached lock is not released at the end of the block.
+    If the lock is lost, the end of the block raises LockLost, since the thread can't be interrupted earlier. An exception
+    of the block is propagated. A detached lock is not released at the end of the block.
     """
 
     __slots__ = ("_connection", "_lock", "_request")
@@ -122,7 +122,11 @@ class LockContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release the lock at the end of the block. Raise LockLost if it was lost meanwhile and the block succeeded."""
+        """Release the lock at the end of the block. Raise LockLost if the lock was lost and the block raised no error.
+
+        A failed release is retried in the background. If the block has raised an error, that error is propagated, with a
+        note about the failed release or the lost lock.
+        """
         lock, request = self._lock, self._request
         if lock is None or request.state is RequestState.DETACHED or self._connection.forked:
             return
@@ -143,13 +147,13 @@ class LockContext:
             error.add_note(f"Besides, {request.error}")
 
     def _release_in_background(self) -> None:
-        """Release the lock without waiting for the reply, after a release that failed."""
+        """Release the lock again without waiting for the reply, after a release that failed."""
         with contextlib.suppress(ConnectionLost):  # the client was closed
             self._connection.release_lock(self._request, wait=False)
 
 
 def acquire(connection: SyncConnection, request: Request) -> Lock:
-    """Send a request and wait until it is granted."""
+    """Send a request, wait until it is granted, and return the lock. Raises the error of a request that fails."""
     request.lost = threading.Event()
     connection.call(request)
     if request.error is not None:  # the lock was granted, and lost before this thread could run
@@ -178,10 +182,10 @@ class Watch:
 
     @property
     def truncated(self) -> bool:
-        """Whether the last snapshot was truncated, because more locks are held than the server sends.
+        """Whether the last snapshot was truncated, because more locks are held than the server sends in a snapshot.
 
-        Then some held locks are not reported. And for a lock that ended while the client was disconnected the
-        `unlocked` may be missing, until a conflicting lock on that resource is granted.
+        If so, some held locks are not reported. If a lock ended while the client was disconnected, its `unlocked` may be
+        missing until a conflicting lock on the same resource is granted.
         """
         return self._watch.truncated
 
@@ -195,11 +199,11 @@ class Watch:
         return change
 
     def close(self) -> None:
-        """End the watch. Does nothing if it has ended."""
+        """End the watch. Does nothing if the watch has ended."""
         self._connection.unwatch(self._watch)
 
     def __enter__(self) -> Self:
-        """Start the watch now, so that changes are buffered from here on; without `with` the iteration does it."""
+        """Start the watch, so that changes are buffered from now on. Without `with` the iteration starts it."""
         self._connection.start_watch(self._watch)
         return self
 
@@ -209,6 +213,7 @@ class Watch:
         self.close()
 
     def __del__(self) -> None:
+        """End a watch that was not closed, for example after leaving a `for` loop."""
         if not self._watch.ended:
             self._connection.unwatch_threadsafe(self._watch)
 
@@ -260,7 +265,12 @@ class Client:
         namespace: str | None = None,
     ) -> None:
         self._connection = SyncConnection(
-            to, connect_timeout, session, session_timeout, resolve_token(token), resolve_namespace(namespace)
+            to,
+            connect_timeout,
+            session=session,
+            session_timeout=session_timeout,
+            token=resolve_token(token),
+            namespace=resolve_namespace(namespace),
         )
 
     def __enter__(self) -> Self:
@@ -275,7 +285,7 @@ class Client:
     def close(self) -> None:
         """End the session and the connection. Waiting calls raise ConnectionLost, and their requests are cancelled.
 
-        The locks are treated as by `genie.Client.close`.
+        `genie.Client.close` describes which locks are released.
         """
         self._connection.close()
 
@@ -323,7 +333,7 @@ class Client:
     ) -> Lock:
         """Wait until all of the resources can be locked at once, and hold them until `lock.release()`.
 
-        Arguments and errors are those of `genie.Client.acquire`; timeouts in seconds.
+        Arguments and errors are those of `genie.Client.acquire`. Timeouts are in seconds.
         """
         return acquire(
             self._connection,
@@ -351,7 +361,7 @@ class Client:
     ) -> Lock | None:
         """Lock the resources without waiting; return None if they can't be locked now.
 
-        Arguments and errors are those of `acquire`, including Deadlock, except for QueueTimeout.
+        Arguments and errors are those of `acquire`, except that QueueTimeout is never raised.
         """
         request = self._request(
             resources,
@@ -381,7 +391,7 @@ class Client:
     ) -> Lock:
         """Lock free resources of a list until their weights reach `target`, and hold them until `lock.release()`.
 
-        Arguments and errors are those of `genie.Client.acquire_any`; timeouts in seconds.
+        Arguments and errors are those of `genie.Client.acquire_any`. Timeouts are in seconds.
         """
         request = make_any_request(
             self._connection.new_ref(),
@@ -415,14 +425,15 @@ class Client:
 
         Arguments and errors are those of `genie.Client.inspect`.
         """
-        return inspection.parse_inspected(self._connection.call(Inspect(resource, transaction, id, limit, only)))
+        query = Inspect(resource=resource, transaction=transaction, id=id, limit=limit, only=only)
+        return inspection.parse_inspected(self._connection.call(query))
 
     def ping(self) -> None:
-        """Wait for a reply of the server to a `ping`."""
+        """Send a `ping`, and wait until the server replies."""
         self._connection.call(Ping())
 
     def release(self, id: int) -> str:
-        """Release a lock, or cancel a waiting request, of any client by its id; return the reason for which it ended.
+        """Release a lock, or cancel a waiting request, of any client by its id.
 
         Result and errors are those of `genie.Client.release`. For a lock of this client prefer `lock.release()`.
         """
@@ -436,4 +447,5 @@ class Client:
         self._connection.call(Extend(id, seconds, self._connection.find_held_lock(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
+        """Make a request with a new `ref`. Raises ValueError or TypeError for invalid arguments."""
         return commands.make_request(self._connection.new_ref(), resources, **options)

@@ -30,7 +30,7 @@ class _State(Enum):
     OPEN = auto()
     CLOSED = auto()
     FORKED = auto()
-    """This process is a child of the one that opened the client: the background thread exists in the parent only."""
+    """This process was forked after the client was opened. The background thread exists only in the parent process."""
 
 
 OPEN = _State.OPEN
@@ -39,11 +39,11 @@ OPEN = _State.OPEN
 class SyncConnection:
     """The connection of one client, for any number of threads.
 
-    Everything that changes the connection or its `session` runs in the background thread. Callers read the
-    state of their own requests without a lock: the background thread writes it before it completes their future.
+    Everything that changes the connection or its `session` runs in the background thread. Callers read the state of their
+    own requests without a mutex, because the background thread writes the state before it completes their future.
 
-    `connect_timeout` (seconds) bounds the first connection, the wait of a call for a later one, and the wait of
-    a release for its reply.
+    `connect_timeout` (seconds) bounds the first connection, the wait of a call for a later connection, and the wait of a
+    release for its reply.
     """
 
     def __init__(
@@ -55,24 +55,34 @@ class SyncConnection:
         token: str | None,
         namespace: str | None = None,
     ) -> None:
-        self.aio = AsyncConnection(addresses, connect_timeout, session, session_timeout, token, namespace)
+        self.aio = AsyncConnection(
+            addresses,
+            connect_timeout,
+            session=session,
+            session_timeout=session_timeout,
+            token=token,
+            namespace=namespace,
+        )
+        """The connection, which only the background thread uses."""
         self.new_ref = self.aio.session.new_ref
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._thread_id = 0
         self._state = _State.NEW
         self._loop_ended = False
+        """Whether the event loop no longer executes submitted functions."""
         self._submitted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        """Functions that the background thread is to execute, with their arguments."""
+        """Functions that the background thread must execute, with their arguments."""
 
     # -- opening and closing ------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Start the background thread and connect to the first server that leads.
+        """Start the background thread, and connect to the leader.
 
         Raises:
-            Unavailable: if no server answers in one round, or none leads within `connect_timeout`.
+            Unavailable: if no server replies in one round of attempts, or no leader is found within `connect_timeout`.
             RequestRejected: if all servers reject this client for good.
+            RuntimeError: if the client was opened before.
         """
         if self._state is not _State.NEW or self._thread is not None:
             raise RuntimeError("a client can be opened only once: make a new one with genie.sync.connect()")
@@ -86,7 +96,7 @@ class SyncConnection:
         self._state = OPEN
 
     def close(self) -> None:
-        """End the session and the connection; waiting calls fail, and what they requested is released."""
+        """End the session and the connection. Waiting calls fail, and their requests are released."""
         if self._state is not OPEN:
             return
         self._state = _State.CLOSED
@@ -96,12 +106,12 @@ class SyncConnection:
             self._stop_loop()
 
     def stop(self) -> None:
-        """End the background thread without a message to the server, which ends the session after its timeout."""
+        """End the background thread without a message to the server. The server ends the session after its timeout."""
         self._state = _State.CLOSED
         self._stop_loop()
 
     def mark_forked(self) -> None:
-        """Make the client unusable in a forked process: the connection belongs to the parent."""
+        """Make the client unusable in a forked process, because the connection belongs to the parent process."""
         self._state = _State.FORKED
 
     def _start_loop(self) -> None:
@@ -113,19 +123,19 @@ class SyncConnection:
         _running.add(self)
 
     def _run_loop(self) -> None:
-        """Run the event loop until it is stopped, then clean up. The main function of the background thread."""
+        """Run the event loop until it is stopped, then clean up. This is the main function of the background thread."""
         self._thread_id = threading.get_ident()
         try:
             self._loop.run_forever()
         finally:
-            self._loop_ended = True  # from here on, `_submit` raises an error in the calling thread
+            self._loop_ended = True  # `_submit` now raises an error in the calling thread
             self._loop.run_until_complete(self._end_tasks())  # fails the calls that were submitted before
             self._loop.close()
 
     async def _end_tasks(self) -> None:
         """Fail the remaining calls, cancel all tasks, and close the transport, because the event loop ends."""
         self._execute_submitted()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # lets the tasks start that the submitted functions have created
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -142,7 +152,8 @@ class SyncConnection:
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the background thread and return its result.
 
-        If KeyboardInterrupt interrupts the wait, the coroutine is cancelled, and has ended when this raises.
+        If KeyboardInterrupt interrupts the wait, the coroutine is cancelled. KeyboardInterrupt is raised after the
+        coroutine has ended.
         """
         future: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
@@ -167,16 +178,16 @@ class SyncConnection:
         except BaseException:
             if not future.done():
                 self._loop.call_soon_threadsafe(cancel)
-                future.exception()
+                future.exception()  # waits until the coroutine has ended
             raise
 
     # -- calls --------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> Any:
-        """Send a call and wait for its outcome. A request that is interrupted is released.
+        """Send a call and wait for its outcome. If KeyboardInterrupt interrupts the wait, a request is released.
 
-        A request waits for a connection, if there is none, for as long as its own timeouts allow; other calls raise
-        Unavailable after `connect_timeout`.
+        While disconnected a request is queued, for as long as its timeouts allow. Other calls wait for a connection, and
+        raise Unavailable after `connect_timeout`.
         """
         if self._state is not OPEN:
             self._check_open()
@@ -186,12 +197,12 @@ class SyncConnection:
             return future.result()
         except BaseException as error:
             is_outcome = future.done() and future.exception() is error
-            if not is_outcome:  # an interruption of this thread, which may come after the outcome
+            if not is_outcome:  # this thread was interrupted, maybe after the call had its outcome
                 self._execute_and_wait(self._abandon, call, future)
             raise
 
     def wait_until_connected(self) -> None:
-        """Wait for a connection; Unavailable if there is none within `connect_timeout`."""
+        """Wait for a connection. Raises Unavailable if there is none within `connect_timeout`."""
         self._check_open()
         if not self.up:
             self._run_coroutine(self.aio.wait_until_connected())
@@ -199,26 +210,32 @@ class SyncConnection:
     def release(self, release: Release) -> str:
         """Send a release, now or on the next connection, and wait for its reply.
 
+        Returns the reason for which the lock ended.
+
         Raises:
-            Unavailable: after `connect_timeout`. Then, and if this is interrupted, the client still sends the release.
+            Unavailable: if there is no reply within `connect_timeout`. The client continues to send the release in the
+                background, also if KeyboardInterrupt interrupts the wait.
         """
         future: Future[str] = Future()
         self._submit(self._send_release, release, future)
         return self._await_release(release, future)
 
     def release_lock(self, request: Request, *, wait: bool) -> None:
-        """Release a lock or cancel a waiting request, unless it has ended; `wait` for the reply or return at once."""
+        """Release a lock or cancel a waiting request, unless the request has ended.
+
+        `wait`: wait for the reply, and raise Unavailable after `connect_timeout`. Otherwise return at once.
+        """
         future: Future[str] = Future()
         self._submit(self._send_lock_release, request, future if wait else None)
         if wait:
             self._await_release(request, future)
 
     def detach(self, request: Request) -> None:
-        """Stop managing a held lock, and leave it held at the server."""
+        """Stop managing a held lock. The server continues to hold the lock."""
         self._execute_and_wait(self.aio.detach, request)
 
     def find_held_lock(self, id: int) -> Request | None:
-        """Return the lock with this id if this client holds it, else None."""
+        """Return the request of the lock with this id if this client holds the lock, else None."""
         return self.aio.session.find_held_lock(id)
 
     @property
@@ -228,18 +245,22 @@ class SyncConnection:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one that opened the client."""
+        """Whether this process was forked from the process that opened the client."""
         return self._state is _State.FORKED
 
     # -- watches ------------------------------------------------------------------------------------------
 
     def start_watch(self, watch: Watch) -> None:
-        """Subscribe a watch now, rather than when its first change is awaited."""
+        """Subscribe a watch now, instead of when its first change is awaited."""
         self._check_open()
         self._execute_and_wait(self.aio.start_watch, watch)
 
     def next_change(self, watch: Watch) -> Change | None:
-        """Wait for the next change; None if the watch has ended. An interruption ends the watch."""
+        """Wait for the next change of a watch and return it, or None if the watch has ended.
+
+        Raises RuntimeError if another thread waits for a change of the same watch. KeyboardInterrupt and any other error
+        end the watch.
+        """
         try:
             while True:
                 try:
@@ -251,14 +272,14 @@ class SyncConnection:
                 future: Future[None] = Future()
                 self._submit(self._await_change, watch, future)
                 future.result()
-        except RuntimeError:  # another thread waits for the next change: leave its watch open
+        except RuntimeError:  # another thread waits for the next change: do not end the watch
             raise
         except BaseException:
             self.unwatch(watch)
             raise
 
     def unwatch(self, watch: Watch) -> None:
-        """End a watch. In a forked process it does nothing: the connection belongs to the parent."""
+        """End a watch. Does nothing in a forked process, because the connection belongs to the parent process."""
         if not self.forked:
             self._execute_and_wait(self.aio.unwatch, watch)
 
@@ -270,7 +291,7 @@ class SyncConnection:
     # -- passing work to the background thread --------------------------------------------------------------
 
     def _check_open(self) -> None:
-        """Raise an error that says why the client can't be used, unless it is open."""
+        """Raise an error that says why the client can't be used, unless the client is open."""
         if self._state is OPEN:
             return
         if self._state is _State.FORKED:
@@ -280,7 +301,10 @@ class SyncConnection:
         raise RuntimeError("the client was not entered: use `with genie.sync.connect() as client`")
 
     def _submit(self, function: Callable[..., None], *arguments: object) -> None:
-        """Queue a function for the background thread. Its last argument is a future that it completes, or None."""
+        """Queue a function for the background thread, and return at once.
+
+        The last argument of the function is a future for its result or error, or None.
+        """
         if self._state is not OPEN:
             self._check_open()
         if threading.get_ident() == self._thread_id:
@@ -288,15 +312,20 @@ class SyncConnection:
                 "a call in the client's own thread, for example in a finalizer, would block itself forever"
             )
         self._submitted.append((function, arguments))
-        try:  # on every call: a flag to save wake-ups would be wrong if KeyboardInterrupt came between two statements
+        # Wake the loop on every call: a flag that saves wake-ups would be wrong after a KeyboardInterrupt between two
+        # statements.
+        try:
             self._loop.call_soon_threadsafe(self._execute_submitted)
         except RuntimeError:  # the event loop is closed
             raise ConnectionLost("the client was closed") from None
-        if self._loop_ended:
+        if self._loop_ended:  # the function may have been queued too late to be executed
             raise ConnectionLost("the client was closed")
 
     def _execute_and_wait(self, function: Callable[..., None], *arguments: object) -> None:
-        """Execute a function in the background thread and wait for it; in this thread if that one has ended."""
+        """Execute a function in the background thread, and wait until it returns.
+
+        If the background thread has ended, or is this thread, the function is executed in this thread.
+        """
         if self._state is _State.FORKED:
             self._check_open()
         if self._thread is None or threading.get_ident() == self._thread_id:
@@ -310,7 +339,7 @@ class SyncConnection:
             return
         if self._loop_ended:
             self._thread.join()
-            if not done.done():
+            if not done.done():  # the loop ended before it executed the function
                 function(*arguments)
                 return
         done.result()
@@ -318,7 +347,7 @@ class SyncConnection:
     # -- in the background thread ---------------------------------------------------------------------------
 
     def _execute_submitted(self) -> None:
-        """Execute all queued functions, and send their commands together."""
+        """Execute all queued functions, and send the resulting commands together."""
         if not self._submitted:
             return
         self.aio.begin_batch()
@@ -330,7 +359,10 @@ class SyncConnection:
             self.aio.flush()
 
     def _send(self, call: Call, future: Future[Any]) -> None:
-        """Send a call, as `AsyncConnection.call` does, without creating a task unless it must wait for a connection."""
+        """Send a call as `AsyncConnection.call` does, but create a task only if the call must wait for a connection.
+
+        `future` gets the outcome of the call, or the error if the call can't be sent.
+        """
         aio = self.aio
         try:
             aio.check_open()
@@ -344,7 +376,7 @@ class SyncConnection:
             future.set_exception(error)
 
     async def _send_when_connected(self, call: Call, future: Future[Any]) -> None:
-        """Send a call once there is a connection; `future` gets the error if there is none in time."""
+        """Send a call as soon as there is a connection. `future` gets the error if there is no connection in time."""
         try:
             await self.aio.wait_until_connected()
         except asyncio.CancelledError:
@@ -357,6 +389,7 @@ class SyncConnection:
                 self._send(call, future)
 
     def _abandon(self, call: Call, future: Future[Any]) -> None:
+        """Handle the interruption of a caller: a request is released, the outcome of any other call is dropped."""
         future.cancel()
         self.aio.abandon(call)
 
@@ -369,7 +402,10 @@ class SyncConnection:
             future.set_exception(error)
 
     def _send_lock_release(self, request: Request, future: Future[str] | None) -> None:
-        """Release a request; the reply completes `future`, which is done at once if the request has ended."""
+        """Release a request. The reply completes `future` with the reason for which the lock ended.
+
+        If the request has ended before, `future` is completed at once with an empty string.
+        """
         try:
             release = self.aio.release_lock(request)
         except Exception as error:  # noqa: BLE001 - passed on to the caller
@@ -384,7 +420,7 @@ class SyncConnection:
             release.future = future
 
     def _await_change(self, watch: Watch, future: Future[None]) -> None:
-        """Complete `future` as soon as the watch has a change or has ended."""
+        """Complete `future` with None as soon as the watch has a change or has ended."""
         try:
             self.aio.request_next(watch, future)
         except Exception as error:  # noqa: BLE001 - passed on to the caller
@@ -393,7 +429,10 @@ class SyncConnection:
     # -- in the calling thread ------------------------------------------------------------------------------
 
     def _await_release(self, call: Release | Request, future: Future[str]) -> str:
-        """Wait for the reply to a release, given as its call or as the request that it releases."""
+        """Wait for the reply to a release, and return the reason for which the lock ended.
+
+        `call` is the release, or the request that is being released. Raises Unavailable after `connect_timeout`.
+        """
         try:
             return future.result(self.aio.connect_timeout)
         except TimeoutError:
@@ -401,7 +440,7 @@ class SyncConnection:
         finally:
             release = call if isinstance(call, Release) else call.release
             if release is not None:
-                release.future = None
+                release.future = None  # a later reply has no caller
 
 
 def _execute(function: Callable[..., None], arguments: Sequence[object], done: Future[None]) -> None:
