@@ -26,12 +26,14 @@ from genie.testing.simulation.wire_client import WireClient
 RECOVERY_LIMIT_S = 300.0
 """Time limit for the cluster to finish all requests after the last fault."""
 PROBE_PRIORITY = -10
-"""Lower than the priority of every other request."""
+"""Lower than the priority of every other request, so that the final check waits for all of them."""
+MAX_PROBE_ATTEMPTS = 60
+"""How often the final check tries to reach a server, one second apart."""
 INVARIANT_CHECK_INTERVAL_S = 0.5
 
 
 class Cluster:
-    """One run of a scenario. `run` returns the problems at run time; the checkers verify the history afterwards."""
+    """One run of a scenario. `run` returns the problems of the run itself; the checkers verify the history afterwards."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -55,16 +57,17 @@ class Cluster:
         self._nemesis: Nemesis | None = None
 
     def run(self) -> list[str]:
-        """Run the whole scenario; return the problems.
+        """Run the whole scenario; return descriptions of the problems.
 
-        Problems are failed invariants, exceptions that no task handled, deadlocks, and what does not recover in time.
+        Problems are violated invariants, exceptions that no task handled, an event loop that is stuck, and clients or locks
+        that do not recover in time.
         """
 
         def record_log(level: str, line: MutableMapping[str, Any]) -> bool:
             running = NODE.get()
             fields = " ".join(f"{name}={value}" for name, value in line.items() if name != "event")
             self.history.append(LOG, "" if running is None else running.name, f"{level}: {line.get('event')} {fields}")
-            return True
+            return True  # the line is not printed
 
         def record_failure(_loop: object, context: dict[str, Any]) -> None:
             if "exception" in context:
@@ -82,7 +85,7 @@ class Cluster:
         return self.problems
 
     async def _run(self) -> None:
-        """Start everything, inject faults for a while, heal them, and check that the cluster recovers."""
+        """Start servers and clients, inject faults for a while, end all faults, and check that the cluster recovers."""
         scenario = self.scenario
         self.history.append(NOTE, "cluster", str(scenario))
         await self.store.start()
@@ -113,14 +116,14 @@ class Cluster:
         checking.cancel()
 
     def _start_clients(self) -> None:
-        """Start the clients of the three kinds: wire clients without and with sessions, and users of the library."""
+        """Start the clients of the three kinds: wire clients without sessions, wire clients with sessions, library clients."""
         scenario, context = self.scenario, self._context
         for number in range(1, scenario.wire_client_count + 1):
             name = f"raw{number}"
-            self._start_client(WireClient(context, name, self._random(name), None))
+            self._start_client(WireClient(context, name, self._random(name), session=None))
         for number in range(1, scenario.session_client_count + 1):
             name = f"ses{number}"
-            self._start_client(WireClient(context, name, self._random(name), f"the secret of {name}"))
+            self._start_client(WireClient(context, name, self._random(name), session=f"the secret of {name}"))
         for number in range(1, scenario.library_client_count + 1):
             name = f"aio{number}"
             self._start_client(LibraryClient(context, name, self._random(name)))
@@ -131,11 +134,14 @@ class Cluster:
         self._tasks[self.loop.spawn(node, client.run())] = node
 
     def _random(self, name: str) -> Random:
-        """Return the random generator of one component, so that a change of one does not change the choices of the others."""
+        """Return a random generator for one component.
+
+        Each component has its own generator, so that a change of one component does not change the choices of the others.
+        """
         return Random(f"{self.scenario.seed} {name}")
 
     def _boot_id(self) -> str:
-        """Return the simulated boot id of the machine of the running node; replaces `store._boot_id`."""
+        """Return the simulated boot id of the running node's machine, or "" outside every node. Replaces `store._boot_id`."""
         running = NODE.get()
         if running is None:
             return ""
@@ -146,7 +152,10 @@ class Cluster:
         self.problems.append(f"at {self.loop.time():.6f}: {text}")
 
     async def _record_impairments(self) -> None:
-        """Record at intervals which servers are down, stopped or partitioned from a Redis: this excuses lost notifications."""
+        """Record at intervals which servers are down, stopped or partitioned from a Redis.
+
+        The checkers excuse lost notifications of such an impaired server.
+        """
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             commands_fail = self._nemesis is not None and self._nemesis.fails_commands
@@ -158,13 +167,13 @@ class Cluster:
     # -- checks while it runs, and at the end -------------------------------------------------------------
 
     async def _check_invariants_regularly(self) -> None:
-        """Check the lock managers at intervals, until there is a problem."""
+        """Check the lock managers at intervals, until a problem is found."""
         while not self.problems:
             await asyncio.sleep(INVARIANT_CHECK_INTERVAL_S)
             self._check_invariants()
 
     def _check_invariants(self) -> None:
-        """Check the invariants of the lock manager on every leader that is alive."""
+        """Check the invariants of the lock manager on every running server that has one, i.e. on each leader."""
         for host in self.hosts:
             server = host.server
             if server is None or server.default_namespace.pipeline is None or host.node.dead:
@@ -175,7 +184,10 @@ class Cluster:
                 self._add_problem(f"in {host.node.name}: {error}")
 
     async def _check_recovery(self) -> None:
-        """Check that, without faults, every client finishes, every lock can be acquired and nothing remains stored."""
+        """Check that, without faults, every client finishes, every lock can be acquired and no live request remains stored.
+
+        After a failed check the later checks are skipped.
+        """
         tasks = {task: node for task, node in self._tasks.items() if not node.dead}
         done, waiting = await asyncio.wait(tasks, timeout=RECOVERY_LIMIT_S) if tasks else (set(), set())
         failed = [f"{tasks[task].name}: {task.exception()!r}" for task in done if task.exception() is not None]
@@ -203,12 +215,13 @@ class Cluster:
         self._check_invariants()
 
     async def _acquire_everything(self) -> str:
-        """Acquire and release all resources with the lowest priority; return a problem, or "" if there is none.
+        """Acquire and release all resources with the lowest priority; return a description of the problem, or "".
 
-        It gets the locks only if nothing else holds or awaits them. Unreachable servers are retried, one after the other.
+        The request is granted only if no other request holds or awaits one of the resources. The servers are tried in turn
+        until one can be reached.
         """
         addresses = self._context.addresses
-        for attempt in range(60):
+        for attempt in range(MAX_PROBE_ATTEMPTS):
             try:
                 async with connect(addresses[attempt % len(addresses)]) as client:
                     lock = await client.acquire(*self.scenario.resources, queue_timeout=120.0, priority=PROBE_PRIORITY)
@@ -216,9 +229,9 @@ class Cluster:
                     inspection = await client.inspect()
                     break
             except Unavailable as error:
-                if attempt == 59:
+                if attempt == MAX_PROBE_ATTEMPTS - 1:
                     return f"no server can be reached at the end: {error!r}"
-                await asyncio.sleep(1)  # the last server may still be starting
+                await asyncio.sleep(1)  # a server may still be starting
             except GenieError as error:
                 return f"the locks can't be acquired at the end: {error!r}"
         return f"locks or waiters remain at the end: {inspection}" if inspection.holders or inspection.queue else ""

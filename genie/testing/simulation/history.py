@@ -1,7 +1,7 @@
 """The recorded history of a simulation: messages sent and received, changes of the store, faults and logs.
 
-The recorders of the store are here, too. They read the records of one namespace as they are stored, without using the
-code that wrote them.
+The recorders of the store are in this module, too. A recorder reads the stored records of one namespace directly, without
+the server code that wrote them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ NOTE = "note"
 
 @dataclass(slots=True, frozen=True)
 class Entry:
-    """One event. `node` is the name of a simulated process, `connection` a number, or 0 where there is none."""
+    """One event of a simulation.
+
+    `node` is the name of a simulated process. `connection` is the number of a connection, or 0 if the event concerns none.
+    """
 
     at: float
+    """The virtual time in seconds."""
     kind: str
     node: str
     data: Any
-    """Of messages the decoded JSON, of `STORE` a `Change`, otherwise a text."""
+    """The decoded JSON of a message, a `Change` if the kind is `STORE`, otherwise a text."""
     connection: int = 0
 
     def __str__(self) -> str:
@@ -57,36 +61,39 @@ class Entry:
 
 @dataclass(slots=True)
 class Change:
-    """A change of the store: the records that were written, and the former values of those that were removed, by id.
-
-    `counters` are index, clock, next id and next fencing token of the namespace. `is_snapshot`: the change was found by
-    comparing the whole state with the one before, because it is no batch.
-    """
+    """A change of the store by one atomic write."""
 
     written: dict[int, Message]
+    """The new records by request id."""
     removed: dict[int, Message]
+    """The last values of the removed records by request id."""
     epoch: int
     counters: tuple[int, float, int, int]
+    """The batch index, the clock, the next request id and the next fencing token of the namespace."""
     is_snapshot: bool = False
+    """Whether the write was not a batch, so that the change was found by comparing all records before and after."""
     unrecoverable: bool = False
-    """The store had lost acknowledged writes, and no living server had seen them."""
+    """Whether the store had lost acknowledged writes that no running server knew, so that they cannot be restored."""
     state: StoreState | None = field(default=None, repr=False)
-    """The state that the change led to, where there are several Redises."""
+    """The state after the change, if there are several Redis servers."""
 
 
 @dataclass(slots=True, eq=False)
 class StoreState:
-    """A state of the namespace on some Redis: after a batch, or after a server acquired leadership.
+    """A state of the namespace on one Redis: after a batch, or after a server acquired leadership.
 
     States form a tree. `parent` is the state from which the writer continued. `replaced` is the state that the Redis had
-    before, which differs if a server restored a snapshot over a Redis that had rolled back. `known_to_writer` is the latest
-    state that the writer demonstrably knew.
+    before the write. The two differ if a server wrote its snapshot to a Redis that had rolled back. `known_to_writer` is the
+    latest state that the writer demonstrably knew.
     """
 
     number: int
+    """States are numbered in the order in which they were written."""
     at: float
     writer: str
+    """The name of the server process that wrote the state."""
     host: str
+    """The host of the Redis."""
     position: tuple[int, int]
     """The epoch, and the index of the batch within it."""
     records_key: bytes
@@ -94,34 +101,35 @@ class StoreState:
     replaced: StoreState | None
     known_to_writer: StoreState | None
     is_snapshot: bool
-    """The whole state was written, not a batch."""
+    """Whether the writer wrote its whole state, not a batch."""
     records: dict[int, Message]
+    """All records by request id."""
     is_late: bool = False
-    """It came late, from a connection that its writer had replaced: the writer had already stored a later state."""
+    """Whether the writer had already stored a later state: the write came late, from a connection that was replaced."""
     acknowledged_at: float | None = None
-    """When it was on enough replicas."""
+    """When enough replicas had the state; None before that."""
     observed: bool = False
-    """A server sent a message that depends on it."""
+    """Whether a server has sent a message that depends on the state."""
 
     def __str__(self) -> str:
         return f"{self.position[0]}-{self.position[1]} by {self.writer} on {self.host}"
 
     def descends_from(self, other: StoreState) -> bool:
-        """Return whether this is the other state or a descendant of it."""
+        """Return whether this state is `other` or a descendant of `other`."""
         state: StoreState | None = self
         while state is not None and state is not other:
             state = None if state.number < other.number else state.parent
         return state is other
 
     def mark_observed(self) -> None:
-        """Mark this state and its ancestors as observed: a server sends a message that depends on them."""
+        """Mark this state and its ancestors as observed, because a server sends a message that depends on them."""
         state: StoreState | None = self
         while state is not None and not state.observed:
             state.observed, state = True, state.parent
 
     @property
     def acquires_leadership(self) -> bool:
-        """Whether its writer becomes the leader by this write."""
+        """Whether the writer becomes the leader by this write."""
         replaced = self.replaced
         took_over = (
             replaced is not None
@@ -133,9 +141,10 @@ class StoreState:
 
 
 def skip_takeovers(state: StoreState | None, node: str | None = None) -> StoreState | None:
-    """Return the last state before takeovers without a batch, and before late writes: no client saw those that are skipped.
+    """Return the latest state, up to `state`, that a client may have observed.
 
-    With `node` only the takeovers of that server are skipped.
+    Late writes are skipped, and so are takeovers that no batch has followed: no client observed those states. With `node`,
+    only the takeovers of that server are skipped.
     """
     while state is not None and (
         state.is_late or (node in (None, state.writer) and state.position[1] == 0 and not state.is_snapshot)
@@ -146,36 +155,38 @@ def skip_takeovers(state: StoreState | None, node: str | None = None) -> StoreSt
 
 @dataclass
 class History:
-    """Collects entries, and observes the network for them. `clock` returns the time in seconds."""
+    """Collects the entries of a simulation, as the observer of the network.
+
+    `clock` returns the virtual time in seconds.
+    """
 
     clock: Callable[[], float]
     server_port: int = 7077
     final: StoreState | None = None
-    """The state of the primary at the end, where there are several Redises."""
+    """The last state of the primary, if there are several Redis servers."""
     impaired: dict[str, list[float]] = field(default_factory=dict)
-    """When a host was observed to be down, stopped or partitioned, by its name."""
+    """The times at which each host was observed to be down, stopped or partitioned, by host name."""
     lifetimes: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """When each server process started and ended, by its name."""
+    """The times at which each server process started and ended, by process name."""
     entries: list[Entry] = field(default_factory=list)
     _partial_lines: dict[tuple[SimTransport, str], bytes] = field(default_factory=dict)
+    """The bytes of an incomplete line, by one side of a connection and the kind of the entry."""
 
     def append(self, kind: str, node: str, data: Any, connection: int = 0) -> None:
         """Append an entry with the current time."""
         self.entries.append(Entry(self.clock(), kind, node, data, connection))
 
     def digest(self) -> str:
-        """Return a hash of all entries: two runs of a seed must give the same."""
+        """Return a hash of all entries. Two runs of the same seed must give equal hashes."""
         return sha256("\n".join(map(str, self.entries)).encode()).hexdigest()
 
-    def tail(self, count: int = 60, until: float | None = None, about: int | None = None) -> str:
-        """Return the last entries as text; with `about` only the faults and the entries that mention that id."""
-        matching = [
-            entry
-            for entry in self.entries
-            if (until is None or entry.at <= until)
-            and (about is None or entry.kind == FAULT or str(about) in str(entry))
-        ]
-        return "\n".join(map(str, matching[len(matching) - min(count, len(matching)) :]))
+    def tail(self, count: int = 60, about: int | None = None) -> str:
+        """Return the last `count` entries as text.
+
+        With the request id `about`, only the faults and the entries that mention this id are counted and returned.
+        """
+        matching = [entry for entry in self.entries if about is None or entry.kind == FAULT or str(about) in str(entry)]
+        return "\n".join(map(str, matching[max(0, len(matching) - count) :]))
 
     # -- network.Observer ---------------------------------------------------------------------------------
 
@@ -191,26 +202,26 @@ class History:
             self._record_lines(transport, CLIENT_SENT if transport is connection.client else SERVER_SENT, data)
 
     def received(self, transport: SimTransport, data: bytes) -> None:
-        """Record the messages that a client is about to process."""
+        """Record the messages that a client process is about to receive."""
         connection = transport.connection
         if connection.address[1] == self.server_port and transport is connection.client:
             self._record_lines(transport, CLIENT_RECEIVED, data)
 
     def closed(self, transport: SimTransport, how: str) -> None:
-        """Record the end of one side of a connection."""
+        """Record that one side of a connection has ended, and how."""
         connection = transport.connection
         if connection.address[1] == self.server_port:
             side = "client" if transport is connection.client else "server"
             self.append(DISCONNECTED, transport.node.name, f"{side} {how}", connection.number)
 
     def _record_lines(self, transport: SimTransport, kind: str, data: bytes) -> None:
-        """Record each complete line as a message; keep an incomplete one until its rest arrives."""
+        """Record each complete line as a message. An incomplete line is kept until the rest of the line arrives."""
         key = transport, kind
-        lines = (self._partial_lines.pop(key, b"") + data).split(b"\n")
-        if lines[-1]:
-            self._partial_lines[key] = lines[-1]
+        *complete_lines, partial_line = (self._partial_lines.pop(key, b"") + data).split(b"\n")
+        if partial_line:
+            self._partial_lines[key] = partial_line
         node, number = transport.node.name, transport.connection.number
-        for line in lines[:-1]:
+        for line in complete_lines:
             if not line.strip():
                 continue
             try:
@@ -224,7 +235,7 @@ class History:
 
 
 class StoreRecorder:
-    """Records every change of the namespace on a single Redis."""
+    """Records every change of a namespace on a single Redis, including the writes that Redis loses."""
 
     def __init__(self, redis: SimRedis, history: History, namespace: str = "genie") -> None:
         self._keys = redis.keys
@@ -233,17 +244,19 @@ class StoreRecorder:
         self._records_key = b""
         self._nonce = b""
         self._counters = b""
-        """Of the last batch."""
+        """The counters after the last write."""
         self._writer = ""
+        """The name of the node that made the last write."""
         self._writer_has_committed = False
-        """The current writer has committed a batch."""
+        """Whether this writer has committed a batch."""
         self._has_lost_writes = False
+        """Whether the store has lost writes that were not restored yet."""
         self._records: dict[int, Message] = {}
-        """The records after the last write, also where the store has lost them meanwhile."""
+        """The records after the last write, including those that the store has lost since."""
         redis.on_write = self._on_write
 
     def detect_lost_writes(self) -> None:
-        """Detect whether the store has lost writes. The leader still has them, and is expected to restore them."""
+        """Detect whether the store has lost writes. The leader is expected to restore them from its memory."""
         meta = self._keys.hash(self._meta)
         if meta.get(b"counters", b"") != self._counters or meta.get(b"records", b"") != self._records_key:
             self._has_lost_writes = True
@@ -254,7 +267,7 @@ class StoreRecorder:
         return {int(field): json.loads(record) for field, record in records.items() if record}
 
     def _on_write(self, undo: list[Undo], sender: str) -> None:
-        """Record an atomic write that changed `meta`: a batch, a takeover or a restored snapshot.
+        """Record an atomic write that changed the key `meta`: a batch, a takeover or a restored snapshot.
 
         `undo` lists the changed keys and fields, `sender` is the name of the server's node.
         """
@@ -264,11 +277,12 @@ class StoreRecorder:
         records_key, nonce, counters = meta.get(b"records", b""), meta.get(b"nonce", b""), meta[b"counters"]
         index, clock, next_id, next_fence = counters.split()[:4]
         if self._has_lost_writes and int(index) == 0 and meta.get(b"base", b""):
-            return  # a server took over from what is left, and may still restore a later state
-        # A server that has committed must restore what was lost, even if it stepped down since. Other servers cannot know it.
+            return  # a server took over from the remaining writes, and may still restore a later state
+        # A server that has committed must restore the lost writes, even if it stepped down since. Other servers cannot know
+        # these writes.
         unrecoverable = self._has_lost_writes and (sender != self._writer or not self._writer_has_committed)
-        snapshot = self._has_lost_writes or records_key != self._records_key or nonce != self._nonce
-        written, removed = self._diff_with_store() if snapshot else self._apply_batch(undo, records_key)
+        is_snapshot = self._has_lost_writes or records_key != self._records_key or nonce != self._nonce
+        written, removed = self._diff_with_store() if is_snapshot else self._apply_batch(undo, records_key)
         self._has_lost_writes = False
         # A server that has just taken over may not have read the records yet.
         self._writer_has_committed = int(index) > 0 or (
@@ -276,22 +290,30 @@ class StoreRecorder:
         )
         self._records_key, self._nonce, self._counters, self._writer = records_key, nonce, counters, sender
         epoch = int(meta.get(b"epoch", b"0"))
-        counts = int(index), float(clock), int(next_id), int(next_fence)
-        self._history.append(STORE, sender, Change(written, removed, epoch, counts, snapshot, unrecoverable))
+        change = Change(
+            written=written,
+            removed=removed,
+            epoch=epoch,
+            counters=(int(index), float(clock), int(next_id), int(next_fence)),
+            is_snapshot=is_snapshot,
+            unrecoverable=unrecoverable,
+        )
+        self._history.append(STORE, sender, change)
 
     def _diff_with_store(self) -> tuple[dict[int, Message], dict[int, Message]]:
-        """Return the written and the removed records, by comparing all records with those before."""
-        now = self.stored_records()
-        written = {id_: record for id_, record in now.items() if self._records.get(id_) != record}
-        removed = {id_: record for id_, record in self._records.items() if id_ not in now}
-        self._records = now
+        """Return the written and the removed records, by comparing all stored records with those after the last write."""
+        stored = self.stored_records()
+        written = {id_: record for id_, record in stored.items() if self._records.get(id_) != record}
+        removed = {id_: record for id_, record in self._records.items() if id_ not in stored}
+        self._records = stored
         return written, removed
 
     def _apply_batch(self, undo: list[Undo], records_key: bytes) -> tuple[dict[int, Message], dict[int, Message]]:
-        """Return the written and the removed records of a batch, by the undo information of its write."""
+        """Return the written and the removed records of a batch; the undo information tells which records changed."""
         records = self._keys.hash(records_key)
         written, removed = {}, {}
-        for name in dict.fromkeys([name for key, name, _ in undo if key == records_key and name is not None]):
+        changed_names = [name for key, name, _ in undo if key == records_key and name is not None]
+        for name in dict.fromkeys(changed_names):
             id_, record = int(name), records.get(name)
             if record is not None:
                 written[id_] = self._records[id_] = json.loads(record)
@@ -304,9 +326,9 @@ class StoreRecorder:
 
 
 class LineageRecorder:
-    """Records every change of the namespace on each of several Redises, as a tree of states.
+    """Records every change of a namespace on each of several Redis servers, as a tree of states.
 
-    A state is acknowledged when it is on `min_replicas` replicas.
+    A state is acknowledged when the primary and `min_replicas` replicas have it.
     """
 
     def __init__(
@@ -317,19 +339,19 @@ class LineageRecorder:
         self._meta = f"{{{namespace}}}:meta".encode()
         self._log = f"{{{namespace}}}:log".encode()
         self._known: dict[str, StoreState] = {}
-        """The latest state that each server demonstrably knows, on the lineage that it continues."""
+        """The latest state that each server demonstrably knows, by server; later states on other lineages do not count."""
         self._stored: dict[str, StoreState] = {}
-        """The state that each server has stored last, whether or not it got the reply."""
+        """The state that each server has stored last, by server, whether or not the server got the reply."""
         self._states: dict[tuple[tuple[int, int], str], StoreState] = {}
         """All states, by position and writer."""
-        self._count = 0
+        self._state_count = 0
         for redis in redises:
             redis.on_write = self._write_observer(redis)
             redis.on_blocking_read = self._read_observer(redis)
             redis.on_replicated = self._check_acknowledged
 
     def head(self, redis: ReplicatedRedis) -> StoreState | None:
-        """Return the current state of a Redis."""
+        """Return the current state of a Redis, or None if no server has written to it."""
         for write in reversed(redis.log):
             if write.state is not None:
                 return write.state  # type: ignore[no-any-return]
@@ -340,7 +362,7 @@ class LineageRecorder:
         return _records(redis, redis.keys.hash(self._meta).get(b"records", b""))
 
     def _write_observer(self, redis: ReplicatedRedis) -> Callable[[list[Undo], str], None]:
-        """Return the `on_write` callback of a Redis: it records the writes that change `meta`."""
+        """Return a callback for `on_write` of a Redis, which records the writes that change the key `meta`."""
 
         def on_write(undo: list[Undo], sender: str) -> None:
             if any(key == self._meta for key, _, _ in undo):
@@ -349,18 +371,25 @@ class LineageRecorder:
         return on_write
 
     def _read_observer(self, redis: ReplicatedRedis) -> Callable[[str, StreamRead], None]:
-        """Return the `on_blocking_read` callback of a Redis: the position of a read shows which state the reader knows."""
+        """Return a callback for `on_blocking_read` of a Redis, which records the state that the reader knows.
+
+        The id after which the reader reads the log shows the latest batch that the reader has applied.
+        """
 
         def on_blocking_read(reader: str, read: StreamRead) -> None:
             epoch, sequence = read.after.get(self._log, (0, 0))
-            position = epoch, sequence // 1000
+            position = (
+                epoch,
+                sequence // 1000,
+            )  # the id of a log entry is `epoch-sequence`, with sequence = 1000 * index + part
             state = self.head(redis)
             while state is not None and state.position > position:
                 state = state.parent
             latest_known = self._known.get(reader)
             if state is None or state.position != position:
                 return
-            if latest_known is None or not latest_known.descends_from(state):  # else only Redis has rolled back
+            # If the reader already knows a descendant of the state, only Redis has rolled back.
+            if latest_known is None or not latest_known.descends_from(state):
                 self._known[reader] = state
 
         return on_blocking_read
@@ -372,7 +401,7 @@ class LineageRecorder:
             state.acknowledged_at = self._history.clock()
 
     def _on_write(self, redis: ReplicatedRedis, write: Write, undo: list[Undo], sender: str) -> None:
-        """Record the state to which a write led, as a node of the tree, and its change relative to its parent.
+        """Record the state after a write as a node of the tree, and the change relative to the parent state.
 
         `undo` lists the changed keys and fields, `sender` is the name of the server's node.
         """
@@ -381,46 +410,57 @@ class LineageRecorder:
         position, records_key = (int(meta[b"epoch"]), int(index)), meta[b"records"]
         if replaced is not None and replaced.records_key == records_key:
             records = dict(replaced.records)
-            for field in {field: None for key, field, _ in undo if key == records_key and field not in (None, b"0")}:
-                record = redis.keys.hash(records_key).get(field or b"")
+            changed_names = [name for key, name, _ in undo if key == records_key and name is not None]
+            for name in dict.fromkeys(changed_names):
+                if name == b"0":
+                    continue  # this field keeps the hash from being empty
+                record = redis.keys.hash(records_key).get(name)
                 if record is None:
-                    records.pop(int(field or b""), None)
+                    records.pop(int(name), None)
                 else:
-                    records[int(field or b"")] = json.loads(record)
+                    records[int(name)] = json.loads(record)
         else:
             records = _records(redis, records_key)
         earlier = self._states.get((position, sender))
         if earlier is not None and replaced in (earlier, earlier.parent) and earlier.records == records:
-            write.state = earlier  # a retry of the same batch
+            write.state = earlier  # the server has repeated a batch
             return
         is_snapshot, latest_known = index == b"0" and not meta.get(b"base"), self._known.get(sender)
         epochs = EpochHistory(decode_ends(meta.get(b"history", b"")))
         parent = self._snapshot_source(sender, latest_known, replaced, records, epochs) if is_snapshot else replaced
-        self._count += 1
+        self._state_count += 1
         state = StoreState(
-            self._count,
-            self._history.clock(),
-            sender,
-            redis.host,
-            position,
-            records_key,
-            parent,
-            replaced,
-            latest_known,
-            is_snapshot,
-            records,
+            number=self._state_count,
+            at=self._history.clock(),
+            writer=sender,
+            host=redis.host,
+            position=position,
+            records_key=records_key,
+            parent=parent,
+            replaced=replaced,
+            known_to_writer=latest_known,
+            is_snapshot=is_snapshot,
+            records=records,
         )
         write.state = self._states[position, sender] = state
         self._check_acknowledged(write)
         self._update_known(state)
-        old = {} if parent is None else parent.records
-        written = {id_: record for id_, record in records.items() if old.get(id_) != record}
-        removed = {id_: record for id_, record in old.items() if id_ not in records}
-        counters = int(index), float(clock), int(next_id), int(next_fence)
-        self._history.append(STORE, sender, Change(written, removed, position[0], counters, is_snapshot, state=state))
+        old_records = {} if parent is None else parent.records
+        change = Change(
+            written={id_: record for id_, record in records.items() if old_records.get(id_) != record},
+            removed={id_: record for id_, record in old_records.items() if id_ not in records},
+            epoch=position[0],
+            counters=(int(index), float(clock), int(next_id), int(next_fence)),
+            is_snapshot=is_snapshot,
+            state=state,
+        )
+        self._history.append(STORE, sender, change)
 
     def _update_known(self, state: StoreState) -> None:
-        """Update which state the writer demonstrably knows; mark the state as late if the writer has stored a later one."""
+        """Update which state the writer of a new state demonstrably knows.
+
+        If the writer has already stored a later state, the new state is only marked as late.
+        """
         writer, replaced, latest_known = state.writer, state.replaced, state.known_to_writer
         last_stored = self._stored.get(writer)
         if last_stored is not None and state.position < last_stored.position:
@@ -428,7 +468,7 @@ class LineageRecorder:
             return
         is_batch = state.position[1] > 0
         if is_batch and replaced is not None:
-            # Before it gets the reply, the writer knows only that its previous batch is stored.
+            # Until the writer gets the reply, it knows only that its previous batch is stored.
             self._known[writer] = replaced if replaced.writer == writer else state
         elif (
             state.is_snapshot
@@ -436,7 +476,7 @@ class LineageRecorder:
             or replaced is None
             or not latest_known.descends_from(skip_takeovers(replaced, writer) or replaced)
         ):
-            # A snapshot, or a takeover from a state that is not older than what the writer knew.
+            # The write is a snapshot, or a takeover from a state that is not older than the state that the writer knew.
             self._known[writer] = state
         if is_batch or state.is_snapshot:
             self._stored[writer] = state
@@ -449,11 +489,11 @@ class LineageRecorder:
         records: dict[int, Message],
         epochs: EpochHistory,
     ) -> StoreState | None:
-        """Return the state that a restored snapshot continues: the latest with these records that the writer may know.
+        """Return the state that a restored snapshot continues: the latest state with `records` that the writer may know.
 
-        `latest_known` is the latest state that it demonstrably knows, `replaced` the state of the Redis before, and `epochs`
-        the lineage of the snapshot. A batch that was on too few replicas was acknowledged to no client, so the writer may
-        omit it; `epochs` tells whether it did.
+        `latest_known` is the latest state that the writer demonstrably knows, `replaced` is the state of the Redis before the
+        snapshot, and `epochs` is the lineage of the snapshot. A batch on too few replicas was not acknowledged to any client,
+        so the writer may omit this batch; `epochs` tells whether the snapshot includes it.
         """
         base, last_stored = skip_takeovers(replaced, writer), self._stored.get(writer)
         if latest_known is not None and last_stored is not None and last_stored.descends_from(latest_known):

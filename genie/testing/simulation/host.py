@@ -20,7 +20,7 @@ RESTART_DELAY_S = 0.05, 2.0
 
 
 class Host:
-    """One machine. `random` decides the restart delays; `node` is the current or the last server process."""
+    """A machine with a Genie server: `node` is the current or the last server process. `random` decides restart delays."""
 
     def __init__(
         self, name: str, loop: SimLoop, history: History, random: Random, *, redis_url: str, min_replicas: int
@@ -34,9 +34,11 @@ class Host:
         self.node: Node
         self.server: Server | None = None
         self.boots = 1
-        """How often the machine was booted."""
+        """How often the machine was booted; part of its simulated boot id."""
         self._starts = 0
+        """How often the server was started; part of the name of the server process."""
         self._restarting = False
+        """Whether a restart is scheduled."""
         self.start()
 
     def start(self) -> None:
@@ -48,7 +50,11 @@ class Host:
         self._loop.spawn(self.node, self._serve(self.node))
 
     def kill(self, restart_after_s: float, *, silently: bool) -> None:
-        """Crash the server by SIGKILL or, with `silently`, by a power failure of its machine; restart it after a delay."""
+        """Kill the server, and restart it after `restart_after_s` seconds.
+
+        With `silently` the whole machine loses power, so the peers of the server get no FIN or RST. Does nothing if the
+        server is already down.
+        """
         if not self.node.dead and not self._restarting:
             self._loop.kill(self.node, silently=silently)
             self._record_end(self.node)
@@ -57,12 +63,12 @@ class Host:
             self._restart_after(restart_after_s)
 
     def terminate(self) -> None:
-        """SIGTERM: the server shuts down gracefully and is restarted."""
+        """Send SIGTERM to the server: it shuts down gracefully, and is then restarted."""
         if not self.node.dead:
             self._loop.send_signal(self.node, signal.SIGTERM)
 
     async def _serve(self, process: Node) -> None:
-        """Run the server until it exits by itself, then restart it after a random delay."""
+        """Run the server until it exits, then schedule its restart after a random delay."""
         settings = Settings.from_options(
             host=self.name, redis_url=self._redis_url, redis_min_replicas=self._min_replicas
         )
@@ -75,7 +81,7 @@ class Host:
             self._restart_after(self._random.uniform(*RESTART_DELAY_S))
 
     def _record_end(self, process: Node) -> None:
-        """Record the end of a process in the history."""
+        """Record the time at which a process ended."""
         lifetimes = self._history.lifetimes
         lifetimes[process.name] = lifetimes[process.name][0], self._loop.time()
 

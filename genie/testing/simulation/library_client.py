@@ -13,7 +13,7 @@ from genie.testing.simulation.scenario import ClientContext, Workload
 
 
 class LibraryClient:
-    """Some tasks that acquire and release locks over one `genie.Client`, until the scenario ends."""
+    """Runs some tasks that acquire and release locks over one `genie.Client`, until the scenario ends."""
 
     def __init__(self, context: ClientContext, name: str, random: Random) -> None:
         self.context = context
@@ -25,7 +25,7 @@ class LibraryClient:
         return self.name
 
     async def run(self) -> None:
-        """Connect, and run the tasks until the scenario ends. Start again if one of them fails with the connection."""
+        """Connect, and run the tasks until the scenario ends. If Genie raises an error, connect again after a pause."""
         while True:
             try:
                 async with connect(",".join(self.context.addresses), connect_timeout=3.0) as client:
@@ -40,13 +40,18 @@ class LibraryClient:
         self.context.history.append(NOTE, self.name, "finished")
 
     async def _task(self, client: Client) -> None:
-        """Use locks in random ways, with random pauses, until the scenario ends."""
+        """Use locks in random ways, with random pauses, until the scenario ends. Errors of Genie are only recorded."""
         random = self.random
         while not self.context.stopping.is_set():
             await asyncio.sleep(random.expovariate(1 / self.context.scenario.think_time_s))
             patterns = [
-                *(self._hold, self._hold, self._hold_nested, self._acquire_and_release, self._try_acquire),
-                *(self._cancel, self._hold_with_watchdog),
+                self._hold,
+                self._hold,  # twice as often
+                self._hold_nested,
+                self._acquire_and_release,
+                self._try_acquire,
+                self._cancel,
+                self._hold_with_watchdog,
             ]
             try:
                 await random.choice(patterns)(client)
@@ -56,13 +61,14 @@ class LibraryClient:
     # -- patterns of use ---------------------------------------------------------------------------------
 
     async def _hold(self, client: Client) -> None:
+        """Hold a lock for a random time, with a context manager."""
         async with client.lock(*self._names(), **self._options()) as lock:
             self._note("holds", lock.id, lock.fence)
             await self._work()
             self._note("releases", lock.id)
 
     async def _hold_nested(self, client: Client) -> None:
-        """Acquire a second lock, perhaps of the same transaction, while the first is held."""
+        """Acquire a second lock with the same options, perhaps of the same transaction, while the first lock is held."""
         options = self._options()
         async with client.lock(*self._names(), **options) as outer:
             self._note("holds", outer.id, outer.fence)
@@ -74,7 +80,7 @@ class LibraryClient:
             self._note("releases", outer.id)
 
     async def _acquire_and_release(self, client: Client) -> None:
-        """Acquire a lock without a context manager, perhaps extend it, and release it, sometimes by id."""
+        """Acquire a lock without a context manager, sometimes extend the lock, and release it, sometimes by id."""
         lock = await client.acquire(*self._names(), **self._options())
         self._note("holds", lock.id, lock.fence)
         await self._work()
@@ -107,7 +113,7 @@ class LibraryClient:
             self._note("was cancelled")
 
     async def _hold_with_watchdog(self, client: Client) -> None:
-        """Hold a lock for longer than its transaction timeout, which the watchdog extends."""
+        """Hold a lock, sometimes for longer than its transaction timeout: the watchdog extends the lock."""
         options = self._options() | {"transaction_timeout": self.random.choice([0.3, 1.0])}
         async with client.lock(*self._names(), watchdog=True, **options) as lock:
             self._note("holds", lock.id, lock.fence)
@@ -117,6 +123,7 @@ class LibraryClient:
     # -- inside -------------------------------------------------------------------------------------------
 
     def _names(self) -> list[str]:
+        """Return random resources with modes, e.g. `shared:a`."""
         return self._workload.resources()
 
     def _options(self) -> dict[str, Any]:
@@ -132,5 +139,5 @@ class LibraryClient:
         await asyncio.sleep(self.random.choice([0.0, 0.01, 0.1, 0.5]))
 
     def _note(self, *words: object) -> None:
-        """Record a remark in the history."""
+        """Record a remark in the history, which consists of the words."""
         self.context.history.append(NOTE, self.name, " ".join(map(str, words)))

@@ -12,16 +12,16 @@ from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import Node, SimLoop
 from genie.testing.simulation.network import Connection, Network
 from genie.testing.simulation.redis.replication import ReplicatedRedis
-from genie.testing.simulation.redis.server import CUT_AFTER, CUT_BEFORE, REJECT
+from genie.testing.simulation.redis.server import CUT_AFTER, CUT_BEFORE, PORT, REJECT
 from genie.testing.simulation.scenario import Scenario
 from genie.testing.simulation.stores import OneRedis, RedisWithSentinels
 
 PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
-"""How long a process is stopped: shorter and longer than every timeout of its peers."""
+"""How long a fault lasts, e.g. a stopped process: some values are shorter, some longer than every timeout of its peers."""
 
 
 class Nemesis:
-    """Injects the faults of a scenario, one after the other, chosen by the seed."""
+    """Injects the faults of a scenario, one at a time. The seed chooses the faults and their times."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Nemesis:
         self._failovers = Failovers(Random(f"{scenario.seed} failovers"), network, store, hosts, clients)
         self._commands_fail_until = 0.0
         self._pause_next_committer_s: float | None = None
-        """How long the next server that sends a commit is stopped, before it gets the reply; None: it is not."""
+        """How long the next server that sends a commit is stopped before it gets the reply; None if none will be stopped."""
         for redis in store.redises:
             redis.fault = self._command_fault
 
@@ -53,22 +53,22 @@ class Nemesis:
         return self._loop.time() < self._commands_fail_until
 
     async def run_for(self, duration_s: float) -> None:
-        """Inject random faults at random times; return when the duration has passed."""
+        """Inject random faults at random times for `duration_s` seconds."""
         loop, faults = self._loop, self._scenario.faults
-        until = loop.time() + duration_s
+        ends_at = loop.time() + duration_s
         while faults:
             interval_s = self._random.expovariate(1 / self._scenario.fault_interval_s)
-            if loop.time() + interval_s >= until:
+            if loop.time() + interval_s >= ends_at:
                 break
             await asyncio.sleep(interval_s)
             kind = self._random.choice(faults)
             description = _FAULTS[kind](self)
-            if description:
+            if description:  # otherwise the fault was impossible
                 self._history.append(FAULT, "nemesis", f"{kind}: {description}")
-        await asyncio.sleep(max(0.0, until - loop.time()))
+        await asyncio.sleep(max(0.0, ends_at - loop.time()))
 
     def heal(self) -> None:
-        """End all faults: restart, continue and reconnect everything."""
+        """End all faults: restart Redis, heal the network, continue stopped processes, and reset half-open connections."""
         self._commands_fail_until = 0.0
         for redis in self._store.redises:
             redis.fault = lambda _command, _sender: None
@@ -87,14 +87,18 @@ class Nemesis:
     # -- network faults: each method injects one fault, and returns its description, or "" if it was impossible ----
 
     def _reset_a_client_connection(self) -> str:
-        return self._cut(lambda connection: connection.address[1] != 6379)
+        """Break a random connection that does not lead to a Redis; return a description, or "" if there is none."""
+        return self._cut([each for each in self._network.connections if each.address[1] != PORT])
 
     def _reset_a_store_connection(self) -> str:
-        return self._cut(lambda connection: connection.address[1] == 6379)
+        """Break a random connection to a Redis; return a description, or "" if there is none."""
+        return self._cut([each for each in self._network.connections if each.address[1] == PORT])
 
-    def _cut(self, matches: Callable[[Connection], bool]) -> str:
-        """Break a random connection that matches. One side detects it soon, the other perhaps much later."""
-        candidates = [connection for connection in self._network.connections if matches(connection)]
+    def _cut(self, candidates: list[Connection]) -> str:
+        """Break one of the connections at random; return a description, or "" if there are none.
+
+        One side detects the break soon, the other perhaps much later.
+        """
         if not candidates:
             return ""
         connection = self._random.choice(candidates)
@@ -104,11 +108,15 @@ class Nemesis:
         return f"{connection}, detected after {delays_s[0]:.3f} s and {delays_s[1]:.3f} s"
 
     def _partition_hosts(self) -> str:
-        """Partition two random hosts for a while; a Redis only from a server, because clients do not connect to it."""
+        """Partition two random hosts for a random time; return a description.
+
+        Clients do not connect to a Redis, so a Redis is only partitioned from a server.
+        """
         redises, servers = self._store.hosts, [host.name for host in self._hosts]
         one, other = self._random.sample([*redises, *servers, *[node.host for node in self._clients]], 2)
         if {one, other} & set(redises) and not {one, other} & set(servers):
-            one, other = one if one in redises else other, self._random.choice(servers)
+            one = one if one in redises else other
+            other = self._random.choice(servers)
         duration_s = self._random.choice(PAUSES_S)
         self._network.partition(one, other)
         self._loop.call_later(duration_s, self._network.heal)
@@ -117,11 +125,12 @@ class Nemesis:
     # -- store faults ------------------------------------------------------------------------------------
 
     def _command_fault(self, command: list[bytes], sender: str) -> str | None:
-        """Return the fault of a Redis command, or None; also stop the sender of a commit if that is due.
+        """Return the fault to inject into a Redis command, or None. Each Redis calls this before it executes a command.
 
-        Each Redis calls this before it executes a command. `sender` is the name of the node.
+        `sender` is the name of the node that sent the command. If the nemesis has planned to stop the next server that
+        commits, and the command is a commit, this method stops that server.
         """
-        if self._pause_next_committer_s is not None and command[0] == b"EVALSHA":
+        if self._pause_next_committer_s is not None and command[0] == b"EVALSHA":  # a commit is a script
             for host in self._hosts:
                 if host.node.name == sender:
                     self._pause(host.node, self._pause_next_committer_s)
@@ -133,6 +142,7 @@ class Nemesis:
         return fault
 
     def _fail_commands(self) -> str:
+        """Let a share of the Redis commands fail for a random time; return a description."""
         duration_s = self._random.choice(PAUSES_S)
         self._commands_fail_until = self._loop.time() + duration_s
         return f"for {duration_s} s"
@@ -145,15 +155,18 @@ class Nemesis:
         return "without loss"
 
     def _flush_scripts(self) -> str:
+        """Delete all cached scripts in Redis, so that servers must load them again; return a description."""
         self._store.master.flush_scripts()
         return "SCRIPT FLUSH"
 
     def _lose_writes(self) -> str:
-        lost = self._store.master.restart(self._random.choice([1, 2, 5, 20]))
+        """Restart Redis without its last writes; return a description."""
+        lost_count = self._store.master.restart(lost_writes=self._random.choice([1, 2, 5, 20]))
         self._store.detect_lost_writes()
-        return f"{lost} writes, in a restart"
+        return f"{lost_count} writes, in a restart"
 
     def _flush_the_store(self) -> str:
+        """Delete all keys in Redis; return a description."""
         self._store.master.flush()
         self._store.detect_lost_writes()
         return "FLUSHALL"
@@ -161,7 +174,10 @@ class Nemesis:
     # -- process faults -----------------------------------------------------------------------------------
 
     def _pause(self, node: Node, pause_s: float | None = None) -> str:
-        """Stop a process for a given or random time; return a description, or "" if it was not running."""
+        """Stop a process for `pause_s` seconds, by default for a random time.
+
+        Returns a description, or "" if the process was not running.
+        """
         pause_s = self._random.choice(PAUSES_S) if pause_s is None else pause_s
         loop = self._loop
         if node.dead or node.stopped:
@@ -170,22 +186,22 @@ class Nemesis:
         loop.call_later(pause_s, loop.continue_node, node, context=Context())
         return f"{node} for {pause_s} s"
 
-    def _random_host(self) -> Host:
-        return self._random.choice(self._hosts)
-
     def _pause_a_server(self) -> str:
-        """Stop a random server now, or the next one that sends a commit, before it gets the reply."""
+        """Stop a random server now, or plan to stop the next server that sends a commit, before the reply arrives."""
         if self._random.random() < 0.5:
             self._pause_next_committer_s = self._random.choice(PAUSES_S)
             return f"the next one that commits, before it has the reply, for {self._pause_next_committer_s} s"
-        return self._pause(self._random_host().node)
+        return self._pause(self._random.choice(self._hosts).node)
 
     def _pause_a_client(self) -> str:
         return self._pause(self._random.choice(list(self._clients)))
 
     def _kill_a_server(self) -> str:
-        """Crash a random server, perhaps with its machine (`silently`); it restarts after a while."""
-        host = self._random_host()
+        """Crash a random server, sometimes with its machine (`silently`), and schedule its restart.
+
+        Returns a description, or "" if the chosen server was already down.
+        """
+        host = self._random.choice(self._hosts)
         if host.node.dead:
             return ""
         silently, restart_after_s = self._random.random() < 0.3, self._random.choice([0.0, 0.05, 1.0, 5.0])
@@ -194,12 +210,12 @@ class Nemesis:
         return description
 
     def _restart_a_server(self) -> str:
-        host = self._random_host()
+        host = self._random.choice(self._hosts)
         host.terminate()
         return f"SIGTERM to {host.node}"
 
     def _kill_a_client(self) -> str:
-        """Crash a random client, unless it is the last one."""
+        """Crash a random client; return its name, or "" if it is the last one, which must survive."""
         live = [node for node in self._clients if not node.dead]
         if len(live) < 2:
             return ""
@@ -234,17 +250,20 @@ _FAULTS: dict[str, Callable[[Nemesis], str]] = {
 # -- Faults of a replicated Redis: the primary fails, or two Redises consider themselves the primary --------
 
 LAGS_S = (0.05, 0.3, 1.0, 4.0, 12.0)
-"""How long a replica receives nothing."""
+"""How long the replication to a replica is paused."""
 STALLS_S = (1.5, 3.0, 6.0, 12.0)
-"""How long a primary is stopped or cut off: shorter and longer than the sentinels need to elect another."""
+"""How long a primary is stopped or partitioned: some values are shorter, some longer than an election takes."""
 RESTART_DELAYS_S = (0.1, 2.0, 6.0)
 """How long a Redis that was killed stays down."""
 LEADER_RESTART_DELAYS_S = (0.1, 6.0, 12.0)
-"""How long the leading server stays down if it is killed with the primary: until before or after a follower takes over."""
+"""How long the leading server stays down if it is killed with the primary: one value ends before a follower takes over."""
 
 
 class Failovers:
-    """Injects the faults that need three Redises. Each public method returns a description, or "" if it was impossible."""
+    """Injects the faults that need three Redis servers.
+
+    Each public method injects one fault and returns a description, or "" if the fault was impossible.
+    """
 
     def __init__(
         self,
@@ -267,12 +286,15 @@ class Failovers:
         return self._any_store
 
     def delay_replication(self) -> str:
-        """Delay the replication to one replica."""
+        """Pause the replication to a random replica for a random time; return a description."""
         replica = self._random.choice([redis for redis in self._store.redises if redis is not self._store.master])
         return self._pause_replication_to(replica, self._random.choice(LAGS_S))
 
     def kill_primary(self) -> str:
-        """Kill the primary, perhaps while its replicas lag, and perhaps the leader with it. Both restart, with their data."""
+        """Kill the primary, sometimes while its replicas lag, and sometimes together with the leading server.
+
+        Both are restarted later; the primary keeps its data.
+        """
         master, leader = self._store.master, self._leader()
         lag_description = self._maybe_pause_replication(always=leader is not None)
         silently, restart_after_s = self._random.random() < 0.3, self._random.choice(RESTART_DELAYS_S)
@@ -290,13 +312,13 @@ class Failovers:
         return f"{master.host}{', silently' if silently else ''}, back after {restart_after_s} s{lag_description}{with_leader}"
 
     def fail_over(self) -> str:
-        """Have the sentinels elect another primary, and demote the old one late."""
+        """Let the sentinels elect another primary. They demote the old primary only after a delay."""
         lag_description = self._maybe_pause_replication()
         elected = self._store.sentinels.fail_over()
         return elected and f"to {elected}{lag_description}"
 
     def pause_primary(self) -> str:
-        """Stop the primary for a while; when it continues, it still considers itself the primary."""
+        """Stop the primary for a random time. When it continues, it still considers itself the primary."""
         process, stall_s = self._store.process, self._random.choice(STALLS_S)
         lag_description = self._maybe_pause_replication()
         if process.dead or process.stopped:
@@ -306,33 +328,43 @@ class Failovers:
         return f"{process} for {stall_s} s{lag_description}"
 
     def partition_primary(self) -> str:
-        """Partition the primary, with some servers and clients, from the other Redises and hosts. A few reach both sides."""
+        """Partition the primary from the replicas for a random time.
+
+        Some servers and clients are on the side of the primary, others on the side of the replicas, and a few can reach both.
+        Returns a description.
+        """
         random = self._random
         others = [host.name for host in self._hosts] + [node.host for node in self._clients]
         master = self._store.master.host
-        minority: list[str] = []
-        majority = [host for host in self._store.hosts if host != master]
+        with_primary: list[str] = []
+        with_replicas = [host for host in self._store.hosts if host != master]
         for name in others:
             side = random.random()
             if side < 0.45:
-                minority.append(name)
+                with_primary.append(name)
             elif side < 0.85:
-                majority.append(name)
-        for one in [master, *minority]:
-            for other in majority:
+                with_replicas.append(name)
+        for one in [master, *with_primary]:
+            for other in with_replicas:
                 self._network.partition(one, other)
         pause_s = random.choice(STALLS_S)
         self._loop.call_later(pause_s, self._network.heal)
-        return f"{', '.join([master, *minority])} from {', '.join(majority)} for {pause_s} s"
+        return f"{', '.join([master, *with_primary])} from {', '.join(with_replicas)} for {pause_s} s"
 
     def _leader(self) -> Host | None:
-        """Return, with probability one half, the host of the leading server: the last writer of the primary."""
+        """Return the host of the leading server, which is the last writer of the primary.
+
+        Returns None with probability one half, so that the caller spares the leader, or if there is no leader.
+        """
         head = self._store.head
         leaders = [host for host in self._hosts if head is not None and host.node.name == head.writer]
         return leaders[0] if leaders and self._random.random() < 0.5 else None
 
     def _maybe_pause_replication(self, *, always: bool = False) -> str:
-        """Delay the replication to all replicas with probability 0.6, or `always`; return a description, or ""."""
+        """Pause the replication to all replicas for a random time, with probability 0.6 or, if `always`, in any case.
+
+        Returns a description, or "" if the replication continues.
+        """
         if self._random.random() < 0.4 and not always:
             return ""
         lag_s = self._random.choice(LAGS_S[2:])
@@ -342,7 +374,7 @@ class Failovers:
         return f", where all replicas lag for {lag_s} s"
 
     def _pause_replication_to(self, replica: ReplicatedRedis, lag_s: float) -> str:
-        """Pause the replication to one replica for a while."""
+        """Pause the replication to one replica for `lag_s` seconds; return a description."""
         replica.pause_replication()
         self._loop.call_later(lag_s, replica.resume_replication)
         return f"{replica.host} for {lag_s} s"

@@ -23,19 +23,19 @@ FAULTS = (
     "kill a client",
     "partition hosts",
 )
-"""Faults for every scenario. (Those that lose acknowledged writes are in `LOSSES`.)"""
+"""Faults for every scenario. Faults that lose acknowledged writes are listed in `LOSSES`."""
 
 FIRST_ANY_OF_SEED = 1_000_000
 """From this seed on, clients also request any of several resources (`anyOf`). The ranges of seeds keep the histories of
 lower seeds unchanged when a feature is added, so that an earlier failure can still be reproduced."""
 
 FIRST_REPLICATED_SEED = 2_000_000
-"""From this seed on, there are three Redises with sentinels."""
+"""From this seed on, there are three Redis servers with sentinels."""
 
 FIRST_V1_FEATURES_SEED = 3_000_000
 """From this seed on, clients use the features that version 1 of the protocol added: quiet connections, `bye`, `release` by
 `ref`, rejected `hello`s, repeated refs of ended requests, unlimited waits, notes, amounts as strings. Every third scenario
-has three Redises, and every second one has `anyOf`."""
+has three Redis servers, and every second scenario has `anyOf` requests."""
 
 FAILOVERS = (
     "delay replication",
@@ -44,50 +44,57 @@ FAILOVERS = (
     "pause a master",
     "partition the master",
 )
-"""Additional faults with three Redises."""
+"""Additional faults for scenarios with three Redis servers."""
 
 LOSSES = ("lose writes", "flush the store")
-"""Additional faults with a single Redis: it loses acknowledged writes. (With three, a replica would take over.)"""
+"""Additional faults for scenarios with a single Redis, which loses acknowledged writes."""
 
 
 @dataclass(slots=True)
 class Scenario:
-    """The parameters of one simulation. Durations are virtual."""
+    """The parameters of one simulation. Durations are in virtual time."""
 
     seed: int
     server_count: int = 1
     wire_client_count: int = 2
     session_client_count: int = 2
     library_client_count: int = 1
-    """Numbers of clients: on the bare wire without and with sessions, and of the library."""
+    """The numbers of wire clients without sessions, of wire clients with sessions, and of clients that use the library."""
     resources: list[str] = field(default_factory=lambda: ["a", "b", "c"])
     shared_ratio: float = 0.3
+    """The share of resources that are requested in shared mode."""
     transactions: bool = True
+    """Whether some requests have a transaction name."""
     priorities: bool = True
+    """Whether some requests have a priority."""
     any_of: bool = False
+    """Whether some requests have `anyOf`."""
     v1_features: bool = False
-    """Clients use the features that version 1 of the protocol added; see `FIRST_V1_FEATURES_SEED`."""
+    """Whether clients use the features that version 1 of the protocol added; see `FIRST_V1_FEATURES_SEED`."""
     max_live_requests: int = 6
-    """The limit of one client."""
+    """The maximum number of live requests of one client."""
     think_time_s: float = 0.3
+    """The mean time between two actions of a client."""
     fault_phase_s: float = 20.0
-    """How long the clients send requests and faults are injected, before everything must recover."""
+    """How long clients send requests and faults are injected. Afterwards the cluster must recover."""
     faults: list[str] = field(default_factory=list)
     fault_interval_s: float = 3.0
     """The mean time between two faults."""
     slow_ratio: float = 0.02
-    """The share of slow network segments."""
+    """The share of network segments that are delayed for long."""
     redis_count: int = 1
-    """One, or three with sentinels."""
+    """One Redis server, or three with sentinels."""
     min_replicas: int = 0
+    """On how many replicas a batch must be before a client is notified of it."""
     max_lag_s: float = 0.0
     """The longest replication lag, in addition to the network delay."""
 
 
 def scenario_of(seed: int) -> Scenario:
-    """Return the scenario of a seed. Each has only some of the faults, so that they are combined in many ways.
+    """Return the scenario of a seed.
 
-    What was added later draws from a generator of its own, so that the scenarios of older seeds stay the same.
+    Each scenario has only some of the faults, so that the faults are combined in many ways. Parameters for replicated Redis
+    are drawn from a second generator, so that the scenarios of the older seeds stay the same.
     """
     random = Random(f"{seed} plan")
     faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
@@ -115,7 +122,7 @@ def scenario_of(seed: int) -> Scenario:
         wire_client_count=wire_client_count,
         session_client_count=session_client_count,
         library_client_count=library_client_count,
-        resources=[chr(97 + i) for i in range(random.choice([1, 2, 3, 3, 4, 6]))],
+        resources=list("abcdef"[: random.choice([1, 2, 3, 3, 4, 6])]),
         shared_ratio=random.choice([0.0, 0.3, 0.6]),
         transactions=random.random() < 0.6,
         priorities=random.random() < 0.5,
@@ -136,7 +143,7 @@ def scenario_of(seed: int) -> Scenario:
 # -- The workload --------
 
 NO_LIMIT_MS = 2_147_483_647
-"""A `queueTimeout` without a limit."""
+"""The `queueTimeout` that stands for an unlimited wait."""
 NOTES = ("cron@host-7", "ä note with \U0001f510", "x" * 256)
 
 
@@ -146,22 +153,23 @@ class ClientContext:
 
     scenario: Scenario
     addresses: list[str]
-    """Of the servers, as `HOST:PORT`."""
+    """The addresses of the servers, as `HOST:PORT`."""
     history: History
     request_ids: list[int] = field(default_factory=list)
     """The ids of all requests, in the order in which clients first received them."""
     stopping: Event = field(default_factory=Event)
-    """Set when the clients are to finish."""
+    """Set when the clients have to finish."""
 
     def recent_request_id(self, random: Random) -> int:
-        """Return the id of a recent request of some client, or 0 if there was none."""
+        """Return the id of one of the ten most recent requests of all clients, or 0 if there was no request yet."""
         return random.choice(self.request_ids[-10:]) if self.request_ids else 0
 
 
 class Workload:
     """Generates random requests within the parameters of a scenario.
 
-    `v1_random` decides the fields that only scenarios with `v1_features` have, so that the requests of other seeds stay the same.
+    `v1_random` is a second generator for the fields that only scenarios with `v1_features` have. It leaves the requests of
+    all other scenarios unchanged.
     """
 
     def __init__(self, scenario: Scenario, random: Random, v1_random: Random | None = None) -> None:
@@ -180,7 +188,10 @@ class Workload:
         ]
 
     def transaction(self, client: str) -> str | None:
-        """Return a transaction name for a request of `client`: one that all clients use, one of its own, or none."""
+        """Return a random transaction name for a request of `client`, or None for a request without a transaction.
+
+        Some names are used by all clients, the others only by `client`.
+        """
         random, scenario = self.random, self.scenario
         if not scenario.transactions or random.random() < 0.4:
             return None
@@ -190,7 +201,7 @@ class Workload:
         """Return the payload of a random `request` of `client`, without its `ref`."""
         random = self.random
         if self.scenario.any_of and random.random() < 0.4:
-            return self._add_features(self.any_of_request(client))
+            return self._add_v1_features(self.any_of_request(client))
         payload: dict[str, Any] = {"resources": self.resources()}
         if random.random() < 0.8:
             payload["queueTimeout"] = random.choice([0, 50, 400, 2_000, 5_000, 20_000])
@@ -203,10 +214,10 @@ class Workload:
             payload["priority"] = random.choice([-1, 1, 5])
         if random.random() < 0.15:
             payload["onDisconnect"] = "release"
-        return self._add_features(payload)
+        return self._add_v1_features(payload)
 
-    def _add_features(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return the payload of a request; in scenarios with `v1_features` with random changes that use newer features."""
+    def _add_v1_features(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Return the payload of a request, in scenarios with `v1_features` with random changes that use these features."""
         v1_random = self._v1_random
         if v1_random is None:
             return payload
@@ -215,6 +226,7 @@ class Workload:
         if "resources" in payload and v1_random.random() < 0.08:
             payload["queueTimeout"] = NO_LIMIT_MS
         if "anyOf" in payload and v1_random.random() < 0.5:
+            # Large amounts are written as strings.
             payload["target"] = str(payload["target"] * 10**30)
             payload["weights"] = [
                 str(weight * 10**30) for weight in payload.get("weights") or [1] * len(payload["anyOf"])
@@ -235,7 +247,7 @@ class Workload:
         if random.random() < 0.5:
             payload["weights"] = [random.choice([1, 2, 4]) for _ in names]
         else:
-            payload["target"] = (payload["target"] + 1) // 2
+            payload["target"] = (payload["target"] + 1) // 2  # each resource has the default weight 1
         transaction = self.transaction(client)
         if transaction is not None:
             payload["transactionName"] = transaction

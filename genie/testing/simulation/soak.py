@@ -14,9 +14,9 @@ from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_REPLICATE
 
 
 def run(seed: int) -> tuple[Cluster, list[str]]:
-    """Run the simulation of a seed; return the finished cluster, and a description of each failure.
+    """Run the simulation of a seed; return the finished cluster and a description of each failure.
 
-    Failures are the violations that the checkers find in the history, and the problems that the cluster met while it ran.
+    Failures are the violations that the checkers find in the history, and the problems that occurred during the run.
     """
     cluster = Cluster(scenario_of(seed))
     problems = cluster.run()
@@ -24,7 +24,10 @@ def run(seed: int) -> tuple[Cluster, list[str]]:
 
 
 def seeds_of_all_kinds() -> Iterator[int]:
-    """Yield seeds without end, alternating between three kinds of scenarios: plain, with `anyOf`, and with three Redises."""
+    """Yield an endless sequence of seeds, alternating between three kinds of scenarios.
+
+    The kinds are plain scenarios, scenarios with `anyOf` requests, and scenarios with three Redis servers.
+    """
     for number in itertools.count():
         yield from (1 + number, FIRST_ANY_OF_SEED + number, FIRST_REPLICATED_SEED + number)
 
@@ -32,10 +35,12 @@ def seeds_of_all_kinds() -> Iterator[int]:
 @click.command()
 @click.option("--seed", type=int, help="Run this seed only, and print its history.")
 @click.option("--first", type=int, help="The first of consecutive seeds. [default: seeds of all kinds, alternating]")
-@click.option("--seeds", type=int, help="How many seeds. [default: unlimited]")
-@click.option("--seconds", type=float, help="Time limit: no seed is started after it. [default: unlimited]")
+@click.option("--seeds", type=int, help="How many seeds to run. [default: unlimited]")
+@click.option("--seconds", type=float, help="Start no seed after this many seconds. [default: unlimited]")
 @click.option("--stop", is_flag=True, help="Stop at the first failure.")
-@click.option("--tail", type=int, default=60, show_default=True, help="How many entries of a history to print.")
+@click.option(
+    "--tail", type=int, default=60, show_default=True, help="How many entries at the end of a history to print."
+)
 @click.option("--about", type=int, help="Print only the faults and the entries that mention this request id.")
 def main(
     seed: int | None,
@@ -49,25 +54,25 @@ def main(
     """Simulate clusters of servers, clients and Redis under faults. Exits with 1 after a violation."""
     if seed is not None:
         first, seeds = seed, 1
-    started_at, failures = time.perf_counter(), 0
+    started_at, failed_count = time.perf_counter(), 0
     all_seeds = seeds_of_all_kinds() if first is None else itertools.count(first)
-    for number, this_seed in enumerate(itertools.islice(all_seeds, seeds), 1):
+    for number, this_seed in enumerate(itertools.islice(all_seeds, seeds), start=1):
         if seconds is not None and time.perf_counter() - started_at > seconds:
             break
-        cluster, problems = run(this_seed)
-        if problems or seed is not None:
+        cluster, failures = run(this_seed)
+        if failures or seed is not None:
             click.echo(cluster.history.tail(tail, about=about))
-        for problem in problems[:10]:
-            click.echo(f"*** {problem}")
-        if problems:
-            failures += 1
+        for failure in failures[:10]:
+            click.echo(f"*** {failure}")
+        if failures:
+            failed_count += 1
             click.echo(f"reproduce: python -m genie.testing.simulation.soak --seed {this_seed}")
             if stop:
                 break
         if number % 50 == 0 or number == seeds:
             seconds_per_seed = (time.perf_counter() - started_at) / number
-            click.echo(f"{number} seeds, {failures} failed, {seconds_per_seed:.2f} s each")
-    raise SystemExit(1 if failures else 0)
+            click.echo(f"{number} seeds, {failed_count} failed, {seconds_per_seed:.2f} s each")
+    raise SystemExit(1 if failed_count else 0)
 
 
 if __name__ == "__main__":

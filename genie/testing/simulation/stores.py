@@ -47,30 +47,36 @@ class OneRedis:
         return self.recorder.stored_records()
 
     def detect_lost_writes(self) -> None:
-        """Compare the store with the recorded state, after a fault that may have lost writes."""
+        """Let the recorder compare the store with the recorded state, after a fault that may have lost writes."""
         self.recorder.detect_lost_writes()
 
     def heal(self) -> None:
-        """End the faults of the store: a single Redis has none that last."""
+        """Do nothing: no fault of a single Redis lasts."""
 
     async def wait_until_settled(self) -> None:
-        """Wait until the replicas follow the primary: there are none."""
+        """Return at once: there are no replicas that would have to follow a primary."""
 
     def record_final_state(self) -> None:
-        """Record the final state: the recorder has recorded every write already."""
+        """Do nothing: only several Redis servers have a final state, which selects the surviving lineage."""
 
 
 class RedisWithSentinels:
-    """A primary and two replicas, each with a sentinel on its machine."""
+    """A primary and two replicas, each with a sentinel on the same machine."""
 
     def __init__(self, scenario: Scenario, network: Network, history: History) -> None:
         self._loop = network.loop
         self._history = history
         self.hosts = tuple(f"redis{number}" for number in (1, 2, 3))
         self.url = f"redis+sentinel://{','.join(self.hosts)}/{NAME}"
-        log = ReplicationLog()
+        replication_log = ReplicationLog()
         self.redises = [
-            ReplicatedRedis(self._loop, host, log, Random(f"{scenario.seed} {host}"), scenario.max_lag_s)
+            ReplicatedRedis(
+                self._loop,
+                host,
+                replication_log=replication_log,
+                random=Random(f"{scenario.seed} {host}"),
+                max_lag_s=scenario.max_lag_s,
+            )
             for host in self.hosts
         ]
         for replica in self.redises[1:]:
@@ -87,7 +93,7 @@ class RedisWithSentinels:
 
     @property
     def head(self) -> StoreState | None:
-        """The state that the primary has."""
+        """The current state of the primary; None if no server has written to it."""
         return self._recorder.head(self.master)
 
     @property
@@ -101,7 +107,7 @@ class RedisWithSentinels:
         return [redis.process for redis in self.redises]
 
     async def start(self) -> None:
-        """Start the Redises and the sentinels."""
+        """Start the Redis servers and the sentinels."""
         for redis in self.redises:
             redis.start()
         for sentinel in self.sentinels.members:
@@ -114,21 +120,21 @@ class RedisWithSentinels:
         return self._recorder.stored_records(self.master)
 
     def detect_lost_writes(self) -> None:
-        """Do nothing: writes are lost by failovers only, which the recorder follows."""
+        """Do nothing: writes are lost only by failovers, which the recorder follows."""
 
     def heal(self) -> None:
-        """Restart the Redises that were killed, and end the replication lags."""
+        """Restart the Redis servers that were killed, and resume the replication to every replica."""
         for redis in self.redises:
             redis.revive()
             redis.resume_replication()
 
     async def wait_until_settled(self) -> None:
-        """Wait until all replicas follow the primary."""
+        """Wait until the sentinels agree and all replicas follow the primary."""
         while not self.sentinels.is_settled:  # noqa: ASYNC110 - once in a simulation
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     def record_final_state(self) -> None:
-        """Record the final state: that of the primary is the lineage that survived."""
+        """Record the state of the primary as the final state: its ancestors are the surviving lineage."""
         self._history.final = self.head
 
     def _on_sentinel_action(self, action: str) -> None:

@@ -1,7 +1,8 @@
-"""A client written from protocol.md alone, without the library. It uses one connection after the other.
+"""A client written from protocol.md alone, without the library. The client uses one connection after the other.
 
-It also does what a well-behaved client would not: it repeats requests, names foreign ids, sends a `hello` that is rejected,
-and ends connections at any time. With a session its requests outlive a connection.
+The client also does what a well-behaved client would not do: it repeats requests, releases the requests of other clients,
+sends a `hello` that the server rejects, and ends connections at any time. If the client has a session, its requests outlive
+a connection.
 """
 
 from __future__ import annotations
@@ -21,56 +22,63 @@ REJECTED_HELLOS: tuple[Payload, ...] = ({"protocol": 2}, {"protocol": 1, "sesion
 
 
 class PendingRequest:
-    """One of the client's requests, and its state according to the messages. `ended`: no further message is expected."""
+    """A request of the client, and its state according to the messages of the server."""
 
     def __init__(self, payload: Payload, expires: bool, generation: int) -> None:
         self.payload = payload
         self.ref: str = payload["ref"]
         self.expires = expires
-        """The client does not release it, so that it ends by a timeout."""
+        """Whether the client never releases the request, so that it ends by a timeout."""
         self.generation = generation
-        """The session or connection that it belongs to; see `WireClient.generation`."""
+        """The number of the session or connection that the request belongs to; see `WireClient.generation`."""
         self.id = 0
+        """The request id; 0 until the server has sent it."""
         self.held = False
         self.ended = False
+        """Whether the client expects no further message about the request."""
         self.sent = False
-        """It was sent on the current connection."""
+        """Whether the request was sent on the current connection."""
         self.releasing = False
+        """Whether a release of the request was sent on the current connection."""
         self.mentioned = True
-        """The server sent a message about it on the current connection."""
+        """Whether the server has sent a message about the request on the current connection."""
 
 
 class WireClient:
-    """A simulated client on the bare wire: `run` executes it from start to end."""
+    """A simulated client without the library. `run` executes the client from start to end.
+
+    `session` is the secret of its session, or None for a client without a session.
+    """
 
     def __init__(self, context: ClientContext, name: str, random: Random, session: str | None) -> None:
         self.context = context
         self.name = name
         self.random = random
         self.v1_random = Random(f"{context.scenario.seed} {name} extra")
-        """Decides the choices of scenarios with `v1_features` only, so that the histories of other seeds do not depend on it."""
+        """A second generator for the choices that only scenarios with `v1_features` have: other histories stay the same."""
         self.v1_features = context.scenario.v1_features
         self.session = session
         self.session_timeout_ms = random.choice([10_000, 10_000, 3_000, 30_000])
         self.requests: dict[str, PendingRequest] = {}
-        """By `ref`."""
+        """All requests by `ref`."""
         self.quiet = False
-        """The current connection is quiet: it gets no `queued`."""
+        """Whether the current connection is quiet, so that the server sends no `queued`."""
         self.generation = 0
-        """Counts the sessions of this client or, without a session, its connections. Refs are unique within each."""
+        """The number of sessions of this client so far or, without a session, of connections. The scope of refs."""
         self._workload = Workload(context.scenario, random, self.v1_random)
         self._by_id: dict[int, PendingRequest] = {}
         self._connection: _Connection | None = None
         self._leader_hint: str | None = None
+        """The address of the leader according to the last error, or None."""
         self._progress = asyncio.Event()
-        """Set by every message, and when the connection ends."""
+        """Set when a message arrives, and when the connection ends."""
         self._ref_count = 0
         self._pinged: set[str] = set()
-        """Refs of the pings that are unanswered on the current connection."""
+        """The refs of the pings that are unanswered on the current connection."""
         self._synced = False
-        """The server has sent the state of all requests of the session: its reply to the first `ping` has arrived."""
+        """Whether the server has sent the state of all requests of the session, i.e. has replied to the first `ping`."""
         self._ready = False
-        """The client may send requests: there is no handshake, or it succeeded."""
+        """Whether the client may send requests: no handshake is needed, or the handshake has succeeded."""
 
     def __str__(self) -> str:
         pending = [f"{request.id or ref}" for ref, request in self.requests.items() if not request.ended]
@@ -110,24 +118,24 @@ class WireClient:
     # -- the workload -------------------------------------------------------------------------------------
 
     def _act_at_random(self) -> None:  # noqa: C901, PLR0912 - one branch for each kind of action
-        """Do one random thing: request, release, extend, ping, inspect, repeat a request, or disconnect."""
+        """Do one random action: request, release, extend, ping, inspect, repeat a request, half-close, or disconnect."""
         random = self.random
         dice = random.random()
         if self.v1_features and self._act_with_v1_features():
             return
-        live = [
+        releasable = [
             request
             for request in self.requests.values()
             if self._can_release(request) and not request.ended and not request.expires
         ]
-        if dice < 0.5 or not live:
+        if dice < 0.5 or not releasable:
             for _ in range(random.choice([1, 1, 1, 2, 4])):
                 self._request()
         elif dice < 0.8:
-            held = [request for request in live if request.held]
-            self._release(random.choice(held or live))
+            held = [request for request in releasable if request.held]
+            self._release(random.choice(held or releasable))
         elif dice < 0.85:
-            request = random.choice(live)
+            request = random.choice(releasable)
             if request.id:
                 self._send(
                     "extend", ref=self._next_ref(), id=request.id, transactionTimeout=random.choice([50, 1_000, 5_000])
@@ -137,9 +145,9 @@ class WireClient:
         elif dice < 0.9:
             self._send("inspect", ref=self._next_ref(), limit=random.choice([1, 100]))
         elif dice < 0.93:
-            foreign = self.context.recent_request_id(random)
-            if foreign:
-                self._send("release", ref=self._next_ref(), id=foreign)
+            request_id = self.context.recent_request_id(random)  # perhaps of another client
+            if request_id:
+                self._send("release", ref=self._next_ref(), id=request_id)
         elif dice < 0.95:
             ref = random.choice(list(self.requests))
             if self.requests[ref].sent:
@@ -150,10 +158,13 @@ class WireClient:
             self._request()
             if self._connection is not None and random.random() < 0.5 and self.session is None:
                 self._connection.output_ended = True
-                self._connection.transport.write_eof()
+                self._connection.transport.write_eof()  # half-close
 
     def _act_with_v1_features(self) -> bool:
-        """Sometimes do a thing of scenarios with `v1_features`: `bye`, repeat or release an ended request; return whether it did."""
+        """With probability 0.14 use a newer feature: `bye`, repeat or release an ended request, release an unknown ref.
+
+        Returns whether the feature was chosen, even if there was no suitable request.
+        """
         dice = self.v1_random.random()
         if dice < 0.02:
             self._bye()
@@ -172,16 +183,16 @@ class WireClient:
         return dice < 0.14
 
     def _request(self) -> None:
-        """Send a random new request, unless the client has the maximum of live ones."""
+        """Send a random new request, unless the client has the maximum number of live requests."""
         if sum(not request.ended for request in self.requests.values()) >= self.context.scenario.max_live_requests:
             return
         payload = self._workload.request(self.name) | {"ref": self._next_ref()}
-        request = PendingRequest(payload, self.random.random() < 0.2, self.generation)
+        request = PendingRequest(payload, expires=self.random.random() < 0.2, generation=self.generation)
         self.requests[request.ref] = request
         self._send_request(request)
 
     def _release_all(self) -> bool:
-        """Release every held lock, except those left to their timeout; return whether all requests have ended."""
+        """Release every held lock except those that have to time out; return whether all requests have ended."""
         for request in self.requests.values():
             if request.held and not request.ended and not request.releasing and not request.expires:
                 self._release(request)
@@ -191,6 +202,7 @@ class WireClient:
     # -- sending ------------------------------------------------------------------------------------------
 
     def _send(self, command: str, **payload: Any) -> None:
+        """Send a command, unless the client is disconnected or must not send any more on this connection."""
         if self._connection is not None and not self._connection.output_ended:
             self._connection.transport.write(json.dumps({"command": command, "payload": payload}).encode() + b"\n")
 
@@ -199,13 +211,15 @@ class WireClient:
         return f"{self.name}.{self._ref_count}"
 
     def _can_release(self, request: PendingRequest) -> bool:
-        """Whether a release can name the request: by id or, on the quiet connection that sent it, by ref."""
+        """Return whether a release can name the request by id or, on the quiet connection that sent the request, by ref."""
         return request.id != 0 or (self.quiet and request.sent)
 
     def _release(self, request: PendingRequest) -> None:
-        """Send a release by id or by ref, whichever is possible; if both are, choose at random."""
-        by_ref = request.generation == self.generation and (request.sent or (request.id and self.session is not None))
-        if by_ref and self.v1_features and (not request.id or self.v1_random.random() < 0.4):
+        """Send a release by id or by ref. If both are possible, choose at random; if neither is, do nothing."""
+        ref_is_known = request.generation == self.generation and (
+            request.sent or (request.id and self.session is not None)
+        )
+        if ref_is_known and self.v1_features and (not request.id or self.v1_random.random() < 0.4):
             request.releasing = True
             self._send("release", ref=request.ref)
         elif request.id:
@@ -218,14 +232,14 @@ class WireClient:
         self._send("ping", ref=ref)
 
     def _bye(self) -> None:
-        """Send `bye`, which ends the session. Nothing is sent after it; the server closes the connection."""
+        """Send `bye`, which ends the session. The client sends nothing after `bye`, and the server closes the connection."""
         if self._connection is not None and not self._connection.output_ended:
             self._connection.bye_ref = self._next_ref()
             self._send("bye", ref=self._connection.bye_ref)
             self._connection.output_ended = True
 
     def _send_request(self, request: PendingRequest) -> None:
-        """Send a request, or repeat it with the same ref."""
+        """Send a request, or repeat the request with the same ref."""
         request.sent = True
         self._send("request", **request.payload)
 
@@ -257,10 +271,10 @@ class WireClient:
             self._on_request_message(request, command, payload["id"])
 
     def _on_request_message(self, request: PendingRequest, command: str, id_: int) -> None:
-        """Update a request by a `queued`, `locked`, `extended` or `released` about it."""
+        """Update a request by a `queued`, `locked`, `extended` or `released` with the id `id_`."""
         if request.id != id_:
-            # The first message about it; or it had another id on a lineage that did not survive; or it had ended without
-            # being stored, and was sent again to another server.
+            # This is the first message about the request. Or the request had another id on a lineage that did not survive. Or
+            # the request had ended without being stored, and was sent again to another server.
             request.id, request.held = id_, False
             self._by_id[id_] = request
             self.context.request_ids.append(id_)
@@ -272,22 +286,23 @@ class WireClient:
             request.ended = True
 
     def _on_welcome(self, resumed: bool) -> None:
-        """Send what the server may not have received. If the session was not resumed, it is a new one."""
+        """Send the requests that the server may not have received; begin a generation if the session was not resumed."""
         if not resumed:
-            # The waiting requests were cancelled with the old session; granted locks may still be held.
+            # The waiting requests were cancelled with the former session, but granted locks may still be held.
             self._end_unconfirmed()
             self.generation += 1
         self._resend_unanswered()
 
     def _settle_unmentioned(self) -> None:
-        """Query or release the requests that the server did not mention after the connection was made.
+        """Repeat or release the requests that the server has not mentioned on this connection, to learn their state.
 
-        With a session such a request has ended (the reply to its release may be lost), or it waits and the connection is
-        quiet. Without a session it was cancelled with its connection, or it is still held.
+        With a session, such a request has ended and the reply to its release was lost, or it waits and the connection is
+        quiet. Without a session, such a request was cancelled with its connection, or is still held.
         """
         for request in self.requests.values() if self._synced else ():
             if request.id and not request.ended and not request.mentioned and not request.releasing:
                 is_of_session = self.session is not None and request.generation == self.generation
+                # Repeating a request makes the server send its state.
                 if is_of_session and (self.quiet or (self.v1_features and self.v1_random.random() < 0.3)):
                     request.mentioned = True
                     self._send_request(request)
@@ -295,8 +310,8 @@ class WireClient:
                     self._release(request)
 
     def _on_error(self, payload: Payload, request: PendingRequest | None) -> None:
-        """Process an error that replies to a command about `request`, if any: retry, end it, or try another server."""
-        code, of_request = payload["code"], "id" not in payload
+        """Process an error: end or retry `request`, which the failed command was about (or None), or change the server."""
+        code, lacks_id = payload["code"], "id" not in payload
         self._leader_hint = payload.get("leader")
         if self._connection is not None and self._connection.bye_ref == payload["ref"]:
             self._connection.transport.close()
@@ -306,18 +321,18 @@ class WireClient:
                 self._disconnect()  # the server rejected `hello`
             elif request is not None:
                 request.releasing = False
-                if of_request and not request.id:
+                if lacks_id and not request.id:
                     request.sent = False
             connection = self._connection
             if self._leader_hint is not None and connection is not None and connection.address != self._leader_hint:
                 connection.transport.close()
-        elif request is not None and (code == "unknown-id" or (of_request and not request.id)):
+        elif request is not None and (code == "unknown-id" or (lacks_id and not request.id)):
             request.ended = True
 
     # -- the connection -----------------------------------------------------------------------------------
 
     async def _connect(self) -> bool:
-        """Connect to the leader that a server has named, or to a random server; return whether it succeeded."""
+        """Connect to the leader that a server has named, or to a random server; return whether the connection is open."""
         address = self._leader_hint or self.random.choice(self.context.addresses)
         self._leader_hint = None
         host, port = address.split(":")
@@ -329,7 +344,7 @@ class WireClient:
         return self._connection is not None
 
     def connection_made(self, connection: _Connection) -> None:
-        """Start on a new connection, with or without a handshake."""
+        """Begin to use a new connection. Send a handshake if the client has a session or chooses to send one."""
         self._connection = connection
         self._pinged.clear()
         self._synced = self.session is None
@@ -345,7 +360,7 @@ class WireClient:
             self._ping()
 
     def _hello(self) -> None:
-        """Send `hello`, in scenarios with `v1_features` sometimes after one that the server rejects."""
+        """Send `hello`, in scenarios with `v1_features` sometimes after a `hello` that the server rejects."""
         if self.v1_features and self.v1_random.random() < 0.1:
             rejected = self.v1_random.choice(REJECTED_HELLOS)
             self._send("hello", ref=self._next_ref(), **rejected)
@@ -357,7 +372,7 @@ class WireClient:
         self._send("hello", **payload)
 
     def connection_lost(self, connection: _Connection) -> None:
-        """Handle the end of a connection: without a session the requests that were not granted end with it."""
+        """Handle the end of a connection. Without a session, the requests that were not granted end with the connection."""
         if connection is not self._connection:
             return
         self._connection = None
@@ -368,7 +383,11 @@ class WireClient:
             self._end_unconfirmed()
 
     def _end_unconfirmed(self) -> None:
-        """Give up the requests that ended with their connection or session; the state of granted ones is checked later."""
+        """Mark requests as ended after their connection or session has ended.
+
+        These are the requests without an id and, with a session, the requests that were not granted. `_settle_unmentioned`
+        learns the state of the others later.
+        """
         for request in self.requests.values():
             if not request.id or (not request.ended and self.session is not None and not request.held):
                 request.ended = True
@@ -384,15 +403,17 @@ class WireClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection of a wire client: splits the input into messages."""
+    """A connection of a wire client, which splits the received bytes into messages."""
 
     def __init__(self, client: WireClient, address: str) -> None:
         self._client = client
         self._data = b""
+        """The bytes of the last, incomplete line."""
         self.address = address
         self.output_ended = False
-        """The client sends nothing more: it sent `bye` or an end of file."""
+        """Whether the client sends nothing more on the connection, because it has sent `bye` or half-closed it."""
         self.bye_ref = ""
+        """The ref of the `bye` that was sent, or "" if none was sent."""
         self.transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -400,9 +421,8 @@ class _Connection(asyncio.Protocol):
         self._client.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
-        lines = (self._data + data).split(b"\n")
-        self._data = lines.pop()
-        for line in lines:
+        *complete_lines, self._data = (self._data + data).split(b"\n")
+        for line in complete_lines:
             self._client.message_received(json.loads(line))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
