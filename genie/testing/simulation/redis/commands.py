@@ -12,7 +12,11 @@ from genie.testing.simulation.redis.resp import Failure, Status
 
 
 class StreamRead:
-    """A parsed XREAD: the id after which each stream is read, the maximum number of entries, and how long to block."""
+    """A parsed XREAD command.
+
+    `after` has the id after which each stream is read. `count` is the maximum number of entries of a stream. `block_ms` is
+    the time to wait for entries: None if the command does not block, 0 if it blocks without a limit.
+    """
 
     def __init__(self, keys: Keyspace, command: list[bytes]) -> None:
         self._keys = keys
@@ -29,14 +33,14 @@ class StreamRead:
         half = len(names) // 2
         self.after: dict[bytes, tuple[int, int]] = {}
         for key, id_ in zip(names[:half], names[half:], strict=True):
-            if id_ == b"$":
+            if id_ == b"$":  # only entries that are added later
                 stream = keys.stream(key)
                 self.after[key] = (0, 0) if stream is None else stream.last
             else:
                 self.after[key] = stream_id(id_, 0)
 
     def entries(self) -> dict[bytes, list[Any]] | None:
-        """Return the entries after the ids, encoded, by stream; None if there are none."""
+        """Return the newer entries of each stream in the form of a reply; None if no stream has any."""
         entries_by_key: dict[bytes, list[Any]] = {}
         for key, after in self.after.items():
             stream = self._keys.stream(key)
@@ -47,9 +51,10 @@ class StreamRead:
 
 
 def stream_id(text: bytes, default_sequence: int) -> tuple[int, int]:
-    """Parse the id of a stream entry, `MILLISECONDS-SEQUENCE`, `-`, `+` or with `(` for an exclusive bound.
+    """Parse the id of a stream entry or a bound of a range of ids.
 
-    `default_sequence` is the second part if the text has none.
+    The text is `MILLISECONDS-SEQUENCE`, `MILLISECONDS` alone, `-` (the least id) or `+` (the greatest id). With a leading
+    `(` the bound is exclusive, and the next greater id is returned. `default_sequence` is the sequence if the text has none.
     """
     if text == b"-":
         return 0, 0
@@ -61,7 +66,7 @@ def stream_id(text: bytes, default_sequence: int) -> tuple[int, int]:
 
 
 def encode_entry(entry: tuple[tuple[int, int], list[bytes]]) -> list[Any]:
-    """Return a stream entry in the form of a reply: id and fields."""
+    """Return a stream entry in the form of a reply: the id, and the list of fields and values."""
     return [b"%d-%d" % entry[0], entry[1]]
 
 
@@ -74,20 +79,20 @@ class Commands:
     """The keys, the scripts and the commands of one Redis."""
 
     read_only = False
-    """Writing commands are rejected, as by a replica."""
+    """Whether commands that write are rejected, as a replica does."""
 
     def __init__(self) -> None:
         self.keys = Keyspace()
         self._scripts: dict[bytes, bytes] = {}
         self._effects: list[list[bytes]] = []
-        """The writing commands since the end of the last write, including those of scripts, which are replicated."""
+        """The commands since the last atomic write that changed keys, including commands of scripts. They are replicated."""
 
     def flush_scripts(self) -> None:
-        """SCRIPT FLUSH."""
+        """SCRIPT FLUSH: forget all cached scripts, so that EVALSHA fails."""
         self._scripts.clear()
 
     def execute(self, command: list[bytes]) -> object:
-        """Execute one command, and return its reply; raise `Failure` if it fails."""
+        """Execute one command and return its reply. Raises Failure if the command fails or is unknown."""
         name = command[0].upper()
         method = _COMMANDS.get(name)
         if method is None:
@@ -111,7 +116,7 @@ class Commands:
         return Status(b"PONG")
 
     def role(self, _command: list[bytes]) -> object:
-        """ROLE: master with its replicas, or replica with its master."""
+        """ROLE: a single Redis is a master without replicas."""
         return [b"master", 0, []]
 
     def _info(self, _command: list[bytes]) -> object:
@@ -131,24 +136,28 @@ class Commands:
         return sha
 
     def _eval(self, command: list[bytes]) -> object:
+        """EVAL: run a script, and cache it for EVALSHA."""
         self._scripts[sha1(command[1]).hexdigest().encode()] = command[1]  # noqa: S324
         return self._run(command[1], command)
 
     def _evalsha(self, command: list[bytes]) -> object:
+        """EVALSHA: run a cached script, which the command names by its SHA-1."""
         script = self._scripts.get(command[1])
         if script is None:
             raise Failure("NOSCRIPT No matching script. Please use EVAL.")
         return self._run(script, command)
 
     def _run(self, script: bytes, command: list[bytes]) -> object:
+        """Run a script with the keys and arguments of an EVAL or EVALSHA: script, number of keys, keys, arguments."""
         keys_end = 3 + int(command[2])
         return script_runner().run(script, command[3:keys_end], command[keys_end:], self.execute)
 
     def _hset(self, command: list[bytes]) -> object:
-        parts = command[2:]
-        if len(parts) % 2 or not parts:
+        """HSET key field value ...: return how many fields are new."""
+        fields, values = command[2::2], command[3::2]
+        if len(fields) != len(values) or not fields:
             raise Failure("ERR wrong number of arguments for 'hset' command")
-        return sum(self.keys.set_field(command[1], parts[i], parts[i + 1]) for i in range(0, len(parts), 2))
+        return sum(self.keys.set_field(command[1], field, value) for field, value in zip(fields, values, strict=True))
 
     def _hdel(self, command: list[bytes]) -> object:
         return sum(self.keys.remove_field(command[1], field) for field in command[2:])
@@ -167,10 +176,11 @@ class Commands:
         return len(self.keys.hash(command[1]))
 
     def _hscan(self, command: list[bytes]) -> object:
-        return [b"0", [part for item in self.keys.hash(command[1]).items() for part in item]]
+        """HSCAN: return the cursor 0, which ends the scan, and all fields and values at once."""
+        return [b"0", [text for item in self.keys.hash(command[1]).items() for text in item]]
 
     def _sadd(self, command: list[bytes]) -> object:
-        return sum(self.keys.set_field(command[1], member, None, Members) for member in command[2:])
+        return sum(self.keys.set_field(command[1], member, None, kind=Members) for member in command[2:])
 
     def _srem(self, command: list[bytes]) -> object:
         return sum(self.keys.remove_field(command[1], member) for member in command[2:])
@@ -185,13 +195,16 @@ class Commands:
         return sum(key in self.keys for key in command[1:])
 
     def _xadd(self, command: list[bytes]) -> object:
-        """XADD key [NOMKSTREAM] [MAXLEN [~|=] length] id field value ..."""
+        """XADD key [NOMKSTREAM] [MAXLEN [~|=] length] id field value ...
+
+        Returns the id, or None if NOMKSTREAM is given and the stream does not exist.
+        """
         key, position, max_length = command[1], 2, None
         options = []
         while command[position].upper() in (b"MAXLEN", b"NOMKSTREAM", b"~", b"=", b"MINID", b"LIMIT"):
             options.append(command[position].upper())
             if command[position].upper() in (b"MAXLEN", b"MINID", b"LIMIT"):
-                position += 1 + (command[position + 1] in (b"~", b"="))
+                position += 2 if command[position + 1] in (b"~", b"=") else 1
                 if options[-1] == b"MAXLEN":
                     max_length = int(command[position])
             position += 1
@@ -213,7 +226,7 @@ class Commands:
         return b"%d-%d" % id_
 
     def _xrange(self, command: list[bytes]) -> object:
-        """XRANGE key start end [COUNT count]."""
+        """XRANGE key start end [COUNT count]: return the entries in ascending order."""
         stream = self.keys.stream(command[1])
         first, last = stream_id(command[2], 0), stream_id(command[3], 1 << 63)
         stored = [] if stream is None else stream.entries
@@ -221,7 +234,7 @@ class Commands:
         return entries[: int(command[5])] if len(command) > 4 else entries
 
     def _xrevrange(self, command: list[bytes]) -> object:
-        """XREVRANGE key end start [COUNT count]."""
+        """XREVRANGE key end start [COUNT count]: return the entries in descending order."""
         stream = self.keys.stream(command[1])
         last, first = stream_id(command[2], 1 << 63), stream_id(command[3], 0)
         stored = [] if stream is None else stream.entries
@@ -233,7 +246,7 @@ class Commands:
         return 0 if stream is None else len(stream.entries)
 
     def read(self, command: list[bytes]) -> object:
-        """XREAD without blocking."""
+        """XREAD without BLOCK: return the streams that have newer entries, each with its entries, or None."""
         entries = StreamRead(self.keys, command).entries()
         return entries if entries is None else [list(item) for item in entries.items()]
 

@@ -8,14 +8,17 @@ from typing import Any, cast
 from genie.testing.simulation.redis.resp import Failure
 
 MAX_UNDO_WRITES = 2_000
-"""The number of writes that can be undone."""
+"""The maximum number of recent writes that can be undone."""
 
 Undo = tuple[bytes, bytes | None, Any]
-"""A changed key, its changed field (None for the key itself), and how to undo the change; see `Keyspace._undo`."""
+"""One change: the key, the field (None if the key itself was changed), and how to undo the change; see `Keyspace._undo`."""
 
 
 class Keyspace:
-    """Maps keys to hashes, sets and streams. `end_write` ends an atomic write, which is lost as a whole or not at all."""
+    """The keys of a Redis, which are hashes, sets and streams.
+
+    All changes until `end_write` form one atomic write, which is lost as a whole or not at all.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[bytes, Any] = {}
@@ -25,15 +28,15 @@ class Keyspace:
     # -- reading ------------------------------------------------------------------------------------------
 
     def hash(self, key: bytes) -> dict[bytes, bytes]:
-        """Return a hash, which is empty if the key does not exist. The caller must not change it."""
+        """Return a hash, which is empty if the key does not exist. The caller must not change the hash."""
         return cast("dict[bytes, bytes]", self._value_of_type(key, dict))
 
     def set(self, key: bytes) -> dict[bytes, None]:
-        """Return the members of a set, as the keys of a dict."""
+        """Return the members of a set as the keys of a dict, which is empty if the key does not exist."""
         return cast("dict[bytes, None]", self._value_of_type(key, Members))
 
     def stream(self, key: bytes) -> Stream | None:
-        """Return a stream, or None if there is none."""
+        """Return a stream, or None if the key does not exist."""
         value = self._keys.get(key)
         if value is not None and not isinstance(value, Stream):
             raise Failure("WRONGTYPE Operation against a key holding the wrong kind of value")
@@ -46,7 +49,7 @@ class Keyspace:
         return iter(self._keys)
 
     def _value_of_type(self, key: bytes, kind: type) -> Any:
-        """Return the value of a key, or an empty one; raise `Failure` if it is of another type."""
+        """Return the value of a key, or an empty value if the key does not exist. Raises Failure if the type differs."""
         value = self._keys.get(key)
         if value is None:
             return {}
@@ -57,17 +60,20 @@ class Keyspace:
     # -- writing ------------------------------------------------------------------------------------------
 
     def set_field(self, key: bytes, field: bytes, value: bytes | None, kind: type = dict) -> bool:
-        """Set a field of a hash, or add a member to a set; return whether it is new."""
+        """Set a field of a hash, or add a member to a set (`kind` is `Members`); return whether the field is new.
+
+        The key is created if necessary.
+        """
         values = self._value_of_type(key, kind)
         if not values and key not in self._keys:
             values = self._keys[key] = kind()
-        new = field not in values
-        self._pending_changes.append((key, field, None if new else (values[field],)))
+        is_new = field not in values
+        self._pending_changes.append((key, field, None if is_new else (values[field],)))
         values[field] = value
-        return new
+        return is_new
 
     def remove_field(self, key: bytes, field: bytes) -> bool:
-        """Remove a field or a member, and the key if it is empty then; return whether it was there."""
+        """Remove a field of a hash or a member of a set; return whether it existed. An empty key is removed, too."""
         values = self._keys.get(key)
         if values is None or field not in values:
             return False
@@ -79,46 +85,46 @@ class Keyspace:
         return True
 
     def delete(self, key: bytes) -> bool:
-        """Remove a key; return whether it was there."""
+        """Remove a key; return whether it existed."""
         values = self._keys.pop(key, None)
         if values is not None:
             self._pending_changes.append((key, None, values))
         return values is not None
 
     def create(self, key: bytes, value: Any) -> None:
-        """Add a key that is not there."""
+        """Add a key that does not exist yet."""
         self._pending_changes.append((key, None, None))
         self._keys[key] = value
 
     def record_undo(self, key: bytes, undo: Any) -> None:
-        """Record a function that undoes a change which the caller makes to the value of a key."""
+        """Record the function `undo`, which undoes a change that the caller makes to the value of a key."""
         self._pending_changes.append((key, None, undo))
 
     @property
     def pending_changes(self) -> int:
-        """The number of changes since the last `end_write`."""
+        """The number of changes since the last call of `end_write`."""
         return len(self._pending_changes)
 
     # -- undoing -----------------------------------------------------------------------------------------
 
     def end_write(self) -> list[Undo]:
-        """End an atomic write; return its undo information, which also tells what it changed."""
+        """End an atomic write; return its undo information, which lists every change. The list is empty without changes."""
         written, self._pending_changes = self._pending_changes, []
         if written:
             self._writes.append(written)
         return written
 
     def undo_last_writes(self, count: int) -> int:
-        """Undo the last `count` writes, or as many as are recorded; return how many were undone."""
-        lost = 0
-        while lost < count and self._writes:
+        """Undo the last `count` writes, or all recorded writes if there are fewer; return how many were undone."""
+        undone_count = 0
+        while undone_count < count and self._writes:
             for key, field, before in reversed(self._writes.pop()):
                 self._undo(key, field, before)
-            lost += 1
-        return lost
+            undone_count += 1
+        return undone_count
 
     def clear(self) -> None:
-        """Remove all keys; this can't be undone."""
+        """Remove all keys. The removal can't be undone."""
         self._keys.clear()
         self._writes.clear()
         self._pending_changes = []
@@ -126,8 +132,8 @@ class Keyspace:
     def _undo(self, key: bytes, field: bytes | None, before: Any) -> None:
         """Undo one change; the arguments are the elements of an `Undo`.
 
-        Without a field, `before` is the former value of the key, None if it did not exist, or a function. With a field it is
-        a tuple of the former value, or None.
+        Without a field, `before` is the former value of the key, None if the key did not exist, or a function that undoes the
+        change. With a field, `before` is a 1-tuple of the former value, or None if the field did not exist.
         """
         if field is None:
             if callable(before):
@@ -146,18 +152,18 @@ class Keyspace:
 
 
 class Members(dict[bytes, None]):
-    """A set, in insertion order."""
+    """A set whose members are kept in insertion order, as the keys of a dict."""
 
 
 class Stream:
-    """A stream: entries in the order of their ids."""
+    """A stream: a list of entries in the order of their ids. `last` is the greatest id ever added."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[tuple[int, int], list[bytes]]] = []
         self.last = (0, 0)
 
     def undo(self, last: tuple[int, int], trimmed: list[tuple[tuple[int, int], list[bytes]]]) -> None:
-        """Remove the last entry, and restore the former last id and the entries that were trimmed."""
+        """Undo the addition of the last entry: restore the former last id and the entries that were trimmed."""
         self.entries.pop()
         self.entries[:0] = trimmed
         self.last = last

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from hashlib import sha1
 from typing import Any
 
 from genie.testing.simulation.redis.resp import Failure, Status
 
 Call = Callable[[list[bytes]], object]
-"""Executes a Redis command for a script."""
+"""A function that executes a Redis command for a script, and returns the reply."""
 
 
 class ScriptRunner:
-    """A Lua interpreter for the whole process; each script is compiled once."""
+    """A Lua interpreter that runs the scripts of every simulated Redis. Each script is compiled once."""
 
     def __init__(self) -> None:
         try:
@@ -34,9 +35,13 @@ class ScriptRunner:
         self._compiled: dict[bytes, Callable[[Any, Any], object]] = {}
 
     def run(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes], call: Call) -> object:
-        """Run a script, and return its reply; raise `Failure` if it fails. `call` executes its Redis commands."""
+        """Run a script and return its reply; `call` executes the Redis commands of the script.
+
+        Raises Failure if the script or one of its commands fails.
+        """
         function = self._compiled.get(script)
         if function is None:
+            # A first line such as `#!lua name=...` becomes a comment.
             function = self._compiled[script] = self._lua.execute(
                 b"return function(KEYS, ARGV) " + script.replace(b"#!", b"--", 1) + b"\nend"
             )
@@ -48,17 +53,19 @@ class ScriptRunner:
         except Exception as error:
             raise Failure(f"ERR the script failed: {error}") from error
 
-    def _redis_call(self, *parts: object) -> object:
-        return self._to_lua_value(self._execute_command([_to_command_argument(part) for part in parts]))
+    def _redis_call(self, *arguments: object) -> object:
+        """Execute `redis.call` of a script. Raises Failure if the command fails."""
+        return self._to_lua_value(self._execute_command([_to_command_argument(argument) for argument in arguments]))
 
-    def _redis_pcall(self, *parts: object) -> object:
+    def _redis_pcall(self, *arguments: object) -> object:
+        """Execute `redis.pcall` of a script. If the command fails, return a Lua table with the error."""
         try:
-            return self._redis_call(*parts)
+            return self._redis_call(*arguments)
         except Failure as error:
             return self._to_table({b"err": str(error).encode()})
 
     def _to_lua_value(self, reply: object) -> object:
-        """Convert the reply to a command to a Lua value, as Redis does."""
+        """Convert the reply to a Redis command into a Lua value, as Redis does."""
         if reply is None:
             return False
         if isinstance(reply, Status):
@@ -70,13 +77,13 @@ class ScriptRunner:
         return reply
 
     def _to_reply(self, value: Any) -> object:
-        """Convert the value that a script returns to a reply, as Redis does."""
+        """Convert the value that a script returns into a reply, as Redis does. Raises Failure for a table with `err`."""
         if value is None or value is False:
             return None
         if value is True:
             return 1
         if isinstance(value, float):
-            return int(value)
+            return int(value)  # Redis truncates numbers
         if isinstance(value, (bytes, int)):
             return value
         if value[b"ok"] is not None:
@@ -88,20 +95,18 @@ class ScriptRunner:
 
 @cache
 def script_runner() -> ScriptRunner:
-    """Return the interpreter of this process."""
+    """Return the interpreter that all simulated Redis servers of this process share."""
     return ScriptRunner()
 
 
-def _to_command_argument(part: object) -> bytes:
-    """Convert a Lua value to an argument of a command."""
-    if isinstance(part, bytes):
-        return part
-    if isinstance(part, (int, float)) and not isinstance(part, bool):
-        return b"%d" % part if part == int(part) else repr(part).encode()
+def _to_command_argument(value: object) -> bytes:
+    """Convert a Lua value into an argument of a Redis command. Raises Failure unless it is a string or a number."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return b"%d" % value if value == int(value) else repr(value).encode()
     raise Failure("ERR Lua redis lib command arguments must be strings or integers")
 
 
 def _sha1hex(text: bytes) -> bytes:
-    from hashlib import sha1  # noqa: PLC0415
-
     return sha1(text).hexdigest().encode()  # noqa: S324 - Redis names scripts so

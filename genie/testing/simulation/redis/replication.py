@@ -1,6 +1,6 @@
 """Replication of a simulated Redis: a master sends its writes to the replicas, each of which has its own lag.
 
-A replica whose log is not a prefix of the log of the master gets a full copy (a full resynchronization).
+A replica whose log is not a prefix of the master's log gets a full copy of the data (a full resynchronization).
 """
 
 from __future__ import annotations
@@ -21,48 +21,53 @@ from genie.testing.simulation.redis.server import PORT, RedisConnection, SimRedi
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """One atomic write and its commands. `hosts` have executed it at some time, even if they lost it later."""
+    """An atomic write and its commands. `hosts` have executed the write at some time, even if they lost the write later."""
 
     number: int
     commands: list[list[bytes]]
     hosts: list[str] = field(default_factory=list)
     state: Any = None
-    """The `StoreState` after it, set by a recorder."""
+    """The `StoreState` after the write, which a recorder sets; None if the write did not change the namespace."""
 
 
 @dataclass(slots=True)
 class ReplicationLog:
-    """All writes and full copies of the Redises of one simulation. Replication messages contain only their numbers."""
+    """All writes and full copies of the Redis servers of one simulation, by number.
+
+    A replication message contains only the number of a write or of a copy. A copy has the keys and the log of the master.
+    """
 
     writes: list[Write] = field(default_factory=list)
     copies: list[tuple[Keyspace, list[Write]]] = field(default_factory=list)
 
 
 class Upstream(asyncio.Protocol):
-    """A replica's connection to its master."""
+    """A replica's connection to its master: queues the replication messages, and applies each after a lag."""
 
     def __init__(self, redis: ReplicatedRedis) -> None:
         self._redis = redis
         self._parser = CommandParser()
         self._queue: deque[tuple[float, list[bytes]]] = deque()
+        """The received messages, each with the time at which the replica applies it."""
         self._last_arrival_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.transport: Any = None
         self.ended = asyncio.Event()
+        """Set when the connection has ended."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Queue the replication messages, each to be applied after a lag."""
+        """Queue each replication message, which is applied after a random lag, but never before an earlier message."""
         for message in self._parser.feed(data):
             self._last_arrival_at = max(self._last_arrival_at, self._loop.time() + self._redis.lag())
             self._queue.append((self._last_arrival_at, message))
-        self._arm()
+        self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Drop the queue: after a reconnect the master sends the missing writes again."""
+        """Drop the queued messages: when the replica connects again, the master sends the missing writes again."""
         self._queue.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -72,27 +77,29 @@ class Upstream(asyncio.Protocol):
         self.ended.set()
         self.transport.abort()
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
+        """Set a timer for the next queued message, if no timer is set."""
         if self._timer is None and self._queue:
             self._timer = self._loop.call_at(self._queue[0][0], self._apply_due)
 
     def _apply_due(self) -> None:
+        """Apply the messages whose lag has passed."""
         self._timer = None
         while self._queue and self._queue[0][0] <= self._loop.time() and not self.ended.is_set():
             self._redis.apply(self._queue.popleft()[1])
-        self._arm()
+        self._set_timer()
 
 
 # -- Masters and replicas --------
 
 RETRY_DELAY_S = 0.05, 0.5
-"""The shortest and the longest time between two attempts of a replica to connect to its master."""
+"""The shortest and the longest time after which a replica connects to its master again."""
 
 
 class ReplicatedRedis(SimRedis):
-    """A Redis that is a master or a replica. Its data and its role survive a restart of its process.
+    """A Redis that is a master or a replica. The data and the role survive a restart of the process.
 
-    `max_lag_s` is the longest replication lag, in addition to the network delay.
+    `max_lag_s` is the longest replication lag in seconds, in addition to the network delay.
     """
 
     def __init__(
@@ -105,32 +112,33 @@ class ReplicatedRedis(SimRedis):
         self._random = random
         self._max_lag_s = max_lag_s
         self.log: list[Write] = []
-        """The writes that it has executed."""
+        """The writes that this Redis has executed."""
         self.master: str | None = None
-        """The host of its master; None if it is a master itself."""
+        """The host of the master that this Redis follows; None if this Redis is a master itself."""
         self.process: Node = loop.create_node(host, host)
         self._starts = 0
+        """How often the process was started; part of its name."""
         self._replicas: dict[RedisConnection, int] = {}
-        """Connections of replicas, and the number of writes that each has acknowledged."""
+        """The connections of replicas, each with the number of writes that the replica has acknowledged."""
         self._upstream: Upstream | None = None
         self._following_task: asyncio.Task[None] | None = None
         self.on_replicated: Callable[[Write], None] = lambda _write: None
-        """Called after the replica has executed a write for the first time."""
+        """Called with a write that this replica has executed for the first time."""
 
     @property
     def offset(self) -> int:  # type: ignore[override]
-        """The number of writes that it has executed."""
+        """The number of writes that this Redis has executed."""
         return len(self.log)
 
     @property
     def alive(self) -> bool:
-        """Whether its process is neither killed nor stopped."""
+        """Whether the process is neither killed nor stopped."""
         return not self.process.dead and not self.process.stopped
 
     # -- the process -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the process, with the data on disk."""
+        """Start a new process with the same data and role, but without connections and cached scripts."""
         self._starts += 1
         self.process = self._loop.create_node(f"{self.host}.{self._starts}", self.host)
         self._connections.clear()
@@ -149,24 +157,24 @@ class ReplicatedRedis(SimRedis):
         self._follow()
 
     def call_in_process(self, callback: Callable[[], None]) -> None:
-        """Call a function as part of the process: at once, after it was continued if stopped, or never if dead."""
+        """Schedule a call as part of the process: soon, once the process continues if it is stopped, or never if it is dead."""
         self._loop.call_soon(callback, context=self.process.context)
 
     def promote(self) -> None:
-        """REPLICAOF NO ONE: become a master. Queued writes that were not executed yet are dropped."""
+        """REPLICAOF NO ONE: become a master. Received writes whose lag has not passed are dropped."""
         if self.master is not None:
             self.master, self.read_only = None, False
             self._follow()
 
     def demote(self, master: str) -> None:
-        """REPLICAOF, as sentinels configure it: become a replica and close all connections."""
+        """REPLICAOF: become a replica of a host, and close all connections, as sentinels do when they demote a master."""
         if self.master != master:
             self.master, self.read_only = master, True
             self.cut_all()
             self._follow()
 
     def pause_replication(self) -> None:
-        """Stop reading from the master."""
+        """Stop reading from the master, until `resume_replication` or a new connection to the master."""
         if self._upstream is not None:
             self._upstream.transport.pause_reading()
 
@@ -178,24 +186,27 @@ class ReplicatedRedis(SimRedis):
     # -- as a master --------------------------------------------------------------------------------------
 
     def replicate(self, effects: list[list[bytes]], sender: str) -> None:  # noqa: ARG002
-        """Append an atomic write to the log, and send it to the replicas."""
-        write = Write(len(self._replication_log.writes), effects, [self.host])
+        """Append an atomic write with the commands `effects` to the log, and send the write to the replicas."""
+        write = Write(number=len(self._replication_log.writes), commands=effects, hosts=[self.host])
         self._replication_log.writes.append(write)
         self.log.append(write)
         for replica in self._replicas:
             replica.send_reply([b"WRITE", b"%d" % write.number])
 
     def replicas_with(self, offset: int) -> int:
-        """Return how many replicas have acknowledged an offset."""
+        """Return how many replicas have acknowledged the writes up to an offset."""
         return sum(acknowledged >= offset for acknowledged in self._replicas.values())
 
-    def handle_replication(self, connection: RedisConnection, parts: list[bytes]) -> bool:
-        """Handle PSYNC and REPLCONF of replicas; return whether it was one of them."""
-        if parts[0] == b"PSYNC":
-            self._attach(connection, int(parts[1]), int(parts[2]))
-        elif parts[0] == b"REPLCONF":
+    def handle_replication(self, connection: RedisConnection, command: list[bytes]) -> bool:
+        """Handle the commands that a replica sends to its master; return False for any other command.
+
+        PSYNC begins the replication, and REPLCONF acknowledges a number of writes.
+        """
+        if command[0] == b"PSYNC":
+            self._attach(connection, count=int(command[1]), last=int(command[2]))
+        elif command[0] == b"REPLCONF":
             if connection in self._replicas:
-                self._replicas[connection] = int(parts[1])
+                self._replicas[connection] = int(command[1])
                 self.reply_if_unblocked()
         else:
             return False
@@ -206,11 +217,11 @@ class ReplicatedRedis(SimRedis):
         self._replicas.pop(connection, None)
 
     def _attach(self, connection: RedisConnection, count: int, last: int) -> None:
-        """PSYNC: send a replica what it lacks. It has executed `count` writes, the last of which has the number `last`.
+        """PSYNC: send a replica the missing data. The replica has executed `count` writes, the last with the number `last`.
 
-        If these are a prefix of this master's log, it gets the missing writes, else a full copy.
+        If these writes are a prefix of this master's log, the replica gets the missing writes, otherwise a full copy.
         """
-        if self.master is not None:
+        if self.master is not None:  # this Redis is a replica now
             connection.cut()
         elif count <= len(self.log) and (not count or self.log[count - 1].number == last):
             self._replicas[connection] = count
@@ -222,7 +233,7 @@ class ReplicatedRedis(SimRedis):
             connection.send_reply([b"STATE", b"%d" % (len(self._replication_log.copies) - 1)])
 
     def role(self, _command: list[bytes]) -> object:
-        """ROLE: master with its replicas, or replica with its master."""
+        """ROLE: a master reports its replicas, and a replica reports its master."""
         if self.master is not None:
             state = b"connect" if self._upstream is None else b"connected"
             return [b"slave", self.master.encode(), PORT, state, len(self.log)]
@@ -235,7 +246,10 @@ class ReplicatedRedis(SimRedis):
     # -- as a replica -------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Start following the current master, or stop following if this is one; disconnect the own replicas."""
+        """Apply a change of the role: follow the current master, or no host if this Redis is a master itself.
+
+        The replicas of this Redis are forgotten, and must send PSYNC again.
+        """
         if self._following_task is not None:
             self._following_task.cancel()
             self._following_task = None
@@ -249,7 +263,7 @@ class ReplicatedRedis(SimRedis):
             )
 
     async def _connect_to(self, master: str) -> None:
-        """Replicate from the master, with a new connection whenever one ends."""
+        """Replicate from a master until cancelled. When the connection ends, connect again after a random delay."""
         while True:
             upstream = Upstream(self)
             try:
@@ -266,19 +280,19 @@ class ReplicatedRedis(SimRedis):
             await asyncio.sleep(self._random.uniform(*RETRY_DELAY_S))
 
     def lag(self) -> float:
-        """Return a random lag for the next write, in seconds."""
+        """Return a random lag in seconds for the next write; half of the writes have no lag."""
         return self._random.uniform(0, self._max_lag_s) if self._random.random() < 0.5 else 0.0
 
     def apply(self, message: list[bytes]) -> None:
-        """Execute a replication message of the master, a write or a full copy, and acknowledge it."""
+        """Apply a replication message of the master, which is a write or a full copy, and acknowledge the message."""
         number = int(message[1])
         if message[0] == b"WRITE":
             write = self._replication_log.writes[number]
-            self.read_only = False
-            for parts in write.commands:
-                self.execute(parts)
+            self.read_only = False  # for the commands of the master
+            for command in write.commands:
+                self.execute(command)
             self.read_only = True
-            self._effects.clear()
+            self._effects.clear()  # this replica has no replicas of its own
             self.keys.end_write()
             self.log.append(write)
             self._record_replicated(write)
@@ -291,7 +305,7 @@ class ReplicatedRedis(SimRedis):
             self._upstream.transport.write(encode_command(b"REPLCONF", b"%d" % len(self.log)))
 
     def _record_replicated(self, write: Write) -> None:
-        """Record that this replica has executed a write."""
+        """Record that this replica has executed a write, unless that is already recorded."""
         if self.host not in write.hosts:
             write.hosts.append(self.host)
             self.on_replicated(write)

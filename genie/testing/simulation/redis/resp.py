@@ -1,4 +1,4 @@
-"""RESP, the protocol of Redis, on the side of the server: parses commands and encodes replies."""
+"""RESP, the protocol of Redis, as a server uses it: parse commands, and encode replies."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ class Status(bytes):
 
 
 class Failure(Exception):
-    """An error reply: its text begins with a code."""
+    """An error reply. The text begins with a code, e.g. `ERR` or `NOSCRIPT`."""
 
 
 class CommandParser:
-    """Parses a stream of bytes into commands."""
+    """Splits a stream of bytes into commands. Each command is a list of its name and arguments."""
 
     def __init__(self) -> None:
         self._data = b""
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        """Return the commands that these bytes complete."""
+        """Return the commands that are complete with `data`. The rest is kept for the next call."""
         self._data += data
         commands: list[list[bytes]] = []
         position = 0
@@ -32,7 +32,10 @@ class CommandParser:
         return commands
 
     def _parse_one(self, position: int) -> tuple[list[bytes], int] | None:
-        """Parse the command that starts at a position; return it with the position after it, or None if it is incomplete."""
+        """Parse the command that starts at a position.
+
+        Returns the command and the position after the command, or None if the command is incomplete.
+        """
         data = self._data
         end = data.find(b"\r\n", position)
         if end < 0:
@@ -52,7 +55,11 @@ class CommandParser:
 
 
 def encode(reply: object, version: int = 2) -> bytes:
-    """Encode a reply in RESP `version`: bytes, an integer, None, a list, a dict, a set, a `Status` or a `Failure`."""
+    """Encode a reply in RESP 2 or RESP 3.
+
+    A reply is bytes, an integer, None, a list, a tuple, a dict, a set, a `Status` or a `Failure`. RESP 2 has neither dicts
+    nor sets, and represents both as lists.
+    """
     if reply is None:
         return b"_\r\n" if version > 2 else b"$-1\r\n"
     if isinstance(reply, Status):
@@ -67,7 +74,7 @@ def encode(reply: object, version: int = 2) -> bytes:
         flat = [part for item in reply.items() for part in item]
         head = b"%%%d\r\n" % len(reply) if version > 2 else b"*%d\r\n" % len(flat)
     elif isinstance(reply, set):
-        flat = sorted(reply)
+        flat = sorted(reply)  # the order must be deterministic
         head = b"~%d\r\n" % len(flat) if version > 2 else b"*%d\r\n" % len(flat)
     else:
         flat = list(reply)  # type: ignore[call-overload]
@@ -76,5 +83,5 @@ def encode(reply: object, version: int = 2) -> bytes:
 
 
 def encode_command(*parts: bytes) -> bytes:
-    """Encode a command, or a replication message of a master."""
+    """Encode a command, which consists of a name and arguments."""
     return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])

@@ -1,7 +1,7 @@
 """Three simulated sentinels, one on the machine of each Redis. A majority of two elects the master.
 
-A partitioned sentinel continues to report the old master. The delays are random and realistic: until a master counts as
-down, until another is elected, and until a former master that is reachable again is demoted.
+A partitioned sentinel continues to report the old master. As in reality, time passes until a master counts as down, until
+another master is elected, and until a former master that is reachable again is demoted. These delays are random.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ SENTINEL_PORT = 26379
 NAME = "genie"
 CHECK_INTERVAL_S = 0.1
 DOWN_AFTER_S = 0.5, 2.0
-"""How long a master must be unreachable before it counts as down."""
+"""The shortest and the longest time for which a master must be unreachable before it counts as down."""
 ELECTION_DELAY_S = 0.05, 0.7
 DEMOTION_DELAY_S = 0.2, 6.0
-"""How long a former master that the sentinels can reach still considers itself the master."""
+"""The shortest and the longest time after which sentinels demote a former master that they can reach."""
 
 
 @dataclass(slots=True)
 class Sentinel:
-    """The sentinel of one sentinel: the master, the epoch of its election, and since when it is unreachable."""
+    """A sentinel, and the master that it knows.
+
+    `epoch` is the number of the election of this master. `down_since` is the time since which the sentinel cannot reach the
+    master, or None while the master is reachable.
+    """
 
     host: str
     master: str
@@ -37,7 +41,10 @@ class Sentinel:
 
 
 class SentinelQuorum:
-    """The three sentinels. `on_action` is called with a description of each failover and demotion."""
+    """The three sentinels, which elect and demote masters together.
+
+    `on_action` is called with a description of each failover and each demotion.
+    """
 
     def __init__(
         self, network: Network, redises: list[ReplicatedRedis], random: Random, on_action: Callable[[str], None]
@@ -50,15 +57,16 @@ class SentinelQuorum:
         self.members = [Sentinel(redis.host, redises[0].host) for redis in redises]
         self._down_after_s = random.uniform(*DOWN_AFTER_S)
         self._election_at: float | None = None
+        """When the next master is elected; None while no majority considers the master down."""
         self._misconfigured: dict[str, float] = {}
-        """Hosts with the wrong role or master, and when the sentinels correct them."""
+        """The hosts of Redis servers with the wrong role or master, and when the sentinels correct each."""
 
     async def serve(self, sentinel: Sentinel) -> None:
-        """Accept connections of a sentinel, as the running node."""
+        """Accept connections to a sentinel, as part of the running node."""
         await self._loop.create_server(lambda: _Connection(sentinel), sentinel.host, SENTINEL_PORT)
 
     async def monitor(self) -> None:
-        """Monitor the master, and elect another when it is down. Never returns."""
+        """Monitor the master at intervals, elect another master when it is down, and correct roles. Never returns."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             self._gossip()
@@ -67,19 +75,23 @@ class SentinelQuorum:
 
     @property
     def master(self) -> ReplicatedRedis:
-        """The master according to the last election."""
+        """The master that was elected last."""
         return self._redises[max(self.members, key=lambda sentinel: sentinel.epoch).master]
 
     def fail_over(self) -> str:
-        """SENTINEL FAILOVER: elect another master at once; return a description, or "" if there is no majority."""
+        """SENTINEL FAILOVER: elect another master at once.
+
+        Returns a description of the new master, or "" if there is no majority or no replica can be promoted.
+        """
+        latest_epoch = max(sentinel.epoch for sentinel in self.members)
         for sentinel in self._agreeing_majority():
-            if sentinel.epoch == max(sentinel.epoch for sentinel in self.members):
+            if sentinel.epoch == latest_epoch:
                 return self._elect(sentinel)
         return ""
 
     @property
     def is_settled(self) -> bool:
-        """Whether the sentinels agree, and every Redis has its role and its master accordingly."""
+        """Whether the sentinels agree, can reach the master, and every Redis has the role that they expect."""
         return all(
             (sentinel.epoch, sentinel.down_since) == (self.members[0].epoch, None) for sentinel in self.members
         ) and all(self._has_role(redis, self.members[0]) for redis in self._redises.values())
@@ -87,17 +99,21 @@ class SentinelQuorum:
     # -- inside -------------------------------------------------------------------------------------------
 
     def _reaches(self, one: str, other: str) -> bool:
+        """Return whether two hosts are not partitioned from each other."""
         return one == other or not self._network.is_partitioned(frozenset((one, other)))
 
     def _gossip(self) -> None:
-        """Distribute the latest election among the sentinels that can reach each other."""
+        """Distribute the result of the latest election among the sentinels that can reach each other."""
         for sentinel in self.members:
             for other in self.members:
                 if other.epoch > sentinel.epoch and self._reaches(sentinel.host, other.host):
                     sentinel.epoch, sentinel.master, sentinel.down_since = other.epoch, other.master, None
 
     def _check_master(self) -> None:
-        """Update since when each sentinel cannot reach the master; elect another once a majority has not for long enough."""
+        """Update `down_since` of each sentinel, and elect another master if a majority considers the master down.
+
+        The election takes place after a random delay, unless the master is reachable again by then.
+        """
         now = self._loop.time()
         for sentinel in self.members:
             master = self._redises[sentinel.master]
@@ -105,23 +121,23 @@ class SentinelQuorum:
                 sentinel.down_since = None
             elif sentinel.down_since is None:
                 sentinel.down_since = now
-        agreeing_that_down = [
+        down_according_to = [
             sentinel
             for sentinel in self._agreeing_majority()
-            if now - (now if sentinel.down_since is None else sentinel.down_since) >= self._down_after_s
+            if sentinel.down_since is not None and now - sentinel.down_since >= self._down_after_s
         ]
-        if len(agreeing_that_down) < 2:
+        if len(down_according_to) < 2:
             self._election_at = None
         elif self._election_at is None:
             self._election_at = now + self._random.uniform(*ELECTION_DELAY_S)
         elif now >= self._election_at:
             self._election_at = None
-            elected = self._elect(agreeing_that_down[0])
+            elected = self._elect(down_according_to[0])
             if elected:
                 self._on_action(f"failover to {elected}")
 
     def _agreeing_majority(self) -> list[Sentinel]:
-        """Return the sentinels that form a majority and agree on the epoch, or none."""
+        """Return the sentinels that can reach each other and agree on the epoch; an empty list if they are not a majority."""
         for sentinel in self.members:
             agreeing = [
                 other
@@ -133,7 +149,10 @@ class SentinelQuorum:
         return []
 
     def _elect(self, sentinel: Sentinel) -> str:
-        """Promote the replica with the greatest offset that the sentinel reaches; return a description, or "" if none."""
+        """Promote the replica with the greatest offset among the replicas that a sentinel can reach.
+
+        Returns a description of the new master, or "" if the sentinel can reach no replica.
+        """
         candidates = [
             redis
             for redis in self._redises.values()
@@ -147,20 +166,20 @@ class SentinelQuorum:
         best = max(candidates, key=lambda redis: redis.offset)
         former = self._redises[sentinel.master]
         best.promote()
-        # Epochs are unique: any two majorities share a sentinel.
+        # No two elections have the same epoch, because any two majorities have a sentinel in common.
         epoch = max(sentinel.epoch for sentinel in self.members) + 1
         sentinel.master, sentinel.epoch, sentinel.down_since = best.host, epoch, None
         self._misconfigured.clear()
         return f"{best.host}, which has {best.offset} writes; {former.host} has {former.offset}"
 
     def _has_role(self, redis: ReplicatedRedis, sentinel: Sentinel) -> bool:
-        """Return whether a Redis is the master, or follows it, according to a sentinel."""
+        """Return whether a Redis has the role that a sentinel expects: master, or replica of the sentinel's master."""
         return redis.master == (None if redis.host == sentinel.master else sentinel.master)
 
     def _correct_roles(self) -> None:
-        """Reconfigure each reachable Redis with the wrong role or master, after a random delay."""
+        """Reconfigure each reachable Redis that has the wrong role or the wrong master, after a random delay."""
         now = self._loop.time()
-        sentinel = max(self.members, key=lambda sentinel: sentinel.epoch)
+        sentinel = max(self.members, key=lambda sentinel: sentinel.epoch)  # it knows the latest election
         for redis in self._redises.values():
             if self._has_role(redis, sentinel) or not redis.alive or not self._reaches(sentinel.host, redis.host):
                 self._misconfigured.pop(redis.host, None)
@@ -174,7 +193,7 @@ class SentinelQuorum:
 
 
 class _Connection(asyncio.Protocol):
-    """A client connection to one sentinel."""
+    """A client's connection to a sentinel."""
 
     def __init__(self, sentinel: Sentinel) -> None:
         self._sentinel = sentinel
@@ -189,7 +208,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(encode(self._reply_to(command)))
 
     def _reply_to(self, command: list[bytes]) -> object:
-        """Return the reply to SENTINEL MASTER or GET-MASTER-ADDR-BY-NAME, according to this sentinel."""
+        """Return the reply to SENTINEL MASTER or SENTINEL GET-MASTER-ADDR-BY-NAME, according to this sentinel."""
         epoch, host = b"%d" % self._sentinel.epoch, self._sentinel.master.encode()
         name = b" ".join(command[:2]).upper()
         if name == b"SENTINEL GET-MASTER-ADDR-BY-NAME":

@@ -12,14 +12,17 @@ from genie.testing.simulation.redis.keyspace import Undo
 from genie.testing.simulation.redis.resp import CommandParser, Failure, encode
 
 CUT_BEFORE, CUT_AFTER, REJECT = "reset before", "reset after", "reject"
-"""Faults of a command: the connection ends before it is executed, or after; or the reply is an error."""
+"""Faults of a command: the connection is reset before or after the command is executed, or the reply is an error."""
 
 NOT_YET = object()
-"""Returned in place of a reply while the command still blocks."""
+"""Returned instead of a reply while a command still blocks."""
 
 
 class RedisConnection(asyncio.Protocol):
-    """One connection. Commands are executed in order: a blocking command delays the later ones."""
+    """A client's connection to Redis. Commands are executed in order, so a blocking command delays the later commands.
+
+    The connection adds itself to `registry` while it is open.
+    """
 
     def __init__(self, redis: SimRedis, registry: dict[RedisConnection, None]) -> None:
         self._redis = redis
@@ -29,12 +32,14 @@ class RedisConnection(asyncio.Protocol):
         self.peer = ""
         """The name of the client node."""
         self._version = 2
+        """The version of RESP, which the client selects by HELLO."""
         self._write_offset = 0
         """The replication offset after the last write of this connection."""
         self._queued_commands: list[list[bytes]] = []
         self._blocked_reply: Callable[[], object] | None = None
-        """Returns the reply to the blocking command, or `NOT_YET`."""
+        """A function that returns the reply to the blocking command, or `NOT_YET`; None if no command blocks."""
         self._timer: asyncio.TimerHandle | None = None
+        """The timeout of the blocking command."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("SimTransport", transport)
@@ -49,7 +54,7 @@ class RedisConnection(asyncio.Protocol):
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Queue the complete commands, and execute them."""
+        """Queue the complete commands, and execute commands until one blocks."""
         self._queued_commands += self._parser.feed(data)
         self._execute_queued()
 
@@ -57,14 +62,15 @@ class RedisConnection(asyncio.Protocol):
         self._transport.abort()
 
     def reply_if_unblocked(self) -> None:
-        """Reply to the blocking command, if the reply is available now."""
+        """Reply to the blocking command if there is one and its reply is available now."""
         if self._blocked_reply is not None:
             reply = self._blocked_reply()
             if reply is not NOT_YET:
                 self._unblock(reply)
 
     def send_reply(self, reply: object) -> None:
-        """Send a reply, in the version of RESP that the client has chosen by HELLO."""
+        """Send a reply, in the version of RESP that the client has selected by HELLO."""
+        # In RESP 2 the reply to XREAD is a list of pairs, while other dicts are flat lists.
         if isinstance(reply, dict) and self._version < 3 and reply and isinstance(next(iter(reply.values())), list):
             reply = [list(item) for item in reply.items()]
         self._transport.write(encode(reply, self._version))
@@ -80,11 +86,12 @@ class RedisConnection(asyncio.Protocol):
         self._execute_queued()
 
     def _execute_queued(self) -> None:
+        """Execute queued commands until one blocks or the connection is closed."""
         while self._queued_commands and self._blocked_reply is None and not self._transport.is_closing():
             self._execute(self._queued_commands.pop(0))
 
     def _execute(self, command: list[bytes]) -> None:
-        """Execute a command and send its reply, unless it blocks; or inject the fault that the nemesis chooses."""
+        """Execute a command and send the reply, unless the command blocks or the nemesis injects a fault."""
         if self._redis.handle_replication(self, command):
             return
         fault = self._redis.fault(command, self.peer)
@@ -100,7 +107,7 @@ class RedisConnection(asyncio.Protocol):
                 self.send_reply(reply)
 
     def _reply_to(self, command: list[bytes]) -> object:
-        """Execute a command and return its reply; None if it blocks."""
+        """Execute a command and return the reply. If the command blocks, the returned None is not a reply."""
         name = command[0].upper()
         if name == b"HELLO":
             self._version = int(command[1]) if len(command) > 1 else self._version
@@ -116,7 +123,7 @@ class RedisConnection(asyncio.Protocol):
         return reply
 
     def _read(self, command: list[bytes]) -> object:
-        """XREAD: return the entries, or block until there are some if the command says so."""
+        """XREAD: return the newer entries. If there are none, block if the command has the option BLOCK, else return None."""
         read = StreamRead(self._redis.keys, command)
         available = read.entries()
         if read.block_ms is not None:
@@ -128,11 +135,14 @@ class RedisConnection(asyncio.Protocol):
             entries = read.entries()
             return NOT_YET if entries is None else entries
 
-        self._block(try_read, read.block_ms, lambda: None)
+        self._block(try_read, read.block_ms, on_timeout=lambda: None)
         return None
 
     def _wait(self, replicas: int, timeout_ms: int) -> object:
-        """WAIT: return how many replicas have the writes of this connection, or block until they are enough."""
+        """WAIT: return how many replicas have the writes of this connection.
+
+        Blocks until `replicas` replicas have these writes, or the timeout passes (0: no timeout).
+        """
         if self._redis.read_only:
             return Failure("ERR WAIT cannot be used with replica instances.")
 
@@ -143,11 +153,14 @@ class RedisConnection(asyncio.Protocol):
         count = try_count()
         if count is not NOT_YET:
             return count
-        self._block(try_count, timeout_ms, lambda: self._redis.replicas_with(self._write_offset))
+        self._block(try_count, timeout_ms, on_timeout=lambda: self._redis.replicas_with(self._write_offset))
         return None
 
     def _block(self, try_reply: Callable[[], object], timeout_ms: int, on_timeout: Callable[[], object]) -> None:
-        """Block the connection until `try_reply` returns a reply, or reply with `on_timeout()` after the timeout (0: never)."""
+        """Block the connection until `try_reply` returns a reply other than `NOT_YET`.
+
+        After `timeout_ms` milliseconds the reply is the result of `on_timeout` instead. A timeout of 0 means no timeout.
+        """
         self._blocked_reply = try_reply
         if timeout_ms:
             loop = asyncio.get_running_loop()
@@ -159,24 +172,24 @@ class RedisConnection(asyncio.Protocol):
 PORT = 6379
 
 Fault = Callable[[list[bytes], str], str | None]
-"""Maps a command and the name of the node that sent it to a fault, or to None."""
+"""A function from a command and the name of the node that sent the command to a fault, or to None."""
 
 
 class SimRedis(Commands):
-    """A single Redis process. `fault` is called before each command."""
+    """A simulated Redis server. `fault` is called before each command, and decides which fault is injected."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fault: Fault = lambda _command, _sender: None
         self.on_write: Callable[[list[Undo], str], None] = lambda _undo, _sender: None
-        """Called after each write, with its undo information and the name of the node that sent it."""
+        """Called after each atomic write, with its undo information and the name of the node that sent the command."""
         self.on_blocking_read: Callable[[str, StreamRead], None] = lambda _reader, _read: None
-        """Called with the name of a node that sends a blocking XREAD, and the read."""
+        """Called for each XREAD with BLOCK, with the name of the node that sent the command, and the parsed command."""
         self._connections: dict[RedisConnection, None] = {}
         self._listener: Listener | None = None
 
     async def serve(self, host: str, port: int = PORT) -> None:
-        """Accept connections, as the running node."""
+        """Accept connections at an address, as part of the running node."""
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(lambda: RedisConnection(self, self._connections), host, port)
         self._listener = cast("Listener", listener)
@@ -186,17 +199,23 @@ class SimRedis(Commands):
             connection.cut()
 
     def restart(self, lost_writes: int = 0) -> int:
-        """Simulate a restart: abort all connections, drop the scripts, lose the last writes; return how many were lost."""
+        """Simulate a restart: abort all connections, forget the cached scripts, and lose the last `lost_writes` writes.
+
+        Returns how many writes were lost.
+        """
         self.cut_all()
         self._scripts.clear()
         return self.keys.undo_last_writes(lost_writes)
 
     def flush(self) -> None:
-        """FLUSHALL."""
+        """FLUSHALL: remove all keys."""
         self.keys.clear()
 
     def execute_write(self, command: list[bytes], sender: str = "") -> object:
-        """Execute one command as an atomic write, which is replicated or lost as a whole. A `Failure` is returned as the reply."""
+        """Execute one command as an atomic write, which is replicated or lost as a whole; return the reply.
+
+        If the command fails, the returned reply is a `Failure`.
+        """
         try:
             reply = self.execute(command)
         except Failure as failure:
@@ -210,24 +229,24 @@ class SimRedis(Commands):
         return reply
 
     def reply_if_unblocked(self) -> None:
-        """Reply to the blocking commands whose replies are available now."""
+        """Reply to each blocking command whose reply is available now."""
         for connection in list(self._connections):
             connection.reply_if_unblocked()
 
     # -- overridden by replication ------------------------------------------------------------------------
 
     offset = 0
-    """The replication offset: the number of writes."""
+    """The replication offset, which is the number of writes. A Redis without replication does not count."""
 
     def replicate(self, effects: list[list[bytes]], sender: str) -> None:
-        """Replicate the commands of one atomic write."""
+        """Replicate the commands of an atomic write, which `effects` lists. `sender` is the node that sent the command."""
 
     def replicas_with(self, offset: int) -> int:  # noqa: ARG002
-        """Return how many replicas have acknowledged an offset."""
+        """Return how many replicas have acknowledged the writes up to an offset."""
         return 0
 
     def handle_replication(self, connection: RedisConnection, command: list[bytes]) -> bool:  # noqa: ARG002
-        """Handle a command if it is one of a replica; return whether it is."""
+        """Handle a command that a replica sends to its master; return False for any other command."""
         return False
 
     def on_disconnect(self, connection: RedisConnection) -> None:
