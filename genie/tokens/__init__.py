@@ -49,17 +49,20 @@ _LAZY_IMPORTS = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name on its first use: some need optional packages."""
+    """Import a public name on its first use, because some names need optional packages. Raises
+    ModuleNotFoundError with the command that installs these packages if they are missing.
+    """
     if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        globals()[name] = value = getattr(import_module(_LAZY_IMPORTS[name]), name)
+        value = getattr(import_module(_LAZY_IMPORTS[name]), name)
     except ModuleNotFoundError as error:
         if error.name not in ("sqlalchemy", "aiosqlite", "asyncpg"):
             raise
         raise ModuleNotFoundError(
             f"{name} needs more packages: pip install 'genie-lock[sql]'", name=error.name
         ) from None
+    globals()[name] = value  # later uses of the name do not call __getattr__
     return value
 
 

@@ -14,28 +14,34 @@ from collections.abc import Sequence
 
 from genie.errors import GenieError
 
+MAX_LISTED_IDS = 10
+"""Maximum number of token ids in an error message."""
+
 
 class InsufficientFunds(GenieError):
     """The wallet has less than the requested amount, `target`.
 
-    `free` is the amount that no transaction holds, `locked` the amount that other transactions
+    `free` is the amount that no transaction holds, `locked` is the amount that other transactions
     hold. Both count only the tokens that `where` accepts.
     """
 
     def __init__(self, target: int, free: int, locked: int, source: object = "") -> None:
+        """`source` is the wallet or the checkpoint that the message names. The message names none
+        if `source` is "".
+        """
         self.target, self.free, self.locked = target, free, locked
         location = f" in {source}" if str(source) else ""
-        held = f", {locked} held by others" if locked else ""
-        super().__init__(f"requested {target}{location}: {free} free{held}")
+        locked_part = f", {locked} held by others" if locked else ""
+        super().__init__(f"requested {target}{location}: {free} free{locked_part}")
 
 
 class FundsLocked(InsufficientFunds):
-    """The wallet has enough, but other transactions hold too much of it. Retry later."""
+    """The wallet has the requested amount, but other transactions hold too much of it. Retry later."""
 
 
 class TooManyTokens(GenieError):
-    """The requested amount, `target`, can't be reached in `limit` tokens: the sum of the largest
-    free ones is `reached`. Consolidate tokens, or allow more.
+    """The requested amount, `target`, can't be reached with at most `limit` tokens: the `limit`
+    largest free tokens are worth only `reached`. Consolidate tokens, or raise the limit.
     """
 
     def __init__(self, target: int, limit: int, reached: int) -> None:
@@ -54,5 +60,6 @@ class SpentAlready(GenieError):
 
     def __init__(self, ids: Sequence[str]) -> None:
         self.ids = tuple(ids)
-        listed = ", ".join(self.ids[:10]) + (f" and {len(self.ids) - 10} more" if len(self.ids) > 10 else "")  # noqa: PLR2004
-        super().__init__(f"spent by another transaction, or never issued: {listed}")
+        listed = ", ".join(self.ids[:MAX_LISTED_IDS])
+        more = f" and {len(self.ids) - MAX_LISTED_IDS} more" if len(self.ids) > MAX_LISTED_IDS else ""
+        super().__init__(f"spent by another transaction, or never issued: {listed}{more}")

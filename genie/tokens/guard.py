@@ -18,26 +18,28 @@ class Guard(Protocol):
     """Decides whether the calling thread may use a selector, and provides its clock."""
 
     def bind(self) -> None:
-        """Called when the selector is started, by the thread that starts it."""
+        """Called when the selector is started, by the thread that starts the selector."""
 
     def check(self) -> None:
-        """Raise RuntimeError if the caller may not use the selector."""
+        """Raise RuntimeError if the calling thread may not use the selector."""
 
     def check_can_wait(self) -> None:
-        """Raise if the caller may not use the selector, or can't wait for the store."""
+        """Raise an exception if the calling thread may not use the selector, or can't wait for the
+        store.
+        """
 
     def time(self) -> float:
-        """Return the time of a monotonic clock in seconds. RuntimeError if the caller may not use
-        the selector.
+        """Return the time of a monotonic clock in seconds. Raises RuntimeError if the calling
+        thread may not use the selector.
         """
 
 
 class ThreadGuard:
-    """Confines a selector to the thread that starts it, or that uses it first.
+    """Confines a selector to the thread that starts the selector, or that uses it first.
 
-    `advice` is appended to the error message, and says what to use from other threads. Compares the
-    thread instead of the event loop: before Python 3.12 finding the running loop takes a system
-    call.
+    `advice` is appended to the error message: it says what to use from other threads. The guard
+    compares threads instead of event loops, because before Python 3.12 finding the running loop
+    takes a system call.
     """
 
     __slots__ = ("_advice", "_clock", "_ident", "_name")
@@ -49,29 +51,37 @@ class ThreadGuard:
         self._clock: Callable[[], float]
 
     def bind(self) -> None:
-        """Confine the selector to this thread, and use the clock of its running event loop."""
+        """Confine the selector to the calling thread, and use the clock of the thread's running
+        event loop.
+        """
         self._clock = asyncio.get_running_loop().time
         self._name = threading.current_thread().name
         self._ident = get_ident()
 
     def check(self) -> None:
-        """Raise RuntimeError in any other thread."""
+        """Raise RuntimeError if the selector is confined to another thread. The first call confines
+        the selector to the calling thread.
+        """
         if get_ident() != self._ident:
             self._bind_or_reject()
 
     def check_can_wait(self) -> None:
-        """Raise RuntimeError in any other thread. In its own thread a selector can always wait."""
+        """Raise RuntimeError if the selector is confined to another thread. In its own thread a
+        selector can always wait.
+        """
         self.check()
 
     def time(self) -> float:
-        """Return the event loop's time in seconds. RuntimeError in any other thread."""
+        """Return the event loop's time in seconds. Raises RuntimeError if the selector is confined
+        to another thread.
+        """
         if get_ident() != self._ident:
             self._bind_or_reject()
         return self._clock()
 
     def _bind_or_reject(self) -> None:
-        """Bind the selector to this thread if it is not bound to another one; else raise
-        RuntimeError.
+        """Confine the selector to the calling thread. Raises RuntimeError if the selector is
+        confined to another thread already.
         """
         if self._ident is not None:
             self._reject()

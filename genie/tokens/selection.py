@@ -17,8 +17,8 @@ from genie.tokens.token import Token
 
 
 def read_checkpoint(data: Mapping[str, Any]) -> tuple[str, int, list[Token]]:
-    """Parse a checkpoint: return its transaction, requested amount and tokens. ValueError if it is
-    invalid.
+    """Parse a checkpoint, and return its transaction, requested amount and tokens. Raises
+    ValueError if the checkpoint is invalid.
     """
     try:
         transaction, amount = data["transaction"], data["target"]
@@ -31,15 +31,17 @@ def read_checkpoint(data: Mapping[str, Any]) -> tuple[str, int, list[Token]]:
 
 
 def check_limit(limit: int | None) -> int | None:
-    """Return the maximum number of tokens, or None. ValueError if it is invalid."""
-    if limit is not None and (type(limit) is not int or limit < 1):
+    """Return `limit`, the maximum number of tokens or None. Raises ValueError if `limit` is invalid."""
+    if limit is not None and (type(limit) is not int or limit < 1):  # also rejects True
         raise ValueError(f"limit must be an integer of at least 1, not {limit!r}")
     return limit
 
 
 def check_duration(seconds: float, name: str) -> float:
-    """Return a duration in seconds. ValueError with the argument's `name` if it is invalid."""
-    if type(seconds) not in (int, float) or not seconds > 0:
+    """Return a duration in seconds. Raises ValueError, with the argument's `name`, if the duration
+    is invalid.
+    """
+    if type(seconds) not in (int, float) or not seconds > 0:  # also rejects NaN
         raise ValueError(f"{name} must be a number of seconds above 0, not {seconds!r}")
     return seconds
 
@@ -56,8 +58,8 @@ class State(Enum):
 class Selection(ABC):
     """Tokens that together reach the requested amount, `target`, and are held for a transaction.
 
-    An async context manager that releases the tokens if they were not spent. It belongs to its
-    selector's event loop: RuntimeError if another thread uses it.
+    An async context manager that releases the tokens if they were not spent. A selection belongs to
+    its selector's event loop: its methods raise RuntimeError in other threads.
     """
 
     __slots__ = ("_guard", "_state", "_store", "target", "tokens", "transaction")
@@ -97,8 +99,8 @@ class Selection(ABC):
 
     @abstractmethod
     async def _prepare_spend(self) -> None:
-        """Make sure that the tokens stay held during a spend. SelectionEnded if they are no longer
-        held.
+        """Make sure that the tokens stay held during a spend. Raises SelectionEnded if the tokens
+        are no longer held.
         """
 
     @abstractmethod
@@ -108,14 +110,15 @@ class Selection(ABC):
     async def spend(self, outputs: Sequence[Token] = ()) -> None:
         """Spend the tokens and issue `outputs`, all or nothing.
 
-        SelectionEnded if the tokens are no longer held; SpentAlready if another transaction has
-        spent some without holding them; ValueError if the outputs can't be issued. After any other
-        error of the store the outcome is unknown, and the same spend can be retried.
+        Raises SelectionEnded if the tokens are no longer held, SpentAlready if another transaction
+        has spent some of them without holding them, and ValueError if the outputs can't be issued.
+        After any other error of the store the outcome is unknown, and the same spend can be
+        retried.
         """
         self._guard.check()
         self._check_active()
         await self._prepare_spend()
-        self._check_active()  # it may have been released during the await
+        self._check_active()  # the selection may have been released during the await
         is_retry = self._state is State.SPENDING
         self._state = State.SPENDING
         try:
@@ -135,9 +138,11 @@ class Selection(ABC):
             raise SelectionEnded(f"the selection of {self.transaction!r} was {self._state.name.lower()} before")
 
     async def release(self) -> None:
-        """Release the tokens. Idempotent; has no effect on spent or lost tokens.
+        """Stop holding the tokens. Has no effect on tokens that were released, spent or lost
+        before.
 
-        Tokens whose spend has an unknown outcome stay held until their time expires.
+        Tokens whose spend has an unknown outcome stay held until their lease or reservation
+        expires.
         """
         self._guard.check()
         if self._state is State.HELD:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from genie.tokens.errors import SpentAlready
+from genie.tokens.errors import MAX_LISTED_IDS, SpentAlready
 from genie.tokens.token import Token
 
 
@@ -40,7 +40,7 @@ class TokenStore(Protocol):
     """Stores the tokens of all wallets, and by which transaction each was spent."""
 
     async def add(self, tokens: Sequence[Token]) -> None:
-        """Issue tokens, all or none. ValueError if an id exists."""
+        """Issue tokens, all or none. Raises ValueError if any of their ids exists already."""
 
     def unspent(
         self,
@@ -52,12 +52,12 @@ class TokenStore(Protocol):
     ) -> AsyncIterator[list[Token]]:
         """Iterate over the unspent tokens, in pages, filtered by the arguments that are not None.
 
-        A token that is unspent from the first page to the last appears exactly once. One that is
-        issued or spent meanwhile may or may not appear.
+        A token that is unspent during the whole iteration appears exactly once. A token that is
+        issued or spent during the iteration may or may not appear.
         """
 
     async def get(self, ids: Sequence[str]) -> dict[str, Token]:
-        """Return the tokens with these ids that are unspent, by id."""
+        """Return the unspent tokens with these ids, by id."""
 
     def changes(self) -> AsyncIterator[Change]:
         """Iterate over the changes that any process makes, in commit order; begins with `Resync`."""
@@ -65,9 +65,10 @@ class TokenStore(Protocol):
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
         """Spend tokens and issue outputs, all or nothing.
 
-        Idempotent by transaction, so that it can be retried if its outcome is unknown. SpentAlready
-        if another transaction was first. ValueError if a token is listed twice, or the id of an
-        output exists already. After either error nothing was changed.
+        Idempotent by transaction, so that a spend whose outcome is unknown can be retried. Raises
+        SpentAlready if another transaction has spent any of the tokens, and ValueError if a token
+        is listed twice or the id of an output exists already. After either error nothing was
+        changed.
         """
 
 
@@ -75,7 +76,7 @@ class TokenStore(Protocol):
 
 
 def distinct(tokens: Sequence[Token]) -> dict[str, Token]:
-    """Return the tokens by id. ValueError if one is listed twice."""
+    """Return the tokens by id. Raises ValueError if a token is listed twice."""
     by_id = {token.id: token for token in tokens}
     if len(by_id) != len(tokens):
         counts = Counter(token.id for token in tokens)
@@ -84,13 +85,15 @@ def distinct(tokens: Sequence[Token]) -> dict[str, Token]:
     return by_id
 
 
-def validate_spend(ids: Iterable[str], spent_by: Mapping[str, str | None], transaction: str) -> bool:
-    """Check that a transaction may spend tokens. Returns True if all are unspent, and False if it
-    has spent all of them before: then the call is a retry of a spend that has succeeded.
+def is_first_spend(ids: Iterable[str], spent_by: Mapping[str, str | None], transaction: str) -> bool:
+    """Check that a transaction may spend tokens. Returns True if all of them are unspent, and False
+    if the transaction has spent all of them before: then the call retries a spend that has
+    succeeded.
 
-    `spent_by` maps the id of each of the tokens that exists to the transaction that has spent it,
-    or None. SpentAlready lists the tokens that do not exist or that other transactions have spent;
-    or those that this transaction has spent, if the others are unspent: that is not a retry.
+    `spent_by` maps the id of each existing token to the transaction that has spent the token, or to
+    None. Raises SpentAlready with the ids of the tokens that do not exist or that other
+    transactions have spent. If there are none, but this transaction has spent only some of the
+    tokens, raises SpentAlready with the ids of these.
     """
     spent_by_this: list[str] = []
     unavailable: list[str] = []
@@ -108,7 +111,9 @@ def validate_spend(ids: Iterable[str], spent_by: Mapping[str, str | None], trans
 
 
 def check_issued(ids: Iterable[str], issued: Mapping[str, object] | set[str], transaction: str) -> None:
-    """Check the outputs of a retried spend: ValueError unless all of them were issued before."""
+    """Check the outputs of a spend that is retried. Raises ValueError unless all of these `ids`
+    were issued before.
+    """
     missing = [id for id in ids if id not in issued]
     if missing:
         raise ValueError(
@@ -118,5 +123,5 @@ def check_issued(ids: Iterable[str], issued: Mapping[str, object] | set[str], tr
 
 def id_list(ids: Sequence[str]) -> str:
     """Format ids for an error message: the first ten, and how many more there are."""
-    more = f" and {len(ids) - 10} more" if len(ids) > 10 else ""  # noqa: PLR2004
-    return ", ".join(map(repr, ids[:10])) + more
+    more = f" and {len(ids) - MAX_LISTED_IDS} more" if len(ids) > MAX_LISTED_IDS else ""
+    return ", ".join(map(repr, ids[:MAX_LISTED_IDS])) + more

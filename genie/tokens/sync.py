@@ -51,15 +51,15 @@ class InMemorySelector:
 
     @property
     def store_error(self) -> Exception | None:
-        """The store's last error, or None once it has been read completely again: until then
+        """The store's last error, or None once all tokens were loaded after the error. Until then
         selections use an outdated copy.
         """
         return self._selector.store_error
 
     def start(self) -> None:
-        """Open and load the store, and follow its changes.
+        """Open the store, load its tokens, and begin to follow its changes.
 
-        Raises the store's errors during the first load. After an error or KeyboardInterrupt the
+        Raises the store's error if this first load fails. After an error or KeyboardInterrupt the
         selector is closed.
         """
         if self._started:
@@ -72,9 +72,10 @@ class InMemorySelector:
             raise
 
     def close(self) -> None:
-        """Wait for spends in progress, close the store, and end the event loop. Idempotent.
+        """Wait for spends in progress, close the store, and end the event loop. Further calls have
+        no effect.
 
-        Other calls that wait for the store raise RuntimeError, and so does every later one except
+        Other calls that wait for the store raise RuntimeError, and so does every later call except
         `release`.
         """
         try:
@@ -94,11 +95,11 @@ class InMemorySelector:
         self.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Execute a coroutine in the selector's event loop, and return its result; for example
-        `selector.run(store.add(tokens))`.
+        """Execute a coroutine in the selector's event loop, and return the coroutine's result; for
+        example `selector.run(store.add(tokens))`.
 
-        KeyboardInterrupt cancels it. RuntimeError if the selector is closed, or is closed before
-        the coroutine has ended.
+        KeyboardInterrupt cancels the coroutine. Raises RuntimeError if the selector is closed
+        before the coroutine has ended.
         """
         return self._background.run(coroutine)
 
@@ -133,7 +134,7 @@ class InMemorySelector:
                 limit=limit,
                 auto_unlock=auto_unlock,
             ),
-            _release_unclaimed,
+            undo=_release_unclaimed,
         )
         return InMemorySelection(inner, self._background, self._spends)
 
@@ -151,7 +152,7 @@ class InMemorySelector:
         auto_unlock: float | None = None,
     ) -> Consolidation | None:
         """Select and hold the smallest free tokens, at most `at_most`, to join them into `into`
-        outputs; None if there is nothing to join.
+        outputs. Returns None if there is nothing to join.
 
         Arguments and errors are those of `genie.tokens.InMemorySelector.consolidate`.
         """
@@ -167,25 +168,29 @@ class InMemorySelector:
                 at_most=at_most,
                 auto_unlock=auto_unlock,
             ),
-            _release_unclaimed,
+            undo=_release_unclaimed,
         )
         return None if inner is None else Consolidation(inner, self._background, self._spends)
 
     def restore(self, data: Mapping[str, Any], *, auto_unlock: float | None = None) -> InMemorySelection:
-        """Create a selection again from its `checkpoint`, and hold its tokens. Call it before
-        `start`.
+        """Create a selection again from its `checkpoint`, and hold its tokens. Call `restore`
+        before `start`.
 
-        See `genie.tokens.InMemorySelector.restore`. From the checkpoint of a consolidation it
-        creates a consolidation.
+        See `genie.tokens.InMemorySelector.restore`. The checkpoint of a consolidation is restored
+        as a consolidation.
         """
-        inner = self._background.call(lambda: self._selector.restore(data, auto_unlock=auto_unlock), _release_unclaimed)
+        inner = self._background.call(
+            lambda: self._selector.restore(data, auto_unlock=auto_unlock), undo=_release_unclaimed
+        )
         facade = Consolidation if isinstance(inner, selector.Consolidation) else InMemorySelection
         return facade(inner, self._background, self._spends)
 
     # -- in the event loop ----------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Enter the store, if it is a context manager, and the selector; `_close` exits both."""
+        """Enter the selector, and before it the store if the store is a context manager. `_close`
+        exits both.
+        """
         async with AsyncExitStack() as stack:
             if isinstance(self._store, AbstractAsyncContextManager):
                 await stack.enter_async_context(self._store)
@@ -251,22 +256,22 @@ class InMemorySelection:
     def checkpoint(self) -> dict[str, Any]:
         """Return JSON-compatible data from which `restore` creates the selection again.
 
-        SelectionEnded if the tokens are no longer held.
+        Raises SelectionEnded if the tokens are no longer held.
         """
         return self._background.call(lambda: _evaluate(self._inner.checkpoint))
 
     def spend(self, outputs: Sequence[Token] = ()) -> None:
         """Spend the tokens and issue `outputs`, all or nothing. Waits for the store.
 
-        SelectionEnded, SpentAlready and ValueError as in `genie.tokens.Selection.spend`. After any
-        other error, and after KeyboardInterrupt, the outcome is unknown: the tokens stay held, and
-        the same spend can be retried.
+        Raises SelectionEnded, SpentAlready or ValueError like `genie.tokens.Selection.spend`. After
+        any other error, and after KeyboardInterrupt, the outcome is unknown: the tokens stay held,
+        and the same spend can be retried.
         """
         self._background.run(self._spends.spend(self._inner, outputs))
 
     def release(self) -> None:
-        """Release the tokens. Idempotent; has no effect on spent or lost tokens, or after the
-        selector's close.
+        """Release the tokens. Has no effect on tokens that were released, spent or lost before, or
+        after the selector was closed.
         """
         with suppress(Closed):
             self._background.call(self._inner.release)
@@ -289,7 +294,7 @@ class Consolidation(InMemorySelection):
 
     @property
     def amounts(self) -> tuple[int, ...]:
-        """The amounts of the outputs; their sum is that of the tokens."""
+        """The amounts of the outputs. Their sum is the sum of the tokens."""
         inner = self._inner
         assert isinstance(inner, selector.Consolidation)  # noqa: S101 - by its construction
         return inner.amounts
@@ -303,7 +308,7 @@ class _Spends:
         self._closed = False
 
     async def spend(self, inner: selection.InMemorySelection, outputs: Sequence[Token]) -> None:
-        """Spend a selection's tokens."""
+        """Spend a selection's tokens. Raises Closed after `close`."""
         if self._closed:
             raise Closed
         task = asyncio.current_task()
@@ -322,7 +327,9 @@ class _Spends:
 
 
 def _release_unclaimed(inner: selection.InMemorySelection | None) -> None:
-    """Release a selection whose caller was interrupted before it got it. Runs in the event loop."""
+    """Release a selection whose caller was interrupted before the call returned the selection. Runs
+    in the event loop.
+    """
     if inner is not None:
         run_without_waiting(inner.release())
 

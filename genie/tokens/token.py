@@ -67,8 +67,8 @@ class Wallet(NamedTuple):
 
 
 def make_wallet(*, owner: str | None, account: str | None, token_type: str, identifier: str) -> Wallet:
-    """Return the wallet of an owner's key or of an account. ValueError unless exactly one of them
-    is given.
+    """Return the wallet of an owner's key or of an account. Raises ValueError unless exactly one of
+    `owner` and `account` is given.
     """
     if (owner is None) == (account is None):
         raise ValueError("exactly one of owner= and account= must be given")
@@ -76,7 +76,9 @@ def make_wallet(*, owner: str | None, account: str | None, token_type: str, iden
 
 
 def wallets_of(token: Token) -> tuple[Wallet, ...]:
-    """Return the wallets that contain a token: its owner's, and its account's if it has one."""
+    """Return the wallets that contain a token: the wallet of its owner, and the wallet of its
+    account if it has one.
+    """
     owner_wallet = Wallet(token.token_type, token.identifier, token.owner, None)
     if token.account is None:
         return (owner_wallet,)
@@ -84,7 +86,7 @@ def wallets_of(token: Token) -> tuple[Wallet, ...]:
 
 
 def check_amount(amount: int) -> int:
-    """Return the requested amount. ValueError if it is invalid."""
+    """Return the requested amount. Raises ValueError if the amount is invalid."""
     if type(amount) is not int or not 0 < amount <= MAX_AMOUNT:
         raise ValueError(f"amount must be an integer from 1 to {MAX_AMOUNT}, not {amount!r}")
     return amount

@@ -34,8 +34,8 @@ class Closed(RuntimeError):
 
 
 class NeedsLoop(Exception):
-    """A call must wait, but does not run in the event loop. It has changed nothing, and can be
-    repeated there.
+    """A call must wait, but does not run in the event loop. The call has changed nothing, and can
+    be repeated in the event loop.
     """
 
 
@@ -49,18 +49,22 @@ class Mutex:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
+        """The id of the thread that holds the mutex."""
         self.loop_thread: int | None = None
-        """The event loop's thread, which may await while it holds the mutex: polling releases it.
+        """The id of the event loop's thread. Only this thread may await while it holds the mutex,
+        because polling for I/O releases the mutex.
         """
 
     def acquire(self) -> None:
-        """Wait for the mutex. RuntimeError if this thread holds it already."""
+        """Wait for the mutex. Raises RuntimeError if the calling thread holds the mutex already."""
         self.check_not_held()
         self._lock.acquire()
         self._owner = get_ident()
 
     def check_not_held(self) -> None:
-        """Raise RuntimeError if this thread holds the mutex: waiting for it would be a deadlock."""
+        """Raise RuntimeError if the calling thread holds the mutex: waiting for the mutex would be
+        a deadlock.
+        """
         if self._owner == get_ident():
             raise RuntimeError(
                 "a selector for threads can't be called by code that it executes: by a `where`, by its store, or by a"
@@ -78,18 +82,18 @@ class Mutex:
         """Do nothing: any thread that holds the mutex may use the selector."""
 
     def check(self) -> None:
-        """Raise RuntimeError if this thread does not hold the mutex."""
+        """Raise RuntimeError if the calling thread does not hold the mutex."""
         if get_ident() != self._owner:
             raise RuntimeError("a selector for threads is used only through its facade")
 
     def check_can_wait(self) -> None:
-        """Raise NeedsLoop outside of the event loop."""
+        """Raise NeedsLoop if the calling thread is not the event loop's thread."""
         if get_ident() != self.loop_thread:
             raise NeedsLoop
 
     def time(self) -> float:
-        """Return the time of the monotonic clock, which event loops use too, in seconds.
-        RuntimeError if this thread does not hold the mutex.
+        """Return the time of the monotonic clock in seconds; event loops use the same clock. Raises
+        RuntimeError if the calling thread does not hold the mutex.
         """
         self.check()
         return time.monotonic()
@@ -103,7 +107,7 @@ class _PollingSelector(selectors.DefaultSelector):
         self._mutex = mutex
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Poll for I/O without holding the mutex."""
+        """Release the mutex, poll for I/O, and acquire the mutex again."""
         self._mutex.release()
         try:
             return super().select(timeout)
@@ -121,20 +125,23 @@ class _Call(Generic[T]):
     def __init__(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None) -> None:
         self._coroutine = coroutine
         self._undo = undo
+        """Called with the result if the calling thread was interrupted, or None."""
         self._task: asyncio.Task[None] | None = None
         self._abandoned = False
         self.posted = False
-        """Whether the call may have been passed to the loop."""
+        """Whether the call was passed to the loop, or an attempt to do so was interrupted."""
         self.future: Future[T] = Future()
 
     def begin(self) -> None:
         """Start the coroutine."""
         self._task = asyncio.get_running_loop().create_task(self._execute())
-        self._task.add_done_callback(lambda _: self._coroutine.close())  # in case it was cancelled before it began
+        self._task.add_done_callback(
+            lambda _: self._coroutine.close()
+        )  # a task that is cancelled before it begins does not close it
 
     def abandon(self) -> None:
-        """Cancel the call, or undo it if it has succeeded: the calling thread was interrupted, and
-        will not get its result.
+        """Cancel the coroutine, or undo its result if the coroutine has succeeded. Called when the
+        calling thread was interrupted and will not get the result.
         """
         self._abandoned = True
         if self._task is None:
@@ -145,15 +152,17 @@ class _Call(Generic[T]):
             self._undo_result(self.future.result())
 
     def fail(self) -> None:
-        """Set the exception Closed: the loop has ended before the coroutine began. Also called by
-        the calling thread.
+        """End the call with the exception Closed, because the event loop has ended before the
+        coroutine began. Has no effect if the call has ended. Any thread may call this method.
         """
         with suppress(InvalidStateError):
             self.future.set_exception(Closed())
             self._coroutine.close()
 
     async def _execute(self) -> None:
-        """Await the coroutine, and pass its result or exception to the calling thread."""
+        """Await the coroutine, and pass its result or exception to the calling thread. Undo the
+        result if the call was abandoned.
+        """
         try:
             result = await self._coroutine
         except asyncio.CancelledError:
@@ -171,8 +180,8 @@ class _Call(Generic[T]):
 
 
 class Background:
-    """An event loop in a daemon thread, which the first call that needs it starts. Any number of
-    threads may call it.
+    """An event loop in a daemon thread, which is started by the first call that needs the loop. Any
+    number of threads may make calls.
     """
 
     def __init__(self, name: str) -> None:
@@ -180,18 +189,25 @@ class Background:
         self._name = name
         self._main_thread = threading.main_thread().ident
         self._calls: set[_Call[Any]] = set()
+        """The calls that have not returned yet."""
         self._start_lock = threading.Lock()
+        """Serializes `_start` and `stop`."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._stopping = asyncio.Event()
         self.stopped = False
         """Whether the loop is ending or has ended, or will never start."""
 
-    def call(self, make: Callable[[], Coroutine[Any, Any, T]], undo: Callable[[T], object] | None = None) -> T:
-        """Execute the coroutine that `make` returns, in the calling thread if possible.
+    def call(
+        self, make_coroutine: Callable[[], Coroutine[Any, Any, T]], undo: Callable[[T], object] | None = None
+    ) -> T:
+        """Execute the coroutine that `make_coroutine` returns: in the calling thread if possible,
+        else in the event loop.
 
-        The loop executes it if this is the main thread, or if it must wait, for which it raises
-        NeedsLoop: then `make` is called a second time. `undo` as in `run`.
+        The event loop executes the calls of the main thread, and coroutines that must wait. A
+        coroutine that must wait raises NeedsLoop in the calling thread; then `make_coroutine` is
+        called again. If the calling thread is interrupted after the loop has executed the
+        coroutine, the result is passed to `undo`. Raises Closed after `stop`.
         """
         if self.stopped:
             raise Closed
@@ -199,24 +215,24 @@ class Background:
             mutex = self.mutex
             mutex.acquire()
             try:
-                return run_without_waiting(make())
+                return run_without_waiting(make_coroutine())
             except NeedsLoop:
-                pass
+                pass  # the event loop executes the call instead
             finally:
                 mutex.release()
-        return self.run(make(), undo)
+        return self.run(make_coroutine(), undo)
 
     def run(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None = None) -> T:
-        """Execute a coroutine in the loop, and wait for its result.
+        """Execute a coroutine in the event loop, and wait for the coroutine's result.
 
-        KeyboardInterrupt in the waiting thread cancels the coroutine; if it has succeeded already
-        its result is passed to `undo`, in the loop. Raises Closed if the loop ends before the
-        coroutine.
+        KeyboardInterrupt in the waiting thread cancels the coroutine. If the coroutine has
+        succeeded by then, the loop calls `undo` with the result. Raises Closed if the loop ends
+        before the coroutine.
         """
         call = _Call(coroutine, undo)
         try:
             self._start()
-            self._calls.add(call)  # before the check: the loop first sets `stopped`, then fails all calls
+            self._calls.add(call)  # before the check, because the loop sets `stopped` and then fails all calls
             self._check_usable()
             call.posted = True
             self._post(lambda: call.fail() if self.stopped else call.begin())
@@ -228,7 +244,7 @@ class Background:
             self._calls.discard(call)
 
     def stop(self) -> None:
-        """Cancel the calls in progress, and end the loop; wait until it has ended."""
+        """Cancel the calls in progress, end the event loop, and wait until its thread has ended."""
         self.mutex.check_not_held()
         with self._start_lock:
             if self._thread is None:
@@ -241,7 +257,7 @@ class Background:
     # -- internals ------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Start the loop's thread, unless it was started or stopped before."""
+        """Start the event loop's thread, unless the thread was started or stopped before."""
         if self._thread is None:
             with self._start_lock:
                 if self._thread is None and not self.stopped:
@@ -256,15 +272,15 @@ class Background:
         self.mutex.check_not_held()
 
     def _post(self, callback: Callable[[], None]) -> None:
-        """Let the loop call a function. Raises Closed if the loop has ended."""
+        """Let the event loop call a function soon. Raises Closed if the loop has ended."""
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             raise Closed from None
 
     def _run_loop(self) -> None:
-        """Run the event loop until it is stopped, and fail the calls that are left. The thread's
-        target.
+        """Run the event loop until `stop` is called, then end the remaining calls with the
+        exception Closed. This is the target function of the thread.
         """
         self.mutex.loop_thread = get_ident()
         self.mutex.acquire()
@@ -281,8 +297,8 @@ class Background:
         self.stopped = True  # calls in progress are cancelled, and further ones are rejected
 
     def _abandon(self, call: _Call[Any], error: BaseException) -> None:
-        """Cancel or undo a call after an exception in the calling thread, unless `error` is the
-        call's own result.
+        """Cancel or undo a call after `error` was raised in the calling thread. Has no effect if
+        `error` is the exception of the call's own coroutine.
         """
         if call.future.done() and call.future.exception() is error:
             return
@@ -291,13 +307,13 @@ class Background:
                 self._post(call.abandon)
                 return
         except Closed:
-            pass
+            pass  # the loop has ended, so the call is ended here
         call.fail()
 
 
 def run_without_waiting(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Execute a coroutine without an event loop, and return its result. RuntimeError if it
-    suspends.
+    """Execute a coroutine without an event loop, and return the coroutine's result. Raises
+    RuntimeError if the coroutine suspends.
     """
     try:
         coroutine.send(None)

@@ -30,17 +30,17 @@ class TokenSink(Protocol):
         """Add an unspent token, which may be present already."""
 
     def remove(self, id: str) -> bool:
-        """Remove a spent token. Returns whether it was present."""
+        """Remove a spent token. Returns whether the token was present."""
 
     def ids(self) -> Iterable[str]:
         """Return the ids of all tokens."""
 
 
 class StoreFollower:
-    """Keeps a sink current with a token store.
+    """Keeps the tokens in a sink current with a token store.
 
-    `store_error` is the last error of the store; None once it has been loaded again. Until then the
-    sink may be outdated.
+    `store_error` is the last error of the store, or None once all tokens were loaded after the
+    error. Until then the sink may be outdated.
     """
 
     def __init__(self, store: TokenStore, sink: TokenSink) -> None:
@@ -54,8 +54,8 @@ class StoreFollower:
         self._unconfirmed: set[str] = set()
         """Ids of tokens that this process has spent, and the change feed has not reported yet."""
         self._expected: set[str] = set()
-        """Ids of the outputs of spends in progress in this process, unless they are known to be
-        spent.
+        """Ids of the tokens that spends in progress in this process are about to issue, except
+        tokens that are known to be spent.
         """
         self._spent_during_load: set[str] | None = None
         """Ids of tokens spent since the load began; None while no load is in progress."""
@@ -63,8 +63,8 @@ class StoreFollower:
         """Ids of tokens that were present before the load began, and were not reported since."""
 
     async def start(self) -> None:
-        """Start to follow the store, and wait for the first load. Raises an error of the store
-        during this load; after that it can be called again.
+        """Start to follow the store, and wait until all tokens were loaded for the first time.
+        Raises the store's error if this first load fails; `start` can be called again then.
         """
         if self._following is not None:
             raise RuntimeError("the store is being followed already")
@@ -77,7 +77,9 @@ class StoreFollower:
             raise
 
     async def close(self) -> None:
-        """Stop following the store."""
+        """Stop following the store. If the first load is in progress, the calls that wait for this
+        load raise RuntimeError.
+        """
         await cancel_and_wait(self._following)
         await cancel_and_wait(self._loading)
         self._following = None
@@ -101,16 +103,17 @@ class StoreFollower:
         )
 
     async def wait_loaded(self) -> None:
-        """Wait until the first load has ended. Raises the error with which it failed; RuntimeError
-        if the follower is not started.
+        """Wait until the first load of the store has ended. Raises the error with which the load
+        has failed, or RuntimeError if the follower is not started.
         """
+        # A follower that was closed after a successful load is not started.
         if self._first_load is None or (self._following is None and self._first_load.exception() is None):
             raise RuntimeError("the selector is not open: use it as an async context manager, or start() it")
-        await asyncio.shield(self._first_load)
+        await asyncio.shield(self._first_load)  # a caller that is cancelled does not cancel the future
 
     def on_spent(self, id: str) -> None:
-        """Remove a token that this process has spent. A late report of its issue does not add it
-        again.
+        """Remove a token that this process has spent. If the change feed reports the issue of the
+        token later, the token is not added again.
         """
         self._expected.discard(id)
         if self._sink.remove(id):
@@ -119,43 +122,47 @@ class StoreFollower:
             self._spent_during_load.add(id)
 
     def expect(self, outputs: Iterable[Token]) -> None:
-        """Begin to record whether any of these outputs, which this process is about to issue, is
-        spent: the change feed may report that before the call that issues them has returned.
+        """Begin to record which of these outputs are spent. Called before this process issues the
+        outputs, because the change feed may report that an output is spent before the issuing call
+        returns.
         """
         self._expected.update(token.id for token in outputs)
 
     def on_issued(self, outputs: Iterable[Token]) -> None:
-        """Add expected outputs that were issued, except those that are spent already.
-
-        So the outputs can be selected as soon as their spend returns, however late the change feed
-        reports them.
+        """Add the `expect`ed outputs, which were issued, except outputs that are spent already. So
+        the outputs can be selected as soon as the spend that issues them returns, however late the
+        change feed reports them.
         """
         for token in outputs:
             if token.id in self._expected:
                 self._add(token)
 
     def stop_expecting(self, outputs: Iterable[Token]) -> None:
-        """Stop recording for these outputs: their spend has ended, with whatever result."""
+        """Stop recording which of these outputs are spent, because the spend that issues them has
+        succeeded or failed.
+        """
         self._expected.difference_update(token.id for token in outputs)
 
     # -- changes ------------------------------------------------------------------------------------------
 
     async def _follow(self, first_load: asyncio.Future[None]) -> None:
-        """Apply the changes of the feed; connect again after each error, unless the first load has
-        failed.
+        """Apply the changes of the store's change feed. After an error, pause and connect to the
+        feed again; but end if the first load has failed.
         """
         while not (first_load.done() and first_load.exception()):
             try:
                 async with closing(self._store.changes()) as changes:
                     async for change in changes:
                         self._apply(change, first_load)
-                raise ConnectionError("the change feed of the store has ended")  # noqa: TRY301 - handled like an error
+                raise ConnectionError("the change feed of the store has ended")  # noqa: TRY301 - retried like any error
             except Exception as error:  # noqa: BLE001 - a store may raise anything
                 await cancel_and_wait(self._loading)
                 await self._back_off(error, first_load)
 
     def _apply(self, change: Change, first_load: asyncio.Future[None]) -> None:
-        """Apply a change of the feed to the sink; a `Resync` starts a load."""
+        """Apply a change of the change feed to the sink. A `Resync` begins to load all tokens, and
+        cancels a load in progress.
+        """
         if isinstance(change, Added):
             self._add(change.token)
         elif isinstance(change, Spent):
@@ -169,22 +176,22 @@ class StoreFollower:
             if self._loading is not None:
                 self._loading.cancel()
             self._spent_during_load = set()
-            self._stale = set(self._sink.ids())
+            self._stale = set(self._sink.ids())  # the load removes the ids that it finds from this set
             self._loading = asyncio.create_task(
                 self._load(first_load, self._unconfirmed.copy()), name="tokens: load the store"
             )
 
     def _add(self, token: Token) -> None:
-        """Add a token to the sink, unless this process has spent it and the report is therefore
-        late.
+        """Add a token to the sink. Has no effect if this process has spent the token: then the
+        report of its issue is late.
         """
         if token.id not in self._unconfirmed:
             self._stale.discard(token.id)
             self._sink.add(token)
 
     async def _back_off(self, error: Exception, first_load: asyncio.Future[None]) -> None:
-        """Record an error of the store, which fails a first load in progress, and pause before a
-        retry.
+        """Record an error of the store, and pause before the next attempt, with exponential
+        backoff. If the first load is in progress, the load fails with this error.
         """
         if not first_load.done():
             self._fail_first_load(error)
@@ -194,14 +201,15 @@ class StoreFollower:
     def _fail_first_load(self, error: Exception) -> None:
         if self._first_load is not None:
             self._first_load.set_exception(error)
-            self._first_load.exception()  # marks it as retrieved, in case nothing awaits it
+            self._first_load.exception()  # marks the exception as retrieved, in case nothing awaits the future
 
     # -- loading ----------------------------------------------------------------------------------------------
 
     async def _load(self, first_load: asyncio.Future[None], unconfirmed: set[str]) -> None:
-        """Load all tokens, with retries, and then remove those that are no longer in the store.
+        """Load all tokens from the store, with retries, and then remove the tokens from the sink
+        that are no longer in the store.
 
-        `unconfirmed`: the tokens that this process had spent before the load began.
+        `unconfirmed` are the ids of the tokens that this process had spent before the load began.
         """
         while True:
             try:
@@ -213,14 +221,16 @@ class StoreFollower:
             self._sink.remove(id)
         self._stale = set()
         self._spent_during_load = None
-        self._unconfirmed -= unconfirmed  # the feed may have reported them before it was connected
+        self._unconfirmed -= unconfirmed  # their reports may have been lost while the feed was not connected
         self._backoff.reset()
         self.store_error = None
         if not first_load.done():
             first_load.set_result(None)
 
     async def _read_pages(self) -> None:
-        """Read all unspent tokens, and add those that were not spent since the load began."""
+        """Read all unspent tokens from the store, page by page, and add the tokens that were not
+        spent since the load began.
+        """
         async with closing(self._store.unspent()) as pages:
             async for page in pages:
                 for token in page:

@@ -32,9 +32,10 @@ likely to have the same duration.
 class Reservation:
     """Tokens that are held for a transaction, for `duration` seconds from the last `renew`.
 
-    `deadline` is when it expires, by the table's clock; -inf once it has ended. `pending_ids` are
-    tokens that were reserved by `restore` before they were loaded from the store. `superseded`:
-    some of its tokens were transferred to a newer reservation of the same transaction.
+    `deadline` is when the reservation expires, by the table's clock; -inf once the reservation has
+    ended. `pending_ids` are the ids of tokens that were reserved by `restore` before they were
+    loaded from the store. `superseded` is True if some of the tokens were transferred to a newer
+    reservation of the same transaction.
     """
 
     __slots__ = ("deadline", "duration", "entries", "pending_ids", "superseded", "transaction")
@@ -48,7 +49,7 @@ class Reservation:
         self.superseded = False
 
     @property
-    def owned(self) -> Iterator[TokenEntry]:
+    def held_entries(self) -> Iterator[TokenEntry]:
         """The entries that this reservation still holds."""
         return (entry for entry in self.entries if entry.reservation is self)
 
@@ -59,10 +60,10 @@ class Reservation:
 
 
 class ReservationTable:
-    """All reservations of a selector, and its unspent tokens. `clock` returns seconds.
+    """All reservations of a selector, and the selector's unspent tokens. `clock` returns seconds.
 
-    The store's follower adds and removes the tokens. A token that `restore` has reserved before it
-    is added joins its reservation when it is added.
+    The store's follower adds and removes the tokens. A token whose id `restore` has reserved joins
+    its reservation when the token is added.
     """
 
     __slots__ = ("_by_transaction", "_next_deadline", "_pending", "_queues", "buckets", "clock")
@@ -73,6 +74,7 @@ class ReservationTable:
         self._queues: dict[float, OrderedDict[Reservation, None]] = {}
         """Expiry queues: the active reservations by duration, the first to expire first."""
         self._by_transaction: dict[str, set[Reservation]] = {}
+        """The active reservations by transaction."""
         self._pending: dict[str, Reservation] = {}
         """The reservations of tokens that were not loaded yet, by token id."""
         self._next_deadline = math.inf
@@ -82,49 +84,56 @@ class ReservationTable:
         return sum(map(len, self._queues.values()))
 
     def renew(self, reservation: Reservation) -> None:
-        """Activate a reservation, or extend it: it expires `duration` seconds from now."""
+        """Activate a reservation, or extend it: the reservation expires `reservation.duration`
+        seconds from now.
+        """
         reservation.deadline = deadline = self.clock() + reservation.duration
         queue = self._queues.get(reservation.duration)
         if queue is None:
             queue = self._queues[reservation.duration] = OrderedDict()
         queue[reservation] = None
-        queue.move_to_end(reservation)
+        queue.move_to_end(reservation)  # the queue stays sorted by deadline
         if deadline < self._next_deadline:  # noqa: PLR1730 - min() takes a function call
             self._next_deadline = deadline
         self._by_transaction.setdefault(reservation.transaction, set()).add(reservation)
 
     def release(self, reservation: Reservation) -> None:
-        """End a reservation, and free the tokens that it still holds. Idempotent."""
+        """End a reservation, and free the tokens that the reservation still holds. Has no effect on
+        a reservation that has ended.
+        """
         entries, reservation.entries = reservation.entries, []
         release_entries(entries, reservation)
-        for id in self.missing(reservation):
+        for id in self.unloaded_ids(reservation):
             del self._pending[id]
         reservation.pending_ids = ()
-        if reservation.deadline != -math.inf:
+        if reservation.deadline != -math.inf:  # it has not ended before
             reservation.deadline = -math.inf
             queue = self._queues[reservation.duration]
             del queue[reservation]
             if not queue and len(self._queues) > MAX_QUEUES:
                 del self._queues[reservation.duration]
-            of_transaction = self._by_transaction[reservation.transaction]
-            of_transaction.discard(reservation)
-            if not of_transaction:
+            same_transaction = self._by_transaction[reservation.transaction]
+            same_transaction.discard(reservation)
+            if not same_transaction:
                 del self._by_transaction[reservation.transaction]
 
     def is_active(self, reservation: Reservation) -> bool:
-        """Return whether a reservation still holds all of its tokens, except those that were spent:
-        it was not released, has not expired, and was not superseded.
+        """Return whether a reservation still holds all of its unspent tokens. False if the
+        reservation was released, has expired, or was superseded by a newer reservation of the same
+        transaction.
         """
         return self.clock() < reservation.deadline and not reservation.superseded
 
-    def missing(self, reservation: Reservation) -> list[str]:
-        """Return the ids of a restored reservation that were not loaded from the store (yet). Once
-        the store is loaded these are the spent tokens.
+    def unloaded_ids(self, reservation: Reservation) -> list[str]:
+        """Return the token ids of a restored reservation that were not loaded from the store yet.
+        Once the store was loaded completely, these are the ids of spent tokens.
         """
         return [id for id in reservation.pending_ids if self._pending.get(id) is reservation]
 
     def expire(self) -> None:
-        """Release the reservations that have expired. Must be called before each selection."""
+        """Release the reservations that have expired. There are no timers, so this must be called
+        before each selection.
+        """
         now = self.clock()
         if now < self._next_deadline:
             return
@@ -136,32 +145,32 @@ class ReservationTable:
         )
 
     def reserved_in(self, bucket: Bucket) -> Iterator[tuple[TokenEntry, Reservation]]:
-        """Iterate over the reserved entries of a bucket, with their reservations. Takes time
-        proportional to all reservations.
+        """Iterate over the reserved entries of a bucket, each with its reservation. Takes time
+        proportional to the number of all reserved tokens.
         """
         for queue in self._queues.values():
             for reservation in queue:
-                for entry in reservation.owned:
+                for entry in reservation.held_entries:
                     if entry.owner is bucket or entry.account is bucket:
                         yield entry, reservation
 
     def held_by(self, transaction: str, bucket: Bucket) -> int:
-        """Return the amount of the tokens in a bucket that a transaction has reserved."""
+        """Return the total amount of the tokens in a bucket that a transaction has reserved."""
         return sum(
             entry.amount
             for reservation in self._by_transaction.get(transaction, ())
-            for entry in reservation.owned
+            for entry in reservation.held_entries
             if entry.owner is bucket or entry.account is bucket
         )
 
     # -- restored reservations --------------------------------------------------------------------------------
 
     def restore(self, reservation: Reservation, tokens: Iterable[Token]) -> list[str]:
-        """Reserve the tokens of a checkpoint by their ids, whether they were loaded from the store
-        or not.
+        """Reserve the tokens of a checkpoint by their ids, even if the tokens were not loaded from
+        the store yet.
 
         Tokens that the same transaction holds are transferred to this reservation. Returns the ids
-        that other transactions hold; if there are any, nothing is changed.
+        of the tokens that other transactions hold; if there are any, nothing is changed.
         """
         self.expire()
         ids = [token.id for token in tokens]
@@ -175,7 +184,7 @@ class ReservationTable:
         for entry in filter(None, map(self.buckets.entry, ids)):
             if entry.reservation is None:
                 reserve_entries([entry], reservation)
-            else:
+            else:  # a reservation of the same transaction
                 self._supersede(entry.reservation)
                 entry.reservation = reservation
             reservation.entries.append(entry)
@@ -190,13 +199,14 @@ class ReservationTable:
         """Return whether no other transaction has reserved a token."""
         entry = self.buckets.entry(id)
         holder = self._pending.get(id) if entry is None else entry.reservation
+        # A holder that is not a Reservation means that the token is free (None) or spent (SPENT).
         return not isinstance(holder, Reservation) or holder.transaction == transaction
 
     # -- changes of the store ---------------------------------------------------------------------------------
 
     def add(self, token: Token) -> None:
-        """Add a token that was issued or loaded, if it is not present already; reserve it if
-        `restore` has reserved its id.
+        """Add a token that was issued or loaded. Has no effect if the token is present already. If
+        `restore` has reserved the token's id, the token joins that reservation.
         """
         entry = self.buckets.add(token)
         reservation = self._pending.pop(token.id, None) if entry is not None and self._pending else None
@@ -205,7 +215,7 @@ class ReservationTable:
             reserve_entries([entry], reservation)
 
     def remove(self, id: str) -> bool:
-        """Remove a spent token. Returns whether it was present."""
+        """Remove a spent token. Returns whether the token was present."""
         return self.buckets.remove(id)
 
     def ids(self) -> Iterable[str]:
@@ -231,12 +241,13 @@ most of them are of spent tokens.
 
 
 class TokenEntry:
-    """A token in one or two buckets: that of its owner, and that of its account, if it has one.
+    """A token in one or two buckets: the bucket of its owner, and the bucket of its account if it
+    has one.
 
-    `reservation` is None while the token is free, else the reservation that holds it, or `SPENT`.
-    `token` is None if only the id and the amount are kept in memory. `stack_flags` are the flags of
-    the buckets on whose stacks the entry is. A reserved entry stays on the stack of its other
-    bucket until it is popped there.
+    `reservation` is None while the token is free, else the reservation that holds the token, or
+    `SPENT`. `token` is None if only the id and the amount are kept in memory. `stack_flags` are the
+    flags of the buckets on whose stacks the entry is. A reserved entry stays on the stack of its
+    other bucket until the entry is popped there.
     """
 
     __slots__ = ("account", "amount", "id", "owner", "reservation", "stack_flags", "token")
@@ -251,7 +262,9 @@ class TokenEntry:
         self.stack_flags = 0
 
     def push(self) -> None:
-        """Push a free entry onto those stacks of its buckets on which it is not yet."""
+        """Push a free entry onto the stacks of its owner's and its account's bucket, except a stack
+        that contains the entry already.
+        """
         if not self.stack_flags & BY_OWNER:
             self.owner.stack.append(self)
         if self.account is not None and not self.stack_flags & BY_ACCOUNT:
@@ -259,7 +272,9 @@ class TokenEntry:
         self.stack_flags = ALL_FLAGS
 
     def add_reserved(self, amount: int) -> None:
-        """Add to the reserved amounts of the entry's buckets."""
+        """Add an amount, which may be negative, to the reserved amounts of the entry's one or two
+        buckets.
+        """
         self.owner.reserved += amount
         if self.account is not None:
             self.account.reserved += amount
@@ -286,8 +301,8 @@ class Bucket:
         return self.total - self.reserved
 
     def reserve(self, target: int, reservation: object) -> list[TokenEntry]:
-        """Pop free entries from the stack and reserve them until their amounts reach `target`. The
-        free amount of the bucket must suffice.
+        """Pop free entries from the stack and reserve them until the sum of their amounts reaches
+        `target`; return them. The caller must have checked that the bucket's free amount suffices.
         """
         stack, other_flags = self.stack, ~self.flag
         reserved: list[TokenEntry] = []
@@ -295,7 +310,7 @@ class Bucket:
         while reached < target:
             entry = stack.pop()
             entry.stack_flags &= other_flags
-            if entry.reservation is None:
+            if entry.reservation is None:  # else the token was spent, or reserved from the other bucket
                 entry.reservation = reservation
                 amount = entry.amount
                 entry.owner.reserved += amount
@@ -308,11 +323,11 @@ class Bucket:
     def reserve_where(
         self, target: int, reservation: object, where: Callable[[Token], bool], reserved: list[TokenEntry]
     ) -> list[TokenEntry]:
-        """Reserve free entries whose tokens `where` accepts, until their amounts reach `target` or
-        the stack is empty; append them to `reserved`.
+        """Reserve free entries whose tokens `where` accepts, until the sum of their amounts reaches
+        `target` or the stack is empty. Appends the reserved entries to `reserved`.
 
-        Rejected entries are pushed back in their order. Returns the entries whose tokens are not in
-        memory, so that `where` could not be called.
+        Entries that are not reserved stay on the stack, in the same order. Returns the entries
+        whose tokens are not in memory, so that `where` could not be called.
         """
         stack, other_flags = self.stack, ~self.flag
         not_reserved: list[TokenEntry] = []
@@ -324,7 +339,7 @@ class Bucket:
                 if entry.reservation is not None:
                     entry.stack_flags &= other_flags
                     continue
-                not_reserved.append(entry)  # before `where` is called, which may raise
+                not_reserved.append(entry)  # before the call of `where`, which may raise
                 if entry.token is None:
                     uncached.append(entry)
                 elif where(entry.token):
@@ -342,7 +357,7 @@ class Bucket:
         return (entry for entry in self.stack if entry.reservation is None)
 
     def compact_stack(self) -> None:
-        """Remove the entries of spent tokens from the stack once they are most of it."""
+        """Remove the entries of spent tokens from the stack if most entries are of spent tokens."""
         if len(self.stack) > 2 * self.count + MAX_STALE_ENTRIES:
             self.stack = [entry for entry in self.stack if entry.reservation is not SPENT]
 
@@ -355,7 +370,7 @@ def reserve_entries(entries: Iterable[TokenEntry], reservation: object) -> None:
 
 
 def release_entries(entries: Iterable[TokenEntry], reservation: object) -> None:
-    """Free the entries that this reservation still holds."""
+    """Free the entries that `reservation` still holds, and ignore all others."""
     for entry in entries:
         if entry.reservation is reservation:
             entry.reservation = None
@@ -364,8 +379,8 @@ def release_entries(entries: Iterable[TokenEntry], reservation: object) -> None:
 
 
 def largest(entries: Iterable[TokenEntry], target: int, limit: int) -> tuple[list[TokenEntry], int]:
-    """Return the largest entries, as few as reach `target` and at most `limit`, and their sum; it
-    is less than `target` if `limit` is too small.
+    """Return the largest entries, and the sum of their amounts: as few entries as reach `target`,
+    but at most `limit`. The sum is less than `target` if `limit` entries can't reach it.
     """
     chosen: list[TokenEntry] = []
     reached = 0
@@ -383,7 +398,7 @@ def _amount(entry: TokenEntry) -> int:
 
 class Buckets:
     """The buckets by wallet, and the entries by token id. At most `max_tokens` tokens are kept in
-    memory; of the rest only the id and the amount.
+    memory; of further tokens only the id and the amount are kept.
     """
 
     __slots__ = ("_buckets", "_cached_count", "_entries", "_max_tokens")
@@ -415,27 +430,27 @@ class Buckets:
         return self._entries.get(id)
 
     def add(self, token: Token) -> TokenEntry | None:
-        """Add a token, which is free, and return its entry; None if it was present already."""
+        """Add a free token, and return its entry. Returns None if the token was present already."""
         if token.id in self._entries:
             return None
         wallets = wallets_of(token)
         entry = TokenEntry(token, self._bucket(wallets[0]), self._bucket(wallets[1]) if len(wallets) > 1 else None)
         self._entries[entry.id] = entry
-        entry.token = None
+        entry.token = None  # `cache_token` sets the token if there is room in memory
         self.cache_token(entry, token)
         self._update_totals(entry, 1)
         entry.push()
         return entry
 
     def cache_token(self, entry: TokenEntry, token: Token) -> None:
-        """Keep an entry's token in memory, unless `max_tokens` are in memory already."""
+        """Keep an entry's token in memory, unless `max_tokens` tokens are in memory already."""
         if entry.token is None and (self._max_tokens is None or self._cached_count < self._max_tokens):
             entry.token = token
             self._cached_count += 1
 
     def remove(self, id: str) -> bool:
-        """Remove a spent token, and mark its entry as spent for the reservation that holds it.
-        Returns whether it was present.
+        """Remove a spent token, and mark its entry as spent, for a reservation that holds the
+        entry. Returns whether the token was present.
         """
         entry = self._entries.pop(id, None)
         if entry is None:
@@ -450,14 +465,15 @@ class Buckets:
         return True
 
     def _bucket(self, wallet: Wallet) -> Bucket:
+        """Return the bucket of a wallet, which is created on first use."""
         bucket = self._buckets.get(wallet)
         if bucket is None:
             bucket = self._buckets[wallet] = Bucket(wallet)
         return bucket
 
     def _update_totals(self, entry: TokenEntry, sign: int) -> None:
-        """Add an entry to the totals of its buckets (`sign` 1), or subtract it (-1); remove empty
-        buckets.
+        """Add an entry to the totals of its buckets (`sign` 1), or subtract the entry from them
+        (`sign` -1). Removes buckets that have become empty.
         """
         for bucket in (entry.owner, entry.account):
             if bucket is not None:

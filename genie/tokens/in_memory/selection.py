@@ -15,11 +15,7 @@ from genie.tokens.token import Token
 
 
 class InMemorySelection(Selection):
-    """Tokens that are held in memory until they are spent or released, or their reservation
-    expires.
-
-    `restored`: created from a checkpoint, so the transaction may have spent the tokens before.
-    """
+    """Tokens that are held in memory until they are spent or released, or their reservation expires."""
 
     __slots__ = ("_follower", "_reservation", "_reservations", "_restored")
 
@@ -37,6 +33,7 @@ class InMemorySelection(Selection):
     ) -> None:
         super().__init__(store, tokens, target, reservation.transaction, guard)
         self._restored = restored
+        """Whether the selection was created from a checkpoint: the transaction may have spent the tokens before."""
         self._reservation = reservation
         self._reservations = reservations
         self._follower = follower
@@ -49,20 +46,22 @@ class InMemorySelection(Selection):
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Ids of the tokens that are known to be spent although this selection holds them.
+        """The ids of the selected tokens that are known to be spent although this selection holds
+        them.
 
-        If this transaction has spent them, before a restart or in a spend whose reply was lost,
-        `spend` has no effect. If another one has, `spend` raises SpentAlready.
+        If this transaction has spent the tokens, before a restart or in a spend whose reply was
+        lost, `spend` has no effect. If another transaction has spent them, `spend` raises
+        SpentAlready.
         """
         self._guard.check()
-        missing = self._reservations.missing(self._reservation) if self._follower.is_ready else ()
-        return (*self._reservation.spent_ids, *missing)
+        unloaded_ids = self._reservations.unloaded_ids(self._reservation) if self._follower.is_ready else ()
+        return (*self._reservation.spent_ids, *unloaded_ids)
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return JSON-compatible data from which `restore` creates the selection again, after a
-        restart. A spend with unknown outcome can then be retried.
+        """Return JSON-compatible data from which `restore` creates the selection again after a
+        restart. A spend whose outcome is unknown can then be retried.
 
-        SelectionEnded if the tokens are no longer held.
+        Raises SelectionEnded if the tokens are no longer held.
         """
         self._guard.check()
         if self._state not in (State.HELD, State.SPENDING) or not self._reservations.is_active(self._reservation):
@@ -77,11 +76,11 @@ class InMemorySelection(Selection):
         """Spend the tokens and issue `outputs`, all or nothing; see `Selection.spend`.
 
         Renews the reservation of the tokens. Tokens that turn out to be spent are not selected
-        again. The outputs can be selected as soon as this returns.
+        again. The outputs can be selected as soon as `spend` returns.
         """
         self._guard.check()
-        # Outputs become selectable at once only at the first attempt. An earlier attempt may have issued them, and they
-        # may be spent since, so after a retry the change feed reports them.
+        # Only a first attempt makes its outputs selectable at once. Before a retry, the earlier attempt may have issued
+        # the outputs, and they may have been spent since: then the change feed reports those that are unspent.
         is_first_attempt = self._state is State.HELD and not self._restored
         expected = outputs if is_first_attempt else ()
         self._follower.expect(expected)
@@ -99,6 +98,9 @@ class InMemorySelection(Selection):
         self._reservations.release(self._reservation)
 
     async def _prepare_spend(self) -> None:
+        """Renew the reservation, so that the tokens stay held during the spend. Raises
+        SelectionEnded if the reservation no longer holds all tokens.
+        """
         if not self._reservations.is_active(self._reservation):
             raise SelectionEnded(
                 f"the selection of {self.transaction!r} has ended: other transactions may hold its tokens"

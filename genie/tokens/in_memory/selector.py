@@ -51,8 +51,9 @@ class TokenPicker:
     async def pick(
         self, reservation: Reservation, wallet: Wallet, target: int, where: Where | None, limit: int | None
     ) -> list[Token]:
-        """Reserve tokens of a wallet whose amounts reach `target`, and return them. If it raises
-        nothing stays reserved.
+        """Reserve tokens of a wallet whose sum reaches `target`, at most `limit` tokens, and return
+        them. Only tokens that `where` accepts are reserved. After any exception nothing stays
+        reserved.
         """
         try:
             while True:
@@ -64,7 +65,9 @@ class TokenPicker:
                 if tokens is None:
                     tokens = await self.load(reservation)
                     if sum(token.amount for token in tokens) < target:
-                        self._reservations.release(reservation)  # some turned out to be spent: retry without them
+                        self._reservations.release(
+                            reservation
+                        )  # some tokens turned out to be spent: retry without them
                         continue
                 return tokens
         except BaseException:
@@ -72,34 +75,35 @@ class TokenPicker:
             raise
 
     async def load(self, reservation: Reservation) -> list[Token]:
-        """Return the tokens of a reservation, and read those from the store that are not in memory.
-        Remove the tokens that turn out to be spent.
+        """Return the tokens of a reservation, and renew the reservation. Tokens that are not in
+        memory are read from the store; tokens that turn out to be spent are removed.
         """
         loaded: dict[str, Token] = {}
         for batch in _batches([entry for entry in reservation.entries if entry.token is None]):
             loaded |= await self._read(batch)
         tokens = []
-        for entry in reservation.owned:
+        for entry in reservation.held_entries:
             token = entry.token or loaded.get(entry.id)
             if token is None:
                 self._buckets.remove(entry.id)
             else:
                 self._buckets.cache_token(entry, token)
                 tokens.append(token)
-        reservation.entries = list(reservation.owned)
+        reservation.entries = list(reservation.held_entries)
         self._reservations.renew(reservation)
         return tokens
 
     async def _read(self, entries: Sequence[TokenEntry]) -> dict[str, Token]:
-        """Read the tokens of entries from the store, by id; spent ones are absent."""
+        """Read the tokens of entries from the store, and return them by id. Spent tokens are absent."""
         self._guard.check_can_wait()
         return await self._store.get([entry.id for entry in entries])
 
     # -- without a predicate ------------------------------------------------------------------------------
 
     def _reserve_any(self, reservation: Reservation, wallet: Wallet, target: int, limit: int | None) -> None:
-        """Reserve free tokens of a wallet that reach `target`, in any order, or the largest if
-        these exceed the `limit` of tokens.
+        """Reserve free tokens of a wallet, in any order, until their sum reaches `target`. If that
+        takes more than `limit` tokens, reserve the largest free tokens instead. Raises
+        InsufficientFunds, FundsLocked or TooManyTokens.
         """
         bucket = self._buckets.find(wallet)
         if bucket is None:
@@ -111,22 +115,30 @@ class TokenPicker:
         if limit is not None and len(reservation.entries) > limit:
             self._reservations.release(reservation)
             locked_entries = self._reserved_by_others(bucket, reservation)
-            self._reserve_largest(reservation, list(bucket.free_entries()), locked_entries, target, limit, wallet)
+            self._reserve_largest(
+                reservation,
+                free=list(bucket.free_entries()),
+                locked=locked_entries,
+                target=target,
+                limit=limit,
+                wallet=wallet,
+            )
         self._reservations.renew(reservation)
 
     def _reserve_largest(
         self,
         reservation: Reservation,
+        *,
         free: list[TokenEntry],
         locked: list[TokenEntry],
         target: int,
         limit: int,
         wallet: Wallet,
     ) -> None:
-        """Reserve the largest free entries, at most `limit`, that reach `target`.
+        """Reserve the largest `free` entries: as few as reach `target`, and at most `limit`.
 
-        If they don't reach it, raises FundsLocked if they would together with the entries that
-        others have locked, and TooManyTokens otherwise.
+        If `limit` free entries can't reach `target`, raises FundsLocked if `limit` entries could
+        once other transactions release the `locked` entries, and TooManyTokens otherwise.
         """
         chosen, reached = largest(free, target, limit)
         if reached < target and largest([*free, *locked], target, limit)[1] >= target:
@@ -149,45 +161,50 @@ class TokenPicker:
     async def _reserve_where(
         self, reservation: Reservation, wallet: Wallet, target: int, where: Where, limit: int | None
     ) -> None:
-        """Reserve free tokens of a wallet that `where` accepts and that reach `target`; the largest
-        if more than `limit` would be needed.
+        """Reserve free tokens of a wallet that `where` accepts, until their sum reaches `target`.
+        If that takes more than `limit` tokens, reserve the largest of them instead. Raises
+        InsufficientFunds, FundsLocked or TooManyTokens.
 
-        Tokens that are not in memory are read from the store only if the others do not suffice.
+        Tokens that are not in memory are read from the store only if the tokens in memory do not
+        suffice.
         """
         bucket = self._buckets.find(wallet)
         if bucket is None:
             raise InsufficientFunds(target, 0, 0, wallet)
         self._reservations.renew(reservation)
         uncached = bucket.reserve_where(target, reservation, where, reservation.entries)
-        reached = _total(reservation.owned)
+        reached = _total(reservation.held_entries)
         for batch in _batches(uncached):
             if reached >= target:
                 break
-            self._reserve_matching(reservation, batch, await self._read(batch), where, target - reached)
-            reached = _total(reservation.owned)
+            loaded = await self._read(batch)
+            self._reserve_matching(reservation, batch, loaded=loaded, where=where, target=target - reached)
+            reached = _total(reservation.held_entries)
         if reached < target:
-            raise await self._shortfall_error_where(reservation, bucket, target, reached, where)
+            raise await self._shortfall_error_where(reservation, bucket, target, free=reached, where=where)
         if limit is not None and len(reservation.entries) > limit:
             self._reservations.release(reservation)
             matching = await self.matching(bucket.free_entries(), where)
             free = [entry for entry in matching if entry.reservation is None]
             if _total(free) < target:
-                raise await self._shortfall_error_where(reservation, bucket, target, _total(free), where)
+                raise await self._shortfall_error_where(reservation, bucket, target, free=_total(free), where=where)
             locked = await self.matching(self._reserved_by_others(bucket, reservation), where)
-            free = [entry for entry in free if entry.reservation is None]  # some may be reserved since
-            self._reserve_largest(reservation, free, locked, target, limit, wallet)
+            free = [entry for entry in free if entry.reservation is None]  # others may have reserved some meanwhile
+            self._reserve_largest(reservation, free=free, locked=locked, target=target, limit=limit, wallet=wallet)
         self._reservations.renew(reservation)
 
     def _reserve_matching(
         self,
         reservation: Reservation,
         entries: Iterable[TokenEntry],
+        *,
         loaded: dict[str, Token],
         where: Where,
         target: int,
     ) -> None:
-        """Reserve entries until they reach `target`: those that are still free, and whose token,
-        just loaded from the store, `where` accepts.
+        """Reserve entries until their sum reaches `target`: entries that are still free, and whose
+        tokens `where` accepts. `loaded` are the entries' tokens, by id, which were just read from
+        the store.
         """
         missing = target
         for entry in entries:
@@ -200,10 +217,10 @@ class TokenPicker:
                 missing -= entry.amount
 
     async def _shortfall_error_where(
-        self, reservation: Reservation, bucket: Bucket, target: int, free: int, where: Where
+        self, reservation: Reservation, bucket: Bucket, target: int, *, free: int, where: Where
     ) -> InsufficientFunds:
-        """Return the error for a wallet whose free tokens that `where` accepts have only the amount
-        `free`.
+        """Return the error for a wallet that does not have enough free tokens: the free tokens that
+        `where` accepts are worth only `free`, which is less than `target`.
         """
         locked = await self.matching(self._reserved_by_others(bucket, reservation), where)
         return _shortfall_error(target, free, _total(locked), bucket.wallet)
@@ -211,7 +228,9 @@ class TokenPicker:
     async def matching(self, entries: Iterable[TokenEntry], where: Where) -> list[TokenEntry]:
         """Return the entries whose tokens `where` accepts.
 
-        It may await the store: the entries may be reserved or spent when it returns.
+        Tokens that are not in memory are read from the store. During this wait other calls may
+        reserve or spend the tokens, so the caller must check again that the returned entries are
+        free.
         """
         accepted: list[TokenEntry] = []
         uncached: list[TokenEntry] = []
@@ -227,7 +246,7 @@ class TokenPicker:
 
 
 def cached_tokens(entries: Iterable[TokenEntry]) -> list[Token] | None:
-    """Return the tokens of entries; None if not all of them are in memory."""
+    """Return the tokens of entries, or None if some of the tokens are not in memory."""
     tokens = []
     for entry in entries:
         if entry.token is None:
@@ -256,7 +275,7 @@ def _shortfall_error(target: int, free: int, locked: int, wallet: Wallet) -> Ins
 
 
 class Consolidation(InMemorySelection):
-    """Small tokens that are held to be joined into fewer, larger ones: spend them with outputs of
+    """Small tokens that are held to be joined into fewer, larger tokens: spend them with outputs of
     these `amounts`, the largest first.
     """
 
@@ -284,7 +303,7 @@ class Consolidation(InMemorySelection):
 
 
 def split(total: int, into: int) -> tuple[int, ...]:
-    """Divide a total into `into` parts that differ by at most one, the larger ones first."""
+    """Divide an amount into `into` parts that differ by at most one. The larger parts are first."""
     quotient, remainder = divmod(total, into)
     return (quotient + 1,) * remainder + (quotient,) * (into - remainder)
 
@@ -292,8 +311,9 @@ def split(total: int, into: int) -> tuple[int, ...]:
 def smallest(entries: Iterable[TokenEntry], into: int, at_most: int) -> list[TokenEntry]:
     """Return the smallest entries, at most `at_most`, to be joined into `into` outputs.
 
-    Only as many as the outputs can hold: the amount of a token is at most `MAX_AMOUNT`. Empty if
-    there are not more entries than outputs: nothing would be joined then.
+    The sum of the entries is limited to what the outputs can hold: each output has at most the
+    amount `MAX_AMOUNT`. Returns an empty list unless there are more entries than outputs, because
+    joining them would be pointless.
     """
     chosen: list[TokenEntry] = []
     total = 0
@@ -334,15 +354,15 @@ class InMemorySelector:
 
     @classmethod
     def guarded_by(cls, guard: Guard, store: TokenStore, *, auto_unlock: float, max_tokens: int | None) -> Self:
-        """Create a selector for a facade that protects its state by another guard than the default,
-        which confines it to one thread.
+        """Create a selector that is protected by `guard`, for a facade that can be used from
+        several threads. The default guard confines a selector to one thread.
         """
         selector = cls.__new__(cls)
         cls._set_up(selector, store, auto_unlock, max_tokens, guard)
         return selector
 
     def _set_up(self, store: TokenStore, auto_unlock: float, max_tokens: int | None, guard: Guard) -> None:
-        """Initialize the selector: the common part of both constructors."""
+        """Initialize the selector. Both `__init__` and `guarded_by` call this method."""
         if max_tokens is not None and max_tokens < 0:
             raise ValueError(f"max_tokens must be at least 0, not {max_tokens!r}")
         self._store = store
@@ -354,14 +374,16 @@ class InMemorySelector:
 
     @property
     def store_error(self) -> Exception | None:
-        """The store's last error, or None once it has been read completely again: until then
+        """The store's last error, or None once all tokens were loaded after the error. Until then
         selections use an outdated copy.
         """
         return self._follower.store_error
 
     async def start(self) -> None:
-        """Load the store and follow its changes. Raises the store's errors during the first load."""
-        if self._follower.is_running:
+        """Load the tokens from the store, and begin to follow the store's changes. Raises the
+        store's error if this first load fails.
+        """
+        if self._follower.is_running:  # then the follower raises RuntimeError below
             self._guard.check()
         else:
             self._guard.bind()
@@ -401,15 +423,15 @@ class InMemorySelector:
         Waits until the store is loaded, and after that only for tokens that are not in memory.
 
         Args:
-            amount: What the tokens must be worth together, in their smallest unit.
-            token_type: With `identifier`, what the tokens are an amount of.
-            identifier: See `token_type`.
+            amount: Minimum sum of the tokens, in their smallest unit.
+            token_type: The type of the tokens, such as "Fiat".
+            identifier: The kind of token within this type, such as "GBP".
             transaction: The transaction that will spend the tokens.
-            owner: The key whose wallet it is; or
-            account: the account whose keys together are the wallet.
+            owner: Select from the wallet of this owner's key. Give either `owner` or `account`.
+            account: Select from the wallet of this account, which has the tokens of several keys.
             where: A predicate that accepts or rejects a token. It must have no side effects.
             limit: Maximum number of tokens to select.
-            auto_unlock: Seconds for which they are held, instead of the selector's.
+            auto_unlock: Seconds for which the tokens are held; by default the `auto_unlock` of the selector.
 
         Raises:
             InsufficientFunds: The wallet has less than the amount.
@@ -447,9 +469,9 @@ class InMemorySelector:
         """Select and hold the smallest free tokens of a wallet, at most `at_most`, to join them
         into `into` outputs.
 
-        None if not more than `into` tokens are free: there is nothing to join. `where` accepts only
-        tokens that can be joined, such as those of one issuer or one notary. `auto_unlock` as in
-        `select`.
+        Returns None if at most `into` tokens are free, because there is nothing to join. `where`
+        should accept only tokens that can be joined with each other, such as the tokens of one
+        issuer or one notary. `auto_unlock` is the same as in `select`.
         """
         self._guard.check()
         if not 1 <= into < at_most:
@@ -482,17 +504,19 @@ class InMemorySelector:
             raise
 
     async def restore(self, data: Mapping[str, Any], *, auto_unlock: float | None = None) -> InMemorySelection:
-        """Create a selection again from its `checkpoint`, and hold its tokens for as long as those
-        of a new selection. Awaits nothing.
+        """Create a selection again from its `checkpoint`, and hold its tokens for as long as a new
+        selection would.
 
-        Call it before `start` for each selection that was active when the process ended, so that no
-        other call selects its tokens first. Tokens that the same transaction holds are transferred
-        to this selection. FundsLocked if another transaction holds any; then nothing is held. Once
-        the store is loaded, the selection's `lost` lists the tokens that were spent meanwhile.
+        Call `restore` before `start`, for each selection that was active when the process ended, so
+        that no other call selects the tokens first. Tokens that the same transaction holds are
+        transferred to the restored selection. Raises FundsLocked, and holds nothing, if another
+        transaction holds any of the tokens. Once the store is loaded, the selection's `lost` lists
+        the tokens that were spent meanwhile.
         """
         self._guard.check()
         transaction, amount, tokens = read_checkpoint(data)
-        reservation, into = Reservation(transaction, self._duration(auto_unlock)), data.get("into")
+        reservation = Reservation(transaction, self._duration(auto_unlock))
+        into = data.get("into")  # only in the checkpoint of a consolidation
         if into is not None and not (type(into) is int and 1 <= into < len(tokens)):
             raise ValueError(f"into must be an integer from 1 and below the number of tokens, not {into!r}")
         unavailable = set(self._reservations.restore(reservation, tokens))

@@ -59,15 +59,15 @@ class TokenPool:
         last = self._tokens.pop()
         if last.id == id:
             return last
-        token, self._tokens[position] = self._tokens[position], last
+        token, self._tokens[position] = self._tokens[position], last  # the last token fills the gap
         self._positions[last.id] = position
         return token
 
     def draw(self) -> Iterator[Token]:
         """Iterate over the tokens in a new random order, without removing them.
 
-        Random sampling without replacement: a Fisher-Yates shuffle that runs only as far as it is
-        consumed. The pool must not change meanwhile.
+        Random sampling without replacement: a Fisher-Yates shuffle that advances only as tokens are
+        consumed. The pool must not change during the iteration.
         """
         tokens, positions = self._tokens, self._positions
         count = len(tokens)
@@ -109,12 +109,13 @@ class AmountIndex:
 
     def draw(self, prefer: Prefer) -> Iterator[Token]:
         """Iterate over the tokens, the smallest or the largest first. The index must not change
-        meanwhile.
+        during the iteration.
         """
         for amount in self._amounts if prefer == "small" else reversed(self._amounts):
             yield from self._pools[amount].draw()
 
     def _pool(self, amount: int) -> TokenPool:
+        """Return the pool of the tokens with this amount, which is created on first use."""
         pool = self._pools.get(amount)
         if pool is None:
             pool = self._pools[amount] = TokenPool(self._positions)
@@ -125,17 +126,15 @@ class AmountIndex:
 
 
 class Load:
-    """One load of a wallet from the store, in progress or ended.
-
-    `number` counts the loads of the wallet, from 1. `feed_epoch` is the number of the change feed's
-    connection when the load began (0: it was not connected).
-    """
+    """One load of a wallet from the store, in progress or ended."""
 
     __slots__ = ("added", "error", "feed_epoch", "number", "page_count", "spent", "tokens")
 
     def __init__(self, number: int, feed_epoch: int) -> None:
         self.number = number
+        """The loads of the wallet are numbered from 1."""
         self.feed_epoch = feed_epoch
+        """The number of the change feed's connection when the load began; 0: not connected."""
         self.page_count = 0
         self.tokens: dict[str, Token] = {}
         """The tokens of all pages, by id."""
@@ -148,30 +147,35 @@ class Load:
 
 
 class Waiter:
-    """A selection that waits until tokens worth `missing` are free.
-
-    `surplus` is the amount that the wallet has in excess of the requested one, if all others
-    released their tokens. Once it is negative, waiting is pointless. The result of `future` is
-    False at the deadline, else True.
+    """A selection that waits until tokens worth `missing` are free, or until its `surplus` is
+    negative: then waiting is pointless.
     """
 
     __slots__ = ("future", "missing", "surplus", "where")
 
     def __init__(self, missing: int, surplus: int, where: Where | None, future: asyncio.Future[bool]) -> None:
         self.missing = missing
+        """The amount that must become free."""
         self.surplus = surplus
+        """By how much the wallet would exceed the requested amount if all others released their
+        tokens.
+        """
         self.where = where
         self.future = future
+        """The result is False at the deadline, else True."""
 
     def on_free(self, token: Token) -> None:
-        """Count a token that is free; wake the selection if the missing amount is reached."""
+        """Subtract the amount of a free token from the missing amount, and wake the waiting
+        selection once nothing is missing.
+        """
         self.missing -= self._accepted_amount(token)
         if self.missing <= 0:
             self.wake()
 
     def on_wallet_changed(self, token: Token, sign: int) -> None:
-        """Count a token that was added to the wallet (`sign` 1) or spent (-1); wake the selection
-        if the wallet no longer suffices.
+        """Count a token that was added to the wallet (`sign` 1) or spent (`sign` -1). Wakes the
+        waiting selection once the whole wallet is worth less than the requested amount, because
+        waiting is pointless then.
         """
         previous = self.surplus
         self.surplus += sign * self._accepted_amount(token)
@@ -179,7 +183,9 @@ class Waiter:
             self.wake()
 
     def _accepted_amount(self, token: Token) -> int:
-        """Return a token's amount; 0 if `where` rejects it."""
+        """Return a token's amount, or 0 if `where` rejects the token. If `where` raises an
+        exception, wakes the waiting selection.
+        """
         try:
             return token.amount if self.where is None or self.where(token) else 0
         except Exception:  # noqa: BLE001 - the woken selection calls `where` too, and raises its error
@@ -187,17 +193,16 @@ class Waiter:
             return 0
 
     def wake(self, *, timed_out: bool = False) -> None:
-        """End the wait."""
+        """End the wait: the waiting call returns False if it has `timed_out`, else True."""
         if not self.future.done():
             self.future.set_result(not timed_out)
 
 
 class WalletCache:
-    """The unspent tokens of one wallet. `load` is the load in progress, `last_load` the last
-    successful one.
+    """The unspent tokens of one wallet.
 
-    `caches_with_waiters` is a set that all caches share. This cache adds itself while selections
-    wait for its tokens.
+    `caches_with_waiters` is a set that all caches share. A cache adds itself to this set while
+    selections wait for the cache's tokens.
     """
 
     __slots__ = (
@@ -221,10 +226,13 @@ class WalletCache:
         self._by_amount: AmountIndex | None = None
         """Built when it is first needed, then kept current."""
         self._waiters: dict[Waiter, None] = {}
+        """The selections that wait for tokens, the longest waiting first."""
         self.load_count = 0
         """The number of loads begun so far."""
         self.load: Load | None = None
+        """The load in progress."""
         self.last_load: Load | None = None
+        """The last successful load."""
         self.load_started_at = -float("inf")
         """When the last load began, successful or not."""
         self.last_used_at = -float("inf")
@@ -242,8 +250,8 @@ class WalletCache:
         return id in self._pool
 
     def draw(self, prefer: Prefer | None) -> Iterator[Token]:
-        """Iterate over the tokens in random order, or the smallest or largest first. The cache must
-        not change meanwhile.
+        """Iterate over the tokens: the smallest or the largest first as `prefer` says, or in random
+        order (None). The cache must not change during the iteration.
         """
         if prefer is None:
             return self._pool.draw()
@@ -272,8 +280,8 @@ class WalletCache:
         self.load_started_at = now
 
     def add_page(self, tokens: Sequence[Token]) -> list[Token]:
-        """Add a page of tokens that the load in progress has read. Returns those that were not in
-        the cache.
+        """Add the tokens of a page that the load in progress has read, except tokens that were
+        spent since the load began. Returns the tokens that were not in the cache before.
         """
         load = self.load
         if load is None:
@@ -286,11 +294,12 @@ class WalletCache:
         return new
 
     def finish_load(self, error: Exception | None = None) -> list[Token]:
-        """End the load in progress, and remove the tokens that it has not found; return these.
+        """End the load in progress, and wake the waiting selections. If the load has succeeded
+        (`error` is None), remove the tokens that the load has not found, and return them.
 
-        Each page is read at another time: if a token is spent in between, both the token and its
-        change may be missing in the pages. So a load of several pages counts as consistent only if
-        the wallet has not changed since the previous load.
+        Pages are read at different times: if a token is spent in between, both this token and the
+        token issued as its change may be missing in the pages. So a load of several pages counts as
+        consistent only if the wallet has not changed since the previous load.
         """
         load, self.load = self.load, None
         if load is None:
@@ -316,15 +325,16 @@ class WalletCache:
         return bool(self._waiters)
 
     def on_free(self, token: Token) -> None:
-        """Notify the waiters that a token is free."""
+        """Notify the waiting selections that a token is free."""
         for waiter in list(self._waiters):
             waiter.on_free(token)
 
     async def wait(self, missing: int, surplus: int, where: Where | None, deadline: float | None) -> bool:
-        """Wait until tokens worth `missing` are free, tokens worth more than `surplus` are spent,
-        or a load ends. Only tokens that `where` accepts count.
+        """Wait until tokens worth `missing` become free, until tokens worth more than `surplus` are
+        spent, or until a load ends. Only tokens that `where` accepts count.
 
-        Returns False if the `deadline` (event-loop seconds) was reached before.
+        Returns False if the `deadline` (event-loop seconds; None: no deadline) is reached first,
+        else True.
         """
         loop = asyncio.get_running_loop()
         waiter = Waiter(missing, surplus, where, loop.create_future())
@@ -346,7 +356,9 @@ class WalletCache:
             waiter.wake()
 
     def _insert(self, token: Token) -> None:
-        """Insert a token into the pool and the index, if it is not present, and notify the waiters."""
+        """Insert a token into the pool and the index, and notify the waiting selections. Has no
+        effect if the token is present already.
+        """
         if token.id not in self._pool:
             self._pool.add(token)
             if self._by_amount is not None:
@@ -355,7 +367,9 @@ class WalletCache:
                 waiter.on_wallet_changed(token, 1)
 
     def _delete(self, id: str) -> None:
-        """Delete a token from the pool and the index, if it is present, and notify the waiters."""
+        """Delete a token from the pool and the index, and notify the waiting selections. Has no
+        effect if the token is absent.
+        """
         if id in self._pool:
             token = self._pool.pop(id)
             if self._by_amount is not None:
@@ -371,16 +385,17 @@ IDLE_TIMEOUT_S = 600.0
 
 
 class WalletCaches:
-    """The caches of all wallets in use. They are loaded on first use and follow the store's change
-    feed.
+    """The caches of all wallets in use. A cache is loaded when its wallet is first used, and then
+    follows the store's change feed.
 
-    `freshness` is the maximum age of a cache, in seconds, while the change feed is not connected.
-    When the `tracker` reports that a token is free, the waiters of its wallets are notified.
+    While the change feed is not connected, caches older than `max_cache_age` seconds are loaded
+    again. When the `tracker` reports that a token is free, the selections that wait for tokens of
+    its wallets are notified.
     """
 
-    def __init__(self, store: TokenStore, freshness: float, tracker: LockTracker, guard: Guard) -> None:
+    def __init__(self, store: TokenStore, max_cache_age: float, tracker: LockTracker, guard: Guard) -> None:
         self._store = store
-        self._freshness = freshness
+        self._max_cache_age = max_cache_age
         self._tracker = tracker
         self._guard = guard
         tracker.on_free = self.on_free
@@ -390,14 +405,15 @@ class WalletCaches:
         self._tokens: dict[str, Token] = {}
         """All tokens that are in a cache, by id."""
         self._expected: set[str] = set()
-        """Ids of the outputs of spends in progress in this process, unless they are known to be
-        spent.
+        """Ids of the tokens that spends in progress in this process are about to issue, except
+        tokens that are known to be spent.
         """
         self._feed_epoch = 0
         """The number of the change feed's connection, from 1; 0 while it is not connected."""
         self._feed_count = 0
         """The number of connections of the change feed so far."""
         self._tasks: set[asyncio.Task[None]] = set()
+        """The background tasks: loads, and the one that follows the change feed."""
         self._open = False
 
     def start(self) -> None:
@@ -419,7 +435,9 @@ class WalletCaches:
     # -- for selections -------------------------------------------------------------------------------------
 
     def get(self, wallet: Wallet, now: float) -> WalletCache:
-        """Return the cache of a wallet, which is created on first use. Evicts caches that are idle."""
+        """Return the cache of a wallet, which is created on first use. Creating a cache evicts the
+        idle caches.
+        """
         cache = self._caches.get(wallet)
         if cache is None:
             self._evict_idle(now)
@@ -430,8 +448,10 @@ class WalletCaches:
         return cache
 
     def refresh(self, cache: WalletCache, now: float) -> None:
-        """Begin to load a cache, unless it is current, being loaded, or younger than `freshness`."""
-        if cache.load is None and not self.is_current(cache) and now - cache.load_started_at > self._freshness:
+        """Begin to load a cache, unless the cache is current, is being loaded, or was loaded at
+        most `max_cache_age` seconds ago.
+        """
+        if cache.load is None and not self.is_current(cache) and now - cache.load_started_at > self._max_cache_age:
             self.load(cache)
 
     def is_current(self, cache: WalletCache) -> bool:
@@ -441,7 +461,7 @@ class WalletCaches:
         return self._feed_epoch != 0 and cache.last_load is not None and cache.last_load.feed_epoch == self._feed_epoch
 
     def load(self, cache: WalletCache) -> Load:
-        """Return the load of a cache that is in progress; begin one if there is none."""
+        """Return the cache's load in progress, or begin a load if there is none."""
         load = cache.load
         if load is None:
             load = Load(cache.load_count + 1, self._feed_epoch)
@@ -450,34 +470,41 @@ class WalletCaches:
         return load
 
     def on_spent(self, id: str) -> None:
-        """Remove a token that was spent from the caches of its wallets."""
+        """Remove a spent token from the caches of its owner's and its account's wallets."""
         self._expected.discard(id)
         token = self._tokens.pop(id, None)
         for cache in self._caches_of(token):
             cache.remove(id)
 
     def expect(self, outputs: Sequence[Token]) -> list[Token]:
-        """Begin to record whether any of these outputs, which this process is about to issue, is
-        spent: the change feed may report that before the call that issues them has returned.
+        """Begin to record which of these outputs are spent. Called before this process issues the
+        outputs, because the change feed may report that an output is spent before the issuing call
+        returns.
 
-        Returns those that belong to a cached wallet; the others are not recorded.
+        Returns the outputs that belong to a cached wallet; the others are not recorded.
         """
         expected = [token for token in outputs if self._caches_of(token)]
         self._expected.update(token.id for token in expected)
         return expected
 
     def on_issued(self, expected: Sequence[Token]) -> None:
-        """Add expected outputs that were issued, except those that are spent already."""
+        """Add the outputs that `expect` has returned, which were issued, except outputs that are
+        spent already.
+        """
         for token in expected:
             if token.id in self._expected:
                 self._on_added(token)
 
     def stop_expecting(self, expected: Sequence[Token]) -> None:
-        """Stop recording for these outputs: their spend has ended, with whatever result."""
+        """Stop recording which of these outputs are spent, because the spend that issues them has
+        succeeded or failed.
+        """
         self._expected.difference_update(token.id for token in expected)
 
     def on_free(self, id: str) -> None:
-        """Notify the waiters of a token's wallets that it may have become free."""
+        """Notify the selections that wait for tokens of a token's wallets: the token may have
+        become free.
+        """
         if self._caches_with_waiters:
             token = self._tokens.get(id)
             if token is not None:
@@ -496,25 +523,28 @@ class WalletCaches:
     # -- internals ------------------------------------------------------------------------------------------
 
     def _is_free(self, id: str) -> bool:
+        """Return whether no transaction is known to hold a token."""
         return not self._tracker.is_held(id, self._guard.time())
 
     def _notify_waiters(self, token: Token) -> None:
-        """Notify the waiters of a token's wallets, if the token is free."""
+        """If a token is free, notify the selections that wait for tokens of its wallets."""
         for wallet in wallets_of(token):
             cache = self._caches.get(wallet)
             if cache is not None and cache.has_waiters and token.id in cache and self._is_free(token.id):
                 cache.on_free(token)
 
     def _caches_of(self, token: Token | None) -> list[WalletCache]:
-        """Return the caches of a token's wallets. If the token is unknown (None), return the caches
-        that are being loaded, because the load may still find it.
+        """Return the caches of a token's wallets. For an unknown token (None), return the caches
+        that are being loaded, because their loads may still find the token.
         """
         if token is None:
             return [cache for cache in self._caches.values() if cache.load is not None]
         return [self._caches[wallet] for wallet in wallets_of(token) if wallet in self._caches]
 
     async def _follow_changes(self, backoff: Backoff) -> None:
-        """Apply the changes of the store's change feed until it fails."""
+        """Apply the changes of the store's change feed until the feed fails. The caller retries,
+        with a `backoff` that is reset when the feed is connected.
+        """
         try:
             async with closing(self._store.changes()) as changes:
                 async for change in changes:
@@ -522,7 +552,7 @@ class WalletCaches:
                         self._on_added(change.token)
                     elif isinstance(change, Spent):
                         self.on_spent(change.id)
-                    else:
+                    else:  # Resync: the feed is connected
                         self._feed_count += 1
                         self._feed_epoch = self._feed_count
                         backoff.reset()
@@ -539,8 +569,8 @@ class WalletCaches:
             self._notify_waiters(token)
 
     async def _load(self, cache: WalletCache) -> None:
-        """Load a wallet from the store into its cache, page by page. An error is stored in the
-        `Load`.
+        """Load a wallet from the store into its cache, page by page. An error of the store is not
+        raised, but stored in the `Load`.
         """
         wallet = cache.wallet
         try:
@@ -560,14 +590,14 @@ class WalletCaches:
                 self._discard(token)
 
     def _discard(self, token: Token) -> None:
-        """Forget a token that is in no cache any more."""
+        """Remove a token from the tokens by id, unless a cache still contains the token."""
         if not any(token.id in cache for cache in self._caches_of(token)):
             self._tokens.pop(token.id, None)
 
     def _evict_idle(self, now: float) -> None:
         """Evict the least recently used caches that no selection has used for `IDLE_TIMEOUT_S`."""
         while self._caches:
-            wallet, cache = next(iter(self._caches.items()))
+            wallet, cache = next(iter(self._caches.items()))  # the least recently used
             if now - cache.last_used_at < IDLE_TIMEOUT_S or cache.load is not None or cache.has_waiters:
                 return
             del self._caches[wallet]
@@ -575,6 +605,7 @@ class WalletCaches:
                 self._discard(token)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as a background task, which `close` cancels."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -40,8 +40,8 @@ class Grants:
         self.amount = 0
 
     def add(self, lock: Lock, requested: dict[str, Token]) -> None:
-        """Add a lock and the tokens that it locks. `requested`: the tokens of its request, by
-        resource.
+        """Add a lock and the tokens that it locks. `requested` maps the resource names of the
+        lock's request to tokens; Genie may have locked only some of them.
         """
         self.locks.append(lock)
         for resource in lock.resources:
@@ -50,8 +50,8 @@ class Grants:
             self.amount += token.amount
 
     async def release(self) -> None:
-        """Release all locks. If the server can't be reached, the client retries, or the locks
-        expire.
+        """Release all locks. If the server can't be reached, no error is raised: the client
+        retries, or the locks expire.
         """
         if len(self.locks) == 1:
             await self._release(self.locks[0])
@@ -59,14 +59,15 @@ class Grants:
             await gather_shielded(*(self._release(lock) for lock in self.locks))
 
     async def _release(self, lock: Lock) -> None:
+        """Release a lock, and let the tracker ignore late reports of it."""
         with suppress(Unavailable, ConnectionLost):  # the client retries; if it is closed, the lock expires
             await lock.release()
             self._tracker.on_released(lock.id, [name.removeprefix(EXCLUSIVE_TOKEN_PREFIX) for name in lock.resources])
 
 
 class Shortfall(NamedTuple):
-    """A failed request: the amount of its free tokens, which did not reach the target, and of those
-    that other transactions have locked.
+    """A failed request: the amount of the free tokens, which did not reach the target, and the
+    amount of the tokens that other transactions have locked.
     """
 
     free: int
@@ -76,10 +77,11 @@ class Shortfall(NamedTuple):
 async def acquire(
     client: LockClient, tracker: LockTracker, tokens: Sequence[Token], amount: int, transaction: str, lease: float
 ) -> Grants | Shortfall:
-    """Lock the first free tokens that together reach the amount, or none.
+    """Lock free tokens, in the given order, until their sum reaches `amount`. If it can't be
+    reached, lock nothing and return a Shortfall. The locks expire after `lease` seconds.
 
-    A request is atomic. If the names exceed the size of one request, the free tokens of each
-    request stay locked while the next one is made.
+    A single request is atomic. If the names of the tokens do not fit into one request, the tokens
+    locked by each request stay locked while the next request is made.
     """
     grants = Grants(asyncio.get_running_loop().time(), tracker)
     chunks = list(split_by_request(tokens))
@@ -87,7 +89,9 @@ async def acquire(
     try:
         for chunk in chunks:
             is_last = chunk is chunks[-1]
-            shortfall = await _acquire_chunk(client, grants, chunk, amount, transaction, lease, is_last=is_last)
+            shortfall = await _acquire_chunk(
+                client, grants, chunk, amount=amount, transaction=transaction, lease=lease, is_last=is_last
+            )
             if grants.amount >= amount:
                 return grants
             free, locked = free + shortfall.free, locked + shortfall.locked
@@ -101,10 +105,10 @@ async def acquire(
 async def acquire_all(
     client: LockClient, tracker: LockTracker, tokens: Sequence[Token], transaction: str, lease: float
 ) -> Grants | Shortfall:
-    """Lock all of the tokens, or none.
+    """Lock all of the tokens. If any of them is not free, lock nothing and return a Shortfall.
 
-    Each counts as 1 instead of its amount, because the sum of the amounts may exceed the largest
-    target of a request.
+    Each token counts as 1 instead of its amount, because the sum of the amounts may exceed the
+    largest target of a request.
     """
     grants = Grants(asyncio.get_running_loop().time(), tracker)
     try:
@@ -116,7 +120,7 @@ async def acquire_all(
             grants.add(lock, requested)
     except Insufficient:
         await grants.release()
-        return Shortfall(0, 0)
+        return Shortfall(free=0, locked=0)  # the caller ignores the amounts
     except BaseException:
         await grants.release()
         raise
@@ -127,33 +131,32 @@ async def _acquire_chunk(
     client: LockClient,
     grants: Grants,
     chunk: Sequence[Token],
+    *,
     amount: int,
     transaction: str,
     lease: float,
-    *,
     is_last: bool,
 ) -> Shortfall:
-    """Lock tokens of one request, and add them to `grants`: as many as it lacks to reach the
-    amount.
+    """Lock free tokens of `chunk` in one request, until the sum of all `grants` reaches `amount`.
 
-    If they do not suffice, locks all free ones, except in the last request, where that is
-    pointless. Returns the free and the locked amount at its last rejection; zeros if it was not
-    rejected.
+    If the chunk does not suffice, locks all of its free tokens; or none if `is_last`, because no
+    further chunk can supply the rest. Returns the free and the locked amount that Genie has
+    reported in its last rejection, or zeros if there was none.
     """
     requested = {EXCLUSIVE_TOKEN_PREFIX + token.id: token for token in chunk}
     weights = [token.amount for token in chunk]
     target = amount - grants.amount
-    shortfall = Shortfall(0, 0)
+    shortfall = Shortfall(free=0, locked=0)
     for _ in range(MAX_REQUEST_ATTEMPTS):
         try:
             lock = await client.acquire_any(
                 list(requested), target, weights=weights, transaction=transaction, transaction_timeout=lease
             )
-        except Insufficient as rejected:
-            shortfall = Shortfall(int(rejected.free), int(rejected.locked))
+        except Insufficient as rejection:
+            shortfall = Shortfall(int(rejection.free), int(rejection.locked))
             if is_last or not shortfall.free:
                 break
-            target = shortfall.free
+            target = shortfall.free  # lock all free tokens, unless other clients lock some of them first
         else:
             grants.add(lock, requested)
             break
@@ -161,8 +164,8 @@ async def _acquire_chunk(
 
 
 def split_by_request(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
-    """Split tokens into chunks whose resource names fit into one request each."""
-    if len(tokens) <= ALWAYS_FITTING_NAMES:
+    """Split tokens into chunks. The resource names of each chunk fit into one request."""
+    if len(tokens) <= ALWAYS_FITTING_NAMES:  # saves computing their sizes
         yield tokens
         return
     start = size = 0
@@ -177,12 +180,13 @@ def split_by_request(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 def _encoded_size(token: Token) -> int:
     """Return the size of a token's resource name and weight in a request, in bytes of JSON."""
-    escaped = token.id.count('"') + token.id.count("\\")
-    return len(token.id.encode(errors="replace")) + escaped + len(EXCLUSIVE_TOKEN_PREFIX) + len(str(token.amount)) + 4
+    name_size = len(EXCLUSIVE_TOKEN_PREFIX) + len(token.id.encode(errors="replace"))
+    backslashes = token.id.count('"') + token.id.count("\\")  # JSON escapes these characters
+    return name_size + backslashes + len(str(token.amount)) + len('"",,')
 
 
 async def gather_shielded(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run coroutines concurrently, and to completion even if the caller is cancelled."""
+    """Run coroutines concurrently. If the caller is cancelled, the coroutines still run to completion."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     await asyncio.shield(asyncio.gather(*tasks))
 
@@ -210,16 +214,18 @@ class SpentLocks:
         self._locks: deque[tuple[float, Lock]] = deque()
         """Each lock with the time at which it expires, oldest first."""
         self._releases: set[asyncio.Task[None]] = set()
+        """The releases in progress."""
 
     def add(self, locks: Iterable[Lock], expires_at: float, now: float) -> None:
-        """Add the locks of tokens that were spent; drop expired ones, and release those beyond the
-        limit.
+        """Add the locks of tokens that were spent; they expire at `expires_at`. Forgets the locks
+        that have expired, and releases the oldest locks if there are more than `MAX_SPENT_LOCKS`.
         """
         self._locks.extend((expires_at, lock) for lock in locks)
         while self._locks and self._locks[0][0] <= now:
             self._locks.popleft()
         while len(self._locks) > MAX_SPENT_LOCKS:
-            task = asyncio.get_running_loop().create_task(_release_quietly(self._locks.popleft()[1]))
+            _expires_at, oldest = self._locks.popleft()
+            task = asyncio.get_running_loop().create_task(_release_quietly(oldest))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
 
@@ -230,5 +236,6 @@ class SpentLocks:
 
 
 async def _release_quietly(lock: Lock) -> None:
+    """Release a lock, and ignore errors."""
     with suppress(GenieError):  # if the release fails the lock expires
         await lock.release()

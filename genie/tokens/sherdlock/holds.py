@@ -88,8 +88,8 @@ class LockTracker:
         return None if reservation is None or reservation.expires_at <= now else reservation
 
     def has_releasable_reservation(self, ids: Iterable[str], now: float) -> bool:
-        """Return whether any of these tokens belongs to a reservation of this selector that can
-        still be released.
+        """Return whether any of these tokens belongs to a reservation of this selector that can be
+        released before it expires.
         """
         return any(
             (reservation := self.local_reservation(id, now)) is not None and not reservation.runs_to_expiry
@@ -97,12 +97,16 @@ class LockTracker:
         )
 
     def observed_lock(self, id: str, now: float) -> ObservedLock | None:
-        """Return the lock that the watch has reported for a token, unless the report is too old."""
+        """Return the lock that the watch has reported for a token. None if there is no report, or
+        if the report is too old to be trusted.
+        """
         lock = self.observed.get(id)
         return None if lock is None or now - lock.observed_at > self._trusted_s else lock
 
     def held_by_other(self, id: str, transaction: str, now: float) -> bool:
-        """Return whether another transaction holds a token, according to the watch."""
+        """Return whether another transaction holds a token, according to the locks that the watch
+        has reported.
+        """
         lock = self.observed_lock(id, now)
         return lock is not None and lock.transaction != transaction
 
@@ -118,9 +122,10 @@ class LockTracker:
             self.reservations[id] = reservation
 
     def narrow(self, reservation: Reservation, granted: Iterable[str]) -> None:
-        """Replace the requested tokens of a reservation by those that Genie has granted.
+        """Replace the requested tokens of a reservation by the tokens that Genie has granted.
 
-        The others are not reported as free, because other clients hold them.
+        Requested tokens that were not granted are not reported as free, because other clients hold
+        them.
         """
         granted_ids = set(granted)
         for id in reservation.ids - granted_ids:
@@ -130,7 +135,9 @@ class LockTracker:
         self.reserve(reservation)
 
     def drop(self, reservation: Reservation) -> None:
-        """Remove a reservation, and report its tokens as free if no lock was observed on them."""
+        """Remove a reservation, and report its tokens as free, except tokens on which the watch has
+        observed a lock.
+        """
         for id in reservation.ids:
             if self.reservations.get(id) is reservation:
                 del self.reservations[id]
@@ -138,7 +145,9 @@ class LockTracker:
                     self.on_free(id)
 
     def keep_until_expiry(self, reservation: Reservation, now: float) -> None:
-        """Let a reservation end by its expiry only; drop the earlier ones that have expired."""
+        """Let a reservation end only when it expires. Also drops earlier such reservations that
+        have expired.
+        """
         if not reservation.runs_to_expiry:
             reservation.runs_to_expiry = True
             self._to_expire.append(reservation)
@@ -146,26 +155,28 @@ class LockTracker:
             self.drop(self._to_expire.popleft())
 
     def on_released(self, lock_id: int, ids: Iterable[str]) -> None:
-        """Record that this selector has released a lock on these tokens, as Genie has confirmed.
+        """Record that Genie has confirmed the release of a lock of this selector on these tokens.
 
-        The watch reports events of a lock some milliseconds later than the replies to its owner. So
-        a `locked` event of this lock that still arrives is outdated, and must be ignored.
+        The watch may report a lock some milliseconds after its owner got the reply. So a `locked`
+        event of this lock may arrive after the release: the event is outdated, and must be ignored.
         """
         self._released[lock_id] = None
         if len(self._released) > MAX_RELEASED_LOCKS:
-            del self._released[next(iter(self._released))]
+            del self._released[next(iter(self._released))]  # the oldest
         for id in ids:
             self._remove(id, lock_id)
 
     # -- events of the watch ---------------------------------------------------------------------------------
 
     def clear_observed(self) -> None:
-        """Discard all observed locks: the watch has ended, or begins again with a snapshot."""
+        """Discard all observed locks, because the watch has ended, or begins again with a snapshot."""
         self.observed.clear()
         self._duplicates.clear()
 
     def on_locked(self, id: str, lock_id: int, transaction: str | None, now: float) -> None:
-        """Add an observed lock on a token, unless this selector has released it since."""
+        """Add a lock that the watch has reported for a token. Ignored if this selector has released
+        the lock already.
+        """
         if lock_id in self._released:
             return
         observed = ObservedLock(lock_id, transaction, now)
@@ -175,8 +186,8 @@ class LockTracker:
             self.observed[id] = observed
 
     def on_unlocked(self, id: str, lock_id: int) -> None:
-        """Remove an observed lock that has ended, and report the token as free if it was the last
-        one.
+        """Remove a lock whose end the watch has reported. If it was the only observed lock on the
+        token, the token is reported as free.
         """
         self._released.pop(lock_id, None)
         self._remove(id, lock_id)
@@ -184,7 +195,9 @@ class LockTracker:
             self.on_free(id)
 
     def _remove(self, id: str, lock_id: int) -> None:
-        """Remove an observed lock on a token, if it is present; a duplicate takes its place."""
+        """Remove an observed lock on a token; has no effect if the lock is unknown. If there are
+        further locks on the token, the next of them becomes the token's observed lock.
+        """
         if id in self._duplicates:
             locks = (self.observed[id], *self._duplicates.pop(id))
             remaining = [lock for lock in locks if lock.id != lock_id]
@@ -246,12 +259,16 @@ class LockSubscription:
         self._events = 0
         """The number of events since the last check."""
         self._watch: asyncio.Task[None] | None = None
+        """The task that receives the lock events; None while not subscribed."""
         self._check_timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        """Cancelled watches that have not ended yet."""
         self._closed = False
 
     def start(self) -> None:
-        """Subscribe, unless already subscribed or closed."""
+        """Start to watch the locks of tokens. Has no effect if the watch runs already, or after
+        `close`.
+        """
         loop = asyncio.get_running_loop()
         if self._watch is None and not self._closed:
             if self._check_timer is not None:
@@ -260,18 +277,19 @@ class LockSubscription:
             self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check)
 
     def record_request(self, *, contended: bool) -> None:
-        """Record a request for tokens, and subscribe if too many are contended.
+        """Record a request for token locks, and subscribe if too large a share of the latest
+        requests was contended.
 
-        `contended`: others held too many tokens, so that the request failed, or would have failed
-        without the knowledge from a subscription.
+        `contended` is True if other clients held too many tokens: the request has failed, or would
+        have failed if the subscription had not reported their locks.
         """
         self._contention += AVERAGE_WEIGHT * (contended - self._contention)
         if contended and self._contention > SUBSCRIBE_ABOVE:
             self._subscribe_as_needed()
 
     def __enter__(self) -> None:
-        """Subscribe for at least the duration of the block, which waits for tokens that others
-        hold.
+        """Subscribe at least until the end of the block, which waits for tokens that other
+        transactions hold.
         """
         self._waiters += 1
         self._subscribe_as_needed()
@@ -287,12 +305,13 @@ class LockSubscription:
             await cancel_and_wait(task)
 
     def _subscribe_as_needed(self) -> None:
+        """Subscribe, and record that the subscription is needed now."""
         self._needed_at = asyncio.get_running_loop().time()
         self.start()
 
     def _check(self) -> None:
-        """Stay subscribed if that is cheap or needed; else unsubscribe for a while. Called by a
-        timer.
+        """Stay subscribed if that is cheap or needed; else unsubscribe, and subscribe again after
+        `RESUBSCRIBE_AFTER_S`. A timer calls this every `CHECK_INTERVAL_S`.
         """
         loop = asyncio.get_running_loop()
         is_cheap = self._events <= CHEAP_EVENTS_PER_S * CHECK_INTERVAL_S
@@ -305,7 +324,9 @@ class LockSubscription:
             self._check_timer = loop.call_later(RESUBSCRIBE_AFTER_S, self.start)
 
     def _unsubscribe(self) -> None:
-        """Cancel the watch, and discard what it has reported, which is no longer updated."""
+        """Cancel the watch, and discard the locks that it has reported, because they are no longer
+        updated.
+        """
         watch, self._watch = self._watch, None
         if self._check_timer is not None:
             self._check_timer.cancel()
@@ -316,7 +337,9 @@ class LockSubscription:
             self._tracker.clear_observed()
 
     async def _run_watch(self, backoff: Backoff) -> None:
-        """Watch the locks of all tokens, and pass the events to the tracker, until the watch fails."""
+        """Watch the locks of all tokens, and pass the events to the tracker, until the watch fails.
+        The caller retries, with a `backoff` that is reset once the snapshot is complete.
+        """
         tracker, loop = self._tracker, asyncio.get_running_loop()
         tracker.clear_observed()
         async with closing(self._client.watch(TOKEN_PREFIX)) as changes:
@@ -332,13 +355,14 @@ class LockSubscription:
                 await cancel_and_wait(snapshot_task)
 
     async def _await_snapshot(self, backoff: Backoff) -> None:
-        """Wait until the watch has reported all locks that existed when it began: the server's
-        reply to a `ping` follows these events.
+        """Wait until the watch has reported all locks that existed when the watch began: the
+        server's reply to a `ping` follows these events. Then call `on_snapshot`, also if the `ping`
+        has failed.
         """
         try:
             await self._client.ping()
             backoff.reset()
         except GenieError:
-            pass  # without the snapshot, the waiters retry with what is known
-        self._events = 0  # the events of the snapshot do not count into the rate
+            pass  # the waiting selections retry without a complete snapshot
+        self._events = 0  # the rate of events does not include the snapshot
         self._on_snapshot()

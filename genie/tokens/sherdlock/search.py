@@ -42,7 +42,7 @@ class TransactionMutex:
 
     @asynccontextmanager
     async def hold(self, transaction: str) -> AsyncIterator[None]:
-        """Wait for the mutex of a transaction, and hold it during the block."""
+        """Wait for the mutex of a transaction, and hold the mutex during the block."""
         lock, users = self._locks.get(transaction) or (asyncio.Lock(), 0)
         self._locks[transaction] = (lock, users + 1)
         try:
@@ -63,12 +63,13 @@ MIN_SPARES = 3
 
 
 def spare_count(needed: int) -> int:
-    """Return the number of spare tokens to request beyond those that are needed: half as many, at
-    least `MIN_SPARES`.
+    """Return the number of spare tokens to request in addition to the `needed` tokens: half as
+    many, but at least `MIN_SPARES`.
 
-    With spares a request succeeds even if others have just locked some of its tokens: if five are
-    needed, three of the eight requested. If others hold one token of ten, one request of 200 fails.
-    More spares would cost Genie and the client time to parse their names.
+    With spares a request succeeds even if other clients have just locked some of its tokens. For
+    example, 5 needed tokens get 3 spares, so 3 of the 8 tokens may be locked; if others hold a
+    tenth of the tokens, 1 of 200 such requests fails. More spares would cost the server and the
+    client time, because each name must be parsed.
     """
     return max(needed // 2, MIN_SPARES)
 
@@ -90,10 +91,11 @@ class SelectionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens to request, in this order. The first `needed` reach the amount; the rest are spares.
+    """Tokens to request, in this order. The first `needed` tokens reach the amount; the rest are
+    spares.
 
-    `complete`: the wallet has no further candidates. `skipped`: the number of tokens left out
-    because others hold them.
+    `complete` is True if the wallet has no further candidates. `skipped` is the number of tokens
+    that were left out because others hold them.
     """
 
     tokens: list[Token]
@@ -103,8 +105,8 @@ class Candidates:
 
     @property
     def contended(self) -> bool:
-        """Whether others hold too many tokens for a request: without knowledge of the holders it
-        would probably have failed.
+        """Whether others hold too many tokens for a request: without knowing which tokens they
+        hold, the request would probably have failed.
         """
         return self.skipped > spare_count(self.needed)
 
@@ -118,11 +120,12 @@ def pick_candidates(
     include_own: bool,
     spare_factor: int,
 ) -> Candidates | None:
-    """Draw tokens of a wallet that are not known to be held, in the preferred order, or the largest
-    if more than `limit` would be needed. None if they don't reach the amount.
+    """Return tokens of a wallet to request, which are not known to be held. They are drawn in the
+    preferred order; the largest tokens are drawn instead if more than `request.limit` tokens would
+    be needed. Returns None if the tokens don't reach the amount within the limit.
 
-    `include_own` includes tokens that the same transaction has locked, but that no selection of
-    this selector has reserved. `spare_factor` multiplies the number of spares.
+    If `include_own`, tokens that the same transaction has locked are included, unless a selection
+    of this selector has reserved them. `spare_factor` multiplies the number of spare tokens.
     """
     candidates = _take_candidates(request, cache.draw(request.prefer), tracker, now, include_own, spare_factor)
     if request.limit is not None and candidates is not None and candidates.needed > request.limit:
@@ -140,8 +143,9 @@ def _take_candidates(
     include_own: bool,
     spare_factor: int,
 ) -> Candidates | None:
-    """Take tokens from an iterator, without those that are held or rejected by `where`, until they
-    reach the amount and there are enough spares. None if they don't reach the amount.
+    """Take tokens from the iterator `drawn` until they reach the amount and there are enough
+    spares. Tokens that are known to be held, or that `where` rejects, are skipped. Returns None if
+    the tokens don't reach the amount.
     """
     missing, where, transaction = request.amount, request.where, request.transaction
     reservations, observed = tracker.reservations, tracker.observed
@@ -166,23 +170,25 @@ def _take_candidates(
                 needed = len(tokens)
                 target_count = needed + spare_count(needed) * spare_factor
         elif len(tokens) >= target_count:
-            return Candidates(tokens, needed, False, skipped)
-    return Candidates(tokens, needed, True, skipped) if target_count >= 0 else None
+            return Candidates(tokens, needed, complete=False, skipped=skipped)
+    return Candidates(tokens, needed, complete=True, skipped=skipped) if target_count >= 0 else None
 
 
 def all_candidates(
     request: SelectionRequest, cache: WalletCache, tracker: LockTracker, now: float
 ) -> Candidates | None:
-    """Return all tokens that this selector has not reserved, even those that others are reported to
-    hold, after the free ones. None if they don't reach the amount.
+    """Return all tokens of a wallet that this selector has not reserved: first the free tokens,
+    then the tokens that others are reported to hold. Returns None if the tokens don't reach the
+    amount.
 
-    For the last attempt: the reports may be outdated, so Genie decides.
+    Used for the last attempt: the reports may be outdated, so the server decides.
     """
     free: list[Token] = []
     locked: list[Token] = []
     for token in cache.draw("large" if request.limit is not None else request.prefer):
         if tracker.local_reservation(token.id, now) is None and request.accepts(token):
-            (locked if tracker.held_by_other(token.id, request.transaction, now) else free).append(token)
+            is_locked = tracker.held_by_other(token.id, request.transaction, now)
+            (locked if is_locked else free).append(token)
     tokens = free + locked
     reached = 0
     for needed, token in enumerate(tokens, 1):
@@ -194,11 +200,11 @@ def all_candidates(
 
 @dataclass(slots=True)
 class Balance:
-    """The amounts in a wallet that a request can use: `free` ones, and those that others have
-    `locked`.
+    """The amounts in a wallet that a request can use: `free` is the amount of the free tokens,
+    `locked` the amount of the tokens that other transactions hold.
 
     For a request with a `limit`, `largest_free` is the sum of the `limit` largest free tokens, and
-    `largest` that of the `limit` largest tokens, free or locked.
+    `largest` is the sum of the `limit` largest tokens, free or locked.
     """
 
     free: int = 0
@@ -208,8 +214,8 @@ class Balance:
 
     @classmethod
     def of(cls, request: SelectionRequest, tokens: Iterable[Token], tracker: LockTracker, now: float) -> Balance:
-        """Compute the balance of tokens for a request. It excludes those that `where` rejects, and
-        those that the same transaction holds.
+        """Compute the balance of `tokens` for a request. Excludes tokens that `where` rejects, and
+        tokens that the same transaction holds.
         """
         free: list[int] = []
         locked: list[int] = []
@@ -218,29 +224,32 @@ class Balance:
                 continue
             reservation = tracker.local_reservation(token.id, now)
             if reservation is None:
-                (locked if tracker.held_by_other(token.id, request.transaction, now) else free).append(token.amount)
+                is_locked = tracker.held_by_other(token.id, request.transaction, now)
+                (locked if is_locked else free).append(token.amount)
             elif reservation.pending or reservation.transaction != request.transaction:
-                locked.append(token.amount)
-        balance = cls(sum(free), sum(locked))
+                locked.append(token.amount)  # a pending request may fail, which frees the token
+        balance = cls(free=sum(free), locked=sum(locked))
         if request.limit is not None:
             balance.largest_free = sum(sorted(free, reverse=True)[: request.limit])
             balance.largest = sum(sorted(free + locked, reverse=True)[: request.limit])
         return balance
 
     def suffices(self, request: SelectionRequest) -> bool:
-        """Return whether the amount could be reached if all others released their tokens."""
+        """Return whether the requested amount could be reached if all other transactions released
+        their tokens.
+        """
         return self.surplus(request) >= 0
 
     def surplus(self, request: SelectionRequest) -> int:
-        """Return the amount in excess of the requested one, if all others released their tokens;
-        negative if it would not suffice.
+        """Return by how much the tokens would exceed the requested amount if all other transactions
+        released theirs. Negative if the tokens would not suffice.
         """
-        return (self.free + self.locked if request.limit is None else self.largest) - request.amount
+        available = self.free + self.locked if request.limit is None else self.largest
+        return available - request.amount
 
     def missing(self, request: SelectionRequest) -> int:
-        """Return the amount that must become free before another attempt can succeed.
-
-        With a `limit` any further token may suffice.
+        """Return the amount that must become free before another attempt can succeed. With a
+        `limit` this is 1, because any further token may suffice.
         """
         return 1 if request.limit is not None else max(1, request.amount - self.free)
 
@@ -266,37 +275,43 @@ MAX_RELOADS = 2
 
 
 class RetryBudget:
-    """The remaining retries of one request: `waits_left` for tokens that others hold, and
-    `reloads_left` of its wallet.
-
-    `stale_load` is a load number: only loads with greater numbers began late enough for the
-    request. `wait_deadline` is the end of the current wait, if there is one.
+    """The remaining retries of one request: waits for tokens that others hold, and reloads of its
+    wallet.
     """
 
     __slots__ = ("has_waited", "reloads_left", "stale_load", "wait_deadline", "waits_left")
 
     def __init__(self, stale_load: int, waits: int) -> None:
         self.stale_load = stale_load
+        """Only loads of the wallet with greater numbers began late enough for the request."""
         self.waits_left = waits
+        """How often the request may still wait for tokens that others hold."""
         self.has_waited = False
         self.wait_deadline: float | None = None
+        """The end of the current wait (event-loop seconds), if there is one."""
         self.reloads_left = MAX_RELOADS
+        """How often the wallet may still be loaded again."""
 
     def has_loaded(self, cache: WalletCache) -> bool:
-        """Return whether a load of the wallet that began late enough has succeeded."""
+        """Return whether the wallet was loaded successfully by a load that began after the request,
+        or after the last `require_reload`.
+        """
         return cache.last_load is not None and cache.last_load.number > self.stale_load
 
     def must_load(self, cache: WalletCache, *, suffices: bool, is_current: bool) -> bool:
         """Return whether the wallet must be loaded before the next attempt.
 
-        It need not if that was done, nor before the first wait if the cache is current and its
-        balance `suffices` (some of it is only locked).
+        False if the wallet was loaded since the request began. Also False before the first wait if
+        the cache is current (`is_current`) and the wallet has enough tokens, of which others hold
+        some (`suffices`): then waiting is enough.
         """
         can_wait_first = suffices and is_current and self.waits_left and not self.has_waited
         return not self.has_loaded(cache) and not can_wait_first
 
     def require_reload(self, cache: WalletCache) -> None:
-        """Use one of the reloads: only loads that begin from now on count."""
+        """Use one of the reloads: the wallet must be loaded again, and only loads that begin from
+        now on count.
+        """
         self.reloads_left -= 1
         self.stale_load = cache.load_count
 
@@ -329,11 +344,11 @@ class Search:
         """
 
     async def find(self, request: SelectionRequest, wallet: Wallet) -> Match:
-        """Find and lock tokens of a wallet: try, then load the wallet or wait for others, and try
-        again.
+        """Find tokens of a wallet and lock them. If an attempt fails, load the wallet, or wait
+        until other transactions release tokens, and try again.
 
-        InsufficientFunds, FundsLocked or TooManyTokens if that is impossible. After any error, and
-        when cancelled, nothing stays locked.
+        Raises InsufficientFunds, FundsLocked or TooManyTokens if all attempts fail. After any
+        error, and when cancelled, nothing stays locked.
         """
         now = self._context.now()
         cache = self._caches.get(wallet, now)
@@ -361,34 +376,36 @@ class Search:
     async def reserve(
         self, reservation: Reservation, acquiring: Coroutine[Any, Any, Grants | Shortfall], limit: int | None = None
     ) -> Grants | Shortfall:
-        """Make a reservation in the tracker, and lock its tokens in Genie by awaiting `acquiring`,
-        which is a call of `acquire` or `acquire_all`. The reservation is removed if that fails, or
-        if it locks more tokens than `limit`.
+        """Reserve tokens in the tracker, and lock them in Genie by awaiting `acquiring`, a call of
+        `acquire` or `acquire_all`. Returns the locks, or a Shortfall if too few tokens were free.
 
-        The caller must hold the transaction's mutex.
+        If the locks are on more than `limit` tokens, they are released, and a Shortfall is
+        returned. Unless locks are returned, the reservation is removed. The caller must hold the
+        transaction's mutex.
         """
         tracker = self._tracker
         tracker.reserve(reservation)
         try:
-            grants = await acquiring
-            if isinstance(grants, Grants) and limit is not None and len(grants.tokens) > limit:
-                await grants.release()
-                grants = Shortfall(grants.amount, 0)
+            result = await acquiring
+            if isinstance(result, Grants) and limit is not None and len(result.tokens) > limit:
+                await result.release()
+                result = Shortfall(free=result.amount, locked=0)
         except BaseException:
             tracker.drop(reservation)
             raise
-        if isinstance(grants, Shortfall):
+        if isinstance(result, Shortfall):
             tracker.narrow(reservation, ())
         else:
-            reservation.expires_at = grants.requested_at + self._context.lease
-            tracker.narrow(reservation, [token.id for token in grants.tokens])
-        return grants
+            reservation.expires_at = result.requested_at + self._context.lease
+            tracker.narrow(reservation, [token.id for token in result.tokens])
+        return result
 
     # -- attempts -------------------------------------------------------------------------------------------
 
     async def _attempt(self, request: SelectionRequest, cache: WalletCache, *, include_own: bool) -> Match | None:
-        """Request candidates, and retry at once with more spares while other clients hold too many
-        of them. None if too few tokens are known to be free, or all retries have failed.
+        """Request candidates, and retry at once with more spares if other clients hold too many of
+        the requested tokens. Returns None if too few tokens are known to be free, or if all retries
+        have failed.
         """
         spare_factor = 1
         for retries_left in range(self._immediate_retries, -1, -1):
@@ -410,25 +427,33 @@ class Search:
                 return result
             self.collisions += 1
             if request.limit is not None and request.prefer != "large":
-                request = replace(request, prefer="large")  # which needs the fewest tokens
+                request = replace(request, prefer="large")  # the largest tokens are the fewest
             elif candidates.complete:
                 return None
-            spare_factor = spare_factor * SPARE_FACTOR if retries_left > 1 else sys.maxsize  # all tokens at last
+            # The last retry requests all tokens.
+            spare_factor = spare_factor * SPARE_FACTOR if retries_left > 1 else sys.maxsize
         return None
 
     async def _acquire(self, request: SelectionRequest, candidates: Candidates) -> Match | Shortfall:
-        """Reserve the needed candidates, and request their locks with the spares."""
+        """Reserve the needed candidates in the tracker, and request locks on these and on the spare
+        tokens.
+        """
         context = self._context
         reservation = Reservation(request.transaction, [token.id for token in candidates.tokens[: candidates.needed]])
         acquiring = acquire(
-            context.client, self._tracker, candidates.tokens, request.amount, request.transaction, context.lease
+            context.client,
+            self._tracker,
+            candidates.tokens,
+            amount=request.amount,
+            transaction=request.transaction,
+            lease=context.lease,
         )
-        grants = await self.reserve(reservation, acquiring, request.limit)
-        return grants if isinstance(grants, Shortfall) else Match(grants, reservation)
+        result = await self.reserve(reservation, acquiring, limit=request.limit)
+        return result if isinstance(result, Shortfall) else Match(result, reservation)
 
     async def _last_attempt(self, request: SelectionRequest, cache: WalletCache) -> Match:
-        """Request all tokens, even those that others are reported to hold; if that fails raise the
-        error that ends the search.
+        """Request all tokens, even tokens that others are reported to hold. If that fails, raise
+        the InsufficientFunds, FundsLocked or TooManyTokens that ends the search.
         """
         async with self.mutex.hold(request.transaction):
             candidates = all_candidates(request, cache, self._tracker, self._context.now())
@@ -439,7 +464,8 @@ class Search:
         if result is not None and request.limit is None and balance.suffices(request):
             raise FundsLocked(request.amount, result.free, balance.free + balance.locked - result.free, cache.wallet)
         if not balance.suffices(request) and cache.last_load is not None:
-            # Others have spent tokens since the load, and the cache may lack their change: use the balance of the load.
+            # Other replicas have spent tokens since the load, and the cache may lack the tokens that they got as change:
+            # report the balance at the time of the load.
             balance = Balance.of(request, cache.last_load.tokens.values(), self._tracker, self._context.now())
         raise balance.shortfall_error(request, cache.wallet)
 
@@ -448,19 +474,21 @@ class Search:
     async def _await_load(
         self, request: SelectionRequest, cache: WalletCache, balance: Balance, budget: RetryBudget
     ) -> None:
-        """Load the wallet, and wait until the load has ended, or the tokens loaded so far may
-        suffice. Raises the error of the store if the load fails.
+        """Load the wallet from the store, and wait until the load has ended, or until the tokens
+        loaded so far may suffice. Raises the store's error if the load fails.
         """
         load = self._caches.load(cache)
+        # With a limit, a single token may suffice, but only the complete load shows which tokens are the largest.
         missing = balance.missing(request) if request.limit is None else MAX_AMOUNT
-        await cache.wait(missing, balance.surplus(request), request.where, None)
+        await cache.wait(missing, balance.surplus(request), request.where, deadline=None)
         self._caches.check_open()
         if load.error is not None and load.number > budget.stale_load:
             raise load.error
 
     async def _check_funds(self, request: SelectionRequest, cache: WalletCache) -> None:
-        """Raise the shortfall error if the last load of the wallet was consistent, and had not
-        enough tokens for the request. Otherwise another load may find more.
+        """Raise InsufficientFunds or TooManyTokens if the last load of the wallet was consistent
+        and did not find enough tokens for the request. Does nothing after an inconsistent load,
+        because another load may find more tokens.
         """
         if cache.last_load is not None and cache.consistent:
             loaded = cache.last_load.tokens.values()
@@ -469,12 +497,12 @@ class Search:
                 raise (await self._query_balance(request, loaded, balance)).shortfall_error(request, cache.wallet)
 
     async def _query_balance(self, request: SelectionRequest, tokens: Iterable[Token], balance: Balance) -> Balance:
-        """Correct the free and the locked amount of a balance by those that Genie reports, since
-        without a subscription this selector does not know what others hold. For error messages
-        only.
+        """Return a balance with the free and the locked amount that Genie reports, for an error
+        message. Without a subscription this selector does not know what others hold.
 
-        Requests more than the sum of all tokens, so that Genie locks nothing and reports the
-        amounts.
+        The request is for more than the sum of all tokens, so that Genie rejects the request and
+        reports both amounts. If the request fails, or there are too many tokens for one, the given
+        balance is returned.
         """
         context = self._context
         now = context.now()
@@ -487,7 +515,12 @@ class Search:
         if 0 < len(not_reserved_here) <= MAX_QUERIED_TOKENS and total < MAX_AMOUNT:
             with suppress(GenieError):
                 result = await acquire(
-                    context.client, self._tracker, not_reserved_here, total + 1, request.transaction, context.lease
+                    context.client,
+                    self._tracker,
+                    not_reserved_here,
+                    amount=total + 1,
+                    transaction=request.transaction,
+                    lease=context.lease,
                 )
                 if isinstance(result, Shortfall):
                     return replace(balance, free=result.free, locked=balance.free + balance.locked - result.free)
@@ -498,10 +531,11 @@ class Search:
     async def _await_release(
         self, request: SelectionRequest, cache: WalletCache, balance: Balance, budget: RetryBudget
     ) -> bool:
-        """Wait until the missing amount is free, at most for a random part of `backoff`. Returns
-        False if no waits are left.
+        """Wait until the missing amount is free, but at most for a random part of `backoff`
+        seconds. Returns False, without waiting, if no waits are left.
 
-        If the wait ends early, the next call continues it: its deadline stays in the budget.
+        If the wait ends early, the next call continues the same wait: its deadline stays in the
+        budget.
         """
         if budget.wait_deadline is None:
             if not budget.waits_left:
@@ -510,11 +544,11 @@ class Search:
             budget.wait_deadline = self._context.now() + random() * self._backoff  # noqa: S311 - no secret
         with self._context.subscription:
             woken = await cache.wait(
-                balance.missing(request), balance.surplus(request), request.where, budget.wait_deadline
+                balance.missing(request), balance.surplus(request), request.where, deadline=budget.wait_deadline
             )
         if not woken:
             budget.wait_deadline = None
             budget.has_waited = True
             if not self._caches.is_current(cache):
-                budget.stale_load = cache.load_count
+                budget.stale_load = cache.load_count  # load the wallet before the next attempt
         return True

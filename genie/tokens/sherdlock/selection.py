@@ -33,7 +33,7 @@ class SelectorContext:
     spent_locks: SpentLocks
 
     def now(self) -> float:
-        """Return the event loop's time in seconds. RuntimeError in another thread."""
+        """Return the event loop's time in seconds. Raises RuntimeError in another thread."""
         return self.guard.time()
 
 
@@ -72,9 +72,10 @@ class SherdlockSelection(Selection):
         )
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return JSON-compatible data from which `selector.restore` creates the selection again.
+        """Return JSON-compatible data from which `selector.restore` creates the selection again, in
+        any replica.
 
-        SelectionEnded if the tokens are no longer held.
+        Raises SelectionEnded if the tokens are no longer held.
         """
         if not self.held:
             raise SelectionEnded(f"the selection of {self.transaction!r} has ended: there is nothing to restore")
@@ -88,7 +89,8 @@ class SherdlockSelection(Selection):
     async def spend(self, outputs: Sequence[Token] = ()) -> None:
         """Spend the tokens and issue `outputs`, all or nothing; see `Selection.spend`.
 
-        Tokens that turn out to be spent are removed from the wallet's cache.
+        Tokens that turn out to be spent are removed from the wallet's cache. If the outcome is
+        unknown, the locks stay until they expire.
         """
         self._guard.check()
         caches = self._context.caches
@@ -104,13 +106,16 @@ class SherdlockSelection(Selection):
                 self._keep_until_expiry()
             raise
         else:
-            if is_first_attempt:  # else an earlier attempt may have issued the outputs, and they may be spent since
+            # After a retry, the earlier attempt may have issued the outputs, and they may have been spent since.
+            if is_first_attempt:
                 caches.on_issued(expected)
         finally:
             caches.stop_expecting(expected)
 
     async def _prepare_spend(self) -> None:
-        """Extend the locks if less than half of the lease is left, so that they outlast the spend."""
+        """Extend the locks if less than half of the lease is left, so that the locks outlast the
+        spend. Raises SelectionEnded if the tokens are no longer held.
+        """
         context = self._context
         if not self.held:
             raise SelectionEnded(
@@ -127,8 +132,8 @@ class SherdlockSelection(Selection):
         self._reservation.expires_at = now + context.lease
 
     def _on_spent(self) -> None:
-        """Keep the locks until they expire, for replicas that have not read the spend yet; remove
-        the tokens from the caches.
+        """Keep the locks until they expire, so that replicas that have not read the spend yet skip
+        the tokens. Remove the tokens from the caches.
         """
         self._keep_until_expiry()
         context = self._context
@@ -143,7 +148,9 @@ class SherdlockSelection(Selection):
             self._context.caches.on_spent(id)
 
     async def _release(self) -> None:
-        """Release the locks of this selection, and those that the original of a restored one had."""
+        """Release the locks of this selection. A restored selection also releases the locks of the
+        original selection.
+        """
         try:
             if self._earlier_locks:
                 await gather_shielded(self._grants.release(), *map(self._release_earlier, self._earlier_locks))
@@ -153,6 +160,7 @@ class SherdlockSelection(Selection):
             self._context.tracker.drop(self._reservation)
 
     async def _release_earlier(self, lock_id: int) -> None:
+        """Release a lock of the original selection, and ignore errors."""
         with suppress(GenieError):  # if the release fails the lock expires
             await self._context.client.release(lock_id)
             self._context.tracker.on_released(lock_id, [token.id for token in self.tokens])
@@ -169,5 +177,5 @@ class Checkpoint:
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Checkpoint:
-        """Parse the data. ValueError if it is not a checkpoint."""
+        """Parse the data of a checkpoint. Raises ValueError if the data is not a checkpoint."""
         return cls(*read_checkpoint(data), list(data.get("locks", ())))

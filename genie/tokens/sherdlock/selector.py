@@ -43,8 +43,8 @@ class SherdlockSelector:
             requested tokens.
         lease: Maximum time in seconds for which a selection is held. Tokens that were spent, or were
             held by a replica that has crashed, stay locked for as long.
-        freshness: Maximum age in seconds of a wallet's cache that is used while the store's change
-            feed is not connected.
+        max_cache_age: Seconds after which the cache of a wallet is loaded again while the store's
+            change feed is not connected.
     """
 
     def __init__(
@@ -56,30 +56,30 @@ class SherdlockSelector:
         backoff: float = 5.0,
         immediate_retries: int = 5,
         lease: float = 180.0,
-        freshness: float = 1.0,
+        max_cache_age: float = 1.0,
     ) -> None:
         if retries < 0 or immediate_retries < 0:
             raise ValueError(
                 f"retries and immediate_retries must not be negative, but are {retries} and {immediate_retries}"
             )
-        if not backoff >= 0 or not freshness >= 0:
-            raise ValueError(f"backoff and freshness must not be negative, but are {backoff} and {freshness}")
+        if not backoff >= 0 or not max_cache_age >= 0:  # also rejects NaN
+            raise ValueError(f"backoff and max_cache_age must not be negative, but are {backoff} and {max_cache_age}")
         if not 0 < lease < inf:
             raise ValueError(f"lease must be a number of seconds above 0, not {lease}")
         if not iscoroutinefunction(getattr(client, "acquire_any", None)):
             raise TypeError(f"client must be a client of genie.connect() (asyncio), not {client!r}")
         guard = ThreadGuard("Create one selector for each thread.")
         tracker = LockTracker(lease)
-        caches = WalletCaches(store, freshness, tracker, guard)
+        caches = WalletCaches(store, max_cache_age, tracker, guard)
         self._context = SelectorContext(
-            client,
-            store,
-            guard,
-            lease,
-            tracker,
-            caches,
-            LockSubscription(client, tracker, caches.wake_waiters),
-            SpentLocks(),
+            client=client,
+            store=store,
+            guard=guard,
+            lease=lease,
+            tracker=tracker,
+            caches=caches,
+            subscription=LockSubscription(client, tracker, on_snapshot=caches.wake_waiters),
+            spent_locks=SpentLocks(),
         )
         self._search = Search(self._context, retries=retries, backoff=backoff, immediate_retries=immediate_retries)
 
@@ -90,8 +90,8 @@ class SherdlockSelector:
         self._context.subscription.start()
 
     async def close(self) -> None:
-        """Stop the background tasks. Selections stay held; `select` calls in progress raise
-        RuntimeError.
+        """Stop the background tasks. Selections stay held. Calls of `select` that are in progress
+        raise RuntimeError.
         """
         self._context.guard.check()
         await self._context.spent_locks.close()
@@ -126,13 +126,13 @@ class SherdlockSelector:
         gets other tokens than the first.
 
         Args:
-            amount: What the tokens must be worth together, in their smallest unit.
-            token_type: With `identifier`, what the tokens are an amount of.
-            identifier: See `token_type`.
+            amount: Minimum sum of the tokens, in their smallest unit.
+            token_type: The type of the tokens, such as "Fiat".
+            identifier: The kind of token within this type, such as "GBP".
             transaction: The transaction that will spend the tokens.
-            owner: The key whose wallet it is; or
-            account: the account whose keys together are the wallet.
-            where: A predicate that accepts or rejects a token. Called often; it must have no side
+            owner: Select from the wallet of this owner's key. Give either `owner` or `account`.
+            account: Select from the wallet of this account, which has the tokens of several keys.
+            where: A predicate that accepts or rejects a token. It is called often, and must have no side
                 effects.
             prefer: "small" or "large": try the smallest or the largest tokens first. By default the
                 order is random.
@@ -157,18 +157,18 @@ class SherdlockSelector:
     @property
     def collisions(self) -> int:
         """The number of requests that Genie has rejected because others held too many of the
-        tokens.
+        requested tokens.
         """
         return self._search.collisions
 
     async def restore(self, data: Mapping[str, Any]) -> SherdlockSelection:
-        """Create a selection again from its `checkpoint`, in any replica: lock its tokens for the
-        same transaction.
+        """Create a selection again from its `checkpoint`, in any replica, by locking its tokens for
+        the same transaction.
 
-        SelectionEnded if another transaction holds any of the tokens, which is impossible before
-        the lease has expired, or if a selection of this selector still holds them. It is not
-        checked whether the tokens were spent: `spend` has no effect if this transaction has spent
-        them, and raises SpentAlready if another one has.
+        Raises SelectionEnded if a selection of this selector still holds any of the tokens, or if
+        another transaction holds any of them, which is possible only after the lease has expired.
+        Does not check whether the tokens were spent: if this transaction has spent them, `spend`
+        has no effect, and if another transaction has, `spend` raises SpentAlready.
         """
         context = self._context
         context.caches.check_open()
@@ -179,7 +179,9 @@ class SherdlockSelector:
         async with self._search.mutex.hold(transaction):
             if context.tracker.has_releasable_reservation(reservation.ids, context.now()):
                 raise SelectionEnded(f"a selection of this selector holds the tokens of {transaction!r} already")
-            acquiring = acquire_all(context.client, context.tracker, checkpoint.tokens, transaction, context.lease)
+            acquiring = acquire_all(
+                context.client, context.tracker, checkpoint.tokens, transaction=transaction, lease=context.lease
+            )
             grants = await self._search.reserve(reservation, acquiring)
         if isinstance(grants, Shortfall):
             raise SelectionEnded(f"another transaction holds tokens of {transaction!r}")

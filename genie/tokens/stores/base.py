@@ -45,7 +45,7 @@ class Backend(ABC):
 
     @asynccontextmanager
     async def dedicated(self) -> AsyncIterator[AsyncConnection]:
-        """Provide a connection outside of the pool, which is closed at the end of the block."""
+        """Provide a connection outside of the pool. The connection is closed at the end of the block."""
         async with open_connection(self._dedicated_engine) as connection:
             yield connection
 
@@ -57,7 +57,7 @@ class Backend(ABC):
 
     @abstractmethod
     def id_in(self, ids: Sequence[str]) -> ColumnElement[bool]:
-        """Return the SQL condition that a token's id is one of these, which are passed as one
+        """Return the SQL condition that a token's id is one of `ids`, which are passed as a single
         parameter.
         """
 

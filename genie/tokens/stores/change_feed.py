@@ -25,7 +25,7 @@ MAX_UNREAD_CHANGES = 100_000
 
 
 class ChangeFeed(AsyncIterator[Change]):
-    """An iterator over the changes since its creation, for one reader. It buffers unread changes.
+    """An iterator over the changes since its creation, for one reader. Unread changes are buffered.
 
     Cancelling a read loses no change. `start` is awaited before the first change is returned.
     """
@@ -39,7 +39,9 @@ class ChangeFeed(AsyncIterator[Change]):
         self._ended = False
 
     def publish(self, changes: Sequence[Change]) -> None:
-        """Append changes to the buffer; replace it by a `Resync` if it would become too large."""
+        """Append changes to the buffer of unread changes. If the buffer would become too large,
+        replace its content by a `Resync`.
+        """
         if self._ended:
             return
         if len(self._unread) + len(changes) > MAX_UNREAD_CHANGES:
@@ -61,7 +63,9 @@ class ChangeFeed(AsyncIterator[Change]):
         self._ready.set()
 
     async def __anext__(self) -> Change:
-        """Return the next change; wait for one if there is none."""
+        """Return the next change; wait for a change if there is none. Only the first call awaits
+        `start`.
+        """
         if self._start is not None and not self._ended:
             await self._start()
             self._start = None
@@ -74,8 +78,8 @@ class ChangeFeed(AsyncIterator[Change]):
 
 
 class ChangeFeeds:
-    """The change feeds of all readers of a store, by weak references: an unused feed needs no
-    `close`.
+    """The change feeds of all readers of a store. The references are weak, so that a feed that is
+    no longer used need not be closed.
     """
 
     __slots__ = ("_all", "_ended")
@@ -88,7 +92,9 @@ class ChangeFeeds:
         return bool(self._all)
 
     def open(self, start: Callable[[], Awaitable[None]] | None = None) -> ChangeFeed:
-        """Create a feed of the changes from now on. If the store is closed the feed has ended."""
+        """Create a feed of the changes from now on; the feed awaits `start` before its first
+        change. If the store is closed, the iteration of the feed ends at once.
+        """
         feed = ChangeFeed(start)
         self._all.add(feed)
         if self._ended:
@@ -131,27 +137,28 @@ Get = Callable[[Sequence[str]], Awaitable[dict[str, Token]]]
 _log = logging.getLogger(__name__)
 
 
-def payloads(*, added: Iterable[str] = (), spent: Iterable[str] = ()) -> Iterator[str]:
-    """Encode changes as payloads of limited size, with a line for each id.
+def encode_changes(*, added: Iterable[str] = (), spent: Iterable[str] = ()) -> Iterator[str]:
+    """Encode changes as payloads of limited size: a line `-id` for each spent token, and a line
+    `+id` for each added token.
 
-    Ids contain no line breaks, because they must be printable.
+    The ids contain no line breaks, because they must be printable.
     """
-    lines: list[str] = []
+    payload_lines: list[str] = []
     size = 0
     for line in (*(f"-{id}" for id in spent), *(f"+{id}" for id in added)):
         line_size = len(line.encode()) + 1
         if size + line_size > MAX_PAYLOAD_BYTES:
-            yield "\n".join(lines)
-            lines, size = [], 0
-        lines.append(line)
+            yield "\n".join(payload_lines)
+            payload_lines, size = [], 0
+        payload_lines.append(line)
         size += line_size
-    if lines:
-        yield "\n".join(lines)
+    if payload_lines:
+        yield "\n".join(payload_lines)
 
 
 async def decode_changes(payloads: Iterable[str], get: Get) -> list[Change]:
-    """Decode payloads. The added tokens are read by `get`; those that were spent since are left
-    out.
+    """Decode payloads. The added tokens are read from the store by `get`; tokens that were spent
+    since are left out.
     """
     lines = [line for payload in payloads for line in payload.split("\n")]
     tokens = await get([line[1:] for line in lines if line[0] == "+"])
@@ -175,28 +182,34 @@ class ChangeListener(ABC):
         self._get = get
         self._task: asyncio.Task[None] | None = None
         self._connected = asyncio.Event()
+        """Set while connected, and after `stop`."""
         self._wake = asyncio.Event()
+        """Set when the task has something to do before its pause is over."""
         self._stopped = False
 
     async def wait_started(self) -> None:
-        """Start the task, and wait until it is connected, so that every later change is received;
-        or until it is stopped.
+        """Start the background task if necessary, and wait until it is connected: from then on it
+        receives every change. Returns early if the listener is stopped.
         """
         if self._task is None and not self._stopped:
             self._task = asyncio.create_task(self._run())
         await self._connected.wait()
 
     async def stop(self) -> None:
-        """Stop the task, and wait until it has ended."""
+        """Stop the background task, and wait until it has ended. A task that does not end within
+        `STOP_TIMEOUT_S` is cancelled.
+        """
         self._stopped = True
-        self._connected.set()
+        self._connected.set()  # so that `wait_started` returns
         self._wake.set()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=STOP_TIMEOUT_S)
             await cancel_and_wait(self._task)
 
     async def _run(self) -> None:
-        """Listen until it is stopped; connect again, with backoff, after each error."""
+        """Listen for changes until `stop` is called. After an error, pause and connect again, with
+        exponential backoff.
+        """
         backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
         while not self._stopped:
             try:
@@ -206,26 +219,33 @@ class ChangeListener(ABC):
                     _log.exception("change feed lost, retrying")
             if self._stopped:
                 break
-            if self._connected.is_set():
+            if self._connected.is_set():  # the attempt to connect has succeeded
                 backoff.reset()
             self._connected.clear()
-            await self._sleep(backoff.next_delay())
+            await self._wait_for_wake(backoff.next_delay())
 
     @abstractmethod
     async def _listen(self) -> None:
-        """Connect, call `_on_connected`, and publish changes until it is stopped or fails."""
+        """Connect, call `_on_connected`, and publish changes until the listener is stopped. Raises
+        an exception if the connection fails.
+        """
 
     def _on_connected(self) -> None:
-        """Called once every later change is received: earlier ones may have been lost."""
+        """Called as soon as every later change will be received. Makes all readers resync, because
+        earlier changes may have been lost.
+        """
         self._feeds.resync()
         self._connected.set()
 
     async def _publish(self, payloads: Sequence[str]) -> None:
+        """Decode payloads, and publish the changes to the feeds. Without feeds nothing is decoded."""
         if self._feeds:
             self._feeds.publish(await decode_changes(payloads, self._get))
 
-    async def _sleep(self, seconds: float) -> bool:
-        """Wait until `_wake` is set, at most for this time; return whether it was set."""
+    async def _wait_for_wake(self, seconds: float) -> bool:
+        """Wait at most `seconds` until `_wake` is set, and clear it for the next wait. Returns
+        whether it was set. After `stop` it stays set.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()

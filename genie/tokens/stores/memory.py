@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from genie.tokens.store import Added, Change, Spent, check_issued, distinct, id_list, validate_spend
+from genie.tokens.store import Added, Change, Spent, check_issued, distinct, id_list, is_first_spend
 from genie.tokens.stores.change_feed import ChangeFeed, ChangeFeeds
 from genie.tokens.token import Token, Wallet, wallets_of
 
@@ -56,7 +56,7 @@ class MemoryTokenStore:
         self._feeds.end()
 
     async def add(self, tokens: Sequence[Token]) -> None:
-        """Issue tokens, all or none. ValueError if an id exists."""
+        """Issue tokens, all or none. Raises ValueError if any of their ids exists already."""
         self._check_new(distinct(tokens))
         self._issue(tokens)
         if self._feeds:
@@ -93,10 +93,10 @@ class MemoryTokenStore:
                     page = [token for token in page if token.account == account]
                 if page:
                     yield page
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # lets other tasks run between two pages
 
     async def get(self, ids: Sequence[str]) -> dict[str, Token]:
-        """Return the tokens with these ids that are unspent, by id."""
+        """Return the unspent tokens with these ids, by id."""
         return {id: self._unspent[id] for id in ids if id in self._unspent}
 
     def changes(self) -> ChangeFeed:
@@ -104,14 +104,14 @@ class MemoryTokenStore:
         return self._feeds.open()
 
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
-        """Spend tokens and issue outputs, all or nothing. SpentAlready if another transaction was
-        first.
+        """Spend tokens and issue outputs, all or nothing. Raises SpentAlready if another
+        transaction has spent any of the tokens.
         """
         ids, new = distinct(tokens), distinct(outputs)
         if not ids:
             raise ValueError("tokens must contain at least one token to spend")
         spent_by: dict[str, str | None] = {id: self._spent_by.get(id) for id in ids if self._exists(id)}
-        if not validate_spend(ids, spent_by, transaction):  # a retry of a spend that has succeeded
+        if not is_first_spend(ids, spent_by, transaction):  # a retry of a spend that has succeeded
             check_issued(new, {id for id in new if self._exists(id)}, transaction)
             return
         self._check_new(new)
@@ -128,12 +128,13 @@ class MemoryTokenStore:
         return id in self._unspent or id in self._spent_by
 
     def _check_new(self, ids: dict[str, Token]) -> None:
+        """Raise ValueError if any of these ids exists already."""
         existing = [id for id in ids if self._exists(id)]
         if existing:
             raise ValueError(f"tokens exist already: {id_list(existing)}")
 
     def _issue(self, tokens: Sequence[Token]) -> None:
-        """Add tokens to the unspent ones, and to their wallets."""
+        """Add tokens to the unspent tokens, and to the lists of their wallets."""
         for token in tokens:
             self._unspent[token.id] = token
             for wallet in wallets_of(token):
@@ -144,8 +145,8 @@ class MemoryTokenStore:
                 log.unspent += 1
 
     def _remove(self, token: Token) -> None:
-        """Update the counts of a spent token's wallets, and compact their lists if most of one is
-        spent.
+        """Subtract a spent token from the counts of its wallets. Compacts the list of a wallet if
+        most tokens in the list are spent.
         """
         for wallet in wallets_of(token):
             log = self._wallets[wallet]

@@ -56,7 +56,7 @@ class Postgres(Backend):
             return rows
 
     def id_in(self, ids: Sequence[str]) -> ColumnElement[bool]:
-        """Return the SQL condition that a token's id is one of these, which are passed as an array."""
+        """Return the SQL condition that a token's id is one of `ids`, which are passed as an array."""
         return TOKENS.c.id == func.any(literal(list(ids), ARRAY(Text)))
 
     async def publish(self, connection: AsyncConnection, payloads: Iterable[str]) -> None:
@@ -70,8 +70,8 @@ class Postgres(Backend):
 
 
 def _reject_closed(connection: Any, _record: object, _proxy: object) -> None:
-    """Make the pool replace a connection that the server has closed. The driver knows that without
-    a round trip.
+    """Make the connection pool replace a connection that the server has closed. The driver knows
+    about the close without a round trip.
     """
     if connection.driver_connection.is_closed():
         raise DisconnectionError
@@ -85,7 +85,7 @@ class _NotificationListener(ChangeListener):
         self._backend = backend
 
     async def _listen(self) -> None:
-        """Receive notifications until it is stopped or the connection fails.
+        """Receive notifications until the listener is stopped or the connection fails.
 
         Callbacks of the driver buffer the notifications, and `_process` publishes them.
         """
@@ -111,8 +111,9 @@ class _NotificationListener(ChangeListener):
                     await driver.remove_listener(self._backend.channel, on_notification)
 
     async def _process(self, driver: Any, buffer: deque[str]) -> None:
-        """Publish buffered notifications until it is stopped or the connection is closed. Resync if
-        the buffer has overflowed; test the connection if it is idle.
+        """Publish buffered notifications until the listener is stopped. Makes the readers resync if
+        the buffer has overflowed, and tests an idle connection by a query. Raises ConnectionError
+        if the connection was closed.
         """
         while not self._stopped:
             if driver.is_closed():
@@ -122,5 +123,5 @@ class _NotificationListener(ChangeListener):
                 self._feeds.resync()
             elif buffer:
                 await self._publish([buffer.popleft() for _ in range(min(PAYLOADS_PER_BATCH, len(buffer)))])
-            elif not await self._sleep(HEARTBEAT_INTERVAL_S):
+            elif not await self._wait_for_wake(HEARTBEAT_INTERVAL_S):
                 await driver.execute("SELECT 1", timeout=HEARTBEAT_INTERVAL_S)

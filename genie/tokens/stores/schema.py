@@ -76,7 +76,9 @@ CHANGES = Table(
 
 
 def create_tables(connection: Connection, tables: Sequence[Table]) -> None:
-    """Create the tables that don't exist. WrongSchema lists all problems of those that do."""
+    """Create the tables that don't exist, and check the existing tables. Raises WrongSchema with a
+    list of all problems.
+    """
     inspector = inspect(connection)
     existing = set(inspector.get_table_names())
     _METADATA.create_all(connection, [table for table in tables if table.name not in existing], checkfirst=False)
@@ -89,7 +91,7 @@ def create_tables(connection: Connection, tables: Sequence[Table]) -> None:
 
 
 def _problems(inspector: Inspector, table: Table, dialect: str) -> Iterator[str]:
-    """Describe each difference of an existing table from its definition."""
+    """Describe each difference between an existing table and its definition."""
     reflected = reflected_columns(inspector, table)
     for column in table.columns:
         if column.name not in reflected:
@@ -136,7 +138,7 @@ def row(token: Token) -> dict[str, Any]:
 
 
 def token_of(row: Row[Any]) -> Token:
-    """Return the token of a row with the columns `COLUMNS`, of which the last is the metadata."""
+    """Return the token of a row. The row has the columns `COLUMNS`, of which the last is the metadata."""
     values: list[Any]
     *values, metadata = row
     values.append({} if metadata == "{}" else json.loads(metadata))
@@ -146,8 +148,9 @@ def token_of(row: Row[Any]) -> Token:
 def unspent_page(filters: Mapping[str, str], after: Token | None) -> Select[Any]:
     """Select the next page of the unspent tokens that match the filters, after the token `after`.
 
-    `filters` maps column names to values. The order is that of an index, so that a page is read as
-    one range of it, regardless of the filters and of the number of spent tokens.
+    `filters` maps column names to values. The rows are sorted like an index, so that the database
+    reads only the page's range of this index, whatever the filters and however many tokens are
+    spent.
     """
     holder = "account" if "account" in filters else "owner"
     order = [TOKENS.c[name] for name in ("token_type", "identifier", holder, "id") if name not in filters]

@@ -11,9 +11,9 @@ from sqlalchemy import insert, make_url, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from genie.tokens.store import check_issued, distinct, id_list, validate_spend
+from genie.tokens.store import check_issued, distinct, id_list, is_first_spend
 from genie.tokens.stores import schema
-from genie.tokens.stores.change_feed import ChangeFeed, ChangeFeeds, payloads
+from genie.tokens.stores.change_feed import ChangeFeed, ChangeFeeds, encode_changes
 from genie.tokens.stores.postgres import Postgres
 from genie.tokens.stores.schema import TOKENS, UNSPENT
 from genie.tokens.stores.sqlite import Sqlite
@@ -70,7 +70,7 @@ class SqlTokenStore:
         await self._backend.close()
 
     async def add(self, tokens: Sequence[Token]) -> None:
-        """Issue tokens, all or none. ValueError if an id exists."""
+        """Issue tokens, all or none. Raises ValueError if any of their ids exists already."""
         new = distinct(tokens)
         if new:
             await self._run_to_completion(self._add(new))
@@ -85,7 +85,8 @@ class SqlTokenStore:
     ) -> AsyncIterator[list[Token]]:
         """Iterate over the unspent tokens, in pages, filtered by the arguments that are not None.
 
-        Each page is a separate query: no connection is occupied while the caller processes it.
+        Each page is read by a separate query: no connection is occupied while the caller processes
+        a page.
         """
         arguments = {"owner": owner, "account": account, "token_type": token_type, "identifier": identifier}
         filters = {name: value for name, value in arguments.items() if value is not None}
@@ -99,7 +100,7 @@ class SqlTokenStore:
             last = page[-1]
 
     async def get(self, ids: Sequence[str]) -> dict[str, Token]:
-        """Return the tokens with these ids that are unspent, by id."""
+        """Return the unspent tokens with these ids, by id."""
         return await self._run_to_completion(self._get(ids))
 
     def changes(self) -> ChangeFeed:
@@ -107,8 +108,8 @@ class SqlTokenStore:
         return self._feeds.open(self._start_listener)
 
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
-        """Spend tokens and issue outputs, all or nothing. SpentAlready if another transaction was
-        first.
+        """Spend tokens and issue outputs, all or nothing. Raises SpentAlready if another
+        transaction has spent any of the tokens.
         """
         ids, new = distinct(tokens), distinct(outputs)
         if not ids:
@@ -119,10 +120,10 @@ class SqlTokenStore:
 
     async def _run_to_completion(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine in a task that continues if the caller is cancelled; `close` waits for
-        it.
+        the task.
 
-        If it were interrupted, its connection would have to be discarded, and it would be unknown
-        whether a commit has happened.
+        An interrupted coroutine would leave a connection that must be discarded, and perhaps a
+        commit whose outcome is unknown.
         """
         task = asyncio.create_task(work)
         self._in_progress.add(task)
@@ -133,10 +134,10 @@ class SqlTokenStore:
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._in_progress.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: the caller may have been cancelled
+            task.exception()  # marks the exception as retrieved: the caller may have been cancelled
 
     async def _open(self) -> None:
-        """Prepare the database before its first use. RuntimeError if the store is closed."""
+        """Prepare the database before its first use. Raises RuntimeError if the store is closed."""
         async with self._opening:
             if self._closed:
                 raise RuntimeError("the token store is closed")
@@ -149,10 +150,14 @@ class SqlTokenStore:
         await self._listener.wait_started()
 
     async def _page(self, filters: dict[str, str], after: Token | None) -> list[Token]:
+        """Read the page of unspent tokens that follows the token `after`; the first page if `after`
+        is None.
+        """
         await self._open()
         return [schema.token_of(row) for row in await self._backend.rows(schema.unspent_page(filters, after))]
 
     async def _get(self, ids: Sequence[str]) -> dict[str, Token]:
+        """Read the unspent tokens with these ids, by id."""
         await self._open()
         if not ids:
             return {}
@@ -160,18 +165,20 @@ class SqlTokenStore:
         return {row[0]: schema.token_of(row) for row in await self._backend.rows(query)}
 
     async def _add(self, new: dict[str, Token]) -> None:
-        """Insert tokens and publish them, in one transaction."""
+        """Insert tokens and publish them, in one transaction. Raises ValueError if any of their ids
+        exists already.
+        """
         await self._open()
         try:
             async with self._backend.writing() as connection:
                 await self._insert(connection, new)
-                await self._backend.publish(connection, payloads(added=new))
+                await self._backend.publish(connection, encode_changes(added=new))
         except IntegrityError as error:
             await self._raise_conflict(new, error)
 
     async def _spend(self, ids: list[str], new: dict[str, Token], transaction: str) -> None:
-        """Spend the tokens with these ids, insert the `new` ones, and publish both, in one
-        transaction.
+        """Spend the tokens with these ids, insert the `new` tokens, and publish all changes, in one
+        database transaction.
         """
         await self._open()
         has_id = self._backend.id_in(ids)
@@ -180,7 +187,7 @@ class SqlTokenStore:
                 # The rows are locked in the order of their ids, so that two spends with common tokens can't deadlock.
                 query = select(TOKENS.c.id, TOKENS.c.spent_by).where(has_id).order_by(TOKENS.c.id)
                 rows = await connection.execute(query.with_for_update(key_share=True))
-                if not validate_spend(ids, {row.id: row.spent_by for row in rows}, transaction):
+                if not is_first_spend(ids, {row.id: row.spent_by for row in rows}, transaction):
                     # A retry of a spend that has succeeded.
                     check_issued(new, await self._existing_ids(connection, new), transaction)
                     return
@@ -188,7 +195,7 @@ class SqlTokenStore:
                 if result.rowcount != len(ids):
                     raise RuntimeError(f"only {result.rowcount} of {len(ids)} locked tokens were updated")
                 await self._insert(connection, new)
-                await self._backend.publish(connection, payloads(spent=ids, added=new))
+                await self._backend.publish(connection, encode_changes(spent=ids, added=new))
         except IntegrityError as error:
             await self._raise_conflict(new, error)
 
@@ -204,8 +211,8 @@ class SqlTokenStore:
         return set(rows.scalars())
 
     async def _raise_conflict(self, new: dict[str, Token], error: IntegrityError) -> None:
-        """Raise ValueError with the ids of new tokens that exist already; the original error if
-        none does.
+        """Raise ValueError with the ids of `new` tokens that exist already. If none of them exists,
+        raise `error`.
         """
         async with self._backend.writing() as connection:
             existing = await self._existing_ids(connection, new)

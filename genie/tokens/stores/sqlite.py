@@ -43,7 +43,7 @@ class Sqlite(Backend):
         )
         super().__init__(url, engine, connect_args={"timeout": LOCK_TIMEOUT_S})
         self._write_lock = asyncio.Lock()
-        self._rows_since_trim = TRIM_INTERVAL_ROWS
+        self._rows_since_trim = TRIM_INTERVAL_ROWS  # so that the first write trims the log
 
     async def prepare(self) -> None:
         """Enable the WAL mode, and create the tables, or check those that exist."""
@@ -54,21 +54,23 @@ class Sqlite(Backend):
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """Provide a connection in a transaction. Those of this process wait for each other by a
-        lock in memory, not by SQLite's polling.
+        """Provide a connection in a transaction. Transactions of this process wait for each other
+        by a lock in memory, not by SQLite's polling.
         """
         async with self._write_lock, write_transaction(self._engine) as connection:
             yield connection
 
     def id_in(self, ids: Sequence[str]) -> ColumnElement[bool]:
-        """Return the SQL condition that a token's id is one of these, which are passed as a JSON
+        """Return the SQL condition that a token's id is one of `ids`, which are passed as a JSON
         array.
         """
         rows = func.json_each(json.dumps(list(ids))).table_valued("value")
         return TOKENS.c.id.in_(select(rows.c.value))
 
     async def publish(self, connection: AsyncConnection, payloads: Iterable[str]) -> None:
-        """Append payloads to the change log, and trim it after each `TRIM_INTERVAL_ROWS` rows."""
+        """Append payloads to the change log. After each `TRIM_INTERVAL_ROWS` rows, delete all but
+        the newest `MAX_LOG_ROWS` rows of the log.
+        """
         rows = [{"changes": payload} for payload in payloads]
         if not rows:
             return
@@ -92,8 +94,8 @@ class _LogPoller(ChangeListener):
         self._backend = backend
 
     async def _listen(self) -> None:
-        """Poll until it is stopped: publish the log's new rows whenever another connection has
-        committed.
+        """Poll until the listener is stopped: publish the new rows of the change log whenever
+        another connection has committed.
         """
         async with self._backend.dedicated() as connection:
             previous_version = None
@@ -106,16 +108,17 @@ class _LogPoller(ChangeListener):
                 if version != previous_version:
                     previous_version = version
                     last = await self._publish_log(connection, last)
-                await self._sleep(POLL_INTERVAL_S)
+                await self._wait_for_wake(POLL_INTERVAL_S)
 
     async def _newest_sequence(self, connection: AsyncConnection) -> int:
         return (await connection.execute(select(func.max(CHANGES.c.sequence)))).scalar_one() or 0
 
     async def _publish_log(self, connection: AsyncConnection, last: int) -> int:
-        """Publish the rows of the log after the sequence number `last`, and return the new last
-        number.
+        """Publish the rows of the change log after the sequence number `last`, and return the
+        sequence number of the last row read.
 
-        Resync if rows after `last` were trimmed.
+        If rows after `last` were deleted from the log, make the readers resync instead, and
+        continue with the newest row.
         """
         query = select(CHANGES).where(CHANGES.c.sequence > bindparam("last"))
         query = query.order_by(CHANGES.c.sequence).limit(PAYLOADS_PER_BATCH)

@@ -475,7 +475,7 @@ async def test_insufficient_funds_are_reported_without_waiting():
 async def test_insufficient_funds_need_a_load_that_began_after_the_request():
     store = store_of(tokens(10), has_feed=False)
     genie = FakeGenie()
-    async with SherdlockSelector(genie, store, freshness=1e6) as selector:
+    async with SherdlockSelector(genie, store, max_cache_age=1e6) as selector:
         await selector.select(1, transaction="warm", **ALICE)
         store.put(token("new", 100))  # without a report by the change feed
         assert (await selector.select(50, transaction="tx", **ALICE)).amount >= 100
@@ -698,7 +698,7 @@ async def test_long_names_are_split_by_bytes():
 @virtual_time
 async def test_a_stale_cache_is_loaded_once_for_concurrent_selections_and_blocks_none():
     genie, store = FakeGenie(), store_of(tokens(1000), has_feed=False)
-    async with SherdlockSelector(genie, store, freshness=1.0) as selector:
+    async with SherdlockSelector(genie, store, max_cache_age=1.0) as selector:
         await selector.select(1, transaction="warm", **ALICE)
         await asyncio.sleep(2)
         gate = asyncio.Event()
@@ -713,7 +713,7 @@ async def test_a_stale_cache_is_loaded_once_for_concurrent_selections_and_blocks
 @virtual_time
 async def test_a_cache_that_follows_the_change_feed_is_not_reloaded():
     genie, store = FakeGenie(), store_of(tokens(1000))
-    async with SherdlockSelector(genie, store, freshness=1.0) as selector:
+    async with SherdlockSelector(genie, store, max_cache_age=1.0) as selector:
         await settle()
         for number in range(10):
             await asyncio.sleep(100)
@@ -724,7 +724,7 @@ async def test_a_cache_that_follows_the_change_feed_is_not_reloaded():
 @virtual_time
 async def test_a_cache_is_reloaded_after_the_change_feed_was_interrupted():
     genie, store = FakeGenie(), store_of(tokens(10))
-    async with SherdlockSelector(genie, store, freshness=1.0) as selector:
+    async with SherdlockSelector(genie, store, max_cache_age=1.0) as selector:
         await settle()
         await selector.select(1, transaction="warm", **ALICE)
         store.muted = True
@@ -742,7 +742,7 @@ async def test_a_cache_is_reloaded_after_the_change_feed_was_interrupted():
 @virtual_time
 async def test_an_old_cache_is_reloaded_without_a_change_feed():
     genie, store = FakeGenie(), store_of(tokens(10))
-    async with SherdlockSelector(genie, store, freshness=1.0) as selector:
+    async with SherdlockSelector(genie, store, max_cache_age=1.0) as selector:
         await settle()
         await selector.select(1, transaction="warm", **ALICE)
         store.has_feed = False
@@ -1123,7 +1123,7 @@ async def test_close_fails_waiting_selections():
 
 
 def test_invalid_arguments_are_rejected():
-    for wrong in ({"retries": -1}, {"immediate_retries": -1}, {"backoff": -1}, {"lease": 0}, {"freshness": -1}):
+    for wrong in ({"retries": -1}, {"immediate_retries": -1}, {"backoff": -1}, {"lease": 0}, {"max_cache_age": -1}):
         with pytest.raises(ValueError, match="must"):
             SherdlockSelector(FakeGenie(), store_of([]), **wrong)
 
