@@ -31,23 +31,29 @@ class Applier:
         self._queries = Queries(ledger, database)
 
     async def apply(
-        self, result: ScanResult, delivered: AbstractSet[str], fence: int | None, check: Callable[[], None]
+        self,
+        result: ScanResult,
+        *,
+        delivered: AbstractSet[str],
+        fence: int | None,
+        before_commit: Callable[[], None],
     ) -> None:
-        """Write the result of a scan and the ids of the transfers that were delivered, and move the
+        """Write the result of a scan and the ids of the `delivered` transfers, and move the
         segment, in one transaction (steps 3, 6, 9 and 10 of the reference design).
 
-        Rolled back with RunSuperseded if another run has written since the scan, or has a greater
-        fencing token; and with whatever `check` raises, which is called last.
+        Raises RunSuperseded if another run has written since the scan, or has a fencing token
+        greater than `fence` (None: this run has no token). `before_commit` is called last. If
+        either raises, the transaction is rolled back.
         """
         async with self._locked_segment(result, fence) as connection:
             await self._write_timeouts(connection, result, delivered)
             await self._write_windows(connection, result)
-            check()
+            before_commit()
 
     @asynccontextmanager
     async def _locked_segment(self, result: ScanResult, fence: int | None) -> AsyncIterator[AsyncConnection]:
-        """Begin a transaction that locks the segment's row, check that no run has changed it since
-        the scan, and move the segment at the end of the block.
+        """Begin a transaction, lock the segment's row, and check that no other run has changed the
+        row since the scan. At the end of the block, write the new position of the segment.
         """
         table, scanned = self._tables.segment, result.segment
         async with self._database.writing() as connection:
@@ -58,7 +64,7 @@ class Applier:
                 raise RunSuperseded(f"another run has moved the segment from {scanned.value} to {current.value}")
             yield connection
             values = {
-                "value": max(current.value, result.last),
+                "value": max(current.value, result.last),  # another implementation may have moved it further
                 "changedDate": result.now,
                 "fence": current.fence if fence is None else fence,
                 "readValue": result.last,
@@ -71,11 +77,13 @@ class Applier:
     async def _write_timeouts(
         self, connection: AsyncConnection, result: ScanResult, delivered: AbstractSet[str]
     ) -> None:
-        """Delete, update and insert rows of `transferTimeout`, by the plan of the scan."""
+        """Delete, update and insert rows of `transferTimeout`, as the plan of the scan says."""
         timeout, plan = self._tables.timeout, result.plan
         row_id = timeout.c.transferTimeoutId
         delivered_rows = [row for transfer_id, row in plan.expired_rows.items() if transfer_id in delivered]
-        delivered_ids = {row.timeout_id for row in delivered_rows}  # all their columns are updated at once
+        delivered_ids = {
+            row.timeout_id for row in delivered_rows
+        }  # excluded below, because `updates` sets all of their columns
         for ids in _batches(plan.delete):
             await connection.execute(delete(timeout).where(row_id.in_(ids)))
         updates = [_updated_values(row, row.expires, result.now) for row in delivered_rows]
@@ -95,8 +103,9 @@ class Applier:
             await self._database.insert_rows(connection, timeout, list(_inserted_values(result, delivered)))
 
     async def _write_windows(self, connection: AsyncConnection, result: ScanResult) -> None:
-        """Update and delete recheck windows, and insert one for the range that was scanned; not
-        needed for a database in which no change can appear late.
+        """Update and delete recheck windows, and insert a window for the range that was scanned.
+        Has no effect in a database that commits ids in order, because no change can appear late
+        there.
         """
         if self._database.commits_in_order:
             return
@@ -117,7 +126,7 @@ class Applier:
 
 
 def _inserted_values(result: ScanResult, delivered: AbstractSet[str]) -> Iterable[dict[str, Any]]:
-    """Return the new rows of `transferTimeout`: the newly tracked transfers of a scan."""
+    """Return the values of the new rows of `transferTimeout`, one for each newly tracked transfer."""
     for transfer_id, row in result.plan.insert.items():
         yield {
             "transferId": transfer_id,
@@ -131,8 +140,8 @@ def _inserted_values(result: ScanResult, delivered: AbstractSet[str]) -> Iterabl
 def _updated_values(row: TransferRow, expires: datetime | None, delivered_at: datetime | None) -> dict[str, Any]:
     """Return the new values of a transfer's row of `transferTimeout`.
 
-    They record the last state change as of the scan. The transfer may have become final since, and
-    the next run must still find that.
+    `stateChangeId` is the last state change at the time of the scan. If the transfer has become
+    final since, the next run finds the newer state change.
     """
     return {
         "transferTimeoutId": row.timeout_id,

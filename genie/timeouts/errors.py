@@ -7,7 +7,7 @@ from genie.errors import GenieError
 
 class DatabaseFailed(GenieError):
     """The database could not be reached, closed the connection, or rejected a statement. Nothing
-    was changed; a later run can succeed.
+    was changed. A later run can succeed.
     """
 
 
@@ -16,4 +16,4 @@ class WrongDate(GenieError):
 
 
 class RunSuperseded(GenieError):
-    """Another run has written meanwhile, so this one has changed nothing."""
+    """Another run has written since this run began, so this run has changed nothing."""

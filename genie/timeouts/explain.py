@@ -78,11 +78,11 @@ class _Row(NamedTuple):
 
 
 async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation:
-    """Find the expired transfers of a ledger, at most `limit`, and the handler's progress with
-    each.
+    """Find the expired transfers of a ledger, at most `limit`, and the handler's progress with each
+    of them.
 
-    Reads all state changes, which takes seconds in a large ledger; writes and locks nothing.
-    DatabaseFailed if the database can't be read; WrongDate for an invalid date.
+    Reads all state changes, which takes seconds in a large ledger. Writes and locks nothing. Raises
+    DatabaseFailed if the database can't be read, and WrongDate for an invalid date.
     """
     queries = Queries(ledger, database)
     with translate_errors(database):
@@ -103,15 +103,15 @@ async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation
             delivered_at=row.delivered_at,
         )
         for row in rows
-        if row.expires < now  # SQL has compared a local time that occurs twice as the first one
+        if row.expires < now  # SQL takes a local time that occurs twice as the earlier time
     ]
     return Explanation(now=now, segment=segment, expired=expired)
 
 
 def _expired_query(database: Database, ledger: Ledger, now: datetime, *, has_handler: bool) -> Select[Any]:
     """Return the reference design's query "Select transfers for expiration without intermediate
-    structures"; with the columns of `_Row`, those of `transferTimeout` only if the ledger
-    `has_handler` tables.
+    structures". It selects the columns of `_Row`. If the ledger has no handler tables
+    (`has_handler` is False), the columns of `transferTimeout` are NULL.
     """
     transfer, changes, timeout = ledger.tables.transfer, ledger.tables.state_change, ledger.tables.timeout
     newest = select(changes.c.transferId, func.max(changes.c.transferStateChangeId).label("change"))
@@ -134,11 +134,13 @@ def _expired_query(database: Database, ledger: Ledger, now: datetime, *, has_han
 
 
 def _progress(row: _Row, now: datetime, segment: int) -> Progress:
-    """Return the handler's progress with an expired transfer; it has read up to `segment`."""
-    if row.timeout_id is None or row.copied_date is None:
+    """Return the handler's progress with an expired transfer. `segment` is the id of the last state
+    change that the handler has read.
+    """
+    if row.timeout_id is None or row.copied_date is None:  # not tracked
         return Progress.NOT_READ if row.change > segment else Progress.MISSED
     if row.delivered_at is None:
         return Progress.DUE if row.copied_date < now or row.change > segment else Progress.DATE_MOVED
-    if row.expires - row.copied_date >= DATE_TOLERANCE:
+    if row.expires - row.copied_date >= DATE_TOLERANCE:  # it was delivered for an earlier date
         return Progress.DATE_MOVED
     return Progress.NOT_READ if row.change > segment else Progress.DELIVERED

@@ -124,6 +124,7 @@ class TimeoutHandler:
         self._running = False
         self._opened = False
         self._opening = asyncio.Lock()
+        """Serializes `open`."""
         self._next_slice_at = 0.0
         """Event-loop time before which no slice of dates is compared."""
 
@@ -141,8 +142,8 @@ class TimeoutHandler:
         await self.close()
 
     async def open(self) -> None:
-        """Create or check the tables, unless that has been done before. WrongSchema or
-        DatabaseFailed if it fails.
+        """Create the tables that don't exist and check the others. Has no effect after the first
+        success. Raises WrongSchema or DatabaseFailed.
         """
         async with self._opening:
             if not self._opened:
@@ -154,12 +155,13 @@ class TimeoutHandler:
         await self._database.close()
 
     async def run(self, on_result: Callable[[TimeoutRun | Exception | None], object]) -> None:
-        """Run periodically until cancelled: every `every` seconds, or without a pause while the
-        handler is lagging.
+        """Execute runs until cancelled. The pause between two runs is `every` seconds; there is
+        none while the handler is lagging.
 
-        In each pause it compares dates, and starts the next run early if one was moved in the
-        ledger. `on_result` is called with the result of each run: a `TimeoutRun`, None if another
-        replica was running, or the exception. Runs continue after any exception.
+        During a pause dates are compared with the ledger's, and the next run starts early if a date
+        was moved in the ledger. `on_result` is called with the result of each run: a `TimeoutRun`,
+        None if another replica was running, or the exception that the run has raised. Exceptions do
+        not end the loop.
         """
         while True:
             result: TimeoutRun | Exception | None
@@ -174,10 +176,11 @@ class TimeoutHandler:
                 await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next run: for `every` seconds, or until a moved date is found.
+        """Wait until the next run: for `every` seconds, or until a date is found that was moved in
+        the ledger.
 
-        Compares each tracked transfer's date with the ledger's at most once, in slices. If that
-        fails the next run reports the error.
+        Compares the date of each tracked transfer with the ledger's at most once, in slices. If a
+        comparison fails, the comparison stops; the next run reports the error.
         """
         loop = asyncio.get_running_loop()
         next_run_at = loop.time() + self._every
@@ -196,15 +199,19 @@ class TimeoutHandler:
         await asyncio.sleep(max(0.0, next_run_at - loop.time()))
 
     async def _compare_slice(self, sweep: IdleSweep) -> None:
+        """Compare the next slice of dates. Raises DatabaseFailed if that fails or takes longer than
+        `SLICE_TIMEOUT_S`.
+        """
         with translate_errors(self._database):
             async with asyncio.timeout(SLICE_TIMEOUT_S):
                 await self._scanner.compare_slice(sweep)
 
     async def run_once(self) -> TimeoutRun | None:
-        """Execute one run: scan, deliver, apply. Returns None if another replica is running.
+        """Execute one run: scan, deliver, apply. Returns None, without a run, if another replica or
+        another call of this handler is running.
 
-        Raises DatabaseFailed, LockLost, RunSuperseded, WrongSchema, or what `on_expired` has
-        raised; then nothing was changed.
+        Raises DatabaseFailed, LockLost, RunSuperseded or WrongSchema, or the exception of
+        `on_expired`. After an exception nothing was changed.
         """
         await self.open()
         if self._running:
@@ -218,37 +225,43 @@ class TimeoutHandler:
             self._running = False
 
     async def _run_with_database_lock(self) -> TimeoutRun | None:
-        """Run once under the database's run lock; None if another replica holds it."""
+        """Execute one run under the database's run lock. Returns None, without a run, if another
+        replica holds the lock.
+        """
         async with AsyncExitStack() as stack:
             with translate_errors(self._database):
                 acquired = await stack.enter_async_context(self._database.try_lock())
-            return await self._execute(None, lambda _run: None) if acquired else None
+            return await self._execute(lock=None) if acquired else None
 
     async def _run_with_genie_lock(self, client: Client) -> TimeoutRun | None:
-        """Run once under a lock of Genie; None if another replica holds it.
+        """Execute one run under a lock of Genie. Returns None, without a run, if another replica
+        holds the lock.
 
-        If the lock is lost after the run has been committed, the result is returned all the same.
+        If the lock or the connection to Genie is lost after the run was committed, the result is
+        returned nevertheless.
         """
         committed: list[TimeoutRun] = []
-        context = client.lock(self._resource, queue_timeout=0, transaction_timeout=LOCK_TIMEOUT_S, watchdog=True)
+        lock_context = client.lock(self._resource, queue_timeout=0, transaction_timeout=LOCK_TIMEOUT_S, watchdog=True)
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    lock = await stack.enter_async_context(context)
+                    lock = await stack.enter_async_context(lock_context)
                 except QueueTimeout:
                     return None
-                await self._execute(lock, committed.append)
+                await self._execute(lock, on_committed=committed.append)
         except (LockLost, Unavailable, ConnectionLost):
-            if not committed:
+            if not committed:  # else the lock was lost after the commit, which does not matter
                 raise
         return committed[0]
 
-    async def _execute(self, lock: Lock | None, on_committed: Callable[[TimeoutRun], object]) -> TimeoutRun:
-        """Scan, deliver the expired transfers, and apply the result, under `lock` or the database's
-        run lock.
+    async def _execute(
+        self, lock: Lock | None, *, on_committed: Callable[[TimeoutRun], object] = lambda _: None
+    ) -> TimeoutRun:
+        """Scan, deliver the expired transfers, and apply the result. The caller holds `lock`, or
+        the database's run lock if `lock` is None.
 
-        `on_committed` is called with the result once it is committed, even if the caller is
-        cancelled meanwhile.
+        `on_committed` is called with the result once the result is committed, even if the caller is
+        cancelled during the commit.
         """
         with translate_errors(self._database):
             async with asyncio.timeout(PHASE_TIMEOUT_S):
@@ -257,12 +270,11 @@ class TimeoutHandler:
         plan = result.plan
         more_due = result.due_until is not None or len(plan.expired) == self._batch
         lagging = result.change_count == self._batch or (more_due and not rejected) or result.more_unchecked
-        committed: list[TimeoutRun] = []
 
-        async def apply() -> None:
+        async def apply() -> TimeoutRun:
             if not result.is_empty:
                 await self._apply(result, plan.expired.keys() - rejected, lock)
-            self._scanner.advance(result, bool(rejected))
+            self._scanner.advance(result, has_rejected=bool(rejected))
             run = TimeoutRun(
                 interval=(result.segment.start, result.last),
                 cleaned=len(plan.delete),
@@ -271,14 +283,15 @@ class TimeoutHandler:
                 rejected=len(rejected),
                 lagging=lagging or self._scanner.catching_up,
             )
-            committed.append(run)
             on_committed(run)
+            return run
 
-        await run_to_completion(apply())  # after an interrupted commit its outcome would be unknown
-        return committed[0]
+        return await run_to_completion(apply())  # the outcome of an interrupted commit would be unknown
 
     async def _apply(self, result: ScanResult, delivered: set[str], lock: Lock | None) -> None:
-        """Write the result of a scan in one transaction, which is rolled back if the lock was lost."""
+        """Write the result of a scan in one transaction. Raises RunSuperseded, and rolls back, if
+        `lock` was lost meanwhile.
+        """
 
         def check_lock() -> None:
             if lock is not None and lock.lost.is_set():
@@ -286,32 +299,40 @@ class TimeoutHandler:
 
         with translate_errors(self._database):
             async with asyncio.timeout(PHASE_TIMEOUT_S):
-                await self._applier.apply(result, delivered, None if lock is None else lock.fence, check_lock)
+                await self._applier.apply(
+                    result,
+                    delivered=delivered,
+                    fence=None if lock is None else lock.fence,
+                    before_commit=check_lock,
+                )
 
     async def _deliver(self, expired: list[ExpiredTransfer]) -> set[str]:
-        """Call `on_expired`, in a thread if it is no coroutine function; return the ids that it has
-        rejected.
+        """Call `on_expired` with the expired transfers: in a thread, unless it is a coroutine
+        function. Returns the ids of the transfers that `on_expired` has rejected.
         """
         if not expired:
             return set()
-        ids = {transfer.transfer_id for transfer in expired}  # copied: the callback may change the list
+        ids = {transfer.transfer_id for transfer in expired}  # taken before the callback, which may change the list
         if inspect.iscoroutinefunction(self._on_expired):
             returned = await self._on_expired(expired)
         else:
             returned = await asyncio.to_thread(self._on_expired, expired)
-            if inspect.isawaitable(returned):
+            if inspect.isawaitable(returned):  # e.g. a lambda that calls a coroutine function
                 returned = await returned
-        return _parse_rejected(returned, ids)
+        return _parse_rejected(returned, delivered_ids=ids)
 
 
-def _parse_rejected(returned: object, ids: set[str]) -> set[str]:
-    """Check what `on_expired` has returned, and return the rejected ids, which must be among `ids`."""
+def _parse_rejected(returned: object, *, delivered_ids: set[str]) -> set[str]:
+    """Return the rejected ids from the value that `on_expired` has returned. Raises TypeError if
+    the value is not None or a collection of ids, and ValueError if it has an id that was not
+    delivered.
+    """
     if returned is None:
         return set()
     if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
         raise TypeError(f"on_expired must return None or the ids that it rejects, not {returned!r}")
     rejected = set(returned)
-    unknown = sorted(map(str, rejected - ids))
+    unknown = sorted(map(str, rejected - delivered_ids))
     if unknown:
         raise ValueError(f"on_expired returned ids that it was not given: {', '.join(unknown[:10])}")
     return rejected

@@ -28,18 +28,19 @@ _GROWING_IDS = {"sqlite_autoincrement": True, **_MYSQL}
 
 
 class LedgerTables:
-    """`transfer`, `state_change`, `segment`, `timeout` and `interval`, with the reference design's
-    column names as keys.
+    """The tables `transfer`, `state_change`, `segment`, `timeout` and `interval`, with the
+    reference design's column names as keys.
 
-    The first two belong to the ledger, and are only read. The others belong to the handler. The
-    document lacks `fence` and `readValue` (of `segment`), `deliveredDate` and `stateChangeId` (of
-    `transferTimeout`), and the table `timeoutInterval`. `names` maps the reference design's names
-    to the ledger's, where they differ. `zone` is the time zone of the expiration dates in both
-    tables; None for UTC.
+    The tables `transfer` and `state_change` belong to the ledger, and are only read. The other
+    tables belong to the handler. The reference design lacks the columns `fence` and `readValue` (of
+    `segment`), `deliveredDate` and `stateChangeId` (of `transferTimeout`), and the table
+    `timeoutInterval`. `names` maps the reference design's names to the ledger's names, where they
+    differ. `zone` is the time zone of the expiration dates in `transfer` and `transferTimeout`;
+    None for UTC.
 
     `readValue` is the id of the last state change that this handler has read; `value` differs if
     another implementation of the reference design has moved it. `stateChangeId` is the transfer's
-    last state change when its row was inserted or delivered; NULL in rows of another
+    last state change when its row was inserted or delivered. It is NULL in rows of another
     implementation, which are checked once.
     """
 
@@ -112,19 +113,20 @@ class LedgerTables:
         return self.transfer, self.state_change
 
     def _table(self, name: str, *columns: Column[Any], **options: Any) -> Table:
-        """Define a table under the ledger's names; its columns keep the reference design's names as
-        keys.
+        """Define a table with the ledger's names. The keys of its columns are the reference
+        design's names.
         """
         for column in columns:
             column.key = column.name
             column.name = self._names.get(f"{name}.{column.name}", column.name)
-        return Table(self._names.get(name, name), self._metadata, *columns, info={"name": name}, **options)
+        return Table(self._names.get(name, name), self._metadata, *columns, info={"reference_name": name}, **options)
 
     def _index(self, name: str, *columns: Column[Any], unique: bool = False) -> None:
-        """Define an index of the columns' table.
+        """Define an index of the columns' table. `name` is the reference design's name of the
+        table, an underscore, and the purpose of the index.
 
-        Its name begins with that of the table: in PostgreSQL and SQLite the names of indexes must
-        be unique in the whole schema.
+        The index's name begins with the ledger's name of the table, because in PostgreSQL and
+        SQLite the names of indexes must be unique in the whole schema.
         """
         table = columns[0].table
         purpose = name.partition("_")[2]
@@ -135,17 +137,20 @@ def _created_date() -> Column[Any]:
     return Column("createdDate", Utc, nullable=False, server_default=utc_now(), info=_OPTIONAL)
 
 
-def _document_names(tables: LedgerTables) -> list[str]:
+def _reference_names(tables: LedgerTables) -> list[str]:
     """Return the reference design's names of all tables, and of all columns as `table.column`."""
     return [
         name
         for table in tables.all
-        for name in (table.info["name"], *(f"{table.info['name']}.{column.key}" for column in table.columns))
+        for name in (
+            table.info["reference_name"],
+            *(f"{table.info['reference_name']}.{column.key}" for column in table.columns),
+        )
     ]
 
 
-NAMES = tuple(_document_names(LedgerTables({})))
-"""The document's names of all tables, and of all columns as `table.column`."""
+NAMES = tuple(_reference_names(LedgerTables({})))
+"""The reference design's names of all tables, and of all columns as `table.column`."""
 
 
 # -- a ledger's own names and states ----------------------------------------------------------------------
@@ -211,7 +216,9 @@ class Ledger:
 def _check_distinct(names: Mapping[str, str]) -> None:
     """Raise ValueError if `names` gives two tables, or two columns of a table, the same name."""
     assigned: dict[tuple[str, str], str] = {}
-    """The document's name of each table ("", ledger's name) and column (table, ledger's name)."""
+    """The reference design's names. The key of a table is ("", the ledger's name), the key of a
+    column is (table, the ledger's name).
+    """
     for name in NAMES:
         table, _, column = name.partition(".")
         key = (table if column else "", names.get(name, column or table))
@@ -221,7 +228,9 @@ def _check_distinct(names: Mapping[str, str]) -> None:
 
 
 def _load_zone(name: str) -> ZoneInfo | None:
-    """Return the time zone of an IANA name; None for UTC, which needs no conversion."""
+    """Return the time zone with an IANA name; None for UTC, because no conversion is needed. Raises
+    ValueError if the zone is unknown.
+    """
     try:
         zone = ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -232,7 +241,9 @@ def _load_zone(name: str) -> ZoneInfo | None:
 
 
 def _check_states(parameter: str, states: Iterable[str]) -> tuple[str, ...]:
-    """Return the states as a tuple. ValueError unless they are one or more non-empty strings."""
+    """Return the states as a tuple. Raises ValueError, with the name of the `parameter`, unless
+    they are one or more non-empty strings.
+    """
     names = (states,) if isinstance(states, str) else tuple(states)
     if not names or not all(isinstance(state, str) and state for state in names):
         raise ValueError(f"{parameter}: must be one or more names of states, not {states!r}")

@@ -30,7 +30,8 @@ must be few.
 class RecheckWindow:
     """The state changes with ids in (`first`, `last`]: `change_count` of them at the last scan.
 
-    Open until it is `max_transaction_age` old, and expired then: no late commit can appear in it.
+    A window is open until it is `max_transaction_age` old, and expired afterwards: no late commit
+    can appear in an expired window.
     """
 
     id: int
@@ -42,8 +43,8 @@ class RecheckWindow:
 
 @dataclass(slots=True)
 class Recount:
-    """The windows whose number of state changes has `changed`, with the new number: they must be
-    scanned again. `expired_ids`: the windows to remove.
+    """The windows whose number of state changes has `changed`, each with its new number: their
+    ranges must be scanned again. `expired_ids` are the ids of the windows to remove.
     """
 
     changed: list[tuple[RecheckWindow, int]] = field(default_factory=list)
@@ -53,11 +54,11 @@ class Recount:
 def windows_to_recount(
     windows: Sequence[RecheckWindow], now: datetime, max_transaction_age: timedelta, max_changes: int
 ) -> list[RecheckWindow]:
-    """Return the windows to recount in this run: the oldest expired ones with together at most
-    `max_changes` state changes (but at least one window), and the newest open ones.
+    """Return the windows to recount in this run: the oldest expired windows, with at most
+    `max_changes` state changes in total but at least one window, and the newest open windows.
 
-    A window is recounted a last time after it has expired, which finds every late commit.
-    Recounting open windows finds most of them sooner, unless the handler is lagging.
+    A window expires `max_transaction_age` after its scan. It is recounted a last time then, which
+    finds every late commit. Recounting open windows finds most late commits sooner.
     """
     expired = [window for window in windows if now - window.scanned_at >= max_transaction_age]
     open_ = [window for window in windows if now - window.scanned_at < max_transaction_age]
@@ -68,8 +69,8 @@ def windows_to_recount(
 
 
 def _take_up_to(max_changes: int, windows: Iterable[RecheckWindow]) -> list[RecheckWindow]:
-    """Return the first windows that together have at most `max_changes` state changes, at most
-    `MAX_WINDOWS`.
+    """Return the first windows, at most `MAX_WINDOWS`, that have at most `max_changes` state
+    changes in total.
     """
     taken: list[RecheckWindow] = []
     remaining = max_changes
@@ -84,8 +85,8 @@ def _take_up_to(max_changes: int, windows: Iterable[RecheckWindow]) -> list[Rech
 def compare_counts(
     counts: Iterable[tuple[RecheckWindow, int]], now: datetime, max_transaction_age: timedelta
 ) -> Recount:
-    """Compare windows with their current numbers of state changes: find those that have changed,
-    and those that have expired.
+    """Compare windows with their current numbers of state changes. Return the windows whose number
+    has changed, and the ids of the windows that have expired.
     """
     recounted = Recount()
     for window, change_count in counts:
@@ -101,11 +102,11 @@ def compare_counts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The handler's row of `segment`, the high-water mark of the scan.
+    """The handler's row of the table `segment`, the high-water mark of the scan.
 
-    `value`: the id of the last state change that was read, by this handler or another
-    implementation of the reference design. `read`: the value that this handler has written last;
-    None before its first write. `fence`: the fencing token of the last run under a lock of Genie.
+    `value` is the id of the last state change that was read, by this handler or another
+    implementation of the reference design. `read` is the value that this handler has written last;
+    None before its first write. `fence` is the fencing token of the last run under a lock of Genie.
     """
 
     id: int | None = None
@@ -115,15 +116,17 @@ class Segment:
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """Create the segment from the row of `Queries.segment`; id None if there is no row."""
+        """Create the segment from the row that `Queries.segment` has selected. Without a row (None)
+        the `id` of the segment is None.
+        """
         return cls() if row is None else cls(id=row[0], value=row[1], fence=row[2], read=row[3])
 
     @property
     def start(self) -> int:
         """The id of the state change after which this handler continues to read.
 
-        If another implementation has moved the segment further, the handler reads the state changes
-        in between too: they may finish transfers that only this handler tracks.
+        If another implementation has moved the segment further, the handler also reads the state
+        changes in between, because they may finish transfers that only this handler tracks.
         """
         return self.value if self.read is None else min(self.value, self.read)
 
@@ -133,9 +136,9 @@ class ScanResult:
     """The result of the scan phase. `last` is the new value of the segment, `change_count` the
     number of new state changes.
 
-    `due_until`: date and id of the last due row, if there may be more than those that were read.
-    `more_unchecked`: there may be more rows of another implementation. `compared`: the rows whose
-    dates were compared.
+    `due_until` is the date and id of the last due row that was read, if there may be further due
+    rows. `more_unchecked` is True if there may be further rows of another implementation.
+    `compared` says which rows had their dates compared.
     """
 
     now: datetime
@@ -194,8 +197,8 @@ class TransferRow(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether the ledger's date differs from the handler's copy. After a delivery only a later
-        date counts.
+        """Whether the ledger's date differs from the handler's copy by at least `DATE_TOLERANCE`.
+        After a delivery only a later date counts.
         """
         if self.expires is None or self.timeout_id is None:
             return False
@@ -206,7 +209,7 @@ class TransferRow(NamedTuple):
 
     @property
     def was_final_since(self) -> bool:
-        """Whether the transfer was final after the state in which it was delivered."""
+        """Whether the transfer was in a final state after the state in which it was delivered."""
         return self.final_change is not None and self.final_change > (self.known_change or 0)
 
 
@@ -234,9 +237,10 @@ class Plan:
 
 
 def make_plan(rows: Iterable[TransferRow], now: datetime, ledger: Ledger, limit: int) -> Plan:
-    """Decide what to write, and which expired transfers to deliver: the `limit` longest expired.
+    """Decide what to write, and which expired transfers to deliver: the longest expired, at most
+    `limit`.
 
-    If a transfer appears in several rows the last one counts.
+    If several rows belong to the same transfer, only the last of them counts.
     """
     plan = Plan()
     expired: list[tuple[datetime, TransferRow]] = []
@@ -258,7 +262,7 @@ def make_plan(rows: Iterable[TransferRow], now: datetime, ledger: Ledger, limit:
 def _deduplicate(rows: Iterable[TransferRow]) -> dict[str, TransferRow]:
     """Return the last row of each transfer, by transfer id.
 
-    Its `final_change` becomes the greatest of all rows of the transfer, of which some lack it.
+    Only some rows of a transfer have a `final_change`. The returned row gets the greatest one.
     """
     last: dict[str, TransferRow] = {}
     for row in rows:
@@ -271,10 +275,10 @@ def _deduplicate(rows: Iterable[TransferRow]) -> dict[str, TransferRow]:
 
 
 def _plan_unfinished(row: TransferRow, plan: Plan, *, in_processing: bool) -> bool:
-    """Plan what to write for a transfer that is not final.
+    """Add the writes for a transfer that is not final to the plan.
 
-    Returns whether to deliver it once its date has passed: it is in processing, and was not
-    delivered, or is reopened after its delivery.
+    Returns whether the transfer must be delivered once its date has passed: it is in processing,
+    and it either was not delivered or is reopened after its delivery.
     """
     if row.timeout_id is None:
         if in_processing and row.expires is not None:

@@ -40,8 +40,8 @@ SEGMENT = {"segmentType": "timeout", "enumeration": 0, "tableName": "transferSta
 
 
 class Queries:
-    """Queries for one ledger in one database. Those that find transfers select the columns of
-    `plan.TransferRow`. "Tracked" transfers are those with a row in `transferTimeout`.
+    """Queries for one ledger in one database. The queries that find transfers select the columns of
+    `plan.TransferRow`. "Tracked" transfers have a row in `transferTimeout`.
     """
 
     def __init__(self, ledger: Ledger, database: Database) -> None:
@@ -53,28 +53,28 @@ class Queries:
         self._date, self._shifted = database.comparable_date, database.shifted_date
 
     def segment(self) -> Select[Any]:
-        """Select the handler's row of `segment` (steps 1 and 2 of the reference design)."""
+        """Select the handler's row of the table `segment` (steps 1 and 2 of the reference design)."""
         is_ours = and_(*(self._segment.c[key] == value for key, value in SEGMENT.items()))
         columns = (self._segment.c.segmentId, self._segment.c.value, self._segment.c.fence, self._segment.c.readValue)
         return select(*columns).where(is_ours).order_by(self._segment.c.segmentId).limit(1)
 
     def now(self) -> Select[Any]:
-        """Select the time of the run (step 5 of the reference design): the database's, which all
-        replicas share.
+        """Select the time of the run (step 5 of the reference design). This is the database's time,
+        because all replicas share it.
         """
         return select(utc_now())
 
     def new_changes(self, after: int, limit: int) -> Executable:
-        """Select the number of state changes with greater ids than `after`, at most `limit`, and
-        the id of the last of them (step 4 of the reference design).
+        """Select the number of state changes with ids greater than `after`, and the greatest of
+        their ids (step 4 of the reference design). Only the first `limit` state changes count.
         """
         id = self._changes.c.transferStateChangeId
         ids = select(id).where(id > after).order_by(id).limit(limit).subquery()
         return select(func.count(), func.max(ids.c[0])).select_from(ids)
 
     def count_changes(self, ranges: Sequence[tuple[int, int]]) -> CompoundSelect[Any]:
-        """Select the index of each range (`first`, `last`] in the list, and its number of state
-        changes.
+        """For each range (`first`, `last`] of ids, select the range's index in the list, and its
+        number of state changes.
         """
         id = self._changes.c.transferStateChangeId
         return union_all(
@@ -86,9 +86,9 @@ class Queries:
 
     def newly_processing(self, first: int, last: int, now: datetime) -> Select[Any]:
         """Select transfers in processing whose last state change is in the range (`first`, `last`]
-        (step 6 of the reference design).
+        of ids (step 6 of the reference design).
 
-        Of the tracked ones only those whose date has changed or has passed.
+        A tracked transfer is selected only if its date has changed in the ledger, or has passed.
         """
         id, timeout = self._changes.c.transferStateChangeId, self._timeout
         newest_in_range = select(func.max(id).label("id")).where(id > first, id <= last)
@@ -106,10 +106,10 @@ class Queries:
         return _in_order(query.where(or_(timeout.c.transferTimeoutId.is_(None), self._date_moved(), is_due)))
 
     def newly_final(self, first: int, last: int) -> Select[Any]:
-        """Select tracked transfers with a final state change in the range (`first`, `last`] (step 3
-        of the reference design).
+        """Select tracked transfers with a final state change in the range (`first`, `last`] of ids
+        (step 3 of the reference design).
 
-        They are final, or were delivered and may be in processing again.
+        The selected transfers are final, or were delivered and may be in processing again.
         """
         id, timeout = self._changes.c.transferStateChangeId, self._timeout
         is_final = self._changes.c.transferStateId.in_(self._final)
@@ -120,8 +120,9 @@ class Queries:
         return _in_order(query.where(or_(self._state.in_(self._final), timeout.c.deliveredDate.is_not(None))))
 
     def unchecked(self, limit: int) -> Select[Any]:
-        """Select rows that another implementation has inserted: their transfers may have become
-        final at or below the segment (step 3 of the reference design).
+        """Select at most `limit` rows that another implementation has inserted: the state changes
+        that made their transfers final may be at or below the segment (step 3 of the reference
+        design).
         """
         timeout = self._timeout
         query, _ = self._select_transfers(timeout, timeout)
@@ -132,7 +133,8 @@ class Queries:
         """Select tracked transfers whose date has passed and that were not delivered, the longest
         expired first (step 7 of the reference design).
 
-        `after`: the date and id of a row; only rows that follow it in this order are selected.
+        `after` is the date and id of a row: only rows that follow this row in the order are
+        selected.
         """
         timeout = self._timeout
         query, expires = self._select_transfers(timeout, timeout)
@@ -149,15 +151,15 @@ class Queries:
         return select(func.max(self._timeout.c.transferTimeoutId))
 
     def last_of_batch(self, after: int, size: int) -> Select[Any]:
-        """Select the id of the last of the `size` tracked rows after `after`; nothing if there are
-        fewer.
+        """Select the last id of the first `size` tracked rows with ids greater than `after`.
+        Selects nothing if there are fewer rows.
         """
         id = self._timeout.c.transferTimeoutId
         return select(id).where(id > after).order_by(id).limit(1).offset(size - 1)
 
     def moved(self, first: int, last: int | None, before: datetime | None) -> Select[Any]:
         """Select the tracked rows with ids in (`first`, `last`] whose date has changed in the
-        ledger, to one before `before`.
+        ledger, to a date before `before`. None for `last` or `before` means no limit.
         """
         timeout = self._timeout
         query, expires = self._select_transfers(timeout, timeout)
@@ -167,7 +169,9 @@ class Queries:
         return _in_order(query if last is None else query.where(timeout.c.transferTimeoutId <= last))
 
     def first_moved(self, first: int, last: int | None) -> Select[Any]:
-        """Select the first tracked id in (`first`, `last`] whose date has changed in the ledger."""
+        """Select the first id of a tracked row in (`first`, `last`] whose date has changed in the
+        ledger. None for `last` means no limit.
+        """
         timeout, id = self._timeout, self._timeout.c.transferTimeoutId
         joined = timeout.join(self._transfer, self._transfer.c.transferId == timeout.c.transferId)
         query = select(id).select_from(joined).where(id > first, self._date_moved()).order_by(id).limit(1)
@@ -189,12 +193,13 @@ class Queries:
         untracked: bool = False,
         final: ColumnElement[Any] | None = None,
     ) -> tuple[Select[Any], ColumnElement[Any]]:
-        """Join `source` to the transfers, and select the columns of `plan.TransferRow`; return the
-        expression of the expiration date too.
+        """Join `source` to the transfers, and select the columns of `plan.TransferRow`. Returns the
+        query, and the expression of the expiration date.
 
-        `identified` is the table in `source` with the transfers' ids. `last` is their last state
-        change, if `source` contains it; else it is joined too. `untracked` includes transfers
-        without a row in `transferTimeout`, which `source` must otherwise contain.
+        `identified` is the table in `source` that has the transfers' ids. `last` is the table in
+        `source` with the transfers' last state changes; without it the last state changes are
+        joined too. `untracked` includes transfers without a row in `transferTimeout`; otherwise
+        `source` must contain this table. `final` is the expression for `TransferRow.final_change`.
         """
         timeout = self._timeout
         joined = source.join(self._transfer, self._transfer.c.transferId == identified.c.transferId)
@@ -216,8 +221,9 @@ class Queries:
         return select(*columns, *tracked_columns, final_column).select_from(joined), expires
 
     def _date_moved(self) -> ColumnElement[bool]:
-        """Return `TransferRow.moved` as an SQL condition. Comparing the raw columns first is
-        faster.
+        """Return the SQL condition for `TransferRow.moved`: the ledger's date differs from the
+        handler's copy. The raw columns are compared first, because that is faster than converting
+        both dates.
         """
         timeout = self._timeout
         ledger_column, copy_column = self._transfer.c.expirationDate, timeout.c.expirationDate
@@ -228,7 +234,7 @@ class Queries:
 
 
 def _in_order(query: Select[Any]) -> Select[Any]:
-    """Make MariaDB and MySQL join the tables in the given order."""
+    """Make MariaDB and MySQL join the tables in the given order. Other databases ignore this."""
     return query.prefix_with("STRAIGHT_JOIN", dialect="mysql").prefix_with("STRAIGHT_JOIN", dialect="mariadb")
 
 
@@ -236,8 +242,8 @@ def _in_order(query: Select[Any]) -> Select[Any]:
 
 
 def newest_change(changes: FromClause, identified: FromClause) -> ScalarSelect[Any]:
-    """Return a correlated subquery: the id of the last state change of the transfer in
-    `identified`.
+    """Return a correlated subquery that selects the id of a transfer's last state change.
+    `identified` is the table of the outer query that has the transfer's id.
     """
     others = changes.alias("older")
     newest = select(func.max(others.c.transferStateChangeId)).where(others.c.transferId == identified.c.transferId)
@@ -255,7 +261,7 @@ class TrackedTransfers(NamedTuple):
 
 
 def tracked_transfers(ledger: Ledger, database: Database) -> TrackedTransfers:
-    """Join the rows of `transferTimeout` to their transfers; return the join, and the expressions
+    """Join the rows of `transferTimeout` to their transfers. Returns the join, and the expressions
     of the expiration date and of the state in the ledger.
     """
     tables = ledger.tables

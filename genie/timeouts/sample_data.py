@@ -58,6 +58,7 @@ class DataSet:
     hours: tuple[float, float] = (0, 168)
 
     def __post_init__(self) -> None:
+        """Raise ValueError if the values contradict each other."""
         if not 0 <= self.expired <= self.transfers:
             raise ValueError(
                 f"expired must be from 0 to the number of transfers ({self.transfers}), not {self.expired}"
@@ -81,8 +82,8 @@ class Transfer(NamedTuple):
 
 
 def transfers(data_set: DataSet, ledger: Ledger, now: datetime) -> Iterator[Transfer]:
-    """Generate the transfers of a data set, with random states and dates. The ids depend on the
-    seed alone.
+    """Generate the transfers of a data set, with random states and dates. The ids depend only on
+    the seed, because they have a random number generator of their own.
     """
     id_random, value_random = random.Random(f"{data_set.seed} ids"), random.Random(data_set.seed)  # noqa: S311 - no secret
     paths = _state_paths(ledger)
@@ -93,7 +94,7 @@ def transfers(data_set: DataSet, ledger: Ledger, now: datetime) -> Iterator[Tran
     expired_indexes = set(value_random.sample(range(data_set.transfers), data_set.expired))
     drawn_paths = value_random.choices(paths, weights, k=data_set.transfers)
     for index in range(data_set.transfers):
-        hours = min_hours + (1 - value_random.random()) * (max_hours - min_hours)
+        hours = min_hours + (1 - value_random.random()) * (max_hours - min_hours)  # always more than min_hours
         if index in expired_indexes:
             states = processing[: value_random.randint(1, len(processing))]
             expires = now - timedelta(hours=hours)
@@ -112,8 +113,9 @@ def transfers(data_set: DataSet, ledger: Ledger, now: datetime) -> Iterator[Tran
 def _state_paths(ledger: Ledger) -> list[tuple[str, ...]]:
     """Return the possible sequences of states of a transfer that is not to expire.
 
-    The first ends in processing. The second is the usual one: it ends with the first two final
-    states (RECEIVED_FULFIL, COMMITTED). Each of the rest ends with one of the other final states.
+    The first sequence ends in processing. The second is the usual sequence: it ends with the first
+    two final states (RECEIVED_FULFIL, COMMITTED). Each further sequence ends with one of the other
+    final states.
     """
     processing, final = ledger.processing_states, ledger.final_states
     usual = (*processing, *final[:2])
@@ -137,9 +139,10 @@ async def generate(
 ) -> int:
     """Write a data set to a ledger, and return the number of state changes written.
 
-    Each `chunk_size` transfers are one transaction. After each `on_progress` is called with the
-    number of transfers written, and the total. ValueError if the ledger has some of these transfers
-    already; WrongSchema or DatabaseFailed if they can't be written.
+    Each `chunk_size` transfers are written in one transaction. After each transaction `on_progress`
+    is called with the number of transfers written, and the total number. Raises ValueError if the
+    ledger has some of these transfers already, and WrongSchema or DatabaseFailed if they can't be
+    written.
     """
     written = change_count = 0
     with translate_errors(database):
@@ -155,7 +158,9 @@ async def generate(
 
 
 async def _check_columns(connection: AsyncConnection, ledger: Ledger) -> None:
-    """Raise WrongSchema if `transfer` lacks a column that is written here, and optional otherwise."""
+    """Raise WrongSchema if the table `transfer` lacks a column that `generate` writes. The timeout
+    handler does not need these columns.
+    """
     transfer = ledger.tables.transfer
     columns = await connection.run_sync(lambda sync_connection: inspect(sync_connection).get_columns(transfer.name))
     existing = {column["name"] for column in columns}
@@ -165,8 +170,8 @@ async def _check_columns(connection: AsyncConnection, ledger: Ledger) -> None:
 
 
 async def _insert(database: Database, ledger: Ledger, chunk: list[Transfer], seed: int) -> int:
-    """Insert transfers with their state changes in one transaction; return the number of state
-    changes. ValueError if one of the first transfers exists.
+    """Insert transfers with their state changes in one transaction, and return the number of state
+    changes. Raises ValueError if any of the first 100 transfers exists already.
     """
     tables = ledger.tables
     first_ids = [transfer.transfer_id for transfer in chunk[:100]]
@@ -205,8 +210,8 @@ async def shift(
     """Shift the expiration dates of all transfers in one transaction, and return the number of
     transfers.
 
-    `on_progress` is called with the number of dates shifted, and the total. DatabaseFailed if it
-    fails; then no date is shifted.
+    `on_progress` is called with the number of dates shifted, and the total number. Raises
+    DatabaseFailed if the transaction fails; then no date is shifted.
     """
     transfer = ledger.tables.transfer
     id = transfer.c.transferId
@@ -234,11 +239,12 @@ async def shift(
 async def finalize(
     database: Database, ledger: Ledger, state: str = "ABORTED", *, limit: int | None = None, overdue: bool = False
 ) -> int:
-    """Write a final state change for tracked transfers that are not final; return the number of
+    """Write a final state change for tracked transfers that are not final, and return the number of
     transfers.
 
-    `limit`: only this many, those that expire first. `overdue`: only those whose date has passed.
-    ValueError for a state that is not final; DatabaseFailed if it fails.
+    `limit` is the maximum number of transfers: those that expire first. With `overdue`, only
+    transfers whose date has passed are finalized. Raises ValueError for a state that is not final,
+    and DatabaseFailed if the transaction fails.
     """
     if state not in ledger.final_states:
         raise ValueError(f"{state!r} is not a final state; those are {', '.join(ledger.final_states)}")

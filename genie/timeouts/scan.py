@@ -29,7 +29,7 @@ from genie.timeouts.sweep import ROWS_PER_SLICE, Compared, IdleSweep, Phase, Swe
 
 
 class Scanner:
-    """Scans one ledger. It only reads; between runs it remembers which rows to look at next."""
+    """Scans one ledger. A scanner only reads; between runs it remembers which rows to look at next."""
 
     def __init__(self, ledger: Ledger, database: Database, *, batch: int, max_transaction_age: timedelta) -> None:
         self._ledger, self._database = ledger, database
@@ -37,21 +37,22 @@ class Scanner:
         self._batch, self._max_transaction_age = batch, max_transaction_age
         self._sweep = Sweep(batch)
         self._due_after: tuple[datetime, int] | None = None
+        """Date and id of the row after which the next scan reads due rows; None: from the first."""
 
     @property
     def catching_up(self) -> bool:
         """Whether the next run compares a whole batch of dates with the ledger's, because the last
-        one has found moved dates.
+        run has found moved dates.
         """
         return self._sweep.phase is not Phase.SAMPLE
 
-    def advance(self, result: ScanResult, has_rejected: bool) -> None:
-        """Let the next scan continue after a result that was applied.
+    def advance(self, result: ScanResult, *, has_rejected: bool) -> None:
+        """Record that the result of a scan was applied, so that the next scan continues after it.
 
         The due rows that a run has delivered are no longer due, so the next scan usually starts
-        with the first due row. It continues after the last due row of this scan if rows of it may
-        still be due (`has_rejected`, or nothing was written): they must not keep others from being
-        delivered.
+        with the first due row. If rows of this scan may still be due (`has_rejected`, or nothing
+        was written), the next scan continues after the last due row of this scan, so that such rows
+        don't keep others from being delivered.
         """
         may_still_be_due = has_rejected or not result.plan or self._due_after is not None
         self._due_after = result.due_until if may_still_be_due else None
@@ -59,13 +60,13 @@ class Scanner:
 
     async def scan(self) -> ScanResult:
         """Read new state changes, changed recheck windows, due transfers, rows of other
-        implementations and moved dates; return them with a plan of what to deliver and to write.
+        implementations and moved dates. Return them with a plan of what to deliver and to write.
         """
         queries = self._queries
         async with self._database.reading() as connection:
             segment = Segment.of((await connection.execute(queries.segment())).first())
             change_count, last = (await connection.execute(queries.new_changes(segment.start, self._batch))).one()
-            # Read after the changes: those that may still appear among them belong to transactions that are open now.
+            # Read after the changes: every change that appears late among them belongs to a transaction that is open now.
             now = (await connection.execute(queries.now())).scalar_one()
             recounted = await self._recount(connection, now)
             rows = await self._rows(connection, queries.due(now, self._batch, self._due_after))
@@ -92,8 +93,8 @@ class Scanner:
         )
 
     async def _recount(self, connection: AsyncConnection, now: datetime) -> Recount:
-        """Count the state changes of the recheck windows again, to find those that were committed
-        after the scan.
+        """Count the state changes of the recheck windows again, to find state changes that were
+        committed after their range was scanned.
         """
         if self._database.commits_in_order:
             return Recount()
@@ -116,7 +117,7 @@ class Scanner:
     async def compare_slice(self, idle: IdleSweep) -> None:
         """Compare the dates of the next slice of rows with the ledger's.
 
-        If one was moved, `idle.found` is set, and the next run begins with it.
+        If a date was moved, `idle.found` is set, and the next run begins with the row of this date.
         """
         async with self._database.reading() as connection:
             first = await self._sweep_position(connection)
@@ -132,8 +133,8 @@ class Scanner:
     async def _sweep_position(self, connection: AsyncConnection) -> int:
         """Return the id of the row after which to compare dates.
 
-        The first is chosen at random: with frequent restarts, a sweep that always begins with the
-        first row would never reach the last ones.
+        The first position is chosen at random: with frequent restarts, a sweep that always begins
+        with the first row would never reach the last rows.
         """
         if self._sweep.position is None:
             newest = (await connection.execute(self._queries.max_timeout_id())).scalar() or 0
@@ -141,8 +142,9 @@ class Scanner:
         return self._sweep.position
 
     async def _compare_dates(self, connection: AsyncConnection, now: datetime) -> tuple[list[TransferRow], Compared]:
-        """Compare the dates of the next batch of rows with the ledger's, wrapping at the end of the
-        table; return the rows with moved dates (in the phase OVERDUE only those that are overdue).
+        """Compare the dates of the next batch of rows with the ledger's; after the end of the
+        table, continue with its first rows. Returns the rows with moved dates, and which rows were
+        compared. In the phase OVERDUE only the rows that are overdue are returned.
         """
         first, batch_size = await self._sweep_position(connection), self._sweep.rows
         last = (await connection.execute(self._queries.last_of_batch(first, batch_size))).scalar()
@@ -159,7 +161,7 @@ class Scanner:
             rows += await self._rows(connection, self._queries.moved(range_first, range_last, before))
         moved = bool(rows)
         if before is not None and not moved:
-            moved = any([(await connection.execute(self._queries.first_moved(*each))).first() for each in ranges])
+            moved = any([(await connection.execute(self._queries.first_moved(*ids))).first() for ids in ranges])
         return rows, Compared(first=first, last=last or 0, wrapped=wrapped, whole=whole, moved=moved)
 
     async def _rows(self, connection: AsyncConnection, query: Select[Any]) -> list[TransferRow]:
@@ -168,5 +170,7 @@ class Scanner:
 
 
 def _due_position(row: TransferRow) -> tuple[datetime, int] | None:
-    """Return the position of a row in the order of `Queries.due`: its date and id."""
+    """Return the position of a row in the order of `Queries.due`: its date and id. Returns None for
+    a row that is not tracked.
+    """
     return None if row.copied_date is None or row.timeout_id is None else (row.copied_date, row.timeout_id)

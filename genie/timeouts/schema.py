@@ -42,9 +42,10 @@ from genie.timeouts.times import Utc
 
 
 async def prepare(database: Database, ledger: Ledger) -> None:
-    """Connect to a ledger's database, create the tables that don't exist, and check those that do.
+    """Connect to a ledger's database, create the tables that don't exist, and check the others.
 
-    WrongSchema or DatabaseFailed if that fails; ValueError if the driver rejects the URL.
+    Raises WrongSchema or DatabaseFailed if that fails, and ValueError if the driver rejects the
+    URL.
     """
     with translate_errors(database):
         await database.connect()
@@ -56,11 +57,11 @@ async def prepare(database: Database, ledger: Ledger) -> None:
 async def open_ledger(
     url: str, ledger: Ledger, *, create: bool = False, handler_tables: bool = True
 ) -> AsyncIterator[Database]:
-    """Open the database of a URL for the block, and check its tables; `create` those that are
-    missing.
+    """Open the database of a URL for the duration of the block, and check its tables. With
+    `create`, missing tables are created.
 
-    Without `handler_tables` only the two tables that belong to the ledger must exist. WrongSchema
-    or DatabaseFailed if that fails; ValueError for an invalid URL.
+    Without `handler_tables`, only the two tables that belong to the ledger must exist. Raises
+    WrongSchema or DatabaseFailed if that fails, and ValueError for an invalid URL.
     """
     database = open_database(url)
     try:
@@ -83,8 +84,8 @@ async def open_ledger(
 
 
 def create_tables(connection: Connection, tables: LedgerTables) -> None:
-    """Create missing tables, columns and indexes. One WrongSchema lists all problems of existing
-    tables.
+    """Create missing tables, columns and indexes. Raises WrongSchema with a list of all problems of
+    the existing tables.
 
     The two tables that belong to the ledger are created only for an empty ledger: see
     `_absent_ledger_tables`. Columns are added only to the handler's own tables.
@@ -108,8 +109,8 @@ def create_tables(connection: Connection, tables: LedgerTables) -> None:
 
 
 def has_handler_tables(connection: Connection, tables: LedgerTables) -> bool:
-    """Return whether the handler's tables exist, with all columns that Genie adds to those of the
-    document.
+    """Return whether the handler's tables exist, with all columns that Genie adds to the columns of
+    the reference design.
     """
     try:
         check_tables(connection, tables, tables.all)
@@ -120,8 +121,7 @@ def has_handler_tables(connection: Connection, tables: LedgerTables) -> bool:
 
 def check_tables(connection: Connection, tables: LedgerTables, required: Sequence[Table]) -> None:
     """Check that the required tables exist and have the right columns, without changing anything.
-
-    One WrongSchema lists all problems.
+    Raises WrongSchema with a list of all problems.
     """
     inspector = inspect(connection)
     existing = [table for table in required if inspector.has_table(table.name)]
@@ -138,11 +138,11 @@ def check_tables(connection: Connection, tables: LedgerTables, required: Sequenc
 def _absent_ledger_tables(connection: Connection, tables: LedgerTables, existing: list[Table]) -> list[Table]:
     """Return the tables that only the ledger may create, and that don't exist.
 
-    Empty for a new ledger, whose tables may be created: all have their default names, and those
-    that exist have no rows. (MariaDB commits each CREATE TABLE, so an interrupted creation may have
-    left one.)
+    Empty for a new ledger, because Genie may create its tables: all of them have their default
+    names, and the existing ones have no rows. One of the tables may exist after an interrupted
+    creation, because MariaDB commits each CREATE TABLE.
     """
-    renamed = any(table.name != table.info["name"] for table in tables.ledger_owned)
+    renamed = any(table.name != table.info["reference_name"] for table in tables.ledger_owned)
     if not renamed and not any(_has_rows(connection, table) for table in tables.ledger_owned if table in existing):
         return []
     return [table for table in tables.ledger_owned if table not in existing]
@@ -153,8 +153,8 @@ def _has_rows(connection: Connection, table: Table) -> bool:
 
 
 def _adopt_id_type(connection: Connection, inspector: Inspector, tables: LedgerTables) -> None:
-    """Give the foreign key of `transferTimeout` the type of the ledger's transfer ids, which may
-    differ from ours: in its length, and in MariaDB and MySQL in its collation.
+    """Give the foreign key of `transferTimeout` the type of the ledger's transfer ids. The ledger's
+    type may differ from the default in its length, and in MariaDB and MySQL in its collation.
     """
     referenced, foreign_key = tables.transfer.c.transferId, tables.timeout.c.transferId
     reflected = reflected_columns(inspector, tables.transfer)[referenced.name]
@@ -198,7 +198,9 @@ def _problems(inspector: Inspector, table: Table, tables: LedgerTables) -> Itera
 
 
 def _type_problems(column: Column[object], reflected: ReflectedColumn) -> Iterator[str]:
-    """Describe a column whose type in the database is not the expected kind of type."""
+    """Describe the problem if a column's type in the database is not of the expected kind, such as
+    a string or an integer.
+    """
     kind: tuple[str, type]
     if isinstance(column.type, Utc):
         kind = "a date with a time", DateTime
@@ -214,8 +216,8 @@ def _type_problems(column: Column[object], reflected: ReflectedColumn) -> Iterat
 
 
 def _zone_problems(column: Column[object], reflected: ReflectedColumn, dialect: Dialect) -> Iterator[str]:
-    """Describe a column that is to hold local times, but whose type stores points in time (such as
-    TIMESTAMP WITH TIME ZONE).
+    """Describe the problem if a column that is to hold local times has a type that stores points in
+    time, such as TIMESTAMP WITH TIME ZONE.
     """
     if not isinstance(column.type, Utc) or column.type.zone is None:
         return
@@ -226,9 +228,10 @@ def _zone_problems(column: Column[object], reflected: ReflectedColumn, dialect: 
 
 
 def _missing_indexes(inspector: Inspector, table: Table) -> list[Index]:
-    """Return the indexes of a definition that the existing table lacks.
+    """Return the indexes of a table's definition that the existing table lacks.
 
-    An index with the same first column replaces one, if it is unique or needs not be.
+    An existing index with the same first column counts as a replacement, if it is unique or need
+    not be unique.
     """
     existing = [(index["column_names"][0], bool(index["unique"])) for index in inspector.get_indexes(table.name)]
     existing += [(names["column_names"][0], True) for names in inspector.get_unique_constraints(table.name)]

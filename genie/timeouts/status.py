@@ -17,11 +17,11 @@ from genie.timeouts.queries import Queries, tracked_transfers
 class Status:
     """The progress of the handler, and counts of the transfers that it tracks.
 
-    `segment`: the id of the last state change that the handler has read. `last`: the greatest id of
-    a state change. `lag`: the number of unread state changes. `pending`: tracked transfers that
-    were not delivered. `overdue`: the pending ones that are due (in processing, with their date in
-    the past). `delivered`: delivered transfers that are not final yet, as far as the handler has
-    read.
+    `segment` is the id of the last state change that the handler has read, `last` the greatest id
+    of a state change, and `lag` the number of unread state changes. `pending` counts the tracked
+    transfers that were not delivered. `overdue` counts the pending transfers that are due: in
+    processing, with their date in the past. `delivered` counts the delivered transfers that the
+    handler does not know to be final.
     """
 
     segment: int
@@ -33,7 +33,7 @@ class Status:
 
 
 async def status(database: Database, ledger: Ledger) -> Status:
-    """Read the status of a ledger's handler. DatabaseFailed if the database can't be read."""
+    """Read the status of a ledger's handler. Raises DatabaseFailed if the database can't be read."""
     queries, tables = Queries(ledger, database), ledger.tables
     last = await last_change(database, ledger)
     change_id, delivered_date = tables.state_change.c.transferStateChangeId, tables.timeout.c.deliveredDate
@@ -63,7 +63,7 @@ async def status(database: Database, ledger: Ledger) -> Status:
 
 
 async def last_change(database: Database, ledger: Ledger) -> int:
-    """Return the greatest id of a state change; 0 if there is none."""
+    """Return the greatest id of a state change; 0 if there is no state change."""
     greatest = select(func.max(ledger.tables.state_change.c.transferStateChangeId))
     with translate_errors(database):
         async with database.reading() as connection:

@@ -40,10 +40,12 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The rows of `transferTimeout` that a run has compared: those with ids in (`first`, `last`].
+    """The rows of `transferTimeout` that a run has compared: the rows with ids in (`first`,
+    `last`].
 
-    `wrapped`: the end of the table was reached, and its first rows were compared too. `whole`:
-    these were all rows of the table. `moved`: one of them has a moved date.
+    `wrapped` is True if the end of the table was reached, and its first rows were compared too.
+    `whole` is True if all rows of the table were compared. `moved` is True if one of the rows has a
+    moved date.
     """
 
     first: int
@@ -67,10 +69,11 @@ class IdleSweep:
     """Whether a moved date was found."""
 
     def advance(self, first: int, last: int | None) -> None:
-        """Record that the rows with ids in (`first`, `last`] were compared; `last` is None for a
-        slice to the end of the table.
+        """Record that the rows with ids in (`first`, `last`] were compared. `last` is None if the
+        slice has reached the end of the table.
 
-        Complete once the slices have wrapped and reached the row where they began.
+        The sweep is complete once the slices have continued at the start of the table, and have
+        reached the row where the first slice began.
         """
         if self.begin is None:
             self.begin = first
@@ -99,15 +102,15 @@ class Sweep:
 
     @property
     def rows(self) -> int:
-        """How many rows the next run compares."""
+        """The number of rows that the next run compares."""
         return ROWS_PER_RUN if self.phase is Phase.SAMPLE else max(self.batch, ROWS_PER_RUN)
 
     def advance(self, compared: Compared) -> None:
-        """Record the rows that a run has compared, after its results were written, and change the
-        phase if that is due.
+        """Record the rows that a run has compared, and change the phase if that is due. Called
+        after the results of the run were written.
 
-        SAMPLE changes to OVERDUE at a moved date. OVERDUE and COPY end when a batch has no moved
-        date, or all rows were compared since the phase began.
+        The phase SAMPLE changes to OVERDUE when a moved date is found. The phases OVERDUE and COPY
+        end when a batch has no moved date, or when all rows were compared since the phase began.
         """
         self.position = compared.last
         self.wrapped = self.wrapped or compared.wrapped
@@ -121,7 +124,7 @@ class Sweep:
                 self.phase = Phase.SAMPLE
 
     def start_at(self, row: int) -> None:
-        """Let the next run begin with this row, whose date was found to be moved."""
+        """Let the next run begin with the row with the id `row`, whose date was found to be moved."""
         self._start(Phase.OVERDUE, row - 1)
 
     def _start(self, phase: Phase, begin: int) -> None:

@@ -26,12 +26,12 @@ class _SqliteDate(UserDefinedType[str]):
 
 
 class Utc(TypeDecorator[datetime]):
-    """A column without a time zone that holds UTC, or local times of `zone`. Its Python values are
-    aware and in UTC.
+    """A column without a time zone that holds UTC, or local times of `zone`. The column's Python
+    values are aware and in UTC.
 
     A naive Python value counts as UTC. A local time that occurs twice, when clocks are set back,
-    counts as the second; one that is skipped counts as if the clocks had not been set forward yet.
-    So nothing expires early.
+    counts as the later occurrence. A local time that is skipped counts as if the clocks had not
+    been set forward yet. So nothing expires early.
     """
 
     impl = DateTime
@@ -50,8 +50,8 @@ class Utc(TypeDecorator[datetime]):
         return dialect.type_descriptor(DateTime())
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        """Convert a Python value to the column's: a naive date in the column's time zone, text for
-        SQLite.
+        """Convert a Python value to the column's value: a naive date in the column's time zone, or
+        text for SQLite.
         """
         if value is None:
             return None
@@ -60,10 +60,11 @@ class Utc(TypeDecorator[datetime]):
         return naive.isoformat(" ", "milliseconds") if dialect.name == "sqlite" else naive
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - its signature
-        """Convert a value of the column to an aware date in UTC. WrongDate if it can't be parsed.
+        """Convert a value of the column to an aware date in UTC. Raises WrongDate if the value
+        can't be parsed.
 
-        The later of both readings is taken for a local time that occurs twice: it must not expire
-        early.
+        A local time that occurs twice, when clocks are set back, is read as the later occurrence,
+        so that the transfer does not expire early.
         """
         if value is None:
             return None
@@ -84,8 +85,8 @@ class Utc(TypeDecorator[datetime]):
 
 
 def _convert(value: datetime, zone: tzinfo) -> datetime:
-    """Convert an aware date to a time zone. Results beyond Python's range become its first or last
-    date.
+    """Convert an aware date to a time zone. A result beyond Python's range becomes Python's first
+    or last date.
     """
     try:
         return value.astimezone(zone)

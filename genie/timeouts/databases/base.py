@@ -37,12 +37,14 @@ class Database(ABC):
     """Exceptions of the driver, which calls without SQLAlchemy can raise."""
 
     def __init__(self, url: URL, engine: AsyncEngine) -> None:
-        self.name = url.set(query={}).render_as_string(hide_password=True)  # which may contain a password
+        self.name = url.set(query={}).render_as_string(hide_password=True)  # the query may have a password
         self._engine = engine
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     async def connect(self) -> None:
-        """Check that the database can be connected to. ValueError if the driver rejects the URL."""
+        """Check that a connection to the database is possible. Raises ValueError if the driver
+        rejects the URL.
+        """
         try:
             async with self.reading():
                 pass
@@ -54,7 +56,9 @@ class Database(ABC):
         await self._engine.dispose()
 
     def exists(self) -> bool:
-        """Return False if the database is a file that does not exist: connecting would create it."""
+        """Return False if the database is a file that does not exist, because connecting would
+        create the file.
+        """
         return True
 
     @asynccontextmanager
@@ -75,19 +79,19 @@ class Database(ABC):
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """Provide a transaction for creating tables: processes wait for each other."""
+        """Provide a transaction for creating tables. Processes that create tables wait for each other."""
         async with self.writing() as connection:
             yield connection
 
     @abstractmethod
     def try_lock(self) -> AbstractAsyncContextManager[bool]:
-        """Try to acquire the database's run lock without waiting; yields whether that succeeded. It
-        is released at the end of the block.
+        """Try to acquire the database's run lock, without waiting, and yield whether the lock was
+        acquired. The lock is released at the end of the block.
         """
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """Return an SQL expression that converts a date of the ledger to a form that can be
-        compared.
+        compared in SQL.
         """
         return column
 
@@ -97,7 +101,7 @@ class Database(ABC):
 
     @abstractmethod
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """Insert many rows, each a mapping from column keys to values, by the driver's fastest way.
+        """Insert many rows in the driver's fastest way. Each row maps column keys to values.
 
         All rows must have the same columns.
         """
@@ -105,10 +109,11 @@ class Database(ABC):
     async def update_rows(
         self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], columns: Sequence[str]
     ) -> None:
-        """Update these columns of many rows, each row with its own values.
+        """Update the given `columns` of many rows, each row with its own values.
 
-        Each of `rows` must have the primary key, these columns, and all others that an INSERT
-        requires: some databases update by INSERT … ON DUPLICATE KEY UPDATE.
+        Each row maps column keys to values: of the primary key, of the updated columns, and of all
+        other columns that an INSERT requires, because some databases update by INSERT … ON
+        DUPLICATE KEY UPDATE.
         """
         if not rows:
             return
@@ -124,8 +129,8 @@ class Database(ABC):
 def values_by_column(
     connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]
 ) -> tuple[list[str], list[Sequence[Any]]]:
-    """Transpose rows, for bulk statements: return the names of the columns in the database, and for
-    each column its values, converted to those that the driver takes.
+    """Transpose rows, for a bulk statement. Return the names of the columns in the database, and
+    for each column the list of its values, which are converted as the driver requires.
     """
     columns = [table.c[key] for key in rows[0]]
     values_of_columns: list[Sequence[Any]] = []
@@ -137,8 +142,8 @@ def values_by_column(
 
 
 def convert_all(convert: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """Convert a list of values, but each distinct one only once: many rows have the same date or
-    state.
+    """Convert a list of values. Each distinct value is converted only once, because many rows have
+    the same date or state.
     """
     results = {value: convert(value) for value in set(values)}
     return [results[value] for value in values]

@@ -48,8 +48,9 @@ class Mysql(Database):
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """Provide a transaction for creating tables, under a named lock that serializes processes:
-        each CREATE TABLE commits implicitly.
+        """Provide a transaction for creating tables, under a named lock. The lock serializes
+        processes, because each CREATE TABLE commits implicitly. Raises TimeoutError if another
+        process holds the lock for `LOCK_TIMEOUT_S`.
         """
         async with self._named_lock("tables", LOCK_TIMEOUT_S) as acquired, self.writing() as connection:
             if not acquired:
@@ -58,16 +59,19 @@ class Mysql(Database):
 
     @asynccontextmanager
     async def try_lock(self) -> AsyncIterator[bool]:
-        """Try to acquire the run lock, a named lock of the server; yield whether that succeeded."""
+        """Try to acquire the run lock, a named lock of the server, without waiting; yield whether
+        the lock was acquired.
+        """
         async with self._named_lock("run", 0) as acquired:
             yield acquired
 
     @asynccontextmanager
     async def _named_lock(self, purpose: str, wait_s: int) -> AsyncIterator[bool]:
-        """Acquire a named lock of the server for the block, and yield whether that succeeded.
+        """Acquire a named lock of the server for the duration of the block; yield whether the lock
+        was acquired within `wait_s` seconds.
 
-        It ends with the connection. Its name contains a hash of the database's name, since it may
-        have at most 64 characters and is unique to the server.
+        The lock ends with the connection. A lock's name has at most 64 characters and is shared by
+        all databases of the server, so it contains a hash of the database's name.
         """
         name = func.concat(f"genie {purpose} ", func.left(func.sha2(func.database(), 256), 40))
         async with open_connection(self._autocommit) as connection:
@@ -83,14 +87,16 @@ class Mysql(Database):
         return func.timestampadd(literal_column("MICROSECOND"), by // timedelta(microseconds=1), column)
 
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """Insert many rows by multi-row statements; the driver's `executemany` takes twice as long."""
+        """Insert many rows by multi-row statements, because the driver's `executemany` takes twice
+        as long.
+        """
         await self._insert(connection, table, rows, "")
 
     async def update_rows(
         self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], columns: Sequence[str]
     ) -> None:
-        """Update columns of many rows by INSERT … ON DUPLICATE KEY UPDATE: one UPDATE per row would
-        take a round trip each.
+        """Update the given columns of many rows by INSERT … ON DUPLICATE KEY UPDATE, because one
+        UPDATE per row would take a round trip each.
         """
         quote = connection.dialect.identifier_preparer.quote
         names = [quote(table.c[column].name) for column in columns]

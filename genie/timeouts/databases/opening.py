@@ -24,22 +24,22 @@ _EXAMPLES = "sqlite:///ledger.db, postgresql://user:password@host/ledger or mysq
 
 
 def open_database(url: str) -> Database:
-    """Return the database of an SQLAlchemy URL, in which the driver may be left out. Connects to
-    nothing yet.
+    """Return the database of an SQLAlchemy URL, which need not name the driver. No connection is
+    opened yet.
 
-    ValueError for an invalid URL, or if the driver is not installed.
+    Raises ValueError if the URL is invalid, or if the driver is not installed.
     """
     try:
         parsed = make_url(url)
-        parsed.port  # noqa: B018 - raises ValueError if it is no number
+        parsed.port  # noqa: B018 - raises ValueError if the port is not a number
         if "@" in (parsed.host or ""):  # an unescaped @ in the password, which would appear in later errors
             raise ValueError(parsed.host)  # noqa: TRY301
     except (ArgumentError, ValueError):
         raise ValueError(f"invalid database URL; it must be like {_EXAMPLES}") from None
     dialect, _, driver = parsed.drivername.partition("+")
     if dialect not in _DRIVERS or driver not in ("", _DRIVERS[dialect][0]):
-        known = ", ".join(f"{dialect}+{driver}" for dialect, (driver, _) in _DRIVERS.items())
-        raise ValueError(f"unknown database {parsed.drivername!r}: it must be one of {known}; as in {_EXAMPLES}")
+        supported = ", ".join(f"{dialect}+{driver}" for dialect, (driver, _) in _DRIVERS.items())
+        raise ValueError(f"unknown database {parsed.drivername!r}: it must be one of {supported}; as in {_EXAMPLES}")
     if dialect in ("mariadb", "mysql") and not parsed.database:
         raise ValueError("the URL names no database: it must be like mysql://user:password@host/ledger")
     if "sslmode" in parsed.query:

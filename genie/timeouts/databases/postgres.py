@@ -65,8 +65,9 @@ class Postgres(Database):
 
     @asynccontextmanager
     async def try_lock(self) -> AsyncIterator[bool]:
-        """Try to acquire the run lock, an advisory lock of the schema, and yield whether that
-        succeeded. The lock ends with the connection, so also with the process.
+        """Try to acquire the run lock, an advisory lock of the schema, without waiting; yield
+        whether the lock was acquired. The lock ends with the connection, so a crashed process does
+        not keep it.
         """
         key = schema_lock_key(_RUN_LOCK)
         async with open_connection(self._autocommit) as connection:
@@ -78,8 +79,8 @@ class Postgres(Database):
                     await release_or_invalidate(connection, select(func.pg_advisory_unlock(*key)))
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Return an SQL expression for a date within Python's range: earlier and later dates become
-        its first and last one.
+        """Return an SQL expression that limits a date to Python's range: earlier dates become
+        Python's first date, later dates its last date.
         """
         return type_coerce(
             case((column > _MAX_DATE, _MAX_DATE), (column < _MIN_DATE, _MIN_DATE), else_=column), column.type
@@ -98,7 +99,7 @@ class Postgres(Database):
         dialect = cast("Any", connection.dialect)
         asyncpg = dialect.dbapi.asyncpg
         try:
-            # asyncpg takes naive values for a column WITH TIME ZONE as this machine's local time: make them aware.
+            # asyncpg would interpret naive values for a column WITH TIME ZONE as local time: make them aware.
             statement = await driver.prepare(str(select(*(table.c[key] for key in rows[0])).compile(dialect=dialect)))
             columns = [
                 [value and value.replace(tzinfo=UTC) for value in values]

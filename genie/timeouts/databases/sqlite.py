@@ -19,7 +19,8 @@ from genie.timeouts.databases.base import LOCK_TIMEOUT_S, Database, insert_into,
 from genie.timeouts.times import Utc
 
 LOCK_SUFFIX = "-timeouts"
-"""Suffix of the lock file: an empty database beside the ledger's, whose write lock is the run lock.
+"""Suffix of the lock file: an empty database in the ledger's folder, whose write lock is the run
+lock.
 """
 
 _OFFSET_PATTERNS = ("*[zZ]", "*:*[+-][0-9][0-9]:[0-9][0-9]")
@@ -55,7 +56,7 @@ class Sqlite(Database):
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """Provide a transaction for creating tables. Enables the WAL mode of a new file before."""
+        """Provide a transaction for creating tables. The WAL mode of a new file is enabled first."""
         async with self.reading() as connection:
             is_empty = not (await connection.exec_driver_sql("PRAGMA schema_version")).scalar_one()
             if is_empty:
@@ -65,9 +66,10 @@ class Sqlite(Database):
 
     @asynccontextmanager
     async def try_lock(self) -> AsyncIterator[bool]:
-        """Try to acquire the run lock, a lock of the lock file; yield whether that succeeded.
+        """Try to acquire the run lock, an exclusive lock of the lock file, without waiting; yield
+        whether the lock was acquired.
 
-        The operating system releases it when the process ends.
+        The operating system releases the lock when the process ends.
         """
         holder = await asyncio.to_thread(self._try_lock_file)
         try:
@@ -77,8 +79,9 @@ class Sqlite(Database):
                 holder.close()
 
     def _try_lock_file(self) -> sqlite3.Connection | None:
-        """Lock the lock file by an exclusive transaction; return its connection, which holds the
-        lock until it is closed, or None if another process holds it.
+        """Lock the lock file by an exclusive transaction, without waiting. Returns the connection,
+        which holds the lock until the connection is closed, or None if another process holds the
+        lock.
         """
         path = self._file + LOCK_SUFFIX
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -92,11 +95,11 @@ class Sqlite(Database):
         return connection
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Return an SQL expression for a date in a form that can be compared: other programs may
-        have written it in any form.
+        """Return an SQL expression that converts a date to a form that can be compared as text,
+        because other programs may write dates in other forms.
 
-        Unchanged are invalid dates, and dates with an offset if the ledger has a time zone: both
-        are rejected when they are read.
+        Two kinds of dates are not converted, and are rejected when they are read: invalid dates,
+        and dates with an offset from UTC if the ledger has a time zone.
         """
         normalized: ColumnElement[Any] = func.strftime("%Y-%m-%d %H:%M:%f", column, type_=column.type)
         if isinstance(column.type, Utc) and column.type.zone is not None:
@@ -105,8 +108,8 @@ class Sqlite(Database):
         return func.coalesce(normalized, column, type_=column.type)
 
     def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
-        """Return an SQL expression that adds a duration to a date of the ledger. An invalid date is
-        not changed.
+        """Return an SQL expression that adds a duration to a date of the ledger. An invalid date
+        stays as it is.
         """
         shifted = func.strftime("%Y-%m-%d %H:%M:%f", column, f"{by.total_seconds():+.3f} seconds", type_=column.type)
         return func.coalesce(shifted, column, type_=column.type)
