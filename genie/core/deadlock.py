@@ -85,7 +85,7 @@ def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
             nearest = resource.wait_queue.exclusive.first
             if nearest is not None:
                 yield nearest[2].owner  # an entry is (negated priority, ticket, request)
-            if resource.exclusives:
+            if resource.exclusive_count:
                 for other in resource.wait_queue.shared.between(None, nearest):
                     yield other[2].owner
 

@@ -1,9 +1,9 @@
-"""Grant checks: which requests can be granted, and which ones to check after a change.
+"""Grant checks: which requests can be granted, and which waiters to check after a change.
 
 A request is granted when, for each of its resources, no other owner holds it in a conflicting mode,
 and no request of another owner asks for it in a conflicting mode earlier in the queue. After a
 release or a cancellation only a few waiters can have become grantable, however long the queue is:
-`grant_candidates` returns them.
+`grant_candidates` returns these waiters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from genie.core.model import Owner, QueueEntry, Request
 def grant_candidates(table: LockTable, affected: AffectedQueues, new_request: Request | None = None) -> list[Request]:
     """Return the waiters that may have become grantable, each once, in queue order.
 
-    `new_request` is always one of them.
+    `affected` are the queues that changed. The result also contains `new_request`, if given.
     """
     if len(affected) == 1 and new_request is None:
         requests = _candidates_in_queue(table, *affected[0])
@@ -35,9 +35,9 @@ def grant_candidates(table: LockTable, affected: AffectedQueues, new_request: Re
 def _candidates_in_queue(table: LockTable, name: str, shared_too: bool, after: QueueEntry | None) -> list[Request]:
     """Return the waiters of one queue that may have become grantable, each once.
 
-    These are the first exclusive waiter; with `shared_too`, because an exclusive request left, the
-    shared waiters before it and after the position `after` of that request; and the other waiters
-    of the owner that blocks the rest.
+    These are the first exclusive waiter, and the other waiters of the owner that blocks the rest of
+    the queue. With `shared_too`, because an exclusive request left the position `after` (None: it
+    held the resource), also the shared waiters from there to the first exclusive waiter.
     """
     resource = table.resources.get(name)
     queue = None if resource is None else resource.wait_queue
@@ -45,7 +45,7 @@ def _candidates_in_queue(table: LockTable, name: str, shared_too: bool, after: Q
         return []
     found: list[Request] = []
     first = queue.exclusive.first
-    if resource.exclusives:
+    if resource.exclusive_count:
         owner = next(iter(resource.holders.values())).owner
     else:
         if shared_too and queue.shared:
@@ -61,7 +61,7 @@ def _candidates_in_queue(table: LockTable, name: str, shared_too: bool, after: Q
 
 
 def _merge_by_resource(affected: AffectedQueues) -> AffectedQueues:
-    """Merge the changes of each queue into one, which starts at the first changed position."""
+    """Merge all changes of a queue into one change, which starts at the first changed position."""
     merged: dict[str, tuple[bool, QueueEntry | None]] = {}
     for name, shared_too, after in affected:
         if name in merged and shared_too and merged[name][0]:
@@ -73,6 +73,7 @@ def _merge_by_resource(affected: AffectedQueues) -> AffectedQueues:
 
 
 def _queue_order(request: Request) -> tuple[float, int]:
+    """Return a sort key: higher priorities first, then by arrival."""
     return (-request.priority, request.id)
 
 
@@ -82,13 +83,13 @@ def _queue_order(request: Request) -> tuple[float, int]:
 def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 - one for each way to be blocked
     """Return whether a waiting request can be granted.
 
-    It can if on each of its resources no other owner holds a conflicting lock, and no request of
-    another owner waits for one earlier in the queue.
+    A request is grantable if, on each of its resources, no other owner holds a conflicting lock or
+    waits for a conflicting lock earlier in the queue.
     """
     owner = request.owner
     for name in request.exclusive:
         resource = table.resources[name]
-        if resource.exclusives:
+        if resource.exclusive_count:  # then all holders have the same owner
             if next(iter(resource.holders.values())).owner != owner:
                 return False
         elif resource.holders and len(resource.holders) > table.grant_count(owner, name):
@@ -103,7 +104,7 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
             return False
     for name in request.shared:
         resource = table.resources[name]
-        if resource.exclusives and not table.grant_count(owner, name):
+        if resource.exclusive_count and not table.grant_count(owner, name):
             return False
         queue = resource.wait_queue
         assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
@@ -116,8 +117,8 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
 def is_immediately_grantable(table: LockTable, request: Request) -> bool:
     """Return whether a new request can be granted without entering a wait queue.
 
-    It can if none of its resources has waiters or conflicting holders, or if its owner already
-    holds all of them.
+    This is so if none of its resources has waiters or conflicting holders, or if its owner already
+    holds all its resources.
     """
     uncontended, resources = table.uncontended, table.resources
     for name in request.exclusive:
@@ -134,10 +135,10 @@ def is_immediately_grantable(table: LockTable, request: Request) -> bool:
 
 
 def is_available(table: LockTable, owner: Owner, name: str, exclusive: bool) -> bool:
-    """Return whether an owner can get a resource now without extending the wait of any other owner.
+    """Return whether an owner can lock a resource now without extending the wait of any other owner.
 
-    It can if it already holds the resource in the same or a stronger mode, or if no other owner
-    holds it or waits for it in a conflicting mode.
+    A resource is available if the owner already holds it in the same or a stronger mode, or if no
+    other owner holds it or waits for it in a conflicting mode.
     """
     holder = table.uncontended.get(name)
     if holder is not None:
@@ -145,10 +146,10 @@ def is_available(table: LockTable, owner: Owner, name: str, exclusive: bool) -> 
     resource = table.resources.get(name)
     if resource is None:
         return True
-    own = table.grant_count(owner, name)
-    if own and (resource.exclusives or not exclusive):
+    own_count = table.grant_count(owner, name)
+    if own_count and (resource.exclusive_count or not exclusive):
         return True
-    if resource.exclusives or (exclusive and len(resource.holders) > own):
+    if resource.exclusive_count or (exclusive and len(resource.holders) > own_count):
         return False
     queue = resource.wait_queue
     return queue is None or (
@@ -158,7 +159,7 @@ def is_available(table: LockTable, owner: Owner, name: str, exclusive: bool) -> 
 
 
 def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -> bool:
-    """Return whether a resource, which is in the table, has no waiters and no conflicting holder of another owner."""
+    """Return whether a resource, which must be in the table, has no waiters and no other owner holds a conflicting lock."""
     if name in table.uncontended:
         return table.uncontended[name].owner == owner
     resource = table.resources[name]
@@ -166,28 +167,31 @@ def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -
         return False
     if exclusive:
         return len(resource.holders) == table.grant_count(owner, name)
-    return not resource.exclusives or table.grant_count(owner, name) > 0
+    return not resource.exclusive_count or table.grant_count(owner, name) > 0
 
 
 def _already_owns(table: LockTable, request: Request) -> bool:
-    """Return whether its owner already holds all its resources, each in the same or a stronger mode."""
+    """Return whether the owner of a request already holds all its resources, each in the same or a stronger mode."""
     if request.transaction is None or request.transaction not in table.transactions:
         return False
     grants, uncontended, resources = table.transactions[request.transaction].grants, table.uncontended, table.resources
     for name in request.exclusive:
-        if name not in grants or not (name in uncontended or resources[name].exclusives):
+        if name not in grants or not (name in uncontended or resources[name].exclusive_count):
             return False
     return all(name in grants for name in request.shared)
 
 
 def conflicting_holders(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[Request]:
-    """Yield the holders of `name` that block a waiting request: conflicting ones of other owners."""
+    """Yield the holders of `name` that block a waiting request: holders of other owners in a conflicting mode.
+
+    `exclusive`: the waiting request asks for `name` in exclusive mode.
+    """
     resource, owner = table.resources[name], request.owner
     if exclusive:
         for holder in resource.holders.values():
             if holder.owner != owner:
                 yield holder
-    elif resource.exclusives:
+    elif resource.exclusive_count:
         for holder in resource.holders.values():
             if holder.owner != owner and holder.is_exclusive(name):
                 yield holder

@@ -1,6 +1,6 @@
 """The lock table: held and waiting requests by id, by resource and by owner.
 
-It only stores this state. `grant.py` and `manager.py` decide which request is granted.
+The table only stores state. `grant.py` and `manager.py` decide which request is granted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from genie.core.model import HELD, WAITING, Owner, QueueEntry, Request
 from genie.core.wait_queue import LockedResource, WaitQueue
 
 AffectedQueues = list[tuple[str, bool, QueueEntry | None]]
-"""Queues in which a request may have become grantable: (resource, whether an exclusive request
-left, the position after which shared waiters may benefit or None for all)."""
+"""Queues in which a request may have become grantable. Each item is a tuple of the resource, whether an
+exclusive request left, and the position after which shared waiters may benefit (None: all)."""
 
 _NO_REQUESTS: Final[dict[int, Request]] = {}
 
@@ -21,9 +21,9 @@ _NO_REQUESTS: Final[dict[int, Request]] = {}
 def _dict_with_stored_hashes() -> dict[str, Request]:
     """Return an empty dict that stores the hash of each key.
 
-    CPython omits the hashes while all keys have been strings. A lookup then reads each colliding
-    key from memory to compare it, which is a tenth of the cost of lock and release among a million
-    names (measured). A key of another type, even if removed, disables this for good.
+    CPython omits the hashes in a dict that has only had string keys. A lookup must then read each
+    colliding key from memory to compare it, which takes a tenth of the time of lock and release
+    among a million names (measured). A dict that once had a key of another type stores the hashes.
     """
     table: dict[object, Request] = {0: Request()}
     del table[0]
@@ -32,31 +32,30 @@ def _dict_with_stored_hashes() -> dict[str, Request]:
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """A named owner that holds or waits.
+    """The requests of a named transaction, which owns their locks.
 
-    A request without a transaction is its own owner and needs no such object.
+    A request without a transaction is its own owner and has no `Transaction`.
     """
 
     held: dict[int, Request] = field(default_factory=dict)
     waiting: dict[int, Request] = field(default_factory=dict)
     grants: dict[str, int] = field(default_factory=dict)
-    """The number of its grants on each resource."""
+    """The number of grants of the transaction on each resource."""
 
 
 class LockTable:
-    """All held and waiting requests. Resources and transactions without any are not in the table.
+    """All held and waiting requests. A resource or transaction without requests is not in the table.
 
-    A resource is in one of two dicts. `uncontended` is the fast path for nearly all of them: it
-    maps a resource that one request holds exclusively, without waiters, to that request, without an
-    object of its own. Resources that are shared or waited for have a `LockedResource` in
-    `resources`.
+    A resource is in one of two dicts. `uncontended` is the fast path for nearly all resources: it
+    maps a resource that a single request holds exclusively, without waiters, to this request. Only
+    resources that are shared or waited for have a `LockedResource`, in `resources`.
     """
 
     __slots__ = ("grants", "held", "queue_entries", "resources", "transactions", "uncontended", "waiting")
 
     def __init__(self) -> None:
         self.grants = 0
-        """The number of grants on the resources in `resources`."""
+        """The number of grants on the resources in `resources`: one for each pair of a resource and its holder."""
         self.queue_entries = 0
         """The number of wait-queue entries of all resources."""
         self.held: dict[int, Request] = {}
@@ -71,13 +70,13 @@ class LockTable:
         return len(self.uncontended) + self.grants
 
     def find(self, id: int) -> Request | None:
-        """Return the held or waiting request with this id."""
+        """Return the held or waiting request with this id, or None."""
         return self.held.get(id) or self.waiting.get(id)
 
     def lookup(self, name: str) -> LockedResource | None:
         """Return a resource for reading, or None if it is neither held nor waited for.
 
-        Changes to the result may have no effect on the table.
+        The result must not be changed: it may be a copy.
         """
         return LockedResource(self.uncontended[name], 1) if name in self.uncontended else self.resources.get(name)
 
@@ -96,7 +95,7 @@ class LockTable:
     def grant_count(self, owner: Owner, name: str) -> int:
         """Return the number of grants of an owner on a resource.
 
-        A request without a transaction has none while it waits.
+        The owner is a transaction, or a waiting request without a transaction, which has no grants.
         """
         if not isinstance(owner, str):
             return 0
@@ -115,7 +114,7 @@ class LockTable:
             else:
                 resource = self.get_or_create_resource(name)
                 resource.holders[id_] = request
-                resource.exclusives += 1
+                resource.exclusive_count += 1
                 self.grants += 1
         for name in request.shared:
             self.get_or_create_resource(name).holders[id_] = request
@@ -127,7 +126,7 @@ class LockTable:
                 transaction.grants[name] = transaction.grants.get(name, 0) + 1
 
     def remove_held(self, request: Request) -> AffectedQueues:
-        """Remove a held request; return the queues of its resources that have waiters."""
+        """Remove a held request. Return the wait queues of its resources, in which waiters may be grantable now."""
         uncontended, resources, id_ = self.uncontended, self.resources, request.id
         affected: AffectedQueues = []
         del self.held[id_]
@@ -138,7 +137,7 @@ class LockTable:
             resource = resources[name]
             del resource.holders[id_]
             self.grants -= 1
-            resource.exclusives -= 1
+            resource.exclusive_count -= 1
             if resource.wait_queue is not None:
                 affected.append((name, True, None))
             elif not resource.holders:
@@ -156,7 +155,7 @@ class LockTable:
         return affected
 
     def enqueue(self, request: Request) -> dict[Request, None]:
-        """Add a request to the wait queues of its resources; return the requests whose positions this changed."""
+        """Add a request to the wait queues of its resources. Return the requests whose positions changed (an ordered set)."""
         request.state = WAITING
         request.queue_entry = (-request.priority, request.id, request)
         self.waiting[request.id] = request
@@ -172,7 +171,7 @@ class LockTable:
         return moved
 
     def restore(self, request: Request) -> None:
-        """Add a loaded request at its stored state: as a holder, or at its positions in the wait queues."""
+        """Add a loaded request in its stored state: as a holder, or at its stored positions in the wait queues."""
         if request.state is HELD:
             self.add_held(request)
             return
@@ -185,14 +184,14 @@ class LockTable:
             self.wait_queue(name).restore(name, request, exclusive)
 
     def dequeue(self, request: Request) -> None:
-        """Remove a waiting request from the table. The caller grants the waiters that it blocked."""
+        """Remove a waiting request from the table. The caller must grant the waiters that this request blocked."""
         del self.waiting[request.id]
         self.queue_entries -= len(request.exclusive) + len(request.shared)
         for name in request.exclusive:
             self._leave_queue(name, request, exclusive=True)
         for name in request.shared:
             self._leave_queue(name, request, exclusive=False)
-        # An entry refers to its request: clearing them avoids a reference cycle.
+        # A queue entry refers to its request: clearing the entries avoids a reference cycle.
         request.queue_entry = request.moved = None
         if request.transaction is not None:
             transaction = self.transactions[request.transaction]
@@ -200,7 +199,7 @@ class LockTable:
             self._discard_if_empty(request.transaction, transaction)
 
     def get_or_create_resource(self, name: str) -> LockedResource:
-        """Return the object of a resource, created if there is none.
+        """Return the object of a resource. Create it if needed.
 
         An uncontended resource moves from `uncontended` to `resources`.
         """
@@ -212,7 +211,7 @@ class LockTable:
         return resource
 
     def wait_queue(self, name: str) -> WaitQueue:
-        """Return the wait queue of a resource, created if there is none."""
+        """Return the wait queue of a resource. Create the queue if needed."""
         resource = self.resources.get(name) or self.get_or_create_resource(name)
         queue = resource.wait_queue
         if queue is None:
@@ -220,7 +219,7 @@ class LockTable:
         return queue
 
     def _leave_queue(self, name: str, request: Request, exclusive: bool) -> None:
-        """Remove a request from one wait queue, then the queue and the resource if they are empty."""
+        """Remove a request from one wait queue. Also remove the queue and the resource if they are empty then."""
         resource = self.resources[name]
         queue = resource.wait_queue
         assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
@@ -233,13 +232,14 @@ class LockTable:
                 del self.resources[name]
 
     def _transaction(self, name: str) -> Transaction:
+        """Return the transaction with this name. Create it if needed."""
         transaction = self.transactions.get(name)
         if transaction is None:
             transaction = self.transactions[name] = Transaction()
         return transaction
 
     def _remove_grants(self, owner: str, request: Request) -> None:
-        """Remove a held request from its transaction, and the transaction if it is empty."""
+        """Remove a held request from its transaction `owner`. Also remove the transaction if it is empty then."""
         transaction = self.transactions[owner]
         del transaction.held[request.id]
         for name in request.names():

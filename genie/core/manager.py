@@ -1,4 +1,4 @@
-"""The lock manager: commands in, events out. Only this module changes who holds and who waits."""
+"""The lock manager: commands in, events out. Only this module changes which requests hold and wait."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Owner
 from genie.core.view import find_blockers
 
 RECENT_OUTCOMES = 100_000
-"""At least this many of the last outcomes are remembered, and at most twice as many."""
+"""Minimum number of recent outcomes that are remembered. The maximum is twice this number."""
 
 
 class RecentOutcomes:
-    """A two-generation cache of why requests ended, by id.
+    """A cache of the reasons for which requests ended, by id, in two generations.
 
-    When the newer generation is full, the older one is dropped whole. Removing the oldest keys from
-    a single dict would scan the holes that earlier removals left.
+    When the newer generation is full, the whole older generation is dropped. Removing the oldest keys
+    one by one from a single dict would be slow, because finding the oldest key means to skip the
+    entries of all removed keys.
     """
 
     __slots__ = ("_newer", "_older")
@@ -56,7 +57,7 @@ class RecentOutcomes:
         newer[id] = reason
 
     def get(self, id: int) -> Reason | None:
-        """Return why a request ended, or None if that is not remembered."""
+        """Return the reason for which a request ended, or None if the reason is not remembered."""
         return self._newer.get(id) or self._older.get(id)
 
 
@@ -66,10 +67,10 @@ class RecentOutcomes:
 class LockManager:
     """Decides which request holds which lock.
 
-    The same commands at the same times give the same events. `unix_offset_ms` is added to the times
-    of commands to get Unix time for display.
+    The same commands at the same times give the same events. `unix_offset_ms` converts the times of
+    commands to Unix time, for display.
 
-    State from elsewhere, such as a store or a leader, is applied with `adopt`, `discard` and
+    State that another process decided, such as the leader, is applied with `adopt`, `discard` and
     `add_outcome`, which grant nothing.
     """
 
@@ -82,15 +83,15 @@ class LockManager:
         self.next_fence = next_fence
         self.unix_offset_ms = unix_offset_ms
         self.max_queue_entries = max_queue_entries
-        """Maximum number of wait-queue entries; a request that would exceed it is rejected."""
+        """Maximum number of wait-queue entries. A request that would exceed it is rejected."""
         self.rearrangements = 0
-        """How many cycles were resolved by rearranging wait queues."""
+        """Number of cycles that were resolved by rearranging wait queues."""
         self._outcomes = RecentOutcomes()
 
     def step(self, command: Command, now: float) -> list[Event]:
         """Execute one command at the time `now` (ms, monotonic) and return its events in order.
 
-        Every well-typed command has a result: an exception is a defect.
+        A well-typed command never raises an exception, except for a defect.
         """
         events: list[Event] = []
         if isinstance(command, Request):
@@ -110,12 +111,12 @@ class LockManager:
         return events
 
     def adopt(self, request: Request) -> None:
-        """Add a request in its present state, held or waiting, without granting any other."""
+        """Add a request in its current state, held or waiting, without granting any other request."""
         self.table.restore(request)
         self._set_deadline(request)
 
     def discard(self, id: int) -> None:
-        """Remove the request with this id, if there is one, without granting any other."""
+        """Remove the request with this id, if it is held or waiting, without granting any other request."""
         request = self.table.find(id)
         if request is None:
             return
@@ -130,7 +131,7 @@ class LockManager:
         self._outcomes.add(id, reason)
 
     def outcome(self, id: int) -> Reason | None:
-        """Return why a request ended, or None if that is not remembered."""
+        """Return the reason for which a request ended, or None if the reason is not remembered."""
         return self._outcomes.get(id)
 
     # -- Commands -------------------------------------------------------------------------
@@ -147,16 +148,16 @@ class LockManager:
             self._queue(request, now, events)
 
     def _take(self, take: Take, now: float, events: list[Event]) -> None:
-        """Grant available resources immediately, or none.
+        """Grant available resources until their weights reach the target, or end the request as insufficient.
 
-        No other owner waits for them in a conflicting mode, so no request is overtaken and no cycle
-        can arise.
+        No other owner waits for an available resource in a conflicting mode, so no request is
+        overtaken and no cycle can arise.
         """
         request = take.request
         reached: Weight = 0
         locked: Weight = 0
         self._assign_id(request)
-        taken: tuple[list[str], list[str]] = [], []
+        taken: tuple[list[str], list[str]] = [], []  # shared names, exclusive names: indexed by `exclusive`
         for (name, exclusive), weight in zip(take.choices, take.weights, strict=True):
             if not is_available(self.table, request.owner, name, exclusive):
                 locked += weight
@@ -175,8 +176,8 @@ class LockManager:
     def _queue(self, request: Request, now: float, events: list[Event]) -> None:
         """Enqueue a new request, and resolve the cycle that it may create in the wait-for graph.
 
-        The request ends here if the cycle is a deadlock, or if it has a queue timeout of 0 and
-        cannot be granted. In the second case rearranged queues get their previous order back.
+        The request ends immediately if the cycle is a deadlock, or if it has a queue timeout of 0 and
+        cannot be granted. After such a timeout, rearranged queues get their previous order back.
         """
         table = self.table
         request.since = now
@@ -210,7 +211,7 @@ class LockManager:
             self._append_moved(moved, events)
 
     def _release(self, id: int, now: float, events: list[Event]) -> None:
-        """Release a held request or cancel a waiting one, then grant the waiters that it blocked."""
+        """Release a held request or cancel a waiting request, then grant the waiters that it blocked."""
         request = self.table.held.get(id)
         if request is not None:
             affected = self._remove_held(request)
@@ -240,7 +241,7 @@ class LockManager:
         for id_ in self.deadlines.expired(now, limit):
             request = self.table.find(id_)
             if request is None or request.deadline > now:
-                continue  # it changed in this step, when an earlier request ended
+                continue  # the end of an earlier request in this step granted or ended this request
             if request.state is HELD:
                 affected = self._remove_held(request)
                 self._end(Released(request, Reason.TRANSACTION_TIMEOUT), events)
@@ -257,10 +258,10 @@ class LockManager:
         events: list[Event],
         reason: Reason = Reason.DISCONNECTED,
     ) -> None:
-        """End several requests together.
+        """End several requests together: waiting requests, and held requests with `release_on_disconnect`.
 
-        All are removed before any waiter is granted, or one of them could be granted because
-        another one was removed.
+        All of them are removed before any waiter is granted. Otherwise the removal of one request
+        could grant another request that is to be ended, too.
         """
         affected: AffectedQueues = []
         for request in requests:
@@ -279,7 +280,8 @@ class LockManager:
         table = self.table
         requests = [*table.held.values(), *table.waiting.values()]
         self._end_all([request for request in requests if request.origin is None], now, events)
-        affected: AffectedQueues = [(name, True, None) for name in table.resources]  # others have no waiters
+        # Resources in `uncontended` have no waiters.
+        affected: AffectedQueues = [(name, True, None) for name in table.resources]
         self._grant_waiters(affected, now, events)
 
     # -- Parts of the commands ------------------------------------------------------------
@@ -316,15 +318,12 @@ class LockManager:
         self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, blockers, total), events)
 
     def _remove_held(self, request: Request) -> AffectedQueues:
-        """Remove a held request; return the queues in which that may make others grantable."""
+        """Remove a held request. Return the queues in which waiters may be grantable now."""
         self.deadlines.discard(request.deadline, request.id)
         return self.table.remove_held(request)
 
     def _set_deadline(self, request: Request) -> None:
-        """Schedule the deadline of a request.
-
-        A waiting request may have none; a held one always has one.
-        """
+        """Schedule the deadline of a request. Does nothing for a request that waits without a time limit."""
         if request.deadline < NEVER:
             self.deadlines.add(request.deadline, request.id)
 
@@ -337,7 +336,7 @@ class LockManager:
         return [(name, exclusive, request.entry(name)) for name, exclusive in request.modes()]
 
     def _append_moved(self, moved: dict[Request, None], events: list[Event]) -> None:
-        """Append `Moved` for the requests that still wait."""
+        """Append a `Moved` event for each moved request that still waits."""
         events += (Moved(request) for request in moved if request.state is WAITING)
 
     def _ended_or_unknown(self, id: int) -> Event:
@@ -346,10 +345,10 @@ class LockManager:
         return UnknownId(id) if reason is None else AlreadyEnded(id, reason)
 
     def _rearrange_queues(self, owner: Owner, moved: dict[Request, None]) -> dict[str, list[Request]]:
-        """Rearrange the queues of a cycle's owners so that there is no cycle.
+        """Rearrange wait queues so that `owner` is no longer in a cycle.
 
-        Adds the requests whose positions changed to `moved`; returns the previous orders by
-        resource.
+        Adds the requests whose positions changed to `moved`. Returns the previous orders of the
+        rearranged queues, by resource.
         """
         table = self.table
         ranks = deadlock.topological_ranks(table, deadlock.strongly_connected_component(table, owner))
@@ -370,8 +369,8 @@ class LockManager:
     ) -> None:
         """Grant all grantable requests of the affected queues, in queue order.
 
-        One pass is enough: a granted request was before the others as a waiter and blocks them as a
-        holder, so a grant does not make any other request grantable.
+        One pass is enough, because a grant makes no other request grantable: a request that blocked
+        others as an earlier waiter blocks them as a holder after its grant.
         """
         for request in grant_candidates(self.table, affected, new_request):
             if is_grantable(self.table, request):

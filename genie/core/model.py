@@ -30,16 +30,15 @@ class Reason(StrEnum):
 
 
 class State(Enum):
-    """The state of a request. It only ever advances down this list."""
+    """The state of a request. A state is only ever followed by a later state of this list."""
 
     WAITING = 1
     HELD = 2
     ENDED = 3
 
 
-# Module names for enum members: an attribute lookup on the class takes three times as long as a
-# global, and these are read for every request (measured). Code that runs for every request uses
-# them.
+# Module-level names for enum members, for code that runs for every request: an attribute lookup on
+# the enum takes three times as long as a lookup of a global (measured).
 WAITING: Final = State.WAITING
 HELD: Final = State.HELD
 ENDED: Final = State.ENDED
@@ -47,25 +46,25 @@ SUCCESS: Final = Reason.SUCCESS
 
 
 class Origin(Protocol):
-    """The session that made a request. The lock manager carries it and never reads it."""
+    """The session that made a request. The lock manager never reads its attributes."""
 
     key: str | None
     """Identifies a session that survives its connection and a restart of the server; None if the
     session ends with its connection."""
     timeout_ms: float
-    """How long the session lasts without a connection."""
+    """Time in ms for which the session lasts without a connection."""
 
 
 NO_TIMEOUT_MS: Final = 2_147_483_647
 """A `queue_timeout_ms` of at least this value, the largest on the wire, means no limit."""
 
 MAX_LINEAR_SEARCH: Final = 16
-"""`is_exclusive` searches up to this many names in the tuple itself; for more it builds a set."""
+"""Maximum number of names in which `is_exclusive` searches linearly. For more names it builds a set."""
 
 Weight = int
 
 Owner = str | int
-"""The owner of locks: the name of the transaction, or for a request without one its own id."""
+"""The owner of locks: the name of a transaction, or the id of a request without a transaction."""
 
 QueueEntry = tuple[float, int, "Request"]
 """An entry of a wait queue: (negated priority, ticket, request), sorted ascending.
@@ -77,13 +76,11 @@ queue. Priority and ticket are unique within a queue, so a comparison never reac
 
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """One request for a set of locks, from arrival to release.
+    """One request for a set of locks, from its arrival to its release. It is also the command itself.
 
-    It is also the command that makes it.
-
-    The client sets the first block of fields; a name is in one of the two tuples, once. The lock
-    manager sets the second block when the request arrives. Times are milliseconds of the manager's
-    clock, except `since_unix_ms`.
+    The client sets the first block of fields. A name occurs once, either in `shared` or in
+    `exclusive`. The lock manager sets the second block when the request arrives. Times are
+    milliseconds of the lock manager's clock, except `since_unix_ms`.
     """
 
     shared: tuple[str, ...] = ()
@@ -96,35 +93,35 @@ class Request:
     release_on_disconnect: bool = False
     origin: Origin | None = None
     choice_digest: str | None = None
-    """For a granted `Take`: a digest of its choices, which identifies a repetition. None for other
+    """For the request of a `Take`: a digest of its choices, which identifies a retry. None for other
     requests."""
     principal: str | None = None
-    """The authenticated principal that made the request, if any. The lock manager only carries it."""
+    """The name of the authenticated principal that made the request, if any. Not read by the lock manager."""
     note: str | None = None
-    """A free-text note by the client, shown to operators. The lock manager only carries it."""
+    """A free-text note by the client, shown to operators."""
 
     id: int = field(init=False)
     owner: Owner = field(init=False)
     state: State = field(init=False)
     fence: int = field(default=0, init=False)
     since: float = field(init=False)
-    """When the request entered its state: the arrival of a waiting request, the grant of a held
-    one."""
+    """When the request entered its state: for a waiting request its arrival, for a held request its
+    grant."""
     since_unix_ms: float = field(init=False)
     """`since` in milliseconds since the Unix epoch, for display."""
     deadline: int = field(init=False)
-    """When the request expires, rounded up to a whole millisecond so that it is never early.
-    `NEVER` for a wait without a limit."""
+    """When the request expires, rounded up to a whole millisecond, so that it never expires early.
+    `NEVER` for a wait without a time limit."""
     queue_entry: QueueEntry | None = field(default=None, init=False)
-    """Its entry by priority and arrival, in every queue that is not in `moved`. None unless it
-    waits."""
+    """The entry of a waiting request, by priority and arrival, in every queue except those in `moved`.
+    None unless the request waits."""
     moved: dict[str, QueueEntry] | None = field(default=None, init=False)
-    """Its entries in rearranged queues, by resource."""
+    """The entries of the request in rearranged queues, by resource. None instead of an empty dict."""
     exclusive_names: frozenset[str] | None = field(default=None, init=False)
-    """The set of `exclusive`, built by `is_exclusive` if there are many names."""
+    """`exclusive` as a set, built by `is_exclusive` if there are many names."""
     simple: bool = field(init=False)
-    """Set while it waits. True for a request of one resource without a transaction: its only
-    wait-for edges are within that resource's queue."""
+    """Set while the request waits. True if it names one resource and has no transaction: then all its
+    wait-for edges are within the queue of this resource."""
 
     def __repr__(self) -> str:
         resources = [f"{self.mode(name)}:{name}" for name in self.names()]
@@ -141,7 +138,7 @@ class Request:
     def move(self, name: str, entry: QueueEntry) -> None:
         """Move this request to the position of `entry` in the wait queue of `name`.
 
-        If that is its original position, it counts as not moved.
+        A request that returns to its original position counts as not moved.
         """
         moved = self.moved or {}
         if self.queue_entry is not None and entry[:2] == self.queue_entry[:2]:
@@ -153,8 +150,8 @@ class Request:
     def is_exclusive(self, name: str) -> bool:
         """Return whether this request asks for `name` in exclusive mode.
 
-        If it has many names, the first call builds a set, so that a loop over all names takes linear
-        time.
+        For a request with many names, the first call builds a set. So calls for all names take linear
+        time in total.
         """
         if len(self.exclusive) <= MAX_LINEAR_SEARCH:
             return name in self.exclusive
@@ -167,7 +164,7 @@ class Request:
         return Mode.EXCLUSIVE if self.is_exclusive(name) else Mode.SHARED
 
     def modes(self) -> Iterator[tuple[str, bool]]:
-        """Yield each resource once, with whether it is asked for in exclusive mode."""
+        """Yield each requested resource once, with whether it is requested in exclusive mode."""
         for name in self.exclusive:
             yield name, True
         for name in self.shared:

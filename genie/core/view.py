@@ -14,16 +14,16 @@ from genie.core.model import HELD, Mode, QueueEntry, Request
 MAX_LISTED_BLOCKERS = 10
 """Maximum number of blockers that are listed."""
 MAX_SCANNED = 32
-"""Maximum number of resources of a request, and of requests on each of them, that `blocked_resources` reads."""
+"""Maximum number of resources of a request, and of requests on each resource, that `blocked_resources` reads."""
 MAX_COUNTED_BLOCKERS = 1000
-"""Blockers are counted exactly up to this number; a greater total is a lower bound."""
+"""Maximum number of blockers that are counted. A total of this number is a lower bound."""
 
 
 def find_blockers(table: LockTable, request: Request) -> tuple[tuple[Blocker, ...], int]:
-    """Return the first blockers of a waiting request, and how many it has.
+    """Return the first blockers of a waiting request, and the number of all its blockers.
 
-    A request that blocks it on two resources counts twice. Both numbers are bounded: see
-    `MAX_LISTED_BLOCKERS` and `MAX_COUNTED_BLOCKERS`.
+    A request that blocks it on two resources counts twice. At most `MAX_LISTED_BLOCKERS` are
+    returned, and at most `MAX_COUNTED_BLOCKERS` are counted.
     """
     blockers = _blockers(table, request)
     listed = tuple(_blocker(table, *blocker) for blocker in islice(blockers, MAX_LISTED_BLOCKERS))
@@ -33,11 +33,11 @@ def find_blockers(table: LockTable, request: Request) -> tuple[tuple[Blocker, ..
 def sample_blockers(
     table: LockTable, request: Request, limit: int, *, count: bool
 ) -> tuple[tuple[Blocker, ...], int, int]:
-    """Return the first blockers of a waiting request in bounded time, for views of many requests.
+    """Return the first blockers of a waiting request in bounded time, for lists of many requests.
 
-    Reads at most `limit` requests that may block it; without `count` it also ends once
-    `MAX_LISTED_BLOCKERS` are found. Returns the blockers, how many were found, and how many
-    requests were read.
+    Reads at most `limit` requests and resources. Without `count` the search also ends once
+    `MAX_LISTED_BLOCKERS` are found. Returns the listed blockers, the number of blockers found, and
+    the number of requests and resources read.
     """
     listed: list[Blocker] = []
     total = scanned = 0
@@ -56,8 +56,8 @@ def sample_blockers(
 def blocked_resources(table: LockTable, request: Request) -> Iterator[str]:
     """Yield the resources on which a new waiting request is blocked.
 
-    It reads at most `MAX_SCANNED` of its resources, and as many requests on each, because it runs
-    for every request that starts to wait.
+    Reads at most `MAX_SCANNED` resources, and at most `MAX_SCANNED` requests on each resource, because
+    the search runs for every request that starts to wait.
     """
     for name, exclusive in islice(request.modes(), MAX_SCANNED):
         if any(
@@ -82,23 +82,23 @@ def _blocker(table: LockTable, name: str, other: Request, held: bool) -> Blocker
 def _mode(table: LockTable, name: str, holder: Request) -> Mode:
     """Return the mode in which `holder` holds `name`.
 
-    A holder may hold thousands of resources; its names are searched only if the resource has both
-    modes.
+    A holder may hold thousands of resources, so its names are searched only if `name` is held in
+    both modes.
     """
     resource = table.resources[name]
-    if resource.exclusives in (0, len(resource.holders)):
-        return Mode.EXCLUSIVE if resource.exclusives else Mode.SHARED
+    if resource.exclusive_count in (0, len(resource.holders)):
+        return Mode.EXCLUSIVE if resource.exclusive_count else Mode.SHARED
     return holder.mode(name)
 
 
 def _blockers(table: LockTable, request: Request) -> Iterator[tuple[str, Request, bool]]:
-    """Yield the blockers of a waiting request, as (resource, blocker, whether it holds the resource)."""
+    """Yield the blockers of a waiting request as tuples: resource, blocker, whether the blocker holds the resource."""
     for name, exclusive in request.modes():
         yield from _blockers_on(table, request, name, exclusive)
 
 
 def _blockers_on(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[tuple[str, Request, bool]]:
-    """Yield the blockers on one resource: its holders, then the earlier waiters in its queue."""
+    """Yield the blockers of a request on one resource: conflicting holders, then conflicting earlier waiters."""
     owner = request.owner
     for holder in conflicting_holders(table, request, name, exclusive):
         yield name, holder, True
@@ -108,9 +108,9 @@ def _blockers_on(table: LockTable, request: Request, name: str, exclusive: bool)
 
 
 def _scan(table: LockTable, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
-    """Like `_blockers`, but also yield an item with None for each resource and each request that does not block.
+    """Yield the blockers like `_blockers`, and an item with None for everything else that the search reads.
 
-    So a caller that limits the number of items limits the work.
+    So a caller that limits the number of items also limits the work.
     """
     for name, exclusive in request.modes():
         yield from _scan_resource(table, request, name, exclusive)
@@ -119,11 +119,11 @@ def _scan(table: LockTable, request: Request) -> Iterator[tuple[str, Request | N
 def _scan_resource(
     table: LockTable, request: Request, name: str, exclusive: bool
 ) -> Iterator[tuple[str, Request | None, bool]]:
-    """Yield the requests on one resource that may block `request`, as (name, blocker or None, held)."""
+    """Yield an item for each request on one resource that may block `request`: name, blocker or None, held."""
     owner = request.owner
     yield name, None, False
     resource = table.resources[name]
-    for holder in resource.holders.values() if exclusive or resource.exclusives else ():
+    for holder in resource.holders.values() if exclusive or resource.exclusive_count else ():
         blocks = exclusive or _mode(table, name, holder) is Mode.EXCLUSIVE
         yield name, holder if blocks and holder.owner != owner else None, True
     for entry in _earlier_entries(table, request, name, exclusive):
@@ -131,7 +131,7 @@ def _scan_resource(
 
 
 def _earlier_entries(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[QueueEntry]:
-    """Yield the earlier entries of a queue that ask for the resource in a conflicting mode."""
+    """Yield the queue entries before a request that ask for the resource in a conflicting mode."""
     queue, entry = table.wait_queue(name), request.entry(name)
     yield from queue.exclusive.between(None, entry)
     if exclusive:
@@ -143,7 +143,7 @@ def _earlier_entries(table: LockTable, request: Request, name: str, exclusive: b
 
 @dataclass(slots=True)
 class Row:
-    """A held or waiting request; `blockers` and `blockers_total` only for a waiting one."""
+    """A held or waiting request. Only a waiting request has `blockers` and `blockers_total`."""
 
     request: Request
     blockers: tuple[Blocker, ...] = ()
@@ -152,7 +152,7 @@ class Row:
 
 @dataclass(slots=True)
 class Inspection:
-    """A part of the lock table: holders, waiters, and the total numbers of both without the limit."""
+    """A part of the lock table: held and waiting requests, and the total numbers of both, without the limit."""
 
     holders: list[Row]
     queue: list[Row]
@@ -171,8 +171,9 @@ def inspect(
 ) -> Inspection:
     """Return the requests that match all given filters; without filters, all requests.
 
-    At most `limit` rows, holders first, or only those named by `only` (`holders` or `queue`). The
-    waiters of one resource come in queue order, others by arrival.
+    At most `limit` rows are returned, holders first. `only` (`holders` or `queue`) restricts the rows
+    to held or to waiting requests. Waiters are in queue order if `resource` is the only filter,
+    otherwise by arrival.
     """
     matches = _find(table, resource, id, transaction)
     held = [Row(request) for request in islice(matches.holders, 0 if only == "queue" else limit)]
@@ -183,7 +184,7 @@ def inspect(
 
 @dataclass(slots=True)
 class _Matches:
-    """The holders and waiters that match the filters of `inspect`, and how many there are."""
+    """The held and waiting requests that match the filters of `inspect`, and their total numbers."""
 
     holders: Iterable[Request]
     holders_total: int
@@ -192,7 +193,7 @@ class _Matches:
 
 
 def _find(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Matches:
-    """Return the requests that match all given filters, through the index by resource if only that is given."""
+    """Return the requests that match all given filters, through the most specific index of the lock table."""
     if id is not None or transaction is not None:
         return _find_by_owner(table, name, id, transaction)
     if name is None:
@@ -208,7 +209,7 @@ def _find(table: LockTable, name: str | None, id: int | None, transaction: str |
 
 
 def _find_by_owner(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Matches:
-    """Return the requests that match all given filters, through the index by id or by transaction."""
+    """Return the requests that match all given filters. An id or a transaction must be given."""
     if id is not None:
         request = table.find(id)
         requests = [] if request is None else [request]

@@ -1,7 +1,7 @@
-"""The wait queue of a resource, and the resource itself: who holds it and who waits for it.
+"""The wait queue of a resource, and the resource itself: its holders and its waiters.
 
 A `WaitQueue` consists of two `SortedQueue`s, one for each mode. A `SortedQueue` finds, inserts and
-removes at any position in logarithmic time, however long it grows.
+removes entries at any position in logarithmic time.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from operator import itemgetter
 from genie.core.model import Owner, QueueEntry, Request
 
 MAX_CHUNK = 512
-"""Maximum entries of one chunk: an insertion or removal moves at most this many pointers."""
+"""Maximum entries of one chunk, so that an insertion or removal moves at most this many pointers."""
 
 _last = itemgetter(-1)
 
 
 class SortedQueue:
-    """The wait-queue entries of one mode, sorted: a list of short sorted lists.
+    """The wait-queue entries of one mode, sorted, in a list of short sorted lists (chunks).
 
     Most entries are added at the end and removed at the front, but priorities, timeouts and
-    cancellations affect any position. Each operation costs a bisection and the move of at most
-    `MAX_CHUNK` pointers; removing the first entry of one list of 100,000 would move all others.
+    cancellations affect any position. Each operation costs a bisection and moves at most `MAX_CHUNK`
+    pointers. In a single list of 100,000 entries, removing the first entry would move all others.
     """
 
     __slots__ = ("_chunks",)
@@ -53,22 +53,19 @@ class SortedQueue:
         return self._chunks[-1][-1] if self._chunks else None
 
     def first_not_owned_by(self, owner: Owner) -> QueueEntry | None:
-        """Return the first entry of any other owner."""
+        """Return the first entry whose request has another owner, or None."""
         if not self._chunks:
             return None
         first = self._chunks[0][0]
         return first if first[2].owner != owner else next((entry for entry in self if entry[2].owner != owner), None)
 
     def add(self, entry: QueueEntry) -> None:
-        """Insert an entry at its sorted position, into the last chunk in the usual case.
-
-        A chunk that exceeds `MAX_CHUNK` is split in half.
-        """
+        """Insert an entry at its sorted position. A chunk that exceeds `MAX_CHUNK` is split in half."""
         chunks = self._chunks
         if not chunks:
             chunks.append([entry])
             return
-        if entry > chunks[-1][-1]:
+        if entry > chunks[-1][-1]:  # the usual case: append
             if len(chunks[-1]) < MAX_CHUNK:
                 chunks[-1].append(entry)
             else:
@@ -93,7 +90,7 @@ class SortedQueue:
             del chunks[index]
 
     def before(self, entry: QueueEntry) -> QueueEntry | None:
-        """Return the last entry before this one, which need not be present."""
+        """Return the last entry before `entry`, or None. `entry` need not be in this queue."""
         chunks = self._chunks
         index = bisect_left(chunks, entry, key=_last)
         if index < len(chunks):
@@ -103,11 +100,11 @@ class SortedQueue:
         return chunks[index - 1][-1] if index else None
 
     def after(self, entry: QueueEntry) -> QueueEntry | None:
-        """Return the first entry after this one."""
+        """Return the first entry after `entry`, or None. `entry` need not be in this queue."""
         return next(self.between(entry, None), None)
 
     def between(self, low: QueueEntry | None, high: QueueEntry | None) -> Iterator[QueueEntry]:
-        """Yield the entries between `low` and `high`, both exclusive; None means no bound."""
+        """Yield the entries between `low` and `high`, without these two. None: no bound on this side."""
         chunks = self._chunks
         index = 0 if low is None else bisect_right(chunks, low, key=_last)
         while index < len(chunks):
@@ -117,7 +114,7 @@ class SortedQueue:
                 yield from chunk[start : bisect_left(chunk, high)]
                 return
             yield from chunk[start:]
-            low = None
+            low = None  # all later chunks are above the bound
             index += 1
 
 
@@ -125,23 +122,23 @@ class SortedQueue:
 
 
 class LockedResource:
-    """A resource that is held or waited for. Resources that are neither have no object."""
+    """A resource that is held or waited for."""
 
-    __slots__ = ("exclusives", "holders", "wait_queue")
+    __slots__ = ("exclusive_count", "holders", "wait_queue")
 
-    def __init__(self, holder: Request | None = None, exclusives: int = 0) -> None:
+    def __init__(self, holder: Request | None = None, exclusive_count: int = 0) -> None:
         self.holders: dict[int, Request] = {} if holder is None else {holder.id: holder}
-        """The requests that hold it, by id. An owner may have several."""
-        self.exclusives = exclusives
-        """How many holders are exclusive. If any is, all holders have the same owner."""
+        """The requests that hold this resource, by id. Several may have the same owner."""
+        self.exclusive_count = exclusive_count
+        """Number of exclusive holders. If it is not 0, all holders have the same owner."""
         self.wait_queue: WaitQueue | None = None
 
 
 class WaitQueue:
     """The waiters of one resource, in order.
 
-    The two modes are kept apart, so that the questions "does an exclusive request wait before this
-    one" and "which one is next" never iterate over waiters of the other mode.
+    The two modes are kept in separate queues, so that a search for the nearest waiter of one mode
+    never iterates over waiters of the other mode.
     """
 
     __slots__ = ("exclusive", "non_simple_count", "priority_inverted", "shared")
@@ -150,9 +147,9 @@ class WaitQueue:
         self.shared = SortedQueue()
         self.exclusive = SortedQueue()
         self.non_simple_count = 0
-        """Waiters that are not `simple`. If there are none, no cycle passes through this queue."""
+        """Number of waiters that are not `simple`. If it is 0, no cycle passes through this queue."""
         self.priority_inverted = False
-        """Whether a rearrangement put a request before one of higher priority."""
+        """Whether a rearrangement put a request before a request of higher priority."""
 
     def __len__(self) -> int:
         return len(self.shared) + len(self.exclusive)
@@ -166,25 +163,27 @@ class WaitQueue:
         return list(self)
 
     def insert(self, name: str, request: Request, exclusive: bool, moved: dict[Request, None]) -> None:
-        """Insert a new request after the last one of the same or a higher priority.
+        """Insert a new request after the last request of the same or a higher priority.
 
-        Adds the requests whose positions it changed to `moved`: none, unless `priority_inverted`.
+        Adds the requests whose positions changed to `moved`, an ordered set. There are none unless
+        `priority_inverted`.
         """
         if not request.simple:
             self.non_simple_count += 1
         (self.exclusive if exclusive else self.shared).add(request.entry(name))
         if not self.priority_inverted:
             return
+        # The sorted position may be before requests of higher priority: put the new request after them.
         order = [entry[2] for entry in self.entries() if entry[2] is not request]
         last = max((i for i, other in enumerate(order) if other.priority >= request.priority), default=-1)
         order.insert(last + 1, request)
         moved |= dict.fromkeys(self.rearrange(name, order))
 
     def rearrange(self, name: str, order: Sequence[Request]) -> list[Request]:
-        """Put the same requests into another order, and return those whose positions changed.
+        """Put the requests of this queue into `order`, and return the requests whose positions changed.
 
-        The (priority, ticket) pairs are reassigned among the requests rather than created, so that
-        a later request sorts against the same pairs as before.
+        The existing (priority, ticket) pairs are reassigned among the requests. So a later request is
+        compared with the same pairs as before.
         """
         entries = self.entries()
         changed = []
@@ -200,12 +199,12 @@ class WaitQueue:
         return changed
 
     def restore(self, name: str, request: Request, exclusive: bool) -> None:
-        """Insert a request that was loaded, at its stored position."""
+        """Insert a request that was loaded from the store, at its stored position."""
         self.non_simple_count += not request.simple
         self._insert_entry(name, request, exclusive)
 
     def _insert_entry(self, name: str, request: Request, exclusive: bool) -> None:
-        """Insert a request at the position that it already has."""
+        """Insert a request at the position that its entry specifies."""
         entry = request.entry(name)
         (self.exclusive if exclusive else self.shared).add(entry)
         self.priority_inverted = self.priority_inverted or -entry[0] != request.priority

@@ -101,7 +101,7 @@ class Metrics(Collector):
     """Collects the metrics of a server. The number of samples per namespace is constant."""
 
     def __init__(self, server: ServerView) -> None:
-        self._server_view = server
+        self._server = server
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, each with the samples of all namespaces."""
@@ -113,8 +113,8 @@ class Metrics(Collector):
 
     def parts(self) -> Iterator[Metric]:
         """Yield a part for each metric and namespace, so that the caller can let the event loop run between two parts."""
-        namespaces = self._server_view.namespaces
-        yield from _request_metrics({namespace: view.stats for namespace, view in namespaces.items()})
+        namespaces = self._server.namespaces
+        yield from _request_metrics({name: namespace.stats for name, namespace in namespaces.items()})
         yield from _lock_table_metrics(namespaces)
         yield from _store_metrics(namespaces)
         yield from _role_metrics(namespaces)
@@ -123,7 +123,7 @@ class Metrics(Collector):
 
     def _server_metrics(self) -> Iterator[Metric]:
         """Yield the metrics of the whole server: connections, event-loop lag, version."""
-        server = self._server_view
+        server = self._server
         yield GaugeMetricFamily("genie_connections", "Open connections.", len(server.connections))
         yield GaugeMetricFamily(
             "genie_connections_limit", "Maximum number of open connections.", server.settings.limits.max_connections
@@ -141,6 +141,7 @@ def _request_metrics(stats: Mapping[str, Stats]) -> Iterator[Metric]:
     """Yield the metrics of requests, locks, errors and commits of each namespace."""
 
     def each(value: Callable[[Stats], T]) -> ByNamespace[T]:
+        """Return the pairs of each namespace and the value of its statistics."""
         return ((namespace, value(counters)) for namespace, counters in stats.items())
 
     yield from _labeled_counter(
@@ -185,14 +186,14 @@ class _TableSample:
     rearrangements: int
 
 
-def _sample_lock_table(view: NamespaceView) -> _TableSample:
+def _sample_lock_table(namespace: NamespaceView) -> _TableSample:
     """Return the current sizes of a lock table: zeros on a follower. Rearrangements include past epochs as leader."""
-    manager, past_rearrangements = view.manager, view.stats.rearrangements
+    manager, past_rearrangements = namespace.manager, namespace.stats.rearrangements
     if manager is None:
         return _TableSample(waiting=0, longest_wait_s=0.0, held=0, locks=0, rearrangements=past_rearrangements)
     table = manager.table
     oldest = next(iter(table.waiting.values()), None)  # `waiting` is in order of arrival
-    longest_wait_s = 0.0 if oldest is None else max(0.0, view.now - oldest.since) / MS
+    longest_wait_s = 0.0 if oldest is None else max(0.0, namespace.now - oldest.since) / MS
     return _TableSample(
         waiting=len(table.waiting),
         longest_wait_s=longest_wait_s,
@@ -204,9 +205,10 @@ def _sample_lock_table(view: NamespaceView) -> _TableSample:
 
 def _lock_table_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
     """Yield the metrics of waiting and held requests of each namespace."""
-    samples = {namespace: _sample_lock_table(view) for namespace, view in namespaces.items()}
+    samples = {name: _sample_lock_table(namespace) for name, namespace in namespaces.items()}
 
     def each(value: Callable[[_TableSample], float]) -> ByNamespace[float]:
+        """Return the pairs of each namespace and the value of its sample."""
         return ((namespace, value(sample)) for namespace, sample in samples.items())
 
     yield from _gauge("genie_queue_length", "Waiting requests.", each(lambda sample: sample.waiting))
@@ -233,20 +235,20 @@ def _store_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
     yield from _counter(
         "genie_store_errors",
         "Store failures and timeouts.",
-        ((namespace, view.store_errors) for namespace, view in namespaces.items()),
+        ((name, namespace.store_errors) for name, namespace in namespaces.items()),
     )
     yield from _gauge(
         "genie_store_available",
         "1 if the store answers, as far as the server currently depends on it.",
-        ((namespace, view.store_available) for namespace, view in namespaces.items()),
+        ((name, namespace.store_available) for name, namespace in namespaces.items()),
     )
 
 
 def _role_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
     """Yield whether this server leads each namespace, and the number of its sessions."""
-    is_leader = ((namespace, view.role == "leader") for namespace, view in namespaces.items())
+    is_leader = ((name, namespace.role == "leader") for name, namespace in namespaces.items())
     yield from _gauge("genie_leader", "1 if this server leads the namespace.", is_leader)
-    sessions = ((namespace, view.sessions) for namespace, view in namespaces.items())
+    sessions = ((name, namespace.sessions) for name, namespace in namespaces.items())
     yield from _gauge("genie_sessions", "Sessions, with and without a connection.", sessions)
 
 

@@ -105,9 +105,10 @@ class WatchRegistry:
         for name, resource in table.resources.items():
             if not name.startswith(prefix):
                 continue
-            same_mode = resource.exclusives in (0, len(resource.holders))  # otherwise one transaction holds both modes
+            # Otherwise one transaction holds the resource in both modes.
+            same_mode = resource.exclusive_count in (0, len(resource.holders))
             for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
-                exclusive = resource.exclusives > 0 if same_mode else holder.is_exclusive(name)
+                exclusive = resource.exclusive_count > 0 if same_mode else holder.is_exclusive(name)
                 yield replies.watching_row(holder, name, exclusive)
 
     def _remove(self, connection: Outbound, prefix: str) -> None:

@@ -367,7 +367,7 @@ MUTANTS = [
     Mutant(
         "shared locks ignore an exclusive one",
         "core/grant.py",
-        "    return not resource.exclusives or table.grant_count(owner, name) > 0",
+        "    return not resource.exclusive_count or table.grant_count(owner, name) > 0",
         "    return True",
     ),
     Mutant(

@@ -124,7 +124,7 @@ def _check_counts_agree(manager: LockManager) -> None:
     for name, resource in _resources(manager):
         if not resource.holders and resource.wait_queue is None:
             raise Violation(f"{name} has neither holders nor waiters")
-        if resource.exclusives != sum(name in request.exclusive for request in resource.holders.values()):
+        if resource.exclusive_count != sum(name in request.exclusive for request in resource.holders.values()):
             raise Violation(f"the number of exclusive holders of {name} is wrong")
     for owner, transaction in table.transactions.items():
         grants = [name for request in transaction.held.values() for name in request.names()]
