@@ -9,7 +9,7 @@ from genie.storage.store import Batch, Node, StateMachine
 
 
 class MemoryStore:
-    """Stores nothing: every commit is done at once, and this node always leads."""
+    """Stores nothing: every commit succeeds immediately, and this node always leads."""
 
     durable = False
     full = False
@@ -21,11 +21,11 @@ class MemoryStore:
         snapshot: Callable[[], Batch],  # noqa: ARG002 - there is nothing to restore
         on_leader_changed: Callable[[str | None], None],  # noqa: ARG002 - there is no other leader
     ) -> StateMachine:
-        """Return an empty state."""
+        """Return an empty state at once: this node always leads."""
         return StateMachine()
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
-        """Call `done` at once."""
+        """Call `done(None)` immediately, without storing `batch`."""
         done(None)
 
     async def wait_for_transfer_request(self) -> None:

@@ -17,9 +17,10 @@ from genie.core import ENDED, HELD, SUCCESS, LockManager, Origin, Reason, Reques
 class Node(Struct, frozen=True):
     """One server process, as the other servers of a namespace see it.
 
-    `boot`, `host` and `listening` identify the process: only one process can listen on an address of one machine, so a
-    node with the same three values is this node after a restart, and the old process is gone. `address` is where clients
-    connect. As a leader it may act for `lease_ms` after each commit.
+    `boot`, `host` and `listening` identify the process: only one process can listen on an address of one machine. So two
+    nodes with the same three values are the same server before and after a restart, and the old process is gone.
+    `boot` is empty if the system has no boot id. `address` is where clients connect. A leader may act for `lease_ms`
+    after it sent its last acknowledged commit.
     """
 
     listening: str = ""
@@ -29,39 +30,53 @@ class Node(Struct, frozen=True):
     host: str = ""
 
     def is_restart_of(self, other: Node) -> bool:
-        """Return whether this node is the same server as `other`, started again."""
+        """Return whether this node is the server `other` after a restart.
+
+        False if the boot id is unknown: the two nodes may then be on different machines.
+        """
         return bool(self.boot) and (self.boot, self.host, self.listening) == (other.boot, other.host, other.listening)
 
 
 def this_node(listening: tuple[str, int], advertise: str | None, lease_ms: int) -> Node:
-    """Return the node of this process, which has bound the address `listening`.
+    """Describe this process, which listens on (host, port) `listening`, as a node.
 
-    Clients connect to `advertise`, by default to the bound address, or to the host name if that is a wildcard.
+    Clients connect to `advertise` (`host:port`). The default is the listening address, with the host name of this machine
+    if the server listens on all interfaces.
     """
     host, port = listening
     host_name = socket.gethostname()
-    is_wildcard = host in ("0.0.0.0", "::")  # noqa: S104 - it is compared
-    client_host = host_name if is_wildcard else f"[{host}]" if ":" in host else host
-    return Node(f"{host}:{port}", advertise or f"{client_host}:{port}", lease_ms, _boot_id(), host_name)
+    is_wildcard = host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+    bracketed_host = f"[{host}]" if ":" in host else host  # IPv6
+    client_host = host_name if is_wildcard else bracketed_host
+    return Node(
+        listening=f"{host}:{port}",
+        address=advertise or f"{client_host}:{port}",
+        lease_ms=lease_ms,
+        boot=_boot_id(),
+        host=host_name,
+    )
 
 
 def _boot_id() -> str:
-    """Return an id of this boot of the machine and of the network namespace; empty where the system has none."""
+    """Return an id that changes when the machine reboots, and differs between containers of one machine.
+
+    Returns "" if the system has no such id, as on macOS.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        network = os.stat("/proc/self/ns/net").st_ino  # noqa: PTH116 - containers of one machine may share a host name
+        network = os.stat("/proc/self/ns/net").st_ino  # noqa: PTH116 - containers may share a host name
     except OSError:
         return ""
     return f"{boot}/{network}"
 
 
 def encode_node(node: Node | None) -> bytes:
-    """Return a node as it is stored: JSON, or empty for no node."""
+    """Encode a node as JSON; None as an empty string, which is stored after the leader has resigned."""
     return b"" if node is None else json.encode(node)
 
 
 def decode_node(stored: bytes | None) -> Node | None:
-    """Return the node that `encode_node` stored."""
+    """Decode the result of `encode_node`; None if `stored` is empty or None."""
     return json.decode(stored, type=Node) if stored else None
 
 
@@ -70,7 +85,7 @@ def decode_node(stored: bytes | None) -> Node | None:
 
 @dataclass(slots=True, weakref_slot=True)
 class StoredOrigin:
-    """The session that made a request, as read from the store. `key` identifies it; `timeout_ms` is its session timeout."""
+    """The session that made a request, as read from the store: the session's `key`, and its session timeout."""
 
     key: str | None
     timeout_ms: float
@@ -80,9 +95,9 @@ class StoredOrigin:
 class RetainedReply:
     """The terminal reply to a session's request, kept to be sent again after a reconnect and to recognize its `ref`.
 
-    `at` is the lock manager's time (ms) when the request ended. `message` is the message as sent, with its newline. It is
-    empty where the session released the request itself, which need not be repeated. `reason` is stored as part of
-    `message`; `request` is not stored.
+    `at` is the lock manager's time (ms) when the request ended. `message` is the message as sent, with its newline. The
+    message is empty if the session released the request itself, because that reply need not be sent again. `reason` is
+    stored as part of `message`; `request` is not stored.
     """
 
     id: int
@@ -92,11 +107,11 @@ class RetainedReply:
     message: bytes
     reason: Reason = SUCCESS
     request: Request | None = None
-    """The request, while this process has it: another request with the same `ref` must be equivalent."""
+    """The ended request, to check that another request with the same `ref` is equivalent. None after a restart or takeover."""
 
 
 Change = Request | RetainedReply | None
-"""The new value of an id: a request that is held or waits, or a retained reply. None (or an ended request) deletes it."""
+"""The new value of an id: a held or waiting request, or a retained reply. None, or an ended request, deletes the id."""
 
 
 @dataclass(slots=True)
@@ -104,7 +119,7 @@ class Batch:
     """One group commit: the store applies all of it or nothing.
 
     `changes` maps the ids that changed to their new values. The other fields are the lock manager's counters and clock
-    (ms): ids below `next_id` may be in use, ids from `next_id` on are not.
+    (ms) after the batch. Ids below `next_id` may be in use; `next_id` and all greater ids are unused.
     """
 
     changes: dict[int, Change] = field(default_factory=dict)
@@ -116,7 +131,8 @@ class Batch:
 class StateMachine:
     """The state of a namespace after all batches applied so far, from which a new leader continues.
 
-    `manager` has the locks, wait queues and deadlines. `retained_replies` are those that clients may still ask for, by id.
+    `manager` has the locks, wait queues and deadlines. `retained_replies` maps request ids to the replies that clients may
+    still request again. `clock_ms` is the time of the lock manager at the last batch.
     """
 
     def __init__(self) -> None:
@@ -127,7 +143,8 @@ class StateMachine:
     def apply(self, batch: Batch) -> None:
         """Apply one batch: replace, add or delete each changed request and retained reply, and set the counters.
 
-        All old values are removed before any new one is added, because two of them may use the same queue position.
+        All old values are removed before any new one is added, because an old and a new value may
+        have the same queue position.
         """
         manager, retained = self.manager, self.retained_replies
         for id_ in batch.changes:
@@ -141,18 +158,19 @@ class StateMachine:
         manager.next_id, manager.next_fence, self.clock_ms = batch.next_id, batch.next_fence, batch.clock_ms
 
     def __contains__(self, id_: int) -> bool:
+        """Return whether the state has a request or a retained reply with this id."""
         table = self.manager.table
         return id_ in table.held or id_ in table.waiting or id_ in self.retained_replies
 
     def snapshot(self) -> Batch:
-        """Return the whole state as one batch."""
+        """Return the whole state as one batch, which could be stored."""
         return snapshot_of(self.manager, self.retained_replies, self.manager.next_id, self.clock_ms)
 
 
 def snapshot_of(
     manager: LockManager, retained_replies: dict[int, RetainedReply], next_id: int, clock_ms: float
 ) -> Batch:
-    """Return the whole state as one batch: the requests that are stored, and the retained replies."""
+    """Return the whole state as one batch: every request that must be stored (`is_stored`), and the retained replies."""
     changes: dict[int, Change] = {
         request.id: request
         for requests in (manager.table.held, manager.table.waiting)
@@ -164,9 +182,9 @@ def snapshot_of(
 
 
 def is_stored(request: Request) -> bool:
-    """Return whether a request that has not ended survives this process.
+    """Return whether a held or waiting request must be stored, so that it survives this process.
 
-    A waiting request without a session ends with its connection, so it is not stored.
+    A waiting request without a session is not stored, because it ends with its connection.
     """
     return request.state is HELD or (request.origin is not None and request.origin.key is not None)
 
@@ -175,14 +193,14 @@ def is_stored(request: Request) -> bool:
 
 
 class LeadershipLost(Exception):
-    """The node no longer leads the namespace, or cannot be sure that it does. It must not send anything to clients."""
+    """The node no longer leads the namespace, or cannot be sure of leading it. The node must not send anything to clients."""
 
 
 class Store(Protocol):
-    """Keeps the held requests and the waiting requests of sessions. It commits one batch at a time."""
+    """Stores the held requests, and the waiting requests of sessions. Batches are committed one at a time."""
 
     durable: bool
-    """Whether the store writes anything, so that collecting a write set is worth it."""
+    """False if the store discards all batches: then the caller need not collect any changes."""
 
     @property
     def failure_count(self) -> int:
@@ -195,24 +213,24 @@ class Store(Protocol):
     async def open(
         self, node: Node, snapshot: Callable[[], Batch], on_leader_changed: Callable[[str | None], None]
     ) -> StateMachine:
-        """Follow the namespace until this node leads it, and return its state. Call it again when leadership has ended.
+        """Follow the namespace until this node leads it, and return its state. Call `open` again after LeadershipLost.
 
-        `on_leader_changed` is called with the leader's address for clients, or with None while it is unknown.
-        `snapshot` returns the leader's state at any later time: a store that has lost its content restores it from there.
+        `on_leader_changed` is called with the leader's address for clients, or with None while the leader is unknown.
+        `snapshot` must return the current state while this node leads: the store uses it to restore lost data.
         """
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Write a batch, then call `done(None)`, before this returns or later.
+        """Write a batch, then call `done(None)`; `done` may be called before `commit` returns.
 
-        The store retries the same batch until it is stored. `done` gets an error only where retrying is useless, such as
-        `LeadershipLost`. The caller must not commit the next batch before `done` was called.
+        The store retries the batch until it is stored. `done` is called with an error only if retrying is useless, for
+        example `LeadershipLost`. The caller must not commit the next batch before `done` was called.
         """
 
     async def wait_for_transfer_request(self) -> None:
-        """While this node leads, wait until another node asks for the namespace and should have it."""
+        """Wait until another node requests the namespace and this node, the leader, should transfer it."""
 
     async def resign(self) -> None:
         """Give up leadership, so that another node can take over at once. Nothing may be committed afterwards."""
 
     async def close(self) -> None:
-        """Close connections and end tasks. Nothing may be committed afterwards."""
+        """Close all connections and cancel all tasks. Nothing may be committed afterwards."""

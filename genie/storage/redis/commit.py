@@ -1,7 +1,7 @@
 """The write path: encode a batch as one command, send it to the primary, retry it, and wait for replicas and disks.
 
-A batch is one call of `commit.lua`, which names the epoch, the nonce and the batch's index. That makes it idempotent: after a
-lost reply the same bytes are sent again, to whichever Redis is the primary then.
+A batch is one call of `commit.lua` with the epoch, the nonce and the batch's index. These make the call idempotent: after a
+lost reply the same bytes are sent again, to the Redis that is the primary at that time.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ _COMMIT = SCRIPTS.joinpath("commit.lua").read_bytes()
 
 
 def _sha(script: bytes) -> bytes:
+    """Return the SHA-1 of a script in hexadecimal, as EVALSHA needs it."""
     return sha1(script).hexdigest().encode()  # noqa: S324 - Redis identifies scripts by SHA-1
 
 
 async def load_scripts(connection: RedisConnection) -> bytes:
-    """Load the commit script, and its variant that runs while Redis is out of memory; return the variant's SHA-1.
+    """Load the commit script into Redis, and its variant that Redis also runs while it is out of memory.
 
-    Return b"" if this Redis does not support the variant: it is older than version 7.
+    Returns the SHA-1 of the variant; b"" if this Redis does not support it because it is older than version 7.
     """
     await connection.call("SCRIPT", "LOAD", _COMMIT)
     oom_script = allowing_oom(_COMMIT, connection)
@@ -47,7 +48,7 @@ async def load_scripts(connection: RedisConnection) -> bytes:
 
 
 class BatchEncoder:
-    """Encodes the batches of one epoch, and numbers them from 1 (their `index`)."""
+    """Encodes the batches of one epoch as Redis commands, and numbers the batches: the first one has index 1."""
 
     def __init__(self, keyspace: Keyspace) -> None:
         epoch = keyspace.epoch
@@ -56,12 +57,13 @@ class BatchEncoder:
         self._head, self._head_length = b"".join(map(encode_bulk, head)), len(head)
         self._retention = LogRetention()
         self.index = 0
-        """The index of the last batch."""
+        """The index of the last encoded batch; 0 before the first."""
 
     def encode(self, batch: Batch) -> bytes:
         """Encode the next batch as one RESP command: EVALSHA of `commit.lua`, whose header lists the arguments.
 
-        The bytes are formatted here without a generic encoder, because every commit of the leader passes through.
+        Deleted ids precede written ids, each with an empty value, as `commit.lua` expects. The bytes are formatted without a generic
+        encoder, because this code runs for every commit.
         """
         self.index += 1
         deleted: list[bytes] = []
@@ -94,7 +96,7 @@ _SHA = _sha(_COMMIT)
 
 
 def with_script(command: bytes, sha: bytes) -> bytes:
-    """Return an encoded batch that runs the script with another SHA-1."""
+    """Return an encoded batch with the SHA-1 of the commit script replaced by `sha`."""
     return command.replace(_SHA, sha, 1)
 
 
@@ -103,47 +105,55 @@ def with_script(command: bytes, sha: bytes) -> bytes:
 WAIT_TIMEOUTS_MS = (1_000,) * 3
 """How long each WAIT blocks for replicas, before the batch is retried on a new connection."""
 WAITAOF_TIMEOUTS_MS = (10, 20, 40, 80, 160, 320, 640, 1_000, 1_000)
-"""How long each WAITAOF blocks. Short ones first: a replica reports what it has fsynced when it is asked, and then once a
-second; at the first request the commit is not on its disk yet."""
+"""How long each WAITAOF blocks. A replica reports its fsynced offset when it receives WAITAOF, and otherwise once a second.
+At the first WAITAOF the replica has not fsynced the commit yet, so the first calls are short and are repeated soon."""
 
 
 class AckPolicy:
-    """Which acknowledgements a commit needs: none, of replicas (WAIT), or of disks as well (WAITAOF).
+    """Which acknowledgements a commit needs: none, from replicas (WAIT), or from replicas and disks (WAITAOF).
 
-    `replicas` must have the commit. With `fsync` it must be on their disks and on that of the primary.
+    `replicas` is how many replicas must have the commit. With `fsync`, the primary and these replicas must have written
+    the commit to disk.
     """
 
     def __init__(self, replicas: int, *, fsync: bool) -> None:
         self._required = [1, replicas] if fsync else [replicas]
+        """The minimum of each number in a reply: to WAITAOF (primary, replicas), to WAIT (replicas)."""
         name, timeouts_ms = ("WAITAOF", WAITAOF_TIMEOUTS_MS) if fsync else ("WAIT", WAIT_TIMEOUTS_MS)
         self.commands = [encode_command([name, *self._required, timeout_ms]) for timeout_ms in timeouts_ms]
-        """The first is sent together with the commit, the others one by one while acknowledgements are missing."""
-        needed = any(self._required)
-        self.command = self.commands[0] if needed else b""
-        self.replies = 2 if needed else 1
+        """The encoded WAIT or WAITAOF commands, in order: each is sent only if acknowledgements were missing before."""
+        is_needed = any(self._required)
+        self.command = self.commands[0] if is_needed else b""
+        """What is sent together with each commit; empty if no acknowledgement is needed."""
+        self.replies = 2 if is_needed else 1
+        """How many replies a commit followed by `command` has."""
 
     def unmet(self, reply: object) -> str:
-        """Describe the acknowledgements that are missing by the reply to `command`; empty if none is.
+        """Describe which acknowledgements are missing, for an error message; "" if the commit has all of them.
 
-        WAIT replies with the number of replicas; WAITAOF with a list: 1 if the primary has fsynced, the number of replicas.
+        `reply` is the reply to WAIT, the number of replicas; or to WAITAOF, the list [1 if the primary has fsynced, number
+        of replicas].
         """
         if isinstance(reply, ErrorReply):
             return str(reply)
         acknowledged = reply if isinstance(reply, list) else [reply]
         if all(count >= required for count, required in zip(acknowledged, self._required, strict=True)):
             return ""
-        disk = [] if len(acknowledged) == 1 or acknowledged[0] else ["not on the disk of the master"]
-        replicas = [f"confirmed by {acknowledged[-1]} of {self._required[-1]} replicas"] if self._required[-1] else []
-        return ", and ".join(disk + replicas)
+        missing = []
+        if acknowledged[:-1] == [0]:  # the first number of WAITAOF
+            missing.append("not on the disk of the master")
+        if self._required[-1]:
+            missing.append(f"confirmed by {acknowledged[-1]} of {self._required[-1]} replicas")
+        return ", and ".join(missing)
 
 
 # -- Sending ------------------------------------------------------------------------------------------
 
 COMMIT_TIMEOUT_S = 2.0
-"""A commit without progress for this long is retried on a new connection. Doubled each time: Redis may only be slow with a
-large batch."""
+"""A commit without progress for this long is retried on a new connection. The timeout is doubled after each retry, because
+Redis may only be slow to execute a large batch."""
 MAX_HEAD_BYTES = 128
-"""The SHA-1 of the script is within this many bytes from the start of an encoded batch."""
+"""An encoded batch contains the SHA-1 of its script within its first `MAX_HEAD_BYTES` bytes."""
 BACKOFF_S = (0.02, 1.0)
 """The first and the longest pause between two attempts to reach Redis."""
 
@@ -153,10 +163,10 @@ T = TypeVar("T")
 
 
 class CommitWriter:
-    """Sends one batch at a time to the primary, over a connection of its own, until its outcome is known.
+    """Sends one batch at a time to the primary, over a separate connection, and retries the batch until its outcome is known.
 
-    `on_reply` gets the script's reply: `ok` once the batch is stored as `ack_policy` requires, or `lost`, `stale`, `other`.
-    `on_defect` gets an error that no retry would change.
+    `on_reply` is called with the reply of `commit.lua`: `ok` after the batch is stored and acknowledged as `ack_policy`
+    requires; or `lost`, `stale` or `other`. `on_defect` is called with an error that no retry would change.
     """
 
     def __init__(
@@ -178,23 +188,27 @@ class CommitWriter:
         """Whether Redis is out of memory, and stores only releases."""
         self._connection: RedisConnection | None = None
         self._command = b""
+        """The last encoded batch."""
         self._in_flight = False
+        """Whether the outcome of the last batch is still unknown."""
         self._oom_script_sha = b""
         """The SHA-1 of the script variant that runs while Redis is out of memory; empty if unsupported."""
         self._progress_at = 0.0
-        """When the batch in flight was last seen to make progress (event-loop time)."""
+        """When the batch in flight last made progress (event-loop time)."""
         self._unsent_bytes = 0
+        """The size of the send buffer at the last timeout check."""
         self._ack_attempts = 0
         """How many waits for acknowledgements of the batch in flight have failed on this connection."""
         self._timeout_s = COMMIT_TIMEOUT_S
         self._backoff: Backoff | None = None
-        """Set while Redis is unavailable, until a commit succeeds."""
+        """Set during an outage of Redis; None while commits succeed."""
         self._unavailable_since = 0.0
         self._recovery: asyncio.Task[None] | None = None
+        """Runs while commits are impossible: reconnects, or restores the snapshot, and then sends a batch."""
         self._timeout_timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Connect. RedisFailure, OSError or TimeoutError where that fails."""
+        """Connect to the primary, and start the timeout check. Raises RedisFailure, OSError or TimeoutError if connecting fails."""
         self._loop = asyncio.get_running_loop()
         self._timeout_s = COMMIT_TIMEOUT_S
         self._connection = await self._connect()
@@ -202,24 +216,30 @@ class CommitWriter:
             self._check_timeout()
 
     def write(self, command: bytes) -> None:
-        """Send an encoded batch, and retry it until its outcome is known."""
+        """Send an encoded batch, and retry it until `on_reply` or `on_defect` is called."""
         self._command, self._in_flight = command, True
         self._send()
 
     def recover(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine that makes commits possible again; its errors go to `on_defect`. It must call `resubmit`."""
+        """Run a coroutine that makes commits possible again, and at its end calls `resubmit`.
+
+        If the coroutine raises an error, `on_defect` is called with that error.
+        """
         self._recovery = self._loop.create_task(coroutine)
         self._recovery.add_done_callback(self._on_recovery_done)
 
     async def resubmit(self, command: bytes) -> None:
-        """Send an encoded batch from within a coroutine passed to `recover`, connecting first if necessary."""
+        """Send an encoded batch after a recovery; first connect, with retries, if there is no connection.
+
+        May only be called by the coroutine that was passed to `recover`.
+        """
         self._command, self._in_flight = command, True
         if self._connection is None:
             self._connection = await retry_until_done(self._connect, self._backoff or new_backoff(), self._log)
         self._send()
 
     async def stop(self) -> None:
-        """Stop sending and disconnect. Whether a batch in flight is stored remains unknown."""
+        """Cancel all retries and disconnect, without calling `on_reply`. A batch in flight may or may not be stored."""
         self._in_flight, self._backoff = False, None
         if self._timeout_timer is not None:
             self._timeout_timer.cancel()
@@ -229,28 +249,31 @@ class CommitWriter:
 
     @property
     def connection(self) -> RedisConnection | None:
-        """The current connection, if there is one."""
+        """The connection to the primary; None while disconnected."""
         return self._connection
 
     def drop(self) -> None:
-        """Close the connection. A command in flight fails with RedisFailure, and is retried on the next connection."""
+        """Close the connection. A batch in flight fails with RedisFailure, and is retried on a new connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _send(self) -> None:
-        """Send the batch in flight, followed by WAIT or WAITAOF if acknowledgements are required."""
+        """Send the batch in flight, followed by WAIT or WAITAOF if acknowledgements are required.
+
+        Without a connection, start a recovery that connects and then sends the batch.
+        """
         if self._connection is None:
-            if self._recovery is None:  # else the recovery connects, and then sends the batch
+            if self._recovery is None:  # a running recovery sends the batch after connecting
                 self.recover(self._retry(RedisFailure("not connected")))
             return
         self._progress_at, self._ack_attempts = self._loop.time(), 0
         self._connection.send(self._command + self._ack_policy.command, self._on_commit_reply, self._ack_policy.replies)
 
     def _on_commit_reply(self, reply: object) -> None:
-        """Handle the reply to the batch in flight: report its outcome, retry it, or wait for acknowledgements.
+        """Handle the reply to the batch in flight: report the outcome, retry the batch, or wait for acknowledgements.
 
-        Where acknowledgements are required, `reply` is a list: the reply of the script, and that of WAIT or WAITAOF.
+        If acknowledgements are required, `reply` is a list: the reply of the script, then the reply to WAIT or WAITAOF.
         """
         if not self._in_flight:
             return
@@ -276,9 +299,10 @@ class CommitWriter:
         self._on_reply(reply)
 
     def _wait_for_acks(self, acknowledged: object, unmet: str) -> None:
-        """Repeat WAIT or WAITAOF for the batch in flight, which the primary has applied but too few replicas have.
+        """Repeat WAIT or WAITAOF: the primary has applied the batch in flight, but acknowledgements are missing (`unmet`).
 
-        The batch itself is not sent again: that would be one more write to acknowledge.
+        The batch is sent again only after the last repetition or a lost connection, because each new write would need to
+        be acknowledged as well.
         """
         self._ack_attempts += 1
         commands = self._ack_policy.commands
@@ -289,7 +313,7 @@ class CommitWriter:
         self._connection.send(commands[self._ack_attempts], self._on_acks)
 
     def _on_acks(self, acknowledged: object) -> None:
-        """Handle the reply to a repeated WAIT or WAITAOF like the one to the commit, which the primary has applied."""
+        """Handle the reply to a repeated WAIT or WAITAOF, as if it were part of the reply to a commit that was applied."""
         connection_lost = isinstance(acknowledged, RedisFailure) and not isinstance(acknowledged, ErrorReply)
         self._on_commit_reply(acknowledged if connection_lost else [b"ok", acknowledged])
 
@@ -301,7 +325,10 @@ class CommitWriter:
     # -- failures -----------------------------------------------------------------------------------------
 
     def _on_failure(self, error: RedisFailure) -> None:
-        """Handle a batch that was rejected, or whose outcome is unknown: retry it, with another script if out of memory."""
+        """Retry a batch that Redis rejected, or whose outcome is unknown.
+
+        If Redis is out of memory, retry at once with the script variant that Redis still accepts. Otherwise reconnect first.
+        """
         out_of_memory = isinstance(error, ErrorReply) and error.code == "OOM"
         if out_of_memory and self._oom_script_sha and not self._uses_oom_script:
             if not self.full:
@@ -316,9 +343,9 @@ class CommitWriter:
         self.recover(self._retry(error))
 
     def _check_timeout(self) -> None:
-        """Close a connection on which the commit in flight makes no progress; its failure triggers a retry.
+        """Close the connection if the batch in flight makes no progress; the closed connection triggers a retry.
 
-        Runs at regular intervals: one timer per commit would cost more (measured).
+        Runs every quarter of `COMMIT_TIMEOUT_S`, because one timer per commit would cost more (measured).
         """
         self._timeout_timer = self._loop.call_later(COMMIT_TIMEOUT_S / 4, self._check_timeout)
         if self._connection is None or not self._in_flight or self._recovery is not None:
@@ -331,7 +358,7 @@ class CommitWriter:
             self.drop()
 
     def _on_recovery_done(self, task: asyncio.Task[None]) -> None:
-        """Report the error of a recovery, if any: recoveries retry by themselves, so an error is final."""
+        """Call `on_defect` if the recovery failed: a recovery retries what can be retried, so its error is final."""
         if self._recovery is task:
             self._recovery = None
         error = None if task.cancelled() else task.exception()
@@ -339,7 +366,7 @@ class CommitWriter:
             self._on_defect(error)
 
     async def _connect(self) -> RedisConnection:
-        """Connect to the current primary, and load the commit scripts there."""
+        """Connect to the current primary, and load the commit scripts into that Redis."""
         connection = await self._primary.connect()
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
@@ -350,18 +377,24 @@ class CommitWriter:
         return connection
 
     async def _retry(self, error: RedisFailure) -> None:
-        """Send the batch in flight again, to the current primary. Log if this begins an outage."""
+        """Send the batch in flight again, to the current primary; wait first unless this is the first failure.
+
+        The first failure after a successful commit is logged, and begins an outage.
+        """
         self.failure_count += 1
         if self._backoff is None:
             self._log.warning("store unavailable, queueing commits", error=str(error))
             self._backoff, self._unavailable_since = new_backoff(), self._loop.time()
-        else:  # Redis was reached, and has rejected the batch again
+        else:  # Redis was reached, and has failed again: do not retry in a tight loop
             await asyncio.sleep(round(self._backoff.next_delay(), 3))
         await self.resubmit(self._command)
 
 
 async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger) -> T:
-    """Repeat an operation on Redis, with pauses, until it succeeds. Log an error unless it is the same as the last."""
+    """Repeat an operation on Redis until it succeeds, with the pauses of `backoff`; return its result.
+
+    An error is logged only if it differs from the error of the previous attempt.
+    """
     last_error = ""
     while True:
         try:
@@ -374,5 +407,5 @@ async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff
 
 
 def new_backoff() -> Backoff:
-    """Return the backoff between attempts to reach Redis."""
+    """Return a new exponential backoff for attempts to reach Redis."""
     return Backoff(*BACKOFF_S)

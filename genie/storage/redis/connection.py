@@ -1,7 +1,7 @@
 """One connection to Redis: RESP, one command in flight, no retries.
 
 The commit path does not use redis-py's connection: it costs five times as much per batch (measured), and a commit must
-know exactly what was sent how often.
+know which bytes were sent, and how often.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class ErrorReply(RedisFailure):
 
     @property
     def code(self) -> str:
-        """The kind of error."""
+        """The error code: the first word of the reply, such as `READONLY`."""
         return str(self).partition(" ")[0]
 
 
 def encode_bulk(value: object) -> bytes:
-    """Return one argument of a command as a RESP bulk string."""
+    """Encode one argument of a command as a RESP bulk string. Values other than bytes are converted with `str`."""
     data = value if isinstance(value, bytes) else str(value).encode()
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
 def encode_command(parts: Sequence[object]) -> bytes:
-    """Return a command as a RESP array."""
+    """Encode a command, its name and arguments, as a RESP array."""
     return b"".join([b"*%d\r\n" % len(parts), *map(encode_bulk, parts)])
 
 
@@ -44,34 +44,38 @@ ASKING = encode_command(["ASKING"])
 
 
 def _redacted(password: str | None, error: ErrorReply) -> ErrorReply:
-    """Return the error reply to AUTH without the password, which a Redis without that command repeats in its message."""
+    """Return the error reply to AUTH without the password.
+
+    A server that does not know AUTH repeats the arguments in its error message: `..., with args beginning with: ...`.
+    """
     text = str(error).partition(", with args")[0]
     return ErrorReply(text if password is None or password not in text else f"{error.code} the password was rejected")
 
 
 class RedisConnection(asyncio.Protocol):
-    """One connection to Redis, with one command in flight.
-
-    With `asking`, each command is preceded by ASKING, which a cluster node requires while it is importing the slot.
-    """
+    """One connection to Redis. The caller sends the next command only after the reply to the previous one."""
 
     asking = False
+    """Send ASKING before each command: a cluster node requires it while it is importing the slot."""
     version = 0, 0
-    """The version of this Redis; (0, 0) while unknown."""
+    """The (major, minor) version of this Redis; (0, 0) if unknown."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader()
         self._transport: asyncio.Transport | None = None
         self._on_reply: Callable[[Any], None] | None = None
+        """The callback of the command in flight; None if there is none."""
         self._replies: list[Any] = []
+        """The replies received so far, if several are expected."""
         self._expected = 1
+        """How many replies the command in flight has, including the reply to ASKING."""
         self.address = Address("", 0)
 
     @classmethod
     async def open(cls, address: Address, login: Login) -> RedisConnection:
-        """Connect and log in. OSError or RedisFailure where that fails."""
+        """Connect, log in and select the database. Raises OSError or RedisFailure if any of these fails."""
         loop = asyncio.get_running_loop()
-        if not address.port:
+        if not address.port:  # a Unix socket
             _, connection = await loop.create_unix_connection(cls, address.host)
         else:
             tls = None if login.tls is None else SSLConnection(**login.tls).ssl_context.get()
@@ -91,7 +95,10 @@ class RedisConnection(asyncio.Protocol):
         return connection
 
     async def call(self, *parts: object) -> Any:
-        """Send one command and return its reply. RedisFailure where it fails; ErrorReply where the reply is an error."""
+        """Send one command and return its reply.
+
+        Raises ErrorReply if Redis replies with an error, and RedisFailure if the connection ends before the reply.
+        """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.send(encode_command(parts), lambda reply: None if future.done() else future.set_result(reply))
         reply = await future
@@ -100,13 +107,13 @@ class RedisConnection(asyncio.Protocol):
         return reply
 
     def send(self, command: bytes, on_reply: Callable[[Any], None], replies: int = 1) -> None:
-        """Send encoded commands and call `on_reply` with the reply, or with a RedisFailure.
+        """Send one or more encoded commands, and call `on_reply` with the reply, which may be an ErrorReply.
 
-        If `replies` is greater than one, it gets the list of all replies, some of which may be errors, or a single
-        RedisFailure if the connection ended before all have arrived.
+        `replies` is the number of expected replies. If it is greater than one, `on_reply` gets the list of all replies. If
+        the connection ends before all replies have arrived, `on_reply` gets a single RedisFailure instead.
 
-        This takes a callback instead of returning a future: two futures and their iterations of the event loop would cost
-        a commit more than everything else that this module does for it (measured).
+        `send` takes a callback instead of returning a future, because a future and its iteration of the event loop would
+        cost a commit more than the rest of this module (measured).
         """
         if self._transport is None or self._transport.is_closing():
             on_reply(RedisFailure("not connected"))
@@ -122,7 +129,7 @@ class RedisConnection(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def close(self) -> None:
-        """Close at once. A command in flight may or may not be executed."""
+        """Close the connection without sending buffered bytes. Redis may or may not execute a command in flight."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -133,7 +140,7 @@ class RedisConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse replies; close the connection if the server sends anything but RESP."""
+        """Parse the received bytes; close the connection if they are not valid RESP."""
         try:
             self._parse(data)
         except hiredis.ProtocolError as error:
@@ -141,10 +148,10 @@ class RedisConnection(asyncio.Protocol):
             self._deliver(RedisFailure(f"{self.address} sent no valid RESP: {error}"))
 
     def _parse(self, data: bytes) -> None:
-        """Deliver each complete reply, or collect it where several are expected for one call of `send`."""
+        """Deliver each complete reply to the callback, or collect it if the command in flight has several replies."""
         self._reader.feed(data)
         reply = self._reader.gets()
-        while reply is not False:
+        while reply is not False:  # False: the next reply is incomplete
             if isinstance(reply, Exception):
                 reply = ErrorReply(str(reply))
             if self._expected == 1:
@@ -154,12 +161,12 @@ class RedisConnection(asyncio.Protocol):
             reply = self._reader.gets()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the command in flight, whichever side closed the connection."""
+        """Fail the command in flight with a RedisFailure, whichever side closed the connection."""
         self._transport = None
         self._deliver(RedisFailure(f"the connection to {self.address} ended: {exc or 'closed'}"))
 
     def _collect(self, reply: object) -> None:
-        """Add one of several expected replies; deliver them once all have arrived, without the reply to ASKING."""
+        """Collect one of several expected replies; deliver all of them after the last one, without the reply to ASKING."""
         self._replies.append(reply)
         if len(self._replies) == self._expected:
             replies, self._replies = self._replies, []
@@ -168,7 +175,7 @@ class RedisConnection(asyncio.Protocol):
             self._deliver(replies[0] if len(replies) == 1 else replies)
 
     def _deliver(self, reply: object) -> None:
-        """Pass the reply to the callback of the command in flight, which ends the command."""
+        """Call the callback of the command in flight, if there is one, with its reply; the connection is then idle."""
         on_reply, self._on_reply = self._on_reply, None
         if on_reply is not None:
             on_reply(reply)

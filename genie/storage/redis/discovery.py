@@ -1,4 +1,4 @@
-"""Discovery of the primary: a configured address, or the one that sentinels or the nodes of a cluster report."""
+"""Discovery of the primary: a configured address, or the address that sentinels or cluster nodes report."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFai
 from genie.storage.redis.url import Address, Login, RedisUrl
 
 QUERY_TIMEOUT_S = 1.5
-"""Time limit of a query, which is sent to all nodes in parallel."""
+"""Time limit for querying all nodes, which happens in parallel."""
 FIRST_REPLY_GRACE_S = 0.5
 """How long to wait for the other nodes after the first reply."""
 MAJORITY_GRACE_S = 0.05
 """How long to wait for the remaining nodes once more than half have replied."""
 MAX_QUERIED_NODES = 16
-"""Cluster nodes queried at a time: this many of the URL, and as many of those that they have reported."""
+"""How many nodes of the URL, and how many other nodes of the cluster, are queried at most."""
 UNKNOWN_HOST = "?"
-"""How a cluster node reports a host that it does not know."""
+"""A cluster node reports this instead of a host name that it does not know."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class PrimaryLocation:
-    """Where the primary is. `asking`: the node is importing the slot, and serves it only after ASKING."""
+    """The address of the primary. `asking`: that node is importing the hash slot, and accepts commands only after ASKING."""
 
     address: Address
     asking: bool = False
 
 
 class Discovery(Protocol):
-    """Finds the current primary: each call of `find` looks again."""
+    """Finds the current primary. Each call of `find` queries again."""
 
     primary_may_change: bool
-    """Whether another Redis may become the primary. Then each new connection must verify that its Redis is the primary."""
+    """Whether another Redis may become the primary. If so, the primary must be verified after each connect."""
 
     async def find(self) -> PrimaryLocation:
-        """Return the current primary. RedisFailure if no node reports one."""
+        """Return the location of the current primary. Raises RedisFailure if no node reports a primary."""
 
     def on_error_reply(self, error: ErrorReply, address: Address) -> None:
-        """Process an error reply of the Redis at `address`: a redirection names another primary."""
+        """Process an error reply of the Redis at `address`. A redirection in it determines the result of the next `find`."""
 
 
 def discovery_for(url: RedisUrl, key: str) -> Discovery:
-    """Return the discovery for a URL; in a cluster, for the slot of `key`."""
+    """Return the kind of discovery that the URL requires. In a cluster, `key` selects the hash slot whose primary is found."""
     if url.kind == "sentinel":
         return SentinelDiscovery(url)
     return ClusterDiscovery(url, key) if url.kind == "cluster" else Standalone(url.nodes[0])
 
 
 class Standalone:
-    """A single Redis: it is always the primary."""
+    """A single Redis, which is always the primary."""
 
     primary_may_change = False
 
@@ -63,7 +63,7 @@ class Standalone:
         self._location = PrimaryLocation(address)
 
     async def find(self) -> PrimaryLocation:
-        """Return its location."""
+        """Return the configured location, without a query."""
         return self._location
 
     def on_error_reply(self, error: ErrorReply, address: Address) -> None:
@@ -71,7 +71,7 @@ class Standalone:
 
 
 class SentinelDiscovery:
-    """Queries all sentinels, and uses the reply with the latest election."""
+    """Queries all sentinels, and uses the reply with the highest configuration epoch (the latest failover)."""
 
     primary_may_change = True
 
@@ -79,10 +79,10 @@ class SentinelDiscovery:
         self._url = url
 
     async def find(self) -> PrimaryLocation:
-        """Return the primary with the highest configuration epoch: an isolated sentinel would report an older one.
+        """Return the primary of the highest configuration epoch: an isolated sentinel reports a former primary.
 
-        The epoch is queried before the address: during a failover a sentinel reports the new epoch with the old address in
-        SENTINEL MASTER, but the new address in GET-MASTER-ADDR-BY-NAME.
+        Sentinels of the same epoch vote by majority. Each sentinel is queried twice, because during a failover SENTINEL
+        MASTER returns the new epoch with the old address; only GET-MASTER-ADDR-BY-NAME returns the new address.
         """
         url = self._url
         commands = ("SENTINEL", "MASTER", url.master), ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", url.master)
@@ -94,11 +94,11 @@ class SentinelDiscovery:
         raise RedisFailure(f"no sentinel reports a master named {url.master!r} ({errors})")
 
     def on_error_reply(self, error: ErrorReply, address: Address) -> None:
-        """Ignore the error: the sentinels are queried each time."""
+        """Ignore the error: `find` queries the sentinels each time."""
 
 
 class ClusterDiscovery:
-    """Queries the cluster nodes for the server of the slot, and uses the majority's, or a redirection just received."""
+    """Uses the last redirection (MOVED or ASK) once; otherwise queries the cluster nodes for the primary of the hash slot."""
 
     primary_may_change = True
 
@@ -106,12 +106,13 @@ class ClusterDiscovery:
         self._url = url
         self._slot = key_slot(key.encode())
         self._reported_nodes: tuple[Address, ...] = ()
-        """All nodes in the last replies. Those of the URL are queried as well: their host names may still resolve when all
-        others have moved."""
+        """All nodes in the last replies. The nodes of the URL are queried as well: their host names may still resolve when
+        the addresses of all nodes have changed."""
         self._redirect: PrimaryLocation | None = None
+        """The target of the last redirection, until `find` returns it."""
 
     async def find(self) -> PrimaryLocation:
-        """Return the node that most nodes report as the primary of the slot."""
+        """Return the target of the last redirection, or else the node that most nodes report as the primary of the slot."""
         redirect, self._redirect = self._redirect, None
         if redirect is not None:
             return redirect
@@ -130,9 +131,9 @@ class ClusterDiscovery:
         raise RedisFailure(f"no cluster node reports a server for slot {self._slot} ({errors or 'no answer'})")
 
     def on_error_reply(self, error: ErrorReply, address: Address) -> None:
-        """Use the node that a redirection names: `MOVED slot host:port`, or `ASK slot host:port` while a slot is moved.
+        """Remember the target of a redirection: `MOVED slot host:port`, or `ASK slot host:port` while a slot is migrated.
 
-        Without a host, the redirection is to another port of the host that replied.
+        A redirection without a host means another port of the host in `address`, which sent the redirection.
         """
         code, _, rest = str(error).partition(" ")
         if code not in ("MOVED", "ASK"):
@@ -143,18 +144,19 @@ class ClusterDiscovery:
 
 
 def _parse_master(_: Address, master: list[bytes], address: list[bytes]) -> tuple[int, Address]:
-    """Return the configuration epoch and the primary's address, from the replies of a sentinel to two commands.
+    """Return the configuration epoch and the primary's address from a sentinel's replies to two commands.
 
-    `master` is the reply to SENTINEL MASTER, `address` that to SENTINEL GET-MASTER-ADDR-BY-NAME.
+    `master` is the reply to SENTINEL MASTER (keys and values alternate), `address` is the reply to SENTINEL
+    GET-MASTER-ADDR-BY-NAME (host, port).
     """
     fields = dict(zip(master[::2], master[1::2], strict=True))
     return int(fields[b"config-epoch"]), Address(address[0].decode(), int(address[1]))
 
 
 def _parse_slots(node: Address, ranges: list[Any]) -> list[tuple[int, int, list[Address]]]:
-    """Return the slot ranges in a reply to CLUSTER SLOTS: first slot, last slot, and the nodes, the primary first.
+    """Return the slot ranges of a reply to CLUSTER SLOTS: first slot, last slot, and the nodes, of which the first is primary.
 
-    A node without a host is the one that replied.
+    A node that does not know its own host name reports an empty host: `node.host` is used instead.
     """
     return [
         (int(first), int(last), [Address((host or b"").decode() or node.host, int(port)) for host, port, *_ in servers])
@@ -165,19 +167,19 @@ def _parse_slots(node: Address, ranges: list[Any]) -> list[tuple[int, int, list[
 async def _query_all(
     nodes: Iterable[Address], login: Login, parse: Callable[..., T], *commands: tuple[object, ...]
 ) -> tuple[list[T], str]:
-    """Query all nodes in parallel, and stop waiting soon after a majority has replied: a node that hangs delays nothing.
+    """Run commands on all nodes in parallel; return the parsed replies, and the errors of the other nodes as text.
 
-    Returns the parsed replies, and the errors of the other nodes as text.
+    Returns soon after a majority has replied, and cancels the other queries, so that a node that hangs delays nothing.
     """
     loop = asyncio.get_running_loop()
     pending = queries = [asyncio.ensure_future(_query(node, login, parse, *commands)) for node in nodes]
     replies: list[T] = []
     errors: list[str] = []
-    until = loop.time() + QUERY_TIMEOUT_S
+    deadline = loop.time() + QUERY_TIMEOUT_S
     try:
-        while pending and until > loop.time():
-            done, _ = await asyncio.wait(pending, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED)
-            for task in [task for task in pending if task in done]:  # in the order of the nodes: a set has none
+        while pending and deadline > loop.time():
+            done, _ = await asyncio.wait(pending, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in pending if task in done]:  # `done` is a set: keep the order of the nodes
                 error = task.exception()
                 if error is None:
                     replies.append(task.result())
@@ -188,7 +190,7 @@ async def _query_all(
             pending = [task for task in pending if task not in done]
             if replies:
                 grace_s = MAJORITY_GRACE_S if 2 * len(replies) > len(queries) else FIRST_REPLY_GRACE_S
-                until = min(until, loop.time() + grace_s)
+                deadline = min(deadline, loop.time() + grace_s)
         if pending and not replies:
             errors.append("no answer")
     finally:
@@ -199,7 +201,10 @@ async def _query_all(
 
 
 async def _query(node: Address, login: Login, parse: Callable[..., T], *commands: tuple[object, ...]) -> T:
-    """Run commands on a node, on a connection of its own, and return `parse(node, *replies)`."""
+    """Run commands on a node over a temporary connection, and return `parse(node, *replies)`.
+
+    Raises RedisFailure, OSError or TimeoutError if that fails, also if the replies have an unexpected form.
+    """
     async with asyncio.timeout(QUERY_TIMEOUT_S):
         connection = await RedisConnection.open(node, login)
         try:
@@ -209,4 +214,4 @@ async def _query(node: Address, login: Login, parse: Callable[..., T], *commands
     try:
         return parse(node, *replies)
     except (ValueError, TypeError, LookupError, AttributeError):
-        raise RedisFailure(f"{node} is no sentinel or cluster node: unexpected reply to {commands[0][0]}") from None
+        raise RedisFailure(f"{node} is not a sentinel or cluster node: unexpected reply to {commands[0][0]}") from None

@@ -19,8 +19,8 @@ from genie.storage.redis.replica import LocalReplica
 from genie.storage.store import Node
 
 RECOVERY_GRACE_S = 1.0
-"""How much longer than a lease each lower rank waits where Redis may have lost commits: longer than a node of the rank above
-pauses between two attempts to connect."""
+"""If Redis may have lost commits, each lower rank waits this much longer. The value exceeds the pause between two attempts
+to connect, so that a node of the next higher rank can reconnect in time."""
 
 
 class Action(Enum):
@@ -29,28 +29,28 @@ class Action(Enum):
     READ_AGAIN = auto()
     """Read `meta` again: the leader has changed since its lease expired."""
     LOAD_SNAPSHOT = auto()
-    """Load all records: this node has no replica, or the log does not continue it."""
+    """Load all records: this node has no replica, or the log does not continue the replica."""
     DISCARD_REPLICA = auto()
     """Split brain: two leaders diverged. The surviving Redis wins, so the local replica is discarded."""
     TAIL_LOG = auto()
     """Follow the leader until its lease expires."""
     ACQUIRE = auto()
-    """Acquire leadership from the stored state, restoring what Redis lacks of it."""
+    """Acquire leadership, and continue from the stored state. Commits that Redis lacks are restored afterwards."""
     RESTORE = auto()
-    """Redis is empty: restore the snapshot that this node has, and lead."""
+    """Redis is empty: restore the snapshot from this node's memory, and lead."""
 
 
 class Decision(NamedTuple):
-    """The next action. The other fields are the conditions of acquiring leadership: which waits precede it."""
+    """The next action. The other fields apply only to acquiring leadership: what to wait for, and under which condition."""
 
     action: Action
     not_before: float | None = None
-    """Event-loop time until which candidates of a higher rank may take over. Until then, and once more at that time, the
-    candidate compares its position with those of the others. None: no other candidate can have a better claim."""
+    """Wait until this event-loop time, so that a candidate of a higher rank can take over. While waiting, and once more at
+    the end, the candidate compares its position with the published ones. None: no candidate can have a higher rank."""
     rolled_back: bool = False
-    """Redis lacks, or may lack, commits that were replicated here: the wait counts from when that was first observed."""
+    """Redis lacks, or may lack, commits that this node has replicated. The wait counts from the first such observation."""
     delayed: bool = False
-    """The candidate waits for the election delay, so that nodes that lead fewer namespaces win."""
+    """Wait for the election delay as well, so that nodes that lead fewer namespaces win."""
     unmoved: bool = False
     """Acquire only if the leader has not committed since `meta` was read."""
 
@@ -62,46 +62,54 @@ class Candidacy:
     last_sign_of_life: float
     """When a leader was last observed to be alive; initially, when this node last connected to Redis."""
     has_seen_leader: bool
-    """A leader was seen alive at this Redis. Until then this Redis may be a replacement that lacks acknowledged commits.
-    True from the start where the primary cannot change."""
+    """Whether a leader was seen alive at this Redis. If not, this Redis may be a new primary that lacks acknowledged commits.
+    Always True if the primary cannot change."""
     empty_since: float | None = None
-    """Since when the namespace is observed to be empty."""
+    """When the namespace was first observed to be empty; None if it is not empty."""
     rollback: tuple[LeaderEpoch, int] | None = None
-    """The last stored position (epoch, index) that lacked commits that are replicated here."""
+    """The last position (epoch, index) at which Redis lacked commits that this node has replicated."""
     expired: LeaderEpoch | None = None
-    """The epoch whose lease has just expired, according to the log."""
+    """The epoch whose lease has just expired, as observed in the log; None otherwise."""
 
     def reset(self, now: float, *, primary_may_change: bool) -> None:
-        """Start observing again after Redis was unreachable. So it may have been for the leader: its lease starts again."""
+        """Start observing again after Redis was unreachable.
+
+        Redis may have been unreachable for the leader, too, so the full lease is waited for again.
+        """
         self.last_sign_of_life = now
         self.empty_since = self.expired = None
         self.has_seen_leader = not primary_may_change
 
     def note_rollback(self, meta: Meta, now: float) -> None:
-        """Start a new lease for the leader of the commits that Redis lacks, the first time Redis is at this position."""
+        """Record that Redis lacks commits. The first time for a position, the full lease is waited for again.
+
+        Within that lease the leader that made the commits can restore them.
+        """
         if self.rollback != (meta.epoch, meta.index):
             self.rollback = meta.epoch, meta.index
             self.last_sign_of_life = now
 
     def sign_of_life_at(self, meta: Meta, now: float) -> float:
-        """Return the value that `last_sign_of_life` has after `note_rollback(meta, now)`."""
+        """Return the value that `last_sign_of_life` would have after `note_rollback(meta, now)`, without changing anything."""
         return self.last_sign_of_life if self.rollback == (meta.epoch, meta.index) else now
 
 
 def is_vacant(meta: Meta, candidacy: Candidacy, node: Node) -> bool:
-    """Return whether the leader stored in `meta` cannot be alive: it has resigned, or was this node before its restart.
+    """Return whether the leader stored in `meta` cannot be alive: it has resigned, or was this node before a restart.
 
-    The latter counts only if a leader was seen alive at this Redis: a new primary may lack the takeover of a later leader.
+    A restart of this node counts only if a leader was seen alive at this Redis. Otherwise this Redis may be a new primary
+    that lacks the takeover by a later leader.
     """
     return meta.node is None or (candidacy.has_seen_leader and node.is_restart_of(meta.node))
 
 
 def rank_delay_s(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica) -> float:
-    """Return how much longer than a lease this candidate waits, by its rank.
+    """Return how long this candidate waits in addition to a lease, by its rank.
 
-    1. The node that led last, as far as it knows: no delay.
-    2. A node that has replicated commits that Redis lacks.
-    3. Any other node, if no leader was seen alive at this Redis, which may have replaced one with more commits.
+    1. A node that was the last leader, according to its log: 0.
+    2. A node that has replicated commits that Redis lacks: `RECOVERY_GRACE_S`.
+    3. Any other node: 0 if a leader was seen alive at this Redis. Otherwise twice `RECOVERY_GRACE_S`, because this Redis may
+       be a new primary that lacks commits.
     """
     if replica.has_led_last:
         return 0.0
@@ -111,7 +119,7 @@ def rank_delay_s(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica)
 
 
 def decide(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> Decision:
-    """Return what a candidate does next. `meta` was just read; it is None if the namespace is empty."""
+    """Return what a candidate does next. `meta` was just read; None if the namespace is empty. `now` is event-loop time."""
     if candidacy.expired is not None:
         return _on_expired_lease(meta, candidacy, replica, now)
     if meta is None:
@@ -124,44 +132,50 @@ def decide(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, node:
 def _on_leader(
     meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float, *, diverged: bool
 ) -> Decision:
-    """Decide where `meta` names a leader that may be alive. `diverged`: the replica is not on the stored lineage."""
+    """Decide what to do if the leader stored in `meta` may be alive.
+
+    `diverged`: the position of the replica is not on the stored lineage, because of a rollback or a fork.
+    """
     if not replica.is_loaded:
         return Decision(Action.LOAD_SNAPSHOT)
     lacks_commits = replica.has_commits_missing_from(meta.history)
     if diverged and not lacks_commits:
         return Decision(Action.DISCARD_REPLICA)
     if lacks_commits and (diverged or not candidacy.has_seen_leader):
-        # Redis rolled back. The leader restores the snapshot; if it has not within a lease, this node does.
-        until = _until_prior_leader_gone(meta, candidacy, replica, node, now)
-        return Decision(Action.ACQUIRE, until, rolled_back=True, unmoved=True)
+        # Redis was rolled back. If the leader does not restore the snapshot within a lease, this node does.
+        not_before = _prior_leader_gone_at(meta, candidacy, replica, node, now)
+        return Decision(Action.ACQUIRE, not_before, rolled_back=True, unmoved=True)
     return Decision(Action.TAIL_LOG)
 
 
 def _on_empty(candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> Decision:
-    """Decide where the namespace is new, or Redis has lost everything: wait for a lease, as a living leader restores it."""
+    """Decide what to do if the namespace is empty: it is new, or Redis has lost everything.
+
+    The candidate first waits for a lease, in which a leader that is alive can restore the state.
+    """
     since = now if candidacy.empty_since is None else candidacy.empty_since
-    until = since + node.lease_ms / 1000 + rank_delay_s(None, candidacy, replica)
+    not_before = since + node.lease_ms / 1000 + rank_delay_s(None, candidacy, replica)
     history = replica.history
     action = Action.RESTORE if history is not None and history.position > (0, 0) else Action.ACQUIRE
-    return Decision(action, until, delayed=True)
+    return Decision(action, not_before, delayed=True)
 
 
 def _on_vacant(
     meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float, *, diverged: bool
 ) -> Decision:
-    """Decide where the stored leader has resigned, or was this node before its restart (`is_vacant`)."""
+    """Decide what to do if the stored leader has resigned, or was this node before a restart (`is_vacant`)."""
     if not candidacy.has_seen_leader and not replica.is_loaded:
         return Decision(Action.LOAD_SNAPSHOT)
-    delayed = meta.node is None
+    delayed = meta.node is None  # a restarted leader takes over at once
     if diverged or not candidacy.has_seen_leader:
-        # The leader of the commits that Redis lacks may be alive, and not know yet that another Redis is the primary.
-        until = _until_prior_leader_gone(meta, candidacy, replica, node, now)
-        return Decision(Action.ACQUIRE, until, rolled_back=True, delayed=delayed)
+        # The leader that made the missing commits may be alive, and still be connected to the former primary.
+        not_before = _prior_leader_gone_at(meta, candidacy, replica, node, now)
+        return Decision(Action.ACQUIRE, not_before, rolled_back=True, delayed=delayed)
     return Decision(Action.ACQUIRE, delayed=delayed)
 
 
 def _on_expired_lease(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, now: float) -> Decision:
-    """Decide after the log has shown no commit for the duration of the leader's lease."""
+    """Decide what to do after the leader has committed nothing for the duration of its lease."""
     if meta is None or meta.epoch != candidacy.expired:
         return Decision(Action.READ_AGAIN)
     if not replica.read_history.contains(meta.position):
@@ -169,8 +183,11 @@ def _on_expired_lease(meta: Meta | None, candidacy: Candidacy, replica: LocalRep
     return Decision(Action.ACQUIRE, None if candidacy.has_seen_leader else now, delayed=True, unmoved=True)
 
 
-def _until_prior_leader_gone(meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> float:
-    """Return when the leader of the commits that Redis lacks has lost its lease and higher ranks had time to take over."""
+def _prior_leader_gone_at(meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> float:
+    """Return the event-loop time after which this candidate may replace a leader whose commits Redis lacks.
+
+    By then the lease of that leader has expired, and candidates of a higher rank had time to take over.
+    """
     lease_s = (meta.node or node).lease_ms / 1000
     return candidacy.sign_of_life_at(meta, now) + lease_s + rank_delay_s(meta, candidacy, replica)
 
@@ -178,32 +195,38 @@ def _until_prior_leader_gone(meta: Meta, candidacy: Candidacy, replica: LocalRep
 # -- Leadership balancing -----------------------------------------------------------------------------
 
 DELAY_PER_NAMESPACE_S = 0.1
-"""Election delay for each namespace that this node leads, and again for each more than the node that leads fewest."""
+"""Election delay for each namespace that this node leads, plus the same for each that it leads more than the least loaded
+node."""
 MAX_DELAY_S = 0.5
-"""The limit of either part: nodes may lead many namespaces, and the one that leads fewest need not wait longer."""
+"""The limit of each of these two parts, because a node may lead many namespaces."""
 TRANSFERRED_DELAY_S = 1.0
-"""Additional delay for a namespace that this node has just transferred: otherwise it could win the election again."""
+"""Additional election delay for a namespace that this node has just transferred, so that it does not win it again."""
 MIN_IMBALANCE = 2
-"""A node transfers a namespace if it leads at least this many more: with a difference of one the roles would only swap."""
+"""A node transfers a namespace if it leads at least this many more than the receiver. With a difference of one, the transfer
+would only exchange their roles."""
 
 
 class LeadershipBalancer:
-    """Records which node leads which of the namespaces that this node serves, and decides about transfers. Nodes are
-    identified by their addresses.
+    """Records which node leads each namespace that this node serves, and decides about transfers. A node is identified by
+    its address.
 
-    Leadership is balanced without a coordinator, by two rules. Election delay: before a node competes for a vacant
-    namespace it waits, the longer the more it leads, so idle nodes win. Transfer: a node that leads at least two namespaces
-    fewer than another requests one of them, and the leader, which polls for requests, resigns. So nodes that serve the same
-    namespaces end with a difference of at most one, and transfers stop.
+    Leadership is balanced without a coordinator, by two rules:
+
+    - Election delay: the more namespaces a node leads, the longer it waits before it competes for a vacant one.
+    - Transfer: a node that leads at least two namespaces fewer than another node requests one of them. The leader, which
+      polls for such requests, resigns.
+
+    Transfers stop when the nodes that serve the same namespaces lead equally many, with a difference of at most one.
     """
 
     def __init__(self) -> None:
         self._leaders: dict[str, str] = {}
+        """Leader by namespace, for namespaces with a known leader."""
         self._transferred: dict[str, str] = {}
-        """Namespaces that this node has transferred, with the receiver, until their new leader is known."""
+        """Receiver by namespace that this node has transferred, until the new leader is known."""
 
     def set_leader(self, namespace: str, address: str | None) -> None:
-        """Record which node leads a namespace; None: unknown."""
+        """Record which node leads a namespace, or None if the leader is unknown."""
         if address is None:
             self._leaders.pop(namespace, None)
         else:
@@ -211,13 +234,14 @@ class LeadershipBalancer:
             self._transferred.pop(namespace, None)
 
     def count(self, address: str) -> int:
-        """Return how many namespaces a node leads."""
+        """Return how many namespaces the node at `address` leads."""
         return sum(leader == address for leader in self._leaders.values())
 
     def election_delay_s(self, own: str, namespace: str) -> float:
-        """Return how long the node at address `own` waits before it competes for a vacant namespace.
+        """Return how long this node, at address `own`, waits before it competes for a vacant namespace.
 
-        The delay grows with the namespaces that it leads, and with those that it leads more than the least loaded node.
+        The delay grows with the number of namespaces that this node leads, and with the difference to the least loaded
+        node. It is longer for a namespace that this node has just transferred.
         """
         count = self.count(own)
         surplus = count - min(Counter(self._leaders.values()).values(), default=0)
@@ -227,10 +251,10 @@ class LeadershipBalancer:
         return delay_s + (TRANSFERRED_DELAY_S if namespace in self._transferred else 0)
 
     def start_transfer(self, namespace: str, own: str, other: str, count: int) -> bool:
-        """Decide whether node `own` transfers a namespace to node `other`, which led `count` when it asked; record it if so.
+        """Return whether this node, at `own`, should transfer a namespace to the node at `other`; if so, record the transfer.
 
-        Namespaces that are being transferred to `other` count as led by it: if it asks again before it has taken over the
-        first one, it gets no second.
+        `count` is how many namespaces `other` led when it sent the request. Namespaces that are already being transferred
+        to `other` count as led by `other`, so that repeated requests do not transfer too many.
         """
         transferred = sum(receiver == other for receiver in self._transferred.values())
         if other == own or self.count(own) - max(count, self.count(other) + transferred) < MIN_IMBALANCE:
@@ -240,9 +264,9 @@ class LeadershipBalancer:
         return True
 
     def namespace_to_request(self, own: str) -> str | None:
-        """Return the namespace that the node at address `own` should request from the most loaded node; None if balanced.
+        """Return the namespace that this node, at `own`, should request from the most loaded node; None if balanced.
 
-        Nodes choose by a hash that includes their own address, so that they request different namespaces.
+        The choice depends on a hash of `own` and the namespace, so that different nodes request different namespaces.
         """
         counts = Counter(self._leaders.values())
         busiest, max_count = max(counts.items(), key=lambda item: item[1], default=("", 0))

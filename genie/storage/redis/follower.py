@@ -1,8 +1,8 @@
 """Follow a namespace until this node leads it: tail the log into a local replica, so that a takeover needs no loading.
 
-The leader has a lease: it may act for that long after sending each of its commits, and an idle leader commits a heartbeat.
-Clocks of different nodes are never compared. A follower counts the lease from when it has read a commit, which is later
-than when the leader sent it. The script that acquires leadership fails if the leader has committed since.
+The leader has a lease: it may act for the duration of the lease after it sent a commit. An idle leader commits a heartbeat.
+A follower counts the lease from the moment at which it has read the commit, which is later, so clocks of different nodes are
+never compared. The script that acquires leadership fails if the leader has committed in the meantime.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from genie.storage.store import LeadershipLost, Node, StateMachine
 log = structlog.get_logger()
 
 MAX_READ_WAIT_MS = 1_000
-"""How long one read of the log may block: Redis may have crashed, or be unreachable, without closing the connection."""
+"""How long one read of the log may block. Limited, because a Redis that crashed may not have closed the connection."""
 READ_PAUSE_S = 0.01
 """Pause between two reads of a busy log, so that following does not cost Redis as much as the commits."""
 TRANSFER_REQUEST_INTERVAL_S = 1.0
@@ -48,10 +48,11 @@ POLL_INTERVAL_S = 0.1
 
 
 class Follower:
-    """One namespace on a node that does not lead it.
+    """Follows one namespace on a node that does not lead it, until the node has acquired leadership.
 
-    `on_leader_changed` gets the leader's address, or None. `led` is what this node knows from when it led, and
-    `unacknowledged` are batches that it sent then without acknowledging them to clients.
+    `on_leader_changed` is called with the leader's address, or with None while the leader is unknown. `led` is the state of
+    this node as a former leader, if it has led. `unacknowledged` are the positions of batches that this node sent as the
+    leader without acknowledging them to clients.
     """
 
     def __init__(
@@ -72,19 +73,23 @@ class Follower:
         self._on_leader_changed = on_leader_changed
         self._loop = asyncio.get_running_loop()
         self._replica = LocalReplica(reader, led, unacknowledged)
-        self._candidacy = Candidacy(self._loop.time(), not keyspace.primary_may_change)
+        self._candidacy = Candidacy(
+            last_sign_of_life=self._loop.time(), has_seen_leader=not keyspace.primary_may_change
+        )
         self._requested_transfer_at = -inf
+        """When this node last requested a transfer (event-loop time)."""
         self._has_acquired = False
+        """Whether this node has acquired leadership, but does not have the state to lead from yet."""
         self.acquired_at = 0.0
-        """When this node began to acquire leadership (event-loop time): its first lease counts from there."""
+        """When this node began to acquire leadership (event-loop time). Its first lease starts at that time."""
 
     def on_store_failure(self) -> None:
-        """Start observing again: Redis could not be reached."""
+        """Discard the observations of the leader, because Redis could not be reached: the full lease is waited for again."""
         self._candidacy.reset(self._loop.time(), primary_may_change=self._keyspace.primary_may_change)
         self._set_leader(None)
 
     async def run(self) -> StateMachine:
-        """Follow until this node leads, and return the state. After an error, call it again to continue."""
+        """Follow until this node leads, and return the state. After an error, call `run` again: the replica is kept."""
         while True:
             state_machine = await self._step()
             if state_machine is not None:
@@ -93,7 +98,10 @@ class Follower:
                 return state_machine
 
     async def _step(self) -> StateMachine | None:
-        """Read `meta`, decide, and execute the decision. Returns the state once this node has acquired leadership."""
+        """Read `meta`, decide, and execute the decision.
+
+        Returns the state if this node has acquired leadership, otherwise None: call `_step` again.
+        """
         meta = await self._read_meta()
         decision = decide(meta, self._candidacy, self._replica, self._node, self._loop.time())
         expired, self._candidacy.expired = self._candidacy.expired, None
@@ -110,12 +118,15 @@ class Follower:
         return None
 
     def _set_leader(self, leader: str | None) -> None:
-        """Record the leader's address, or None if it is unknown, and notify the server."""
+        """Record the leader's address (None: unknown) in the balancer, and notify the server."""
         self._balancer.set_leader(self._keyspace.name, leader)
         self._on_leader_changed(leader)
 
     async def _read_meta(self) -> Meta | None:
-        """Read `meta`, and record who leads, or since when the namespace is empty. Returns None if it is empty."""
+        """Read `meta`, and record the leader, or since when the namespace is empty.
+
+        Returns None if the namespace is empty. Records nothing directly after an expired lease: `decide` uses the old values.
+        """
         meta, candidacy = await self._keyspace.read(), self._candidacy
         if candidacy.expired is not None:
             return meta
@@ -123,7 +134,7 @@ class Follower:
             self._set_leader(None)
             was_unregistered = await self._keyspace.register_candidate()
             if was_unregistered or candidacy.empty_since is None:
-                # The first call, or Redis has lost data since the last one: another node may have led, and be alive.
+                # This is the first call, or Redis has lost data since the last call: a leader may be alive.
                 candidacy.empty_since = self._loop.time()
             return None
         candidacy.empty_since = None
@@ -134,7 +145,10 @@ class Follower:
     # -- following ----------------------------------------------------------------------------------------
 
     async def _tail_log(self, meta: Meta, leader: Node) -> None:
-        """Replicate the log until the lease of `leader` expires, or `meta` must be read again."""
+        """Replicate the log until the lease of `leader` expires, or until `meta` must be read again.
+
+        An expired lease is recorded in `Candidacy.expired`, after a last read has shown that the log has no further entry.
+        """
         candidacy = self._candidacy
         lease_s = leader.lease_ms / 1000
         wait_s = lease_s + rank_delay_s(meta, candidacy, self._replica)
@@ -148,21 +162,21 @@ class Follower:
                 return
             for entry in entries:
                 candidacy.last_sign_of_life = self._loop.time()
-                if entry.position > meta.position:  # an older entry may have come with the state of another Redis
+                if entry.position > meta.position:  # older entries may be a copy from another Redis: no sign of life
                     candidacy.has_seen_leader, wait_s = True, lease_s
                     self._replica.discard_own_leadership_state()
                 if isinstance(entry, EpochStarted) or entry.resigned:
                     return
-            if not entries and not await self._check_unchanged(meta):
+            if not entries and not await self._is_unchanged(meta):
                 return
             await self._request_transfer()
             if 0 < len(entries) < MAX_READ_ENTRIES:
                 await asyncio.sleep(READ_PAUSE_S)
 
     async def _read_log(self, wait_ms: int | None) -> list[LogEntry] | None:
-        """Read the next log entries and apply them to the replica.
+        """Read the next log entries, apply them to the replica, and return them. `wait_ms` None: do not wait for entries.
 
-        Returns None if the snapshot had to be loaded instead: another node may have taken over since.
+        Returns None if the log was truncated and the snapshot was loaded instead. Then `meta` must be read again.
         """
         try:
             entries = await self._reader.read(wait_ms)
@@ -175,31 +189,35 @@ class Follower:
                 self._replica.append(entry)
         return entries
 
-    async def _check_unchanged(self, meta: Meta) -> bool:
-        """Return whether Redis still has the epoch of `meta` and everything replicated: the log does not show a rollback."""
+    async def _is_unchanged(self, meta: Meta) -> bool:
+        """Return whether Redis still has the epoch of `meta` and everything that this node has replicated.
+
+        Reads `meta` again, because a rollback of Redis adds no entry to the log.
+        """
         stored = await self._keyspace.read()
         return stored is not None and stored.epoch == meta.epoch and stored.index >= self._reader.position[1]
 
     async def _request_transfer(self) -> None:
-        """Ask the leader to transfer the namespace, if it leads too many; at most once per interval."""
+        """Request this namespace if its leader leads too many namespaces; at most once per `TRANSFER_REQUEST_INTERVAL_S`."""
         now, name = self._loop.time(), self._keyspace.name
-        due = now - self._requested_transfer_at >= TRANSFER_REQUEST_INTERVAL_S
-        if due and self._balancer.namespace_to_request(self._node.address) == name:
+        is_due = now - self._requested_transfer_at >= TRANSFER_REQUEST_INTERVAL_S
+        if is_due and self._balancer.namespace_to_request(self._node.address) == name:
             self._requested_transfer_at = now
             if not await self._keyspace.is_discoverable():
-                return  # this node could not connect as the leader, and would lose the namespace again
+                return  # as the leader, this node could not open a connection for commits
             await self._keyspace.request_transfer(self._node.address, self._balancer.count(self._node.address))
 
     async def _load(self) -> None:
-        """Replace the replica by the stored state.
+        """Replace the replica by the stored state; the replica stays unloaded if the namespace is empty.
 
-        If loading is interrupted there is no replica: the old one does not match the position of the log reader.
+        The old replica is dropped first, because loading moves the position of the log reader: after an interruption the
+        old replica would no longer match that position.
         """
         self._replica.unload()
         state = await load_snapshot(self._keyspace, self._reader, self._log)
         if state is None:
             return
-        self._candidacy.last_sign_of_life = self._loop.time()  # what was read may be recent
+        self._candidacy.last_sign_of_life = self._loop.time()  # the leader may have committed just before
         state_machine = StateMachine()
         state_machine.apply(state)
         self._replica.replace(state_machine)
@@ -209,13 +227,14 @@ class Follower:
     # -- taking over --------------------------------------------------------------------------------------
 
     async def _compete(self, decision: Decision, meta: Meta | None, *, lease_expired: bool) -> StateMachine | None:
-        """Acquire leadership under the conditions of the decision. Returns the state; None if another decision is needed.
+        """Wait as the decision says, then acquire leadership and return the state.
 
-        `lease_expired`: the lease of the leader in `meta` has expired, which is logged.
+        Returns None if the wait has not ended or another node was faster: then read `meta` and decide again.
+        `lease_expired`: whether the lease of the leader in `meta` has expired, for the log.
         """
         if decision.rolled_back and meta is not None:
             self._candidacy.note_rollback(meta, self._loop.time())
-        if decision.not_before is not None and not await self._wait_for_higher_ranks(decision.not_before):
+        if decision.not_before is not None and not await self._outranks_others_at(decision.not_before):
             return None
         if lease_expired and meta is not None and meta.node is not None:
             self._log.warning("leader lease expired", leader=meta.node.address, lease_ms=meta.node.lease_ms)
@@ -231,22 +250,22 @@ class Follower:
             self._candidacy.last_sign_of_life = self._loop.time()
         return state_machine
 
-    async def _wait_for_higher_ranks(self, until: float) -> bool:
-        """Publish this node's position and wait for a poll interval, or until the time `until`.
+    async def _outranks_others_at(self, not_before: float) -> bool:
+        """Publish this node's position; return whether the event-loop time `not_before` has passed and no position is later.
 
-        Returns whether `until` has passed and no candidate has published a later position.
+        Before returning False, waits for at most one poll interval: the caller then reads `meta` and decides again.
         """
         history = self._replica.history
         position = (0, 0) if history is None else history.last_committed
         outranked = await self._keyspace.publish_position_and_compare(position)
-        left_s = until - self._loop.time()
+        left_s = not_before - self._loop.time()
         if outranked or left_s > 0:
             await asyncio.sleep(POLL_INTERVAL_S if outranked else min(left_s, POLL_INTERVAL_S))
             return False
         return True
 
     async def _wait_election_delay(self, meta: Meta | None) -> bool:
-        """Wait, so that nodes that lead fewer namespaces can take over; return whether `meta` is still current."""
+        """Wait for the election delay, in which less loaded nodes can take over; return whether none has (`meta` is current)."""
         self._balancer.set_leader(self._keyspace.name, None)
         delay_s = self._balancer.election_delay_s(self._node.address, self._keyspace.name)
         if not delay_s:
@@ -256,9 +275,10 @@ class Follower:
         return (stored and stored.position) == (meta and meta.position)
 
     async def _acquire(self, meta: Meta | None, *, unmoved: bool) -> StateMachine | None:
-        """Acquire leadership, and return the state to lead from; None if another node was faster.
+        """Acquire leadership, and return the state to continue from; None if another node was faster.
 
-        After the acquisition no earlier leader can commit any more, so the missing log entries can be read completely.
+        `unmoved`: fail if the leader has committed since `meta` was read. After the acquisition no earlier leader can
+        commit, so the rest of the log is final: it is read now. If Redis lacks commits of this node, they are restored.
         """
         await self._keyspace.verify()  # last: another Redis may have become the primary while this node waited
         self.acquired_at = self._loop.time()
@@ -269,28 +289,31 @@ class Follower:
         history = self._keyspace.history
         missing = self._replica.missing_from(history)
         if missing is not None:
-            # Redis has a new epoch on top of its old state. The local state continues that epoch, also if restoring fails.
+            # Redis now has a new epoch after its rolled-back state. Record that the local state follows this epoch, so that
+            # restoring can be repeated if it fails.
             snapshot = Snapshot(missing.history.advanced_to((self._keyspace.epoch.number, 1)), missing.state)
             self._replica.keep_only(snapshot)
             return await self._restore(snapshot)
-        has_unacknowledged = self._reader.history.has_commits_beyond(
-            history
-        )  # Redis lacks them, and no client saw them
+        # Commits that Redis lacks, and that were acknowledged to no client, must be dropped from the replica.
+        has_unacknowledged = self._reader.history.has_commits_beyond(history)
         if not self._replica.is_loaded or has_unacknowledged or not await self._catch_up_to(base):
             await self._load()
         replica = self._replica.lazy
-        self._has_acquired = replica is not None  # None: Redis lost everything again, so there is no state to lead from
+        self._has_acquired = replica is not None  # None: Redis has lost everything since the acquisition
         return None if replica is None else replica.state_machine()
 
     async def _catch_up_to(self, base: Position) -> bool:
-        """Replicate the log up to `base`, where the last leader stopped; return whether the log reaches it."""
+        """Replicate the log up to `base`, the last position of the former leader; return False if the log ends before `base`."""
         while not self._reader.history.contains(base):
             if await self._read_log(None) == []:
                 return False
         return True
 
     async def _restore(self, snapshot: Snapshot) -> StateMachine | None:
-        """Acquire leadership with a snapshot: it has acknowledged commits that Redis has lost. None if another was faster."""
+        """Acquire leadership by writing `snapshot`, which has acknowledged commits that Redis lacks, to Redis.
+
+        Returns the state of the snapshot; None if another node was faster.
+        """
         self._log.warning("primary lacks acknowledged commits, restoring snapshot")
         self.acquired_at = self._loop.time()
         try:

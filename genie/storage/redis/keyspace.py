@@ -30,11 +30,11 @@ from genie.storage.redis.records import encode
 from genie.storage.store import Batch, LeadershipLost, Node, decode_node, encode_node
 
 TRANSFER_REQUEST_TTL_MS = 3_000
-"""When a transfer request expires that is not repeated."""
+"""How long a transfer request is valid unless it is repeated."""
 POSITION_TTL_S = 1.0
-"""How long a candidate's published position is valid without being published again."""
+"""How long a candidate's published position is valid unless it is published again."""
 CHUNK = 1000
-"""Records read or written in one call. Bounded, because Redis serves no other client during a call."""
+"""How many records one call reads or writes. Limited, because Redis serves no other client during a call."""
 
 _ACQUIRE = SCRIPTS.joinpath("acquire.lua").read_bytes()
 _RESIGN = SCRIPTS.joinpath("resign.lua").read_bytes()
@@ -47,8 +47,9 @@ NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class LeaderEpoch:
-    """One period of leadership: a number that only grows, a nonce in case two nodes choose the same number, and the
-    snapshot key `records`.
+    """One period of leadership. `number` grows with each period; `nonce` distinguishes two nodes that chose the same number.
+
+    `records` is the key of the snapshot to which commits of the epoch are applied.
     """
 
     number: int
@@ -60,8 +61,8 @@ class LeaderEpoch:
 class Meta:
     """The decoded `meta` key: the current or last leader, and the position of the stored state.
 
-    `node` is None if the last leader has resigned. `index` is that of its last batch. `state` has the counters, without
-    changes. `before` are the last positions of the earlier epochs.
+    `node` is the leader; None if it has resigned. `index` is the index of its last batch. `state` is a batch without changes:
+    only the counters and the clock. `before` are the last positions of the earlier epochs.
     """
 
     epoch: LeaderEpoch
@@ -72,17 +73,20 @@ class Meta:
 
     @property
     def history(self) -> EpochHistory:
-        """The lineage of the stored state."""
+        """The lineage of the stored state: the earlier epochs and the current position."""
         return EpochHistory((*self.before, self.position))
 
     @property
     def position(self) -> Position:
-        """The position of the stored state."""
+        """The position (epoch, index) of the stored state."""
         return self.epoch.number, self.index
 
 
 class Keyspace:
-    """One node's access to the keys of a namespace. `epoch` is its own, once it has acquired leadership."""
+    """One node's access to the keys of a namespace.
+
+    `epoch` is the node's own last epoch; its number is 0 if the node has never acquired leadership.
+    """
 
     def __init__(self, primary: Primary, name: str) -> None:
         self._primary = primary
@@ -95,25 +99,29 @@ class Keyspace:
         self.name = name
         self._candidate_id = secrets.token_hex(8)
         self._publish_count = 0
+        """How often this node has published a position."""
         self._rivals: dict[bytes, tuple[bytes, float]] = {}
-        """The other candidates: the last position that each has published, and when it was first seen here."""
+        """By id of each other candidate: the value that it has published last, and when this node first read that value."""
         self._attempted: LeaderEpoch | None = None
-        """The epoch of a snapshot restore whose outcome is unknown."""
+        """The epoch of a snapshot restore whose outcome is unknown; None otherwise."""
         self._highest_epoch = 0
-        """The highest epoch that was ever read here."""
+        """The highest epoch number that this node has read or chosen."""
         self.meta = meta_key(name)
         self.log = f"{prefix}log"
         self.epoch = LeaderEpoch(0, "", "")
         self.history = EpochHistory()
-        """The lineage of this node's own epoch, up to its start."""
+        """The lineage up to the start of `epoch`."""
 
     @property
     def primary_may_change(self) -> bool:
-        """Whether another Redis may become the primary, which may lack commits."""
+        """Whether another Redis, which may lack commits, can become the primary."""
         return self._primary.may_change
 
     async def read(self) -> Meta | None:
-        """Read and decode `meta`; None if the namespace is empty: it is new, or Redis has lost everything."""
+        """Read and decode `meta`; None if the namespace is empty: it is new, or Redis has lost everything.
+
+        Raises ValueError if another version of Genie has written `meta` in a format that this version does not know.
+        """
         stored = await self._primary.read([self.meta, self.log], "HGETALL")
         meta = {field.decode(): value for field, value in zip(stored[::2], stored[1::2], strict=True)}
         if "epoch" not in meta:
@@ -130,10 +138,10 @@ class Keyspace:
         return Meta(epoch, decode_node(meta["node"]), index, state, decode_ends(meta.get("history", b"")))
 
     async def acquire_leadership(self, node: Node, before: Meta | None, *, unmoved: bool) -> Position | None:
-        """Start a new epoch, from which on no earlier leader can commit.
+        """Start a new epoch with `node` as the leader; afterwards no earlier leader can commit.
 
-        Returns the position from which the epoch continues. None if `meta` has changed since `before` was read: another
-        node has taken over, or (checked only with `unmoved`) the leader has committed.
+        Returns the position from which the epoch continues. Returns None if `meta` has changed since `before` was read,
+        because another node has taken over. With `unmoved`, a commit of the leader also counts as a change.
         """
         epoch, self._attempted = self._next_epoch(), None
         if before is not None:
@@ -141,25 +149,25 @@ class Keyspace:
         return await self._acquire(node, epoch, before, unmoved=unmoved)
 
     async def verify(self) -> None:
-        """Raise RedisFailure if the connected Redis is no longer the primary, which it may not know itself."""
+        """Query discovery, and raise RedisFailure if the connected Redis is no longer the primary."""
         await self._primary.verify()
 
     async def is_discoverable(self) -> bool:
-        """Return whether discovery finds the primary: as the leader this node would have to open another connection."""
+        """Return whether discovery finds a primary. If not, this node could not open the connection that a leader needs."""
         return await self._primary.is_discoverable()
 
     async def register_candidate(self) -> bool:
-        """Register this node as one that waits while the namespace is empty.
+        """Register this node as a candidate that waits while the namespace is empty.
 
-        Returns whether it was not registered yet. After an earlier call that means that Redis has lost data since.
+        Returns True if the node was not registered yet. True in a repeated call means that Redis has lost data in between.
         """
         return bool(await self._primary.write("SADD", self._candidates, self._candidate_id))
 
     async def publish_position_and_compare(self, position: Position) -> bool:
         """Publish this candidate's replicated position; return whether another candidate has published a later one.
 
-        Must be repeated more often than every `POSITION_TTL_S`: positions that were not published again are ignored. Each
-        publication has a new count, so that a repetition is recognized without comparing clocks.
+        The position must be published again within `POSITION_TTL_S`; positions that are not published again are ignored.
+        Each publication contains a count, so that other nodes recognize a repetition without comparing clocks.
         """
         now, self._publish_count = asyncio.get_running_loop().time(), self._publish_count + 1
         published = f"{position[0]}-{position[1]} {self._publish_count}"
@@ -178,11 +186,17 @@ class Keyspace:
         )
 
     async def request_transfer(self, address: str, count: int) -> None:
-        """Ask the leader to transfer the namespace to the node at `address`, which leads `count` namespaces."""
+        """Request the transfer of this namespace to the node at `address`, which leads `count` namespaces.
+
+        The leader polls for the request, which expires after `TRANSFER_REQUEST_TTL_MS`.
+        """
         await self._primary.write("SET", self._transfer_request, f"{count} {address}", "PX", TRANSFER_REQUEST_TTL_MS)
 
     async def read_transfer_request(self) -> tuple[str, int] | None:
-        """Return the address of the node that requests the namespace, and how many it leads; None without a request."""
+        """Return the address of the node that requests the namespace, and how many namespaces that node leads.
+
+        Returns None if there is no request.
+        """
         stored = await self._primary.call("GET", self._transfer_request)
         if stored is None:
             return None
@@ -190,11 +204,14 @@ class Keyspace:
         return address, int(count)
 
     async def delete_transfer_request(self) -> None:
-        """Delete the transfer request."""
+        """Delete the transfer request, if there is one."""
         await self._primary.call("UNLINK", self._transfer_request)
 
     async def scan_records(self) -> AsyncIterator[dict[bytes, bytes]]:
-        """Yield the records by id, in chunks. A record may be yielded twice, each time as it was at some moment of the scan."""
+        """Yield all records in chunks, each a map from id to encoded record.
+
+        The leader may commit during the scan. So a record may be yielded twice, with values from different moments.
+        """
         meta = await self.read()
         if meta is None:
             return
@@ -207,10 +224,11 @@ class Keyspace:
             yield records
 
     async def restore_snapshot(self, node: Node, state: Batch, history: EpochHistory) -> None:
-        """Write a whole state with its lineage to a Redis that has lost acknowledged commits, and lead from there.
+        """Write the in-memory state with its lineage to a Redis that has lost commits, and lead in a new epoch.
 
-        The records are written to a new snapshot key, to which `meta` is switched at the end: a crash in between leaves the
-        old state. Raises LeadershipLost if another node leads; after any other error it can be called again.
+        The records are written to a new snapshot key. Finally `meta` is switched to the new key, so a crash in between
+        leaves the old state in place. Raises LeadershipLost if another node leads. After any other error the caller can
+        call `restore_snapshot` again.
         """
         meta = await self.read()
         if meta is not None and meta.epoch == self._attempted:
@@ -232,20 +250,27 @@ class Keyspace:
         await self._finish_restore()
 
     async def _finish_restore(self) -> None:
-        """Delete abandoned snapshots, then reset the attempt: if deleting fails, the next call must recognize its own epoch."""
+        """Delete abandoned snapshots, then forget the attempted epoch.
+
+        The order matters: if deleting fails, the next `restore_snapshot` must recognize that the attempt has succeeded.
+        """
         await self.collect_garbage()
         self._attempted = None
 
     async def resign(self, last_index: int) -> None:
-        """Store that the namespace has no leader, unless Redis lacks the batch at `last_index`, the last one sent.
+        """Store that the namespace has no leader. `last_index` is the index of the last batch that this node has sent.
 
-        That batch may be on another Redis, where followers have read it: the resignation must not get the same index.
+        Does nothing if this Redis lacks that batch. Followers may have read the batch from another Redis, and the
+        resignation would get the same index.
         """
         await self._primary.eval(_RESIGN, [self.meta, self.log], self.epoch.number, self.epoch.nonce, last_index)
 
     async def collect_garbage(self) -> None:
-        """Delete the keys of the election, and the snapshots to which `meta` does not point."""
-        for key in (self._candidates, self._positions):  # one by one: during a slot migration they may be on two nodes
+        """Delete the keys of the election, and all snapshots except the current one."""
+        for key in (
+            self._candidates,
+            self._positions,
+        ):  # separate calls: during a slot migration the keys may be on two nodes
             await self._primary.call("UNLINK", key)
         snapshots = sorted(key.decode() for key in await self._primary.call("SMEMBERS", self._snapshots))
         if snapshots != [self.epoch.records]:
@@ -261,9 +286,10 @@ class Keyspace:
         unmoved: bool,
         snapshot: tuple[bytes, int, str] = (b"", 0, ""),
     ) -> Position | None:
-        """Run `acquire.lua` for the new `epoch`; return the position from which it continues, or None as `acquire_leadership`.
+        """Run `acquire.lua` for the new `epoch`, with the same result as `acquire_leadership`.
 
-        `snapshot` has the counters, the number of records and the lineage of a restored snapshot.
+        `snapshot` is used when a snapshot is restored: its counters, number of records and lineage. Raises RedisFailure if
+        records of that snapshot are missing.
         """
         expected: tuple[object, object, object] = ("", "", "")
         if before is not None:
@@ -282,20 +308,23 @@ class Keyspace:
         return decode_position(base)
 
     async def _register_snapshot(self, epoch: LeaderEpoch) -> None:
-        """Register a snapshot key before it is written, so that it is deleted if this node crashes before it uses the key.
+        """Register the snapshot key of `epoch` before writing it. If this node crashes, the next leader then deletes the key.
 
-        The script also names `meta`: during a slot migration it fails on a node that has only one of the two keys.
+        The script also names the key `meta`, so that it fails on a node that has only one of the keys during the migration
+        of a hash slot.
         """
         await self._primary.eval(_REGISTER_SNAPSHOT, [self.meta, self._snapshots], epoch.records)
 
     def _on_acquired(self, epoch: LeaderEpoch, before: tuple[Position, ...]) -> None:
+        """Set the epoch that this node leads, and its lineage; `before` are the last positions of the earlier epochs."""
         self.epoch = epoch
         self.history = EpochHistory((*before, (epoch.number, 0)))
 
     def _next_epoch(self) -> LeaderEpoch:
-        """Return a new epoch, with a higher number than all seen, also after Redis lost the last one or the clock went back.
+        """Return a new epoch, whose number is higher than every number that this node has seen.
 
-        The number is the time in µs if that is higher, so that two partitioned nodes do not choose the same.
+        The number is the time in µs, or one more than the highest number if the clock is slow. So the number is also new
+        if Redis has lost the last epoch, and two partitioned nodes hardly choose the same number.
         """
         self._highest_epoch = max(self._highest_epoch + 1, time.time_ns() // 1000)
         nonce = secrets.token_hex(8)
@@ -303,18 +332,18 @@ class Keyspace:
 
 
 def meta_key(name: str) -> str:
-    """Return the `meta` key of a namespace. ValueError where the name is invalid."""
+    """Return the `meta` key of a namespace. Raises ValueError if the name is invalid."""
     if not NAME.fullmatch(name):
         raise ValueError(f"a namespace must be 1 to 128 letters, digits or any of _.:- , not {name!r}")
     return f"{{{name}}}:meta"
 
 
 def encode_counters(index: int, clock_ms: float, next_id: int, next_fence: int) -> bytes:
-    """Return the field `counters`: the index of a batch, and the lock manager's clock and counters after it."""
+    """Encode the field `counters`: the index of a batch, and the lock manager's clock and counters after that batch."""
     return b"%d %.3f %d %d" % (index, clock_ms, next_id, next_fence)
 
 
 def decode_counters(stored: bytes) -> tuple[int, Batch]:
-    """Decode the field `counters`; return the index, and a batch with the clock and counters but without changes."""
+    """Decode the field `counters`: the index, and a batch without changes that has the clock and the counters."""
     index, clock_ms, next_id, next_fence = stored.split()
     return int(index), Batch({}, int(next_id), int(next_fence), float(clock_ms))

@@ -19,39 +19,39 @@ Position = tuple[int, int]
 """A position in the log: the epoch, and the index of the batch within it. Index 0 is the start of the epoch."""
 
 MAX_EPOCHS = 50
-"""Epochs in a history. A rollback by more epochs than that is treated as a fork: the state of Redis wins."""
+"""How many epochs a history contains at most. A rollback by more epochs is treated as a fork: the state of Redis wins."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """The lineage of a state: the last position of each epoch that led to it, and at the end its own position."""
+    """The lineage of a state. `ends` has the last position of each earlier epoch, oldest first, then the state's own position."""
 
     ends: tuple[Position, ...] = ((0, 0),)
 
     @property
     def position(self) -> Position:
-        """The position of the state itself."""
+        """The position of the state whose lineage this is."""
         return self.ends[-1]
 
     @property
     def last_committed(self) -> Position:
-        """The last position at which a batch was committed: epochs without a batch have acknowledged nothing."""
+        """The last position at which a batch was committed. Epochs without a batch are skipped: they acknowledged nothing."""
         return next((end for end in reversed(self.ends) if end[1]), self.ends[0])
 
     def contains(self, position: Position) -> bool:
-        """Return whether the state at `position` is this one or an earlier one on its lineage."""
+        """Return whether `position` is on this lineage: the position of this state, or of an earlier state that led to it."""
         return any(epoch == position[0] and position[1] <= index for epoch, index in self.ends)
 
     def extends(self, position: Position) -> bool:
-        """Return whether the state at `position` is an earlier one on this lineage."""
+        """Return whether `position` is on this lineage and earlier than the position of this state."""
         return position != self.position and self.contains(position)
 
     def has_commits_beyond(self, other: EpochHistory) -> bool:
-        """Return whether this lineage continues `other` by at least one commit."""
+        """Return whether this lineage continues the lineage `other` with at least one more commit."""
         return self.last_committed != other.last_committed and self.extends(other.last_committed)
 
     def without(self, unacknowledged: Collection[Position]) -> EpochHistory:
-        """Return this history, without the last batch of an epoch if its position is in `unacknowledged`."""
+        """Return this history without the batches in `unacknowledged`, each of which is the last batch of its epoch."""
         return EpochHistory(
             tuple(
                 (epoch, index - 1) if (epoch, index) in unacknowledged else (epoch, index) for epoch, index in self.ends
@@ -59,45 +59,48 @@ class EpochHistory:
         )
 
     def advanced_to(self, position: Position) -> EpochHistory:
-        """Return this history, continued to a position of its last epoch or of a new one."""
+        """Return this history, continued to a later position in the last epoch or in a new epoch.
+
+        Only the last `MAX_EPOCHS` epochs are kept.
+        """
         ends = self.ends[:-1] if position[0] == self.position[0] else self.ends
         return EpochHistory((*ends, position)[-MAX_EPOCHS:])
 
 
 def decode_position(stored: bytes) -> Position:
-    """Decode a position, `epoch-index`; an empty one is (0, 0), the start of the log."""
+    """Decode a position in the form `epoch-index`. An empty string is the start of the log, (0, 0)."""
     epoch, _, index = stored.partition(b"-")
     return int(epoch or 0), int(index or 0)
 
 
 def decode_ends(stored: bytes) -> tuple[Position, ...]:
-    """Decode positions that are separated by spaces."""
+    """Decode the last positions of epochs, which `encode_ends` has separated with spaces."""
     return tuple(map(decode_position, stored.split()))
 
 
 def encode_ends(history: EpochHistory) -> str:
-    """Encode the positions of a history for `decode_ends`."""
+    """Encode the positions of a history as `epoch-index`, separated by spaces."""
     return " ".join(f"{epoch}-{index}" for epoch, index in history.ends)
 
 
 # -- The replication log ------------------------------------------------------------------------------
 
 MAX_LOG_BYTES = 32 << 20
-"""About how many bytes of the log are retained: the greatest lag from which a follower catches up without a snapshot."""
+"""About how many bytes of the log are retained. A follower that lags by more must load the snapshot."""
 
 MAX_LOG_ENTRIES = 100_000
-"""How many entries of the log are retained at most."""
+"""How many entries the log retains at most."""
 
 MAX_ENTRY_FIELDS = 6_000
-"""Fields and values in one entry. A larger batch is several entries (`commit.lua`)."""
+"""How many fields and values one entry contains at most. `commit.lua` divides a larger batch into several entries."""
 
 MAX_READ_ENTRIES = 200
-"""Entries read in one call."""
+"""How many stream entries one call of `LogReader.read` reads at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochStarted:
-    """The log entry of a new leader, `node`, that continues from `base`, or from (0, 0) if it restored a snapshot."""
+    """The log entry of a takeover. The new leader `node` continues from the position `base`; (0, 0): from a restored snapshot."""
 
     position: Position
     base: Position
@@ -106,12 +109,13 @@ class EpochStarted:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """The log entry of a batch. With `resigned` it is the last of its leader, and any node may take over."""
+    """The log entry of a batch. `resigned`: the leader has resigned with this batch, and any node may take over."""
 
     position: Position
     records: dict[bytes, bytes]
-    """By id, as stored; empty where the id is deleted."""
+    """Encoded record by id; an empty record deletes the id."""
     counters: bytes
+    """The encoded counters after the batch, see `decode_counters`."""
     resigned: bool
 
 
@@ -119,21 +123,22 @@ LogEntry = EpochStarted | BatchCommitted
 
 
 class LogTruncated(Exception):
-    """The log does not continue at the reader's position: load the snapshot instead."""
+    """The log does not continue at the reader's position. The follower must load the snapshot."""
 
 
 class LogReader:
-    """Reads the log from a position on, and assembles large batches, which are stored as several stream entries.
+    """Reads the log from a given position, and assembles large batches, which are stored as several stream entries (parts).
 
-    The id of a stream entry is `epoch-sequence`, with sequence = 1000 * index + part.
+    The id of a stream entry is `epoch-sequence`, with sequence = 1000 * index of the batch + number of the part.
     """
 
     def __init__(self, primary: Primary, key: str) -> None:
         self._primary = primary
         self._key = key
         self._parts: dict[bytes, bytes] = {}
-        """The fields of a large batch of which only some stream entries were read."""
+        """The records of a large batch of which only some parts were read."""
         self._part_count = 0
+        """How many parts of that batch were read."""
         self.history = EpochHistory()
         """The lineage of the last batch that was read."""
         self._cursor = "0-0"
@@ -145,16 +150,17 @@ class LogReader:
         return self.history.position
 
     def seek(self, history: EpochHistory) -> None:
-        """Continue after the last batch of `history`."""
+        """Move the reader: the next `read` returns the first entry after the position of `history`."""
         self.history = history
         epoch, index = history.position
-        self._cursor = f"{epoch}-{1000 * index + 999}"
+        self._cursor = f"{epoch}-{1000 * index + 999}"  # after the last possible part of the batch
         self._parts, self._part_count = {}, 0
 
     async def read(self, wait_ms: int | None) -> list[LogEntry]:
-        """Return the next entries; none if none arrives within `wait_ms` (None: do not wait).
+        """Return the next entries, and move the reader to the last one.
 
-        Raises LogTruncated if the log does not continue at this reader's position.
+        Waits up to `wait_ms` for the first entry (None: do not wait); returns an empty list if there is no entry. Raises
+        LogTruncated if the log does not continue at this reader's position.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
         command = ("XREAD", "COUNT", MAX_READ_ENTRIES, *block, "STREAMS", self._key, self._cursor)
@@ -163,12 +169,15 @@ class LogReader:
         return list(self._decode([(id_, dict(zip(parts[::2], parts[1::2], strict=True))) for id_, parts in entries]))
 
     def _decode(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[LogEntry]:
-        """Decode stream entries (id, fields), and advance the reader; LogTruncated if one does not continue the last."""
+        """Decode stream entries (id, fields), and advance the reader.
+
+        Raises LogTruncated if an entry does not directly follow the previous one.
+        """
         for id_, fields in entries:
             epoch, _, sequence = id_.partition(b"-")
             index, part = divmod(int(sequence), 1000)
             position = int(epoch), index
-            if b"base" in fields:
+            if b"base" in fields:  # a takeover
                 base = decode_position(fields[b"base"])
                 if base != self.position:
                     raise LogTruncated
@@ -188,21 +197,25 @@ class LogReader:
 
 
 class LogRetention:
-    """Computes how many entries the leader retains in the log, which is limited in bytes and in entries."""
+    """Computes how many entries the leader retains, so that the log exceeds neither its limit in bytes nor in entries."""
 
     def __init__(self) -> None:
         self._sizes: deque[int] = deque()
+        """The sizes in bytes of the retained entries of this leader, oldest first."""
         self._bytes = 0
+        """The sum of `_sizes`."""
         self._trimming = False
+        """Whether this leader's own entries have exceeded a limit."""
 
-    def add(self, size: int, changes: int) -> int:
-        """Add a batch of `size` bytes with `changes` changes; return how many of the last entries to retain.
+    def add(self, size: int, change_count: int) -> int:
+        """Add a batch of `size` bytes with `change_count` changes; return how many of the last entries to retain.
 
-        The sizes of an earlier leader's entries are unknown: they are retained until this leader's own exceed the limits.
+        The entries of earlier leaders, whose sizes are unknown, are retained until this leader's entries exceed a limit.
         """
-        sizes, parts = self._sizes, 1 + max(0, 2 * changes - 1) // MAX_ENTRY_FIELDS  # a large batch is several entries
-        sizes.extend([size // parts] * parts)
-        self._bytes += size // parts * parts
+        sizes = self._sizes
+        part_count = 1 + max(0, 2 * change_count - 1) // MAX_ENTRY_FIELDS  # a large batch is several entries
+        sizes.extend([size // part_count] * part_count)
+        self._bytes += size // part_count * part_count
         while (self._bytes > MAX_LOG_BYTES or len(sizes) > MAX_LOG_ENTRIES) and len(sizes) > 1:
             self._bytes -= sizes.popleft()
             self._trimming = True

@@ -1,4 +1,4 @@
-"""The connection to the current primary: found, checked after each connect, and called."""
+"""The connection to the current primary: discovers the primary, checks its role, and calls commands and scripts."""
 
 from __future__ import annotations
 
@@ -18,38 +18,43 @@ from genie.storage.redis.url import Address, RedisUrl
 log = structlog.get_logger()
 
 CALL_TIMEOUT_S = 5.0
-"""Time limit of one call, in addition to the time for which the command itself may block."""
+"""Time limit of one call. If the command may block, such as XREAD, the blocking time is added."""
 MOVE_CHECK_INTERVAL_S = 0.5
-"""How often discovery is asked whether the primary has changed, while a call has no reply."""
+"""While a call waits for its reply, discovery checks once per interval whether the primary has changed."""
 CONNECT_TIMEOUT_S = 2.0
 """Time limit for discovery, connecting and logging in together."""
 UNSUPPORTED_CODES = ("ERR", "NOPERM")
-"""Error codes of commands that do not exist, or that this user may not run."""
+"""Error codes of commands that do not exist, or that the Redis user may not run."""
 ALLOW_OOM_SHEBANG = b"#!lua flags=allow-oom\n"
-"""Lets a script run while Redis is out of memory. Redis 7 or newer."""
+"""The first line of a script that Redis also runs while it is out of memory. Requires Redis 7."""
 VERSION = re.compile(rb"^redis_version:(\d+)(?:\.(\d+))?", re.MULTILINE)
 SCRIPTS = files("genie.storage.redis").joinpath("lua")
 CALL_SCRIPT = SCRIPTS.joinpath("call.lua").read_bytes()
 
 
 class Primary:
-    """Calls the Redis that is currently the primary for `key`, which is any key of the namespace.
+    """Calls commands on the Redis that is currently the primary; in a cluster, the primary of the hash slot of `key`.
 
-    A primary is rejected if it has fewer than `min_replicas` connected replicas or, with `fsync`, does not support WAITAOF.
+    A primary with fewer than `min_replicas` connected replicas is rejected. With `fsync`, so is a Redis without WAITAOF.
     """
 
     def __init__(self, url: RedisUrl, key: str, min_replicas: int = 0, *, fsync: bool = False) -> None:
         self._login = url.login
         self.has_sentinels = url.kind == "sentinel"
-        """Whether sentinels can be queried whether this is still the primary."""
+        """Whether the primary is discovered by sentinels, which a leader must query regularly."""
         self._discovery = discovery_for(url, key)
         self._min_replicas = min_replicas
         self._fsync = fsync
         self._connection: RedisConnection | None = None
         self._call_lock = asyncio.Lock()
+        """Held during a call: the connection has one command in flight."""
 
     async def connect(self) -> RedisConnection:
-        """Discover the current primary, and open a connection to it. RedisFailure if that fails, or if it is no primary."""
+        """Discover the current primary, connect to it, and check its role.
+
+        Returns a new connection, which belongs to the caller. If the primary has changed, the shared connection is closed.
+        Raises RedisFailure if any step fails, or if the discovered Redis is not a suitable primary.
+        """
         location: PrimaryLocation | None = None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -72,11 +77,15 @@ class Primary:
             raise RedisFailure(str(error) if location is None else f"{location.address}: {error}") from error
         connection.asking = location.asking
         if self._connection is not None and self._connection.address != connection.address:
-            self.drop()  # a demoted primary may not know that it was demoted, and would accept writes
+            self.drop()  # a demoted primary may still accept writes until it notices the demotion
         return connection
 
     async def call(self, *parts: object, wait_s: float = 0.0) -> Any:
-        """Run one command, which may block for `wait_s`. RedisFailure if it failed; even then it may have had an effect."""
+        """Run one command, connecting first if necessary, and return its reply. The command may block for `wait_s`.
+
+        Raises RedisFailure if the command fails; Redis may have executed it nevertheless. After any error the connection is
+        closed, and the next call discovers the primary again.
+        """
         async with self._call_lock:
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S + wait_s):
@@ -99,7 +108,7 @@ class Primary:
                 raise
 
     async def eval(self, script: bytes, keys: list[str], *arguments: object) -> Any:
-        """Run a script, also while Redis is out of memory."""
+        """Run a script, also while Redis is out of memory (Redis 7 or newer)."""
         async with self._call_lock:
             if self._connection is None:
                 self._connection = await self.connect()
@@ -107,47 +116,49 @@ class Primary:
         return await self.call("EVAL", script, len(keys), *keys, *arguments)
 
     async def read(self, keys: list[str], command: str, *arguments: object) -> Any:
-        """Run one command that reads the first of `keys`. RedisFailure if another of them is missing on this node.
+        """Run one command that reads the first of `keys`. Raises RedisFailure if another key is missing on this node.
 
-        During a slot migration of a cluster, the importing node replies with nothing for a key that has not arrived yet;
-        but a script with several keys, of which some are missing, fails. The script is sent without the allow-oom flag:
-        with it Redis rejects the script where writes are not accepted, and followers must be able to read there.
+        During the migration of a hash slot, the importing node replies to a plain read as if a key that has not arrived yet
+        did not exist. A script fails instead if only some of its keys exist, so the command is run by a script.
+
+        The script has no allow-oom flag: Redis would treat it as a write, and reject it while writes are not accepted.
+        Followers must be able to read then.
         """
         return await self.call("EVAL", CALL_SCRIPT, len(keys), *keys, command, *arguments)
 
     async def write(self, command: str, key: str, *arguments: object) -> Any:
-        """Run one command that writes `key`, also while Redis is out of memory."""
+        """Run one command that writes `key`, also while Redis is out of memory (Redis 7 or newer)."""
         return await self.eval(CALL_SCRIPT, [key], command, *arguments)
 
     def on_error(self, error: object, address: Address) -> None:
-        """Pass an error of the Redis at `address` to discovery: it may name the new primary."""
+        """Pass an error of the Redis at `address` to discovery: an error reply may be a redirection to the new primary."""
         if isinstance(error, ErrorReply):
             self._discovery.on_error_reply(error, address)
 
     async def has_moved(self, connection: RedisConnection) -> bool:
-        """Return whether discovery reports another primary than the Redis of this connection.
+        """Return whether discovery reports another primary than the Redis of `connection`; False if discovery fails.
 
-        An isolated or suspended primary does not know that it was replaced, and accepts writes until it does.
+        A primary that was isolated or suspended does not notice immediately that it was replaced, and still accepts writes.
         """
         if self._discovery.primary_may_change and not connection.asking:
-            with suppress(RedisFailure):  # no node replied: assume that nothing has changed
+            with suppress(RedisFailure):  # discovery got no reply: assume that the primary has not changed
                 return (await self._discovery.find()).address != connection.address
         return False
 
     @property
     def may_change(self) -> bool:
-        """Whether another Redis may become the primary, which may lack commits."""
+        """Whether another Redis, which may lack commits, can become the primary."""
         return self._discovery.primary_may_change
 
     async def is_discoverable(self) -> bool:
-        """Return whether discovery finds a primary: otherwise no new connection can be made."""
+        """Return whether discovery finds a primary, so that a new connection could be opened."""
         with suppress(RedisFailure):
             await self._discovery.find()
             return True
         return False
 
     async def verify(self) -> None:
-        """Raise RedisFailure if the connected Redis is no longer the primary."""
+        """Disconnect and raise RedisFailure if the connected Redis is no longer the primary."""
         if self._connection is not None and await self.has_moved(self._connection):
             former = self._connection.address
             self.drop()
@@ -155,9 +166,9 @@ class Primary:
 
     @asynccontextmanager
     async def _abort_if_moved(self, connection: RedisConnection, wait_s: float) -> AsyncIterator[None]:
-        """Close the connection if the primary changes during a slow call: the old primary may never reply.
+        """Close the connection if the primary changes during a slow call, because the old primary may never reply.
 
-        `wait_s` is how long the command may block; checking starts after that.
+        `wait_s` is how long the command itself may block; the checks begin after that time.
         """
 
         async def watch_primary() -> None:
@@ -179,12 +190,12 @@ class Primary:
 
     @property
     def asking(self) -> bool:
-        """Whether the connected node is importing the slot, and may not have all of its keys yet."""
+        """Whether the connected node is importing the hash slot, and may still lack some of the keys."""
         return self._connection is not None and self._connection.asking
 
     @property
     def address(self) -> Address | None:
-        """The address of the connected Redis; None without a connection."""
+        """The address of the connected Redis; None while disconnected."""
         return None if self._connection is None else self._connection.address
 
     def drop(self) -> None:
@@ -196,7 +207,7 @@ class Primary:
     async def _check_role(self, connection: RedisConnection) -> None:
         """Raise RedisFailure unless this Redis is a primary with enough replicas and a sufficient version.
 
-        A standalone Redis that does not support ROLE, such as some proxies, is accepted.
+        A standalone server without the command ROLE, for example a proxy, is accepted without these checks.
         """
         try:
             reply = await connection.call("ROLE")
@@ -218,7 +229,7 @@ class Primary:
 
 
 async def _version(connection: RedisConnection) -> tuple[int, int]:
-    """Return the version of this Redis, or the one that a compatible server reports; (0, 0) if it reports none."""
+    """Return the (major, minor) version that the server reports; (0, 0) if it does not report one, or INFO is not allowed."""
     try:
         match = VERSION.search(await connection.call("INFO", "server"))
     except ErrorReply as error:
@@ -229,12 +240,15 @@ async def _version(connection: RedisConnection) -> tuple[int, int]:
 
 
 def allowing_oom(script: bytes, connection: RedisConnection) -> bytes:
-    """Return a variant of the script that also runs while Redis is out of memory, or the script if that is unsupported."""
+    """Return a variant of the script that also runs while Redis is out of memory.
+
+    Returns `script` itself if the connected Redis is older than version 7, which does not support such a variant.
+    """
     return ALLOW_OOM_SHEBANG + script if connection.version >= (7, 0) else script
 
 
 async def warn_if_lossy(primary: Primary) -> None:
-    """Log a warning for each setting of Redis with which it loses acknowledged commits."""
+    """Log a warning for each Redis setting that can lose acknowledged commits."""
     settings: dict[bytes, bytes] = {}
     try:
         for setting in ("appendonly", "maxmemory-policy"):  # Redis before version 7 takes one setting at a time

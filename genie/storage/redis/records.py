@@ -1,4 +1,4 @@
-"""Records: the JSON form of a held or waiting request, or of a retained reply. Only this module knows the format."""
+"""Records: the JSON form of a held or waiting request, or of a retained reply. No other module depends on the format."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from genie.core import HELD, SUCCESS, WAITING, Reason, Request
 from genie.storage.store import RetainedReply, StoredOrigin
 
 SESSION_TIMEOUT_MS = 10_000.0
+"""The session timeout of a record that does not contain one."""
 
 
 class Record(Struct, omit_defaults=True, gc=False):
-    """A held or waiting request, or a retained reply, without its id. Default values are left out to save memory.
+    """A held or waiting request, or a retained reply, without its id. Default values are omitted to save memory.
 
-    `since` and `deadline` are times of the lock manager (ms). `state` is held, queued or ended.
+    `since` and `deadline` are times of the lock manager (ms). `state` is `held`, `queued` or `ended` (a retained reply).
     """
 
     since: float
@@ -32,25 +33,26 @@ class Record(Struct, omit_defaults=True, gc=False):
     ref: str | None = None
     release_on_disconnect: bool = False
     moved: dict[str, tuple[float, int]] | None = None
-    """By resource, the queue positions (negated priority, ticket) that a queue rearrangement has assigned."""
+    """Queue position (negated priority, ticket) by resource, where a queue rearrangement has assigned another position."""
     session: str | None = None
+    """The key of the session that made the request; None without a session."""
     session_timeout_ms: float = SESSION_TIMEOUT_MS
     chosen: str | None = None
     """The `choice_digest` of a request with `anyOf`."""
     principal: str | None = None
     note: str | None = None
     line: str = ""
-    """Of a retained reply: the message, without its newline. Empty: the session released the request itself."""
+    """The message of a retained reply, without its newline; empty if the session released the request itself."""
 
 
 class _EndedPayload(Struct, gc=False):
-    """The part that is decoded of a message `released`."""
+    """The part of the payload of a `released` message that is needed here."""
 
     reason: Reason
 
 
 class _EndedLine(Struct, gc=False):
-    """The part that is decoded of the `line` of a retained reply."""
+    """The part of a retained reply's `line` that is needed here."""
 
     payload: _EndedPayload
 
@@ -61,7 +63,10 @@ _decode = json.Decoder(Record).decode
 
 
 def encode(change: Request | RetainedReply) -> bytes:
-    """Encode a request or a retained reply as a record. Arguments are positional, because this is the hot path."""
+    """Encode a request or a retained reply as a record.
+
+    The arguments of `Record` are positional because keywords would be slower on this hot path.
+    """
     if isinstance(change, RetainedReply):
         return _encode_retained_reply(change)
     moved, origin = change.moved, change.origin
@@ -81,7 +86,7 @@ def encode(change: Request | RetainedReply) -> bytes:
             change.priority,
             change.ref,
             change.release_on_disconnect,
-            None if moved is None else {name: entry[:2] for name, entry in moved.items()},
+            None if moved is None else {name: entry[:2] for name, entry in moved.items()},  # without the request
             key,
             SESSION_TIMEOUT_MS if origin is None or key is None else origin.timeout_ms,
             change.choice_digest,
@@ -108,13 +113,14 @@ def _encode_retained_reply(reply: RetainedReply) -> bytes:
 
 
 class RecordDecoder:
-    """Decodes records. All requests and retained replies of one session get the same `StoredOrigin`."""
+    """Decodes records. All requests and retained replies of one session share one `StoredOrigin` object."""
 
     def __init__(self) -> None:
         self._origins: WeakValueDictionary[str, StoredOrigin] = WeakValueDictionary()
+        """Origin by session key."""
 
     def decode(self, id: int, record: bytes | str) -> Request | RetainedReply:
-        """Return the request or retained reply that is stored under an id. Its client is not connected to this process."""
+        """Decode the record of an id. The client of the returned request or retained reply is not connected to this process."""
         stored = _decode(record)
         if stored.state == "ended":
             line = stored.line.encode() + b"\n" if stored.line else b""
@@ -150,10 +156,10 @@ class RecordDecoder:
         return request
 
     def _origin(self, stored: Record) -> StoredOrigin:
-        """Return the origin of the record's session, the same object for all of its records."""
+        """Return the origin for the session of a record: the same object for all records of that session."""
         key = stored.session or ""
         origin = self._origins.get(key)
         if origin is None:
             origin = self._origins[key] = StoredOrigin(key, 0)
-        origin.timeout_ms = stored.session_timeout_ms  # a resumed session may have changed it: the latest record counts
+        origin.timeout_ms = stored.session_timeout_ms  # a session may change its timeout when it resumes
         return origin

@@ -1,4 +1,4 @@
-"""What this node has replicated of a namespace: the loaded snapshot with the log since, and its state as a former leader."""
+"""The state of a namespace that this node has in memory: a loaded snapshot plus the log, or its state as a former leader."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ from genie.storage.redis.records import RecordDecoder
 from genie.storage.store import Batch, Change, StateMachine
 
 MAX_PENDING_IDS = 2_000
-"""How many ids may have an undecoded record: applying that many takes a few hundredths of a second."""
+"""How many ids may have an undecoded record. Applying 2,000 records takes a few hundredths of a second."""
 
 
 class LazyReplica:
-    """A state machine, and the undecoded records of the log since then.
+    """A state machine, and the undecoded records of later log entries.
 
-    Most locks are released soon, and a lock that is granted and released before the records are applied is never decoded.
-    So following costs a small part of leading, and one node can follow many namespaces.
+    Most locks are released soon. A lock that is granted and released before its records are applied is never decoded. So
+    following takes much less CPU time than leading, and one node can follow many namespaces.
     """
 
     def __init__(self, state_machine: StateMachine) -> None:
         self._state_machine = state_machine
         self._decoder = RecordDecoder()
         self._pending: dict[bytes, bytes] = {}
-        """The last record of each id since then, as stored; empty if the id was deleted."""
+        """Last encoded record by id, not yet applied to the state machine; empty if the id was deleted."""
         self._counters = b""
+        """The encoded counters of the last batch; empty if all batches were applied."""
 
     def append(self, entry: BatchCommitted) -> None:
-        """Add the records of one batch."""
+        """Add the records of one batch, undecoded; if there are too many, apply all of them."""
         self._pending |= entry.records
         self._counters = entry.counters
         if len(self._pending) > MAX_PENDING_IDS:
             self._apply_pending()
 
     def state_machine(self) -> StateMachine:
-        """Apply the undecoded records, and return the state after all batches so far."""
+        """Apply the undecoded records, and return the state after all batches that were appended."""
         if self._counters:
             self._apply_pending()
         return self._state_machine
 
     def _apply_pending(self) -> None:
-        """Decode the pending records and apply them as one batch, without deletions of ids that were never applied."""
+        """Decode the pending records and apply them as one batch. Deletions of ids that are not in the state are left out."""
         pending, self._pending = self._pending, {}
         _, batch = decode_counters(self._counters)
         self._counters = b""
@@ -57,7 +58,7 @@ class LazyReplica:
 
 
 def decode_records(records: dict[bytes, bytes], decoder: RecordDecoder) -> dict[int, Change]:
-    """Decode stored records by id; an empty record is a deletion (None)."""
+    """Decode records and their ids. An empty record is a deletion: the value of its id is None."""
     return {int(id_): decoder.decode(int(id_), record) if record else None for id_, record in records.items()}
 
 
@@ -65,10 +66,11 @@ def decode_records(records: dict[bytes, bytes], decoder: RecordDecoder) -> dict[
 
 
 async def load_snapshot(keyspace: Keyspace, reader: LogReader, log: FilteringBoundLogger) -> Batch | None:
-    """Scan all records while the leader changes them, then apply the log from the start of the scan on.
+    """Load the state: scan all records, then apply the log entries since the start of the scan.
 
-    Returns the state at the position from which `reader` continues; None if the namespace is empty. Records have absolute
-    values, so it does no harm that some of them are newer than the start of the scan.
+    The leader may commit during the scan. That is harmless, because records contain absolute values. If the log is truncated
+    or another snapshot is restored meanwhile, loading starts again. Returns the state at the new position of `reader`; None
+    if the namespace is empty.
     """
     while True:
         meta = await keyspace.read()
@@ -89,9 +91,10 @@ async def load_snapshot(keyspace: Keyspace, reader: LogReader, log: FilteringBou
 
 
 async def _catch_up(keyspace: Keyspace, reader: LogReader, decoder: RecordDecoder, state: Batch) -> bool:
-    """Apply the log to the loaded records, up to the position that Redis has now.
+    """Apply the log to the loaded records in `state`, up to the position that is stored in Redis now.
 
-    Returns False if another snapshot was restored in between: then the loaded records are useless.
+    Returns False if another snapshot was restored during loading: the loaded records must be discarded. Raises LogTruncated
+    if the log ends before that position.
     """
     meta = await keyspace.read()
     while meta is not None and reader.position < meta.position:
@@ -118,17 +121,17 @@ class Snapshot(NamedTuple):
 
 
 class PriorLeadership(NamedTuple):
-    """The state of a node when it stopped leading, and the last position that it may have acknowledged to clients."""
+    """The state of a node when it stopped leading, and the position of the last batch that it acknowledged to clients."""
 
     snapshot: Snapshot
     acknowledged: Position
 
 
 class LocalReplica:
-    """The latest state that this node has: its replica, or its state as the former leader (`led`), whichever is later.
+    """The latest state that this node has in memory: its replica, or its state as a former leader (`led`).
 
-    `unacknowledged` are positions of batches that this node sent as the leader without acknowledging them to clients: Redis
-    may or may not have them.
+    `unacknowledged` are positions of batches that this node sent as the leader without acknowledging them to clients. Redis
+    may or may not have these batches.
     """
 
     def __init__(
@@ -139,75 +142,75 @@ class LocalReplica:
         self._acknowledged = None if led is None else led.acknowledged
         self._unacknowledged = unacknowledged
         self.lazy: LazyReplica | None = None
-        """The loaded state, to which the log is applied. None before the first load, and after the log was truncated."""
+        """The loaded state, to which the log is applied; None before the first load, and while the state is loaded again."""
 
     @property
     def is_loaded(self) -> bool:
-        """Whether there is a state to which the log can be applied."""
+        """Whether a snapshot is loaded, to which the log can be applied."""
         return self.lazy is not None
 
     @property
     def read_history(self) -> EpochHistory:
-        """The lineage up to the last batch that was read, whether or not this node still has the state."""
+        """The lineage up to the last batch that this node has read, even if the state itself was dropped."""
         return self._reader.history
 
     @property
     def history(self) -> EpochHistory | None:
-        """The lineage of the latest state that this node could restore; None if it has no state."""
+        """The lineage of the latest state that this node could restore; None if this node has no state."""
         if self._led is None or (self.lazy is not None and self._led.history.position < self._reader.position):
             return None if self.lazy is None else self._reader.history
         return self._led.history
 
     @property
     def has_led_last(self) -> bool:
-        """Whether this node was the last leader, according to what it has read."""
+        """Whether this node has read no commit that is later than its own leadership."""
         return self._led is not None and self.history is self._led.history
 
     def snapshot(self) -> Snapshot | None:
-        """Return the latest state that this node could restore; None if it has none."""
+        """Return the latest state that this node could restore, with its lineage; None if this node has no state."""
         if self.has_led_last:
             return self._led
         return None if self.lazy is None else Snapshot(self._reader.history, self.lazy.state_machine().snapshot())
 
     def has_commits_missing_from(self, other: EpochHistory) -> bool:
-        """Return whether this node's state continues `other` by at least one commit."""
+        """Return whether this node's state continues the lineage `other` with at least one more commit."""
         history = self.history
         return history is not None and history.has_commits_beyond(other)
 
     def missing_from(self, history: EpochHistory) -> Snapshot | None:
-        """Return the snapshot to restore where Redis has only `history`; None if Redis has everything acknowledged."""
+        """Return the snapshot to restore if Redis has the lineage `history`; None if Redis lacks no acknowledged commit."""
         stored, own = history.without(self._unacknowledged), self.history
         if own is None or not own.has_commits_beyond(stored):
             return None
-        # Redis is at the last batch that this node has acknowledged, and no other node has committed since.
+        # Redis has the last batch that this node acknowledged as the leader; the rest was acknowledged to no client.
         all_acknowledged = (
             stored.last_committed == self._acknowledged and own.last_committed[0] == stored.last_committed[0]
         )
         return None if all_acknowledged else self.snapshot()
 
     def replace(self, state_machine: StateMachine) -> None:
-        """Replace the replica by a state that was just loaded; keep the state as a former leader only if it is later."""
+        """Use a state that was just loaded as the replica. The state as a former leader is kept only if it is later."""
         if self._led is not None and not self._led.history.extends(self._reader.position):
             self._led = None
         self.lazy = LazyReplica(state_machine)
 
     def append(self, entry: BatchCommitted) -> None:
-        """Add one batch to the loaded state, if there is one."""
+        """Apply one batch to the loaded state; without a loaded state, do nothing."""
         if self.lazy is not None:
             self.lazy.append(entry)
 
     def unload(self) -> None:
-        """Drop the loaded state: the log does not continue it."""
+        """Drop the loaded state, because the log does not continue it."""
         self.lazy = None
 
     def discard_own_leadership_state(self) -> None:
-        """Drop the state as a former leader: another leader was seen alive, so its state is the valid one."""
+        """Drop the state as a former leader, because another leader was seen alive and its state is valid."""
         self._led = None
 
     def discard(self) -> None:
-        """Drop all states: the surviving Redis has another lineage."""
+        """Drop the replica and the state as a former leader, because Redis has another lineage (a fork)."""
         self.lazy = self._led = None
 
     def keep_only(self, snapshot: Snapshot) -> None:
-        """Replace all states by the snapshot that is being restored, so that a failed attempt can be repeated."""
+        """Keep only the snapshot that is being restored, so that a failed attempt can be repeated."""
         self._led, self.lazy = snapshot, None

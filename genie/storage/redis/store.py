@@ -37,16 +37,16 @@ from genie.tasks import cancel_and_wait
 log = structlog.get_logger()
 
 LOG_INTERVAL_S = 10.0
-"""How often the same error is logged during an outage."""
+"""During an outage, an error that does not change is logged once per interval."""
 CHECK_INTERVAL_S = 1.0
-"""How often a leader polls for transfer requests, and at least queries the sentinels whether the primary has changed."""
+"""How often a leader checks for transfer requests. The sentinels are queried at least this often."""
 
 
 class RedisStore:
     """Stores a namespace in Redis.
 
-    `url` is parsed by `url.py`. A commit is stored once `min_replicas` replicas have it; with `fsync`, once it is on the disk
-    of the primary and on theirs. `balancer` is shared by all namespaces of this node.
+    `url.py` describes the forms of `url`. A commit is acknowledged when `min_replicas` replicas have it; with `fsync`, when
+    the primary and these replicas have written it to disk. All namespaces of a node must share one `balancer`.
     """
 
     durable = True
@@ -65,18 +65,24 @@ class RedisStore:
         self._primary = Primary(RedisUrl.parse(url), meta_key(namespace), min_replicas, fsync=fsync)
         self._keyspace = Keyspace(self._primary, namespace)
         self._writer = CommitWriter(
-            self._primary, AckPolicy(min_replicas, fsync=fsync), self._log, self._on_reply, self._finish
+            self._primary,
+            AckPolicy(min_replicas, fsync=fsync),
+            self._log,
+            on_reply=self._on_reply,
+            on_defect=self._finish,
         )
         self._failure_count = 0
         self._node = Node()
         self._snapshot: Callable[[], Batch] = Batch
         self._encoder = BatchEncoder(self._keyspace)
-        self._sent_at = self._lease_start = 0.0
-        """When the last batch was first sent, and when the last acknowledged one was: the start of the lease."""
+        self._sent_at = 0.0
+        """When the last batch was first sent (event-loop time)."""
+        self._lease_start = 0.0
+        """When the last acknowledged batch was first sent (event-loop time)."""
         self._done: Callable[[BaseException | None], None] | None = None
-        """The callback of the batch in flight."""
+        """The callback of the batch in flight; None if there is none."""
         self._unacknowledged: deque[Position] = deque(maxlen=MAX_EPOCHS)
-        """Positions of the batches that were in flight when this node stepped down."""
+        """Positions of the batches that were in flight when this node stepped down. Redis may or may not have them."""
         self._primary_watch: asyncio.Task[None] | None = None
 
     @property
@@ -92,7 +98,10 @@ class RedisStore:
     async def open(
         self, node: Node, snapshot: Callable[[], Batch], on_leader_changed: Callable[[str | None], None]
     ) -> StateMachine:
-        """Follow the namespace until this node leads it, retrying while Redis is unavailable."""
+        """Follow the namespace until this node leads it, and return its state. Retries while Redis is unavailable.
+
+        If this node has led before, its former state is kept until it is clear that Redis has lost none of it.
+        """
         self._loop = asyncio.get_running_loop()
         led = self._prior_leadership() if self._keyspace.epoch.number else None
         if self._done is not None:
@@ -100,7 +109,15 @@ class RedisStore:
         await self._step_down()
         self._node, self._snapshot = node, snapshot
         reader = LogReader(self._primary, self._keyspace.log)
-        follower = Follower(self._keyspace, reader, node, self._balancer, on_leader_changed, led, self._unacknowledged)
+        follower = Follower(
+            self._keyspace,
+            reader,
+            node,
+            self._balancer,
+            on_leader_changed=on_leader_changed,
+            led=led,
+            unacknowledged=self._unacknowledged,
+        )
         backoff = new_backoff()
         state_machine, logged_at, failed_at = None, 0.0, 0.0
         last_error: str | None = None
@@ -115,7 +132,7 @@ class RedisStore:
                 failed_at = failed_at or self._loop.time()
                 if str(error) != last_error or self._loop.time() - logged_at >= LOG_INTERVAL_S:
                     last_error, logged_at = str(error), self._loop.time()
-                    self._log.warning("store unavailable, not serving", error=last_error)
+                    self._log.warning("store unavailable, not serving until it is back", error=last_error)
                 self._writer.drop()
                 follower.on_store_failure()
                 await asyncio.sleep(delay_s)
@@ -131,13 +148,16 @@ class RedisStore:
                 return state_machine
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Write a batch, then call `done`. The batch may be sent several times, but is applied only once."""
+        """Write a batch, then call `done`: with None when it is stored, or with an error. The batch is applied only once."""
         self._sent_at = self._loop.time()
         self._done = done
         self._writer.write(self._encoder.encode(batch))
 
     async def wait_for_transfer_request(self) -> None:
-        """Wait for a transfer request of a node that leads at least `MIN_IMBALANCE` namespaces fewer than this one."""
+        """Return when a node has requested this namespace that leads at least `MIN_IMBALANCE` namespaces fewer.
+
+        The transfer is then recorded in the balancer; the caller must resign.
+        """
         own = self._node.address
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
@@ -146,36 +166,39 @@ class RedisStore:
             try:
                 request = await self._keyspace.read_transfer_request()
             except RedisFailure:
-                continue  # commits handle the failure
+                continue  # the next commit detects the outage and handles it
             if request is not None and self._balancer.start_transfer(self._keyspace.name, own, *request):
                 with suppress(RedisFailure):
-                    await self._keyspace.delete_transfer_request()  # another candidate repeats its own request
+                    await self._keyspace.delete_transfer_request()  # other nodes repeat their own requests
                 return
 
     async def resign(self) -> None:
-        """Resign, so that another node can take over at once. If Redis is unavailable, that node waits for a lease."""
+        """Step down, and store in Redis that there is no leader, so that another node can take over at once.
+
+        If Redis is unavailable, this is only logged: the next leader then waits for the lease to expire.
+        """
         if not self._keyspace.epoch.number:
             return
         last_index = self._encoder.index
-        await self._step_down()  # no batch may follow: the resignation takes the next index
+        await self._step_down()  # no commit may follow: the resignation uses the next index
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 try:
                     await self._keyspace.resign(last_index)
-                except RedisFailure:  # the connection may have ended while it was idle: retry on a new one
+                except RedisFailure:  # Redis may have closed the idle connection: retry on a new one
                     await self._keyspace.resign(last_index)
         except FAILURES as error:
             self._log.warning("resignation failed, the next leader waits for the lease to expire", error=str(error))
 
     async def close(self) -> None:
-        """Disconnect. The stored namespace remains unchanged."""
+        """Stop committing and disconnect. The leader stored in Redis is unchanged: other nodes wait for the lease to expire."""
         await self._step_down()
         self._primary.drop()
 
     def _prior_leadership(self) -> PriorLeadership:
-        """Return this node's state as the leader until now: what it has acknowledged must survive a rollback of Redis.
+        """Return the state of this node, which was the leader: if Redis rolls back, this node can restore it.
 
-        The state includes a batch in flight, which was not acknowledged.
+        The state includes a batch in flight, which was not acknowledged to any client.
         """
         snapshot = Snapshot(self._history_at(self._encoder.index), self._snapshot())
         last_index = self._encoder.index
@@ -183,18 +206,21 @@ class RedisStore:
         return PriorLeadership(snapshot, (self._keyspace.epoch.number, acknowledged))
 
     def _history_at(self, index: int) -> EpochHistory:
-        """Return the lineage up to the batch with an index, of this node's own epoch."""
+        """Return the lineage up to the batch with the given index in this node's own epoch."""
         return self._keyspace.history.advanced_to((self._keyspace.epoch.number, index))
 
     async def _step_down(self) -> None:
-        """Stop committing. Whether a batch in flight is stored remains unknown."""
+        """Stop committing, without calling `done`. A batch in flight may or may not be stored."""
         self._done = None
         self._balancer.set_leader(self._keyspace.name, None)
         await self._writer.stop()
         await cancel_and_wait(self._primary_watch)
 
     def _on_reply(self, reply: object) -> None:
-        """Handle the reply of `commit.lua` to the batch in flight: stored, leadership lost, or rolled back."""
+        """Handle the reply of `commit.lua`: finish the batch in flight, or restore the snapshot if Redis was rolled back.
+
+        The snapshot may be restored only within the lease: afterwards another node may have led.
+        """
         if reply == b"ok":
             self._lease_start = self._sent_at
             self._finish(None)
@@ -208,30 +234,31 @@ class RedisStore:
             self._writer.recover(self._restore_snapshot())
 
     def _finish(self, error: BaseException | None) -> None:
-        """Call the callback of the batch in flight, if there is one."""
+        """Call the callback of the batch in flight, if there is one; `error` is None if the batch is stored."""
         done, self._done = self._done, None
         if done is not None:
             done(error)
 
     async def _watch_primary(self) -> None:
-        """Query the sentinels regularly, and reconnect if the primary has changed: an isolated one loses all later commits.
+        """Query the sentinels regularly, and disconnect from a primary that was replaced: it would lose all later commits.
 
-        The interval is a fraction of the lease: a follower at the new primary takes over when the lease has expired.
+        The interval is at most a quarter of the lease, because a follower that uses the new primary takes over when the
+        lease has expired.
         """
         while True:
             await asyncio.sleep(min(CHECK_INTERVAL_S, self._node.lease_ms / 4000))
             connection = self._writer.connection
             if connection is None or not await self._primary.has_moved(connection):
                 continue
-            if self._writer.connection is connection:
+            if self._writer.connection is connection:  # the writer has not reconnected during the query
                 self._log.warning("primary changed, reconnecting", previous=str(connection.address))
                 self._primary.drop()
                 self._writer.drop()
 
     async def _restore_snapshot(self) -> None:
-        """Write the whole state again after Redis has lost acknowledged commits. It includes the batch in flight.
+        """Write the whole state, including the batch in flight, to a Redis that has lost acknowledged commits.
 
-        An empty batch is committed after it: once the replicas have acknowledged that, they have the snapshot, too.
+        Then commit an empty batch: replicas that have acknowledged the empty batch also have the snapshot.
         """
         self._log.warning("primary rolled back acknowledged commits, restoring snapshot")
         history, snapshot = self._history_at(self._encoder.index), self._snapshot()
@@ -241,6 +268,6 @@ class RedisStore:
         self._encoder = BatchEncoder(self._keyspace)
         self._log.info("snapshot restored", epoch=self._keyspace.epoch.number)
         connection = self._writer.connection
-        if connection is not None and connection.address != self._primary.address:
+        if connection is not None and connection.address != self._primary.address:  # restored at a new primary
             self._writer.drop()
         await self._writer.resubmit(self._encoder.encode(replace(snapshot, changes={})))

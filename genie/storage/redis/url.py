@@ -23,7 +23,7 @@ from genie.net import parse_host_port
 Kind = Literal["standalone", "sentinel", "cluster"]
 
 FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
-"""TLS options that name a file or a directory."""
+"""TLS options whose value is the path of a file or directory, which must exist."""
 DATABASE = re.compile("(/[0-9]*)?")
 ENCODING_HINT = "in a user or password, write / ? # @ and , as %2F %3F %23 %40 and %2C"
 SENTINEL_PORT = 26379
@@ -37,6 +37,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
+        """Return `host:port`, with brackets around an IPv6 host, or the path of the Unix socket."""
         if not self.port:
             return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -56,8 +57,8 @@ class Login:
 class RedisUrl:
     """A parsed Redis URL. `nodes` are the server itself, or the sentinels or cluster nodes that report the primary.
 
-    `master` is the name of the primary in the configuration of the sentinels. `sentinel_login` is for the sentinels: its credentials are
-    the options `sentinel_username` and `sentinel_password`.
+    `master` is the name of the primary in the configuration of the sentinels. `login` is for Redis, `sentinel_login` for
+    the sentinels, with the credentials from the options `sentinel_username` and `sentinel_password`.
     """
 
     kind: Kind
@@ -68,7 +69,7 @@ class RedisUrl:
 
     @classmethod
     def parse(cls, url: str) -> RedisUrl:
-        """Parse a URL. ValueError if it is invalid; the message never contains the URL, which may have a password."""
+        """Parse a URL. Raises ValueError if the URL is invalid, with a message that never contains a password."""
         scheme, separator, rest = url.partition("://")
         base, _, kind = scheme.partition("+")
         if not separator or base not in ("redis", "rediss", "unix") or (base == "unix" and kind):
@@ -85,14 +86,14 @@ class RedisUrl:
 
 
 def _single_server(base: str, rest: str) -> RedisUrl:
-    """Parse a URL without `+sentinel` or `+cluster`: `base` is redis or rediss, `rest` follows the `://`."""
+    """Parse the URL of a single server. `base` is `redis` or `rediss`, `rest` is the text after `://`."""
     if "," in rest.partition("/")[0].rpartition("@")[2]:
         raise ValueError("the Redis URL: several hosts need redis+sentinel:// or redis+cluster://")
     return _standalone(_options(f"{base}://{rest}"))
 
 
 def _standalone(options: dict[str, Any]) -> RedisUrl:
-    """Return the URL of one server from the options that redis-py has parsed. A `path` is that of a Unix socket."""
+    """Build the RedisUrl of one server from the options that redis-py has parsed; `path` is a Unix socket."""
     path = options.pop("path", None)
     if path is not None:
         return RedisUrl("standalone", (Address(path, 0),), _login(options))
@@ -101,12 +102,12 @@ def _standalone(options: dict[str, Any]) -> RedisUrl:
 
 
 def _sentinels(base: str, rest: str) -> RedisUrl:
-    """Parse a URL with `+sentinel`: `base` is redis or rediss, `rest` follows the `://`."""
+    """Parse a URL with `+sentinel`. `base` is `redis` or `rediss`, `rest` is the text after `://`."""
     user, nodes, path, query = _split(rest, SENTINEL_PORT)
     master, _, db = path.partition("/")
     if not master:
         raise ValueError("the Redis URL must name the master: redis+sentinel://host,host,host/master-name")
-    options = _options(f"{base}://{user}sentinel/{db}{query}")
+    options = _options(f"{base}://{user}sentinel/{db}{query}")  # redis-py parses one host only: use a placeholder
     username, password = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
     login = _login({key: value for key, value in options.items() if key not in ("host", "port")})
     sentinel_login = replace(login, username=username, password=password, db=0)
@@ -114,32 +115,36 @@ def _sentinels(base: str, rest: str) -> RedisUrl:
 
 
 def _cluster(base: str, rest: str) -> RedisUrl:
-    """Parse a URL with `+cluster`: `base` is redis or rediss, `rest` follows the `://`."""
+    """Parse a URL with `+cluster`. `base` is `redis` or `rediss`, `rest` is the text after `://`."""
     user, nodes, path, query = _split(rest, REDIS_PORT)
-    options = _options(f"{base}://{user}cluster/{query}")
+    options = _options(f"{base}://{user}cluster/{query}")  # redis-py parses one host only: use a placeholder
     login = _login({key: value for key, value in options.items() if key != "host"})
     if path not in ("", "0") or login.db:
-        raise ValueError("the Redis URL: a cluster has no databases besides 0, and no master-name")
+        raise ValueError("the Redis URL: a cluster has no databases except 0, and no master-name")
     return RedisUrl("cluster", nodes, login)
 
 
 _PARSERS = {"": _single_server, "sentinel": _sentinels, "cluster": _cluster}
 
 
-def _split(rest: str, port: int) -> tuple[str, tuple[Address, ...], str, str]:
-    """Split what follows the `://` of a URL with several hosts; `port` is the default port of a host.
+def _split(rest: str, default_port: int) -> tuple[str, tuple[Address, ...], str, str]:
+    """Split the text after `://` of a URL with several hosts.
 
-    Returns the user with its `@`, the nodes, the path without its first slash, and the query with its `?`.
+    Returns the credentials including the `@`, the nodes, the path without its first and last slash, and the query
+    including the `?`.
     """
     before, question, query = rest.partition("?")
     authority, _, path = before.partition("/")
     user, at, hosts = authority.rpartition("@")
-    nodes = tuple(_address(text, port, number) for number, text in enumerate(hosts.split(","), 1))
+    nodes = tuple(_address(text, default_port, number) for number, text in enumerate(hosts.split(","), 1))
     return user + at, nodes, path.rstrip("/"), question + query
 
 
 def _address(text: str, default_port: int, number: int) -> Address:
-    """Parse host number `number` of a URL. The error says only its number: a misplaced password could be taken for a host."""
+    """Parse one host of a URL, `HOST` or `HOST:PORT`; `number` is its position in the URL.
+
+    The error message contains only the position, because the text could be part of a password.
+    """
     try:
         host, own_port = parse_host_port(text)
     except ValueError:
@@ -154,7 +159,7 @@ def _address(text: str, default_port: int, number: int) -> Address:
 def _options(url: str) -> dict[str, Any]:
     """Return the options that redis-py parses from the URL of one server; `path` is set for a Unix socket.
 
-    Its errors are replaced, because they could contain parts of a password.
+    Raises ValueError if the URL is invalid. The messages of redis-py are replaced, because they could contain a password.
     """
     try:
         options = dict(parse_url(url))
@@ -169,7 +174,10 @@ def _options(url: str) -> dict[str, Any]:
 
 
 def _login(options: dict[str, Any]) -> Login:
-    """Return the login of a connection with these options of redis-py. ValueError if one is unknown or does not work."""
+    """Build the Login from options that redis-py has parsed. Removes the options that it uses from `options`.
+
+    Raises ValueError if an option is unknown, needs TLS without `rediss`, or is not accepted by the TLS library.
+    """
     encrypted = options.pop("connection_class", None) is SSLConnection
     tls = {key: options.pop(key) for key in list(options) if key.startswith("ssl_")}
     login = Login(options.pop("username", None), options.pop("password", None), int(options.pop("db", 0)))

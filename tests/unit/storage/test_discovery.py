@@ -111,7 +111,7 @@ async def test_the_reply_with_the_highest_epoch_wins(monkeypatch: pytest.MonkeyP
     [
         ([None], "refused|Connect"),
         ([UNKNOWN_MASTER, None], "No such master"),
-        ([replies([])], "is no sentinel or cluster node: unexpected reply to SENTINEL"),
+        ([replies([])], "is not a sentinel or cluster node: unexpected reply to SENTINEL"),
         ([rejects("NOAUTH Authentication required.")], "NOAUTH"),
         ([rejects("ERR unknown command 'SENTINEL', with args beginning with: 'MASTER'")], "unknown command"),
         ([hangs, UNKNOWN_MASTER], "No such master.*no answer|no answer.*No such master"),
