@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn, TypeVar
@@ -29,19 +30,28 @@ async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:
         await asyncio.wait({task}, timeout=CANCEL_INTERVAL_S)
 
 
-async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
+async def run_to_completion(work: Coroutine[Any, Any, T], *, grace_s: float | None = None) -> T:
     """Run a coroutine to its end and return its result, even if the caller is cancelled meanwhile.
 
     For steps whose interruption would leave an unknown outcome, such as a commit. If the caller was cancelled,
     CancelledError is raised after the coroutine has ended, and the result or error of the coroutine is dropped.
+
+    Args:
+        work: the coroutine.
+        grace_s: the coroutine is cancelled, too, if it has not ended this long after the caller was cancelled. None: never.
+
     """
-    task = asyncio.create_task(work)
+    task, loop = asyncio.create_task(work), asyncio.get_running_loop()
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        grace_ends = math.inf if grace_s is None else loop.time() + grace_s
         while not task.done():
             with suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
+                if loop.time() >= grace_ends:
+                    await cancel_and_wait(task)
+                else:
+                    await asyncio.wait({task}, timeout=None if grace_s is None else grace_ends - loop.time())
         if not task.cancelled():
             task.exception()  # marks the error as retrieved, so that asyncio does not log it
         raise

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from types import FrameType
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import click
@@ -332,7 +333,8 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
 
     With `asyncio.run` alone, Ctrl-C cancels the task within a signal handler. The handler may interrupt a callback that
     is about to set the result of a pending future, and asyncio then logs an InvalidStateError. This function lets the
-    event loop handle the signal between two callbacks.
+    event loop handle the first Ctrl-C between two callbacks. The second Ctrl-C raises KeyboardInterrupt immediately,
+    because the event loop may be blocked, for example by a terminal that does not read.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -342,17 +344,18 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     async def cancel_on_interrupt() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
-        def on_interrupt() -> None:
+        def on_interrupt(signum: int, frame: FrameType | None) -> None:
             nonlocal interrupted
+            if interrupted or task is None:
+                signal.default_int_handler(signum, frame)
             interrupted = True
-            if task is not None:
-                task.cancel()
+            loop.call_soon_threadsafe(task.cancel)
 
-        loop.add_signal_handler(signal.SIGINT, on_interrupt)
+        signal.signal(signal.SIGINT, on_interrupt)
         try:
             return await coroutine
         finally:
-            loop.remove_signal_handler(signal.SIGINT)  # restores the default: Ctrl-C raises KeyboardInterrupt
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     try:
         return asyncio.run(cancel_on_interrupt())

@@ -363,6 +363,8 @@ class SyncConnection:
 
         `future` gets the outcome of the call, or the error if the call can't be sent.
         """
+        if future.done():  # the calling thread was interrupted, and has abandoned the call already
+            return
         aio = self.aio
         try:
             aio.check_open()

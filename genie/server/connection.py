@@ -345,6 +345,8 @@ class Connection(Peer, asyncio.Protocol):
         """Handle input of a connection that is not READY. Return the bytes that may be executed."""
         if self._handshake is not None:
             data = self._authenticate(self._handshake, data)
+        elif self.state is ConnectionState.AUTHENTICATING:  # rejected: TLS may still deliver input that came before
+            return b""
         if self.state is ConnectionState.AWAIT_HELLO and data.startswith(TLS_RECORD) and not self.closing:
             # The client sends no line end, so it would wait forever.
             self._submit_end(RequestRejected(Code.BAD_MESSAGE, "this server does not use TLS"))
@@ -380,6 +382,7 @@ class Connection(Peer, asyncio.Protocol):
         If too many rejected connections are open, close without waiting for the client to read the error.
         """
         self.enter_state(ConnectionState.AUTHENTICATING)
+        self.closing = True
         if self._handshake is not None:
             self._handshake.stop_timer()
         if self._authenticator is not None:

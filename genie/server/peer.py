@@ -131,9 +131,10 @@ class Peer:
         """Whether the connection is lost, so that nothing can be sent."""
 
     def enter_state(self, state: ConnectionState) -> None:
-        """Change the state. An assertion checks that `TRANSITIONS` permits the change."""
+        """Change the state. RuntimeError if `TRANSITIONS` does not permit the change."""
         if state is not self.state:
-            assert state in TRANSITIONS[self.state], f"{self.state} does not become {state}"  # noqa: S101
+            if state not in TRANSITIONS[self.state]:
+                raise RuntimeError(f"{self.state} does not become {state}")
             self.state = state
 
     def detach(self) -> None:

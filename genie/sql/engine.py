@@ -12,6 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from genie.tasks import run_to_completion
 
+OPEN_GRACE_S = 1.0
+"""How long a cancellation waits for a connection that is being opened."""
+
 
 def server_engine(url: URL, *, pool_size: int, **options: Any) -> AsyncEngine:
     """Create an engine for a database server, with at most `pool_size` connections.
@@ -27,11 +30,12 @@ async def open_connection(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]
     """Check a connection out of the engine's pool, and return it to the pool at the end of the block.
 
     Cancellations are delayed until the connection is completely open or closed. Otherwise a cancellation while
-    SQLAlchemy sets the isolation level, after the checkout, would leak the connection from the pool.
+    SQLAlchemy sets the isolation level, after the checkout, would leak the connection from the pool. Opening is
+    cancelled after `OPEN_GRACE_S`: a connection that takes longer still waits for the server, before the checkout.
     """
     connection = engine.connect()
     try:
-        await run_to_completion(connection.start())
+        await run_to_completion(connection.start(), grace_s=OPEN_GRACE_S)
         yield connection
     finally:
         if connection.sync_connection is not None:  # None: the checkout has failed

@@ -211,6 +211,23 @@ def test_ctrl_c_before_the_id_is_known_releases_the_request(genie, other):
     assert request.state.name == "ENDED"
 
 
+def test_ctrl_c_before_the_background_thread_is_woken_sends_nothing(genie, other, monkeypatch):
+    with sync.connect(*genie.address) as client:
+        client.ping()
+        connection = client._connection
+        wake = connection._loop.call_soon_threadsafe
+
+        def interrupted(*_: object) -> None:
+            monkeypatch.setattr(connection._loop, "call_soon_threadsafe", wake)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(connection._loop, "call_soon_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.acquire("sync/unsent")
+        client.ping()  # executes what is still queued
+        assert other.try_acquire("sync/unsent") is not None
+
+
 def test_close_fails_waiting_calls(genie, other):
     with other.lock("sync/closing"), ThreadPoolExecutor(1) as pool:
         with sync.connect(*genie.address) as client:

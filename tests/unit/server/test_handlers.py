@@ -17,8 +17,8 @@ from genie.server import connection as connection_module
 from genie.server import scheduler
 from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
-from genie.server.listener import AdmissionControl
-from genie.server.peer import CommandHandler
+from genie.server.listener import REJECT_SLOTS, AdmissionControl
+from genie.server.peer import CommandHandler, ConnectionState
 from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch
@@ -336,4 +336,20 @@ async def test_commands_after_a_rejected_hello_are_not_executed_when_the_store_i
         await asyncio.sleep(0)
     assert [message["payload"].get("code") for message in received] == ["unavailable", "unavailable"]
     assert len(pipeline.manager.table.held) == 1
+    server.stop()
+
+
+@pytest.mark.parametrize("rejected_before", [0, REJECT_SLOTS + 1], ids=["room to linger", "crowded"])
+async def test_a_connection_over_the_limit_executes_nothing(rejected_before: int) -> None:
+    """A TLS transport may still deliver input that was received with the handshake, although it is closing."""
+    server = TwoNamespaces(max_connections=1)
+    server.connect()
+    for _ in range(rejected_before):
+        server.connect()
+    connection, received = server.connect()
+    connection.data_received(line("hello") + line("request", resources=["exclusive:1"]))
+    await asyncio.sleep(0)
+    assert [message["payload"]["code"] for message in received] == ["too-many"]
+    assert connection.state is ConnectionState.AUTHENTICATING
+    assert not server.stores["a"].pending_commits
     server.stop()

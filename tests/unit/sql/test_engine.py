@@ -1,4 +1,4 @@
-"""genie.sql.engine: a connection is returned to its pool also if the task is cancelled while it opens."""
+"""genie.sql.engine: cancellation while a connection opens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import URL, event, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
+from genie.sql import engine as sql_engine
 from genie.sql.engine import open_connection
 from genie.sql.sqlite import file_engine
 
@@ -29,4 +31,25 @@ async def test_a_connection_is_returned_if_the_task_is_cancelled(tmp_path: Path,
     assert task.cancelled()
     async with asyncio.timeout(120), open_connection(engine) as connection:  # the pool's only connection
         assert (await connection.execute(text("SELECT 1"))).scalar_one() == 1
+    await engine.dispose()
+
+
+async def test_a_cancellation_does_not_wait_for_a_server_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_engine, "OPEN_GRACE_S", 0)
+    connected = asyncio.Event()
+    server = await asyncio.start_server(lambda *_: connected.set(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    engine = create_async_engine(f"postgresql+asyncpg://u:p@127.0.0.1:{port}/d", connect_args={"timeout": 3600})
+
+    async def query() -> None:
+        async with open_connection(engine):
+            pytest.fail("the server does not respond")
+
+    task = asyncio.create_task(query())
+    async with asyncio.timeout(120):
+        await connected.wait()
+        task.cancel()
+        await asyncio.wait({task})
+    assert task.cancelled()
+    server.close()
     await engine.dispose()
