@@ -27,11 +27,12 @@ from genie.protocol.resources import MAX_NAME, check_name
 
 @dataclass(frozen=True)
 class Limit:
-    """The parameter `?limit=` of a path: the maximum number of `items` in the response, from 1 to `maximum`."""
+    """The query parameter `?limit=` of a path: how many items a response may contain, from 1 to `maximum`."""
 
     default: int
     maximum: int
     items: str
+    """What the limit counts, for messages, e.g. `nodes`."""
 
 
 LIMITS = {
@@ -41,24 +42,29 @@ LIMITS = {
 }
 """The limits by path."""
 PATHS_WITHOUT_NAMESPACE = frozenset({"/api/schema"})
-"""Paths without the parameter `?namespace=`."""
+"""Paths that do not accept the query parameter `?namespace=`."""
 
 
 def read_limit(request: web.Request) -> int:
-    """Return the limit of a request, 0 for paths without one. ApiError 400 for unknown or invalid parameters."""
+    """Check the query parameters, and return the value of `?limit=`.
+
+    Returns the default of the path if the request has no limit, and 0 for paths that do not accept a limit. Raises
+    ApiError 400 for an unknown parameter or an invalid limit.
+    """
     limit = LIMITS.get(request.path)
-    known = ["limit"] * (limit is not None) + ["namespace"] * (request.path not in PATHS_WITHOUT_NAMESPACE)
+    accepted = ["limit"] * (limit is not None) + ["namespace"] * (request.path not in PATHS_WITHOUT_NAMESPACE)
     for name in request.query:
-        if name not in known:
+        if name not in accepted:
             raise bad_request(
-                f"unknown parameter {name[:64]!r} of {request.path[:64]}; known: {', '.join(known) or 'none'}"
+                f"unknown parameter {name[:64]!r} of {request.path[:64]}; known: {', '.join(accepted) or 'none'}"
             )
     if limit is None or "limit" not in request.query:
         return 0 if limit is None else limit.default
     values = request.query.getall("limit")
     text = values[0]
-    valid = len(values) == 1 and text.isascii() and text.isdecimal() and len(text) <= len(str(limit.maximum))
-    if not valid or not 1 <= int(text) <= limit.maximum:
+    # Checking the length first avoids converting very long numbers.
+    is_number = len(values) == 1 and text.isascii() and text.isdecimal() and len(text) <= len(str(limit.maximum))
+    if not is_number or not 1 <= int(text) <= limit.maximum:
         raise bad_request(
             f"limit must be one number of {limit.items} from 1 to {limit.maximum}, not {', '.join(values)[:64]!r}"
         )
@@ -66,7 +72,11 @@ def read_limit(request: web.Request) -> int:
 
 
 def read_namespace(request: web.Request, served: Collection[str]) -> str:
-    """Return the requested namespace, by default the first of the served ones. ApiError if it is invalid or not served."""
+    """Return the value of `?namespace=`; without the parameter, the first namespace of the server.
+
+    `served` are the namespaces of the server. Raises ApiError 400 if the name is invalid, and 404 if the server does not
+    serve the namespace.
+    """
     if "namespace" not in request.query:
         return next(iter(served))
     values = request.query.getall("namespace")
@@ -80,7 +90,10 @@ def read_namespace(request: web.Request, served: Collection[str]) -> str:
 
 
 def read_resource_name(request: web.Request, prefix: str) -> str:
-    """Decode the resource name, the part of the path after `prefix`: percent-encoded UTF-8. ApiError 400 if invalid."""
+    """Return the name of a resource, the part of the path after `prefix`, which is percent-encoded UTF-8.
+
+    Raises ApiError 400 if the encoding or the name is invalid.
+    """
     path = request.raw_path.partition("?")[0]
     try:
         return check_name(unquote(path[len(prefix) :], errors="strict"), "the name of a resource")
@@ -91,7 +104,7 @@ def read_resource_name(request: web.Request, prefix: str) -> str:
 
 
 async def read_release(request: web.Request) -> models.Release:
-    """Decode the body of `POST /api/release`. ApiError 400 if it is invalid."""
+    """Decode the body of `POST /api/release`. Raises ApiError 400 if the body is invalid."""
     try:
         body = await request.read()
         command = msgspec.json.decode(body.decode(), type=models.Release)
@@ -119,7 +132,7 @@ _REF_TEMPLATE = "#/components/schemas/{name}"
 
 
 def schema() -> bytes:
-    """Return the OpenAPI document as JSON."""
+    """Return the OpenAPI document of the API, encoded as JSON."""
     types = [*RESPONSES.values(), models.Release, models.Problem]
     refs, components = msgspec.json.schema_components(types, ref_template=_REF_TEMPLATE)
     ref_of = dict(zip(types, refs, strict=True))
@@ -143,15 +156,17 @@ def schema() -> bytes:
 
 
 def _json_content(ref: dict[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI description of a JSON body whose schema is the reference `ref`."""
     return {"content": {"application/json": {"schema": ref}}}
 
 
 def _first_doc_line(model: type[models.ApiModel]) -> str:
+    """Return the first line of a type's docstring, which is the description of a response in the OpenAPI document."""
     return (model.__doc__ or "").partition("\n")[0]
 
 
 def _parameters(path: str) -> list[dict[str, Any]]:
-    """Return the OpenAPI parameters of a path."""
+    """Return the OpenAPI descriptions of all parameters of a path."""
     bounds = {"type": "string", "minLength": 1, "maxLength": MAX_NAMESPACE}
     description = "the namespace; by default the first of the server"
     namespace = {"name": "namespace", "in": "query", "description": description, "schema": bounds}
@@ -159,7 +174,10 @@ def _parameters(path: str) -> list[dict[str, Any]]:
 
 
 def _specific_parameters(path: str) -> list[dict[str, Any]]:
-    """Return the parameters that only this path has: the limit, or the name of a resource."""
+    """Return the OpenAPI descriptions of the parameters of a path other than `?namespace=`.
+
+    These are the limit or the name of a resource; many paths have neither.
+    """
     if path in LIMITS:
         limit = LIMITS[path]
         bounds = {"type": "integer", "minimum": 1, "maximum": limit.maximum, "default": limit.default}
@@ -176,18 +194,18 @@ log = structlog.get_logger()
 
 RESOURCES = "/api/resources/"
 SEND_TIMEOUT_S = 30.0
-"""How long a client may take to read its response."""
+"""Maximum time that a client may take to read a response."""
 STATUS_BY_CODE: dict[str, int] = {
     Code.UNKNOWN_ID: 404,
     Code.UNAVAILABLE: 503,
     Code.TOO_MANY: 503,
     Code.UNAUTHORIZED: 403,
 }
-"""HTTP status by the error code of a rejected command; any other is 400."""
+"""HTTP status by the error code of a rejected command. Other error codes have the status 400."""
 
 
 class Api:
-    """The handlers of `/api/`: they read a server's statistics and lock tables."""
+    """The handlers of `/api/`. They read the statistics and the lock tables of a server."""
 
     def __init__(self, server: ServerView, cache: ResponseCache) -> None:
         self._server = server
@@ -207,10 +225,10 @@ class Api:
         ]
 
     async def state(self, request: web.Request) -> web.StreamResponse:
-        """Respond with an overview of the server, also if it is a follower."""
+        """Respond with an overview of the server. Unlike the other paths, a follower responds, too."""
         read_limit(request)
         server, namespace = self._server, self._namespace(request)
-        # The roles are part of the key, so that no response of before a change of leadership is served after it.
+        # The key contains the roles, so that a response from before a change of leadership is not served after it.
         key = "state", namespace, *((view.role, view.leader) for view in server.namespaces.values())
         body = await self._cache.get_or_compute(key, lambda: self._encode(views.state(server, namespace, self._budget)))
         return await send(request, body)
@@ -252,12 +270,15 @@ class Api:
         return web.Response(body=self._schema, content_type=JSON)
 
     async def release(self, request: web.Request) -> web.StreamResponse:
-        """Release a lock or cancel a waiting request, as any client may do by id: the owner is notified."""
+        """Release a lock or cancel a waiting request by id. The server notifies the client that owns the request.
+
+        Raises ApiError if this server is not the leader, or if the release is rejected.
+        """
         read_limit(request)
         command = await read_release(request)
         namespace = self._namespace(request)
         view = self._server.namespaces[namespace]
-        _manager_of_leader(view)
+        _manager_of_leader(view)  # raises if this server is not the leader
         reply = await self._execute(view, messages.command("release", id=command.id))
         if isinstance(reply, messages.Released):
             principal = PRINCIPAL.get()
@@ -278,7 +299,10 @@ class Api:
         raise ApiError(500, "defect", f"unexpected reply to a release: {type(reply).__name__}")
 
     async def _execute(self, view: NamespaceView, line: bytes) -> messages.Message | None:
-        """Execute a command in a namespace and decode its reply. ApiError 503 if the outcome is unknown."""
+        """Execute a command, an encoded line, in a namespace, and return the decoded reply.
+
+        Raises ApiError 503 if the outcome is unknown, because of a timeout or because this server lost its leadership.
+        """
         timeout_s = self._server.settings.store_timeout_ms / 1000 + 1
         try:
             async with asyncio.timeout(timeout_s):
@@ -288,7 +312,7 @@ class Api:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # this handler was cancelled, not the command
+                raise  # this handler was cancelled, e.g. because its connection ended; the command was not
             reason = "this server lost its leadership; the release may have taken effect"
         raise ApiError(503, Code.UNAVAILABLE, reason, view.leader)
 
@@ -307,9 +331,10 @@ class Api:
         key: tuple[str, int | str],
         build: Callable[[NamespaceView, LockManager], Awaitable[models.ApiModel]],
     ) -> web.StreamResponse:
-        """Respond with data that only the leader of the namespace has, from the cache or built now.
+        """Respond with data that only the leader of the namespace has.
 
-        ApiError 503 if this server is not the leader, or no longer after the response was built.
+        The response comes from the cache under `key`; if it is not cached, `build` computes it. Raises ApiError 503 if
+        this server is not the leader, or loses the leadership while the response is built.
         """
         namespace = self._namespace(request)
         view = self._server.namespaces[namespace]
@@ -319,7 +344,7 @@ class Api:
             return await self._encode(build(view, manager))
 
         body = await self._cache.get_or_compute((namespace, *key), compute)
-        _manager_of_leader(view)
+        _manager_of_leader(view)  # raises if this server is not the leader any more
         return await send(request, body)
 
     async def _encode(self, response: Awaitable[models.ApiModel]) -> Body:
@@ -327,7 +352,10 @@ class Api:
 
 
 def _manager_of_leader(view: NamespaceView) -> LockManager:
-    """Return the lock manager of a namespace. ApiError 503, with the leader, if this server is not the leader."""
+    """Return the lock manager of a namespace, which only the leader has.
+
+    Raises ApiError 503 if this server is not the leader. The error contains the address of the leader, if known.
+    """
     manager = view.manager
     if manager is None:
         leader = "no leader is known" if view.leader is None else f"the leader is {view.leader}"
@@ -336,7 +364,11 @@ def _manager_of_leader(view: NamespaceView) -> LockManager:
 
 
 async def send(request: web.Request, body: Body) -> web.StreamResponse:
-    """Send a response in chunks. A client that does not read it within `SEND_TIMEOUT_S` is disconnected."""
+    """Send a response with status 200 in chunks.
+
+    The event loop serves other clients between two chunks. A client that does not read the response within
+    `SEND_TIMEOUT_S` is disconnected.
+    """
     if len(body) == 1:
         return web.Response(body=body[0], content_type=JSON)
     response = web.StreamResponse(headers={"Content-Type": JSON})

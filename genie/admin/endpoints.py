@@ -22,7 +22,7 @@ UNAVAILABLE = 503
 
 
 class HealthEndpoints:
-    """`/livez`, `/readyz` and `/leaderz`: 200, or 503 with the reason as text."""
+    """`/livez`, `/readyz` and `/leaderz`. They respond 200, or 503 with the reason as text."""
 
     def __init__(self, server: ServerView) -> None:
         self._server = server
@@ -36,7 +36,7 @@ class HealthEndpoints:
         ]
 
     async def live(self, _: web.Request) -> web.Response:
-        """Respond 200: the event loop runs."""
+        """Respond 200. Any response shows that the event loop runs."""
         return web.Response(text="ok\n")
 
     async def ready(self, _: web.Request) -> web.Response:
@@ -49,7 +49,7 @@ class HealthEndpoints:
         return web.Response(status=UNAVAILABLE, text="".join(reasons)) if reasons else web.Response(text="ok\n")
 
     async def leader(self, request: web.Request) -> web.Response:
-        """Respond 200 if this server leads the requested namespace, by default the first."""
+        """Respond 200 if this server leads the requested namespace, by default the first namespace."""
         namespaces = self._server.namespaces
         view = namespaces[api.read_namespace(request, namespaces)]
         if view.role == "leader":
@@ -71,9 +71,9 @@ OPENMETRICS = "application/openmetrics-text"
 OPENMETRICS_EOF = b"# EOF\n"
 """The last line of the OpenMetrics format."""
 METRIC_WORK = 20
-"""Work units for a metric of one namespace."""
+"""Work units for writing a metric of one namespace, in addition to the work for its samples."""
 SAMPLE_WORK = 12
-"""Work units for each of its samples."""
+"""Work units for writing one sample of a metric."""
 
 
 class MetricsEndpoint:
@@ -84,22 +84,23 @@ class MetricsEndpoint:
         self._cache = cache
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """Return the route. Query parameters are ignored: Prometheus may be configured to add some."""
+        """Return the route. The handler ignores query parameters, which Prometheus may be configured to send."""
         return [web.get("/metrics", self.metrics, allow_head=False)]
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Respond with all metrics, written within the work budget."""
+        """Respond with all metrics. The handler yields to the event loop as the work budget requires."""
         as_openmetrics = OPENMETRICS in request.headers.get("Accept", "")
         write = openmetrics.generate_latest if as_openmetrics else exposition.generate_latest
         content_type = openmetrics.CONTENT_TYPE_LATEST if as_openmetrics else exposition.CONTENT_TYPE_PLAIN_0_0_4
 
         async def compute() -> Body:
             blocks: list[bytes] = []
-            last_name = ""
+            previous_name = ""
+            # One metric of several namespaces comes as several consecutive parts with the same name.
             for part in self._metrics.parts():
                 block = write(_SingleMetric(part)).removesuffix(OPENMETRICS_EOF)
-                blocks.append(_without_header(block) if part.name == last_name else block)
-                last_name = part.name
+                blocks.append(_without_header(block) if part.name == previous_name else block)
+                previous_name = part.name
                 await self._cache.budget.spend(METRIC_WORK + SAMPLE_WORK * len(part.samples))
             return (b"".join([*blocks, OPENMETRICS_EOF if as_openmetrics else b""]),)
 
@@ -108,7 +109,9 @@ class MetricsEndpoint:
 
 
 class _SingleMetric(Collector):
-    """A collector of one metric: the writers of prometheus_client accept only collectors."""
+    """A collector that contains one metric, because the functions of prometheus_client that write metrics accept only
+    collectors.
+    """
 
     def __init__(self, family: Metric) -> None:
         self._family = family
@@ -118,11 +121,14 @@ class _SingleMetric(Collector):
 
 
 def _without_header(block: bytes) -> bytes:
-    """Remove the HELP and TYPE lines of a metric: they may appear only once, before the samples of the first namespace."""
+    """Remove the HELP and TYPE lines of a metric.
+
+    These lines may appear only once per metric, before the samples of the first namespace.
+    """
     return b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(b"#"))
 
 
-# -- The page, at `/`: static files, whose scripts call the API of this port --------
+# -- The status page, at `/`: static files; the scripts among them call the API --------
 
 INDEX = "index.html"
 CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -130,7 +136,7 @@ CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"
 
 
 class PageFiles:
-    """Serves the files of the folder `page` by their names, and the index at `/`. They are read once, at the start."""
+    """Serves the files of the folder `page` at `/NAME`, and `index.html` at `/`. The files are read once, at the start."""
 
     def __init__(self) -> None:
         self._files = {
@@ -146,7 +152,7 @@ class PageFiles:
         return [web.get(path, self.file) for path in sorted(self._files)]
 
     async def file(self, request: web.Request) -> web.Response:
-        """Respond with a file, or with 304 if the browser has its current version, by the ETag."""
+        """Respond with a file, or with 304 if the ETag in the request shows that the browser has the current version."""
         content_type, body = self._files[request.path]
         etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
         headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": etag}

@@ -1,7 +1,7 @@
 """The HTTP server of the admin port, with limits on connections and on their idle time.
 
-It runs in the event loop that serves the locks, so its load must stay small. The classes here
-extend aiohttp's runner and request handler; they were written against aiohttp 3.
+The HTTP server runs in the event loop that serves the locks, so its load must stay small. The classes
+of this module extend the runner and the request handler of aiohttp 3, whose interfaces are partly internal.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from genie.tls import certificate_name
 log = structlog.get_logger()
 
 MAX_CONNECTIONS: Final = 64
-"""Maximum open connections. A browser opens up to six, Prometheus one or two."""
+"""Maximum open connections. A browser opens up to six connections, Prometheus one or two."""
 BACKLOG: Final = 16
-"""Listen backlog. asyncio accepts queued connections immediately, also beyond `MAX_CONNECTIONS`."""
+"""Listen backlog. asyncio accepts queued connections immediately, even beyond `MAX_CONNECTIONS`."""
 IDLE_TIMEOUT_S: Final = 30.0
-"""How long a connection may stay open without a complete request."""
+"""Maximum time that a connection may stay open without a complete request."""
 RESPONSE_TIMEOUT_S: Final = 60.0
-"""Time for a response, in addition to the idle timeout."""
+"""Maximum time for handling a request, in addition to the idle timeout."""
 SHUTDOWN_TIMEOUT_S: Final = 1.0
-"""How long a stopping server waits for responses in progress."""
+"""Maximum time that a stopping server waits for responses in progress."""
 
 _REJECTION_HEAD: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
@@ -55,12 +55,15 @@ class BoundedRunner(web.AppRunner):
 
     @property
     def server(self) -> web.Server | None:
-        """Return the protocol factory that asyncio calls for each connection, with the limit of connections added."""
+        """The protocol factory that asyncio calls for each connection, with a limit on the number of connections.
+
+        None before `setup`.
+        """
         server = super().server
         return None if server is None else cast("web.Server", self._limited_factory(server))
 
     def _limited_factory(self, server: web.Server) -> Callable[[], asyncio.BaseProtocol]:
-        """Wrap the protocol factory of aiohttp: reject connections beyond the limit, start the idle timer of others."""
+        """Return a protocol factory that rejects connections beyond the limit, and starts the idle timer of the others."""
 
         def make_protocol() -> asyncio.BaseProtocol:
             if len(server.connections) >= MAX_CONNECTIONS:
@@ -73,7 +76,7 @@ class BoundedRunner(web.AppRunner):
 
 
 class _Connection(web.RequestHandler):
-    """A connection that neither logs nor echoes input that is not HTTP: it may contain a token."""
+    """A connection that neither logs nor echoes invalid HTTP input, because the input may contain a token."""
 
     __slots__ = ()
 
@@ -82,9 +85,9 @@ class _Connection(web.RequestHandler):
         request: web.BaseRequest,
         status: int = 500,
         exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002 - not used: it quotes the input
+        message: str | None = None,  # noqa: ARG002 - not used, because aiohttp's message quotes the input
     ) -> web.StreamResponse:
-        """Return the JSON response to a request that could not be parsed, or whose handler failed."""
+        """Return the JSON error for a request that could not be parsed or whose handler failed, and log the error."""
         if status >= web.HTTPInternalServerError.status_code:
             log.error("admin request failed", exc_info=exc)
             problem = Problem(code="defect", message=DEFECT)
@@ -97,13 +100,14 @@ class _Connection(web.RequestHandler):
 
 
 class _IdleTimer:
-    """Closes connections that have sent no complete request for `IDLE_TIMEOUT_S`.
+    """Closes connections that have not sent a complete request for `IDLE_TIMEOUT_S`.
 
-    While a request is handled, its connection counts as active for `RESPONSE_TIMEOUT_S` more.
+    A connection whose request is being handled is closed `RESPONSE_TIMEOUT_S` later than an idle one.
     """
 
     def __init__(self) -> None:
         self._last_active: dict[web.RequestHandler, float] = {}
+        """Event-loop time from which the idle timeout of a connection counts. Lies in the future during a request."""
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -113,7 +117,7 @@ class _IdleTimer:
         try:
             return await handler(request)
         finally:
-            if request.protocol in self._last_active:
+            if request.protocol in self._last_active:  # else the connection was closed in the meantime
                 self._last_active[request.protocol] = now()
 
     def start(self, connection: web.RequestHandler) -> None:
@@ -123,7 +127,7 @@ class _IdleTimer:
         loop.call_later(IDLE_TIMEOUT_S, self._check, connection)
 
     def _check(self, connection: web.RequestHandler) -> None:
-        """Close an idle connection, or check it again when its timeout will have passed."""
+        """Close a connection that has been idle for too long; else schedule the next check of the connection."""
         if connection.transport is None:
             self._last_active.pop(connection, None)
             return
@@ -136,7 +140,7 @@ class _IdleTimer:
 
 
 class _ConnectionRejector(asyncio.Protocol):
-    """Responds 503 to a connection beyond the limit, without reading its request."""
+    """Responds 503 to a connection beyond the limit, without reading the request."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)
@@ -148,21 +152,22 @@ class _ConnectionRejector(asyncio.Protocol):
 # -- The admin server --------
 
 TLS_HANDSHAKE_TIMEOUT_S: Final = 5.0
-"""How long a TLS handshake may take. Connections in a handshake do not count towards the limit."""
+"""Maximum time of a TLS handshake. Connections in a handshake do not count towards `MAX_CONNECTIONS`."""
 
 
 class AdminServer:
-    """Serves the admin port, if the settings contain one. After `start`, `address` is the bound host and port."""
+    """Serves the admin port of a server. Does nothing if the settings do not contain an admin port."""
 
     def __init__(self, server: ServerView) -> None:
         self._server = server
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self.address: tuple[str, int] | None = None
+        """The bound host and port; None before `start`."""
         self.budget = WorkBudget()
 
     async def start(self) -> None:
-        """Bind the port and accept connections. OSError if the port cannot be bound."""
+        """Bind the port and accept connections. Raises OSError if the port cannot be bound."""
         settings = self._server.settings
         if settings.admin.port is None:
             return
@@ -184,10 +189,15 @@ class AdminServer:
         self.address = self._listener.sockets[0].getsockname()[:2]
 
     def _make_app(self) -> web.Application:
-        """Return the application: middlewares first, then the endpoints."""
+        """Return the aiohttp application with its middlewares and all endpoints."""
         app = web.Application(middlewares=[error_middleware], client_max_size=MAX_BODY)
-        host = self._server.settings.admin.host
-        RequestGuard(lambda: self._server.access, host, _certificate_name, self._count_unauthorized).install(app)
+        guard = RequestGuard(
+            access=lambda: self._server.access,
+            host=self._server.settings.admin.host,
+            certificate=_certificate_name,
+            on_unauthenticated=self._count_unauthorized,
+        )
+        guard.install(app)
         app.on_response_prepare.append(_disable_caching)
         cache = ResponseCache(self.budget)
         app.add_routes(HealthEndpoints(self._server).routes())
@@ -200,7 +210,7 @@ class AdminServer:
         self._server.stats.errors[Code.UNAUTHORIZED] += 1
 
     async def stop(self) -> None:
-        """Stop listening and close the connections."""
+        """Stop listening, and close the connections after at most `SHUTDOWN_TIMEOUT_S`."""
         if self._listener is not None:
             self._listener.close()
         if self._runner is not None:
@@ -208,10 +218,10 @@ class AdminServer:
 
 
 def _certificate_name(request: web.Request) -> str | None:
-    """Return the name in the verified client certificate of a request, if any."""
+    """Return the name in the verified client certificate of a request; None if there is no certificate."""
     return certificate_name(request.get_extra_info("peercert"))
 
 
 async def _disable_caching(_: web.Request, response: web.StreamResponse) -> None:
-    """Disable caching, unless the response sets its own policy."""
+    """Forbid browsers to cache a response, unless the handler has set a cache policy."""
     response.headers.setdefault("Cache-Control", "no-store")

@@ -1,4 +1,4 @@
-"""The interface of a server that the admin port uses: read access, and one command, the release of a lock."""
+"""The interface of a server that the admin port uses: read access, and the execution of commands, to release locks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from genie.observability import metrics
 
 
 class NamespaceView(metrics.NamespaceView, Protocol):
-    """A namespace on a server: what its metrics need, its leader, and command execution."""
+    """A namespace on a server: the data for the metrics, the address of the leader, and the execution of commands."""
 
     @property
     def leader(self) -> str | None:
-        """Address of the leading server, where this server is a follower."""
+        """Address of the leading server, if this server is a follower and knows the leader; else None."""
 
     async def execute(self, line: bytes) -> bytes:
-        """Execute a command line of the wire format; return the reply line once the result is stored."""
+        """Execute an encoded command, and return the encoded reply after the result has been stored."""
 
 
 class ServerView(metrics.ServerView, Protocol):
@@ -26,12 +26,12 @@ class ServerView(metrics.ServerView, Protocol):
 
     @property
     def namespaces(self) -> Mapping[str, NamespaceView]:
-        """Its namespaces by name, in order; the first is the default."""
+        """The namespaces of the server by name. The first namespace is the default."""
 
     @property
     def access(self) -> AccessControl:
-        """The current access control list; it changes when the server reloads its tokens."""
+        """The current access control list. The server replaces the list when it reloads its tokens."""
 
     @property
     def admin_tls(self) -> SSLContext | None:
-        """TLS context of the admin port; None for plain HTTP. Client certificates are verified (`genie.tls`)."""
+        """TLS context of the admin port, which may require client certificates; None for plain HTTP."""

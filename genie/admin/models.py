@@ -1,6 +1,6 @@
-"""The response types of the API, from which its OpenAPI document is generated, and its errors.
+"""The request, response and error types of the API. The OpenAPI document is generated from these types.
 
-Fields have the names of the wire format where it has them. Durations are in ms; `since` and `at`
+A field that also exists in the wire format has the same name. Durations are in ms; `since` and `at`
 are unix time in ms.
 """
 
@@ -63,7 +63,7 @@ class Namespace(ApiModel):
     role: str
     """`starting` (no leader is known yet), `leader`, `follower` or `stopping`."""
     leader: str | None
-    """Address of the leading server, where this server is a follower."""
+    """Address of the leading server, if this server is a follower and knows the leader."""
 
 
 class State(ApiModel):
@@ -74,40 +74,46 @@ class State(ApiModel):
     namespaces: list[Namespace]
     """All namespaces of the server; the first is the default."""
     role: str
+    """Role of this server in the requested namespace, as in `namespaces`."""
     leader: str | None
-    """Address of the leading server, where this server is a follower."""
+    """Address of the leading server, if this server is a follower and knows the leader."""
     now: int
+    """Current time (unix ms)."""
     uptime: int
+    """Time since the start of the server (ms)."""
     store: str
     """`redis` or `memory`."""
     store_available: bool
     store_errors: int
+    """How often the store failed, or exceeded the store timeout, since the start."""
     held: int
     """Held requests."""
     waiting: int
     """Waiting requests."""
     locks: int
-    """Held locks: a shared resource counts once for each holder."""
+    """Held locks. A resource that is locked shared counts once for each holder."""
     resources: int
-    """Resources that are held or waited for."""
+    """Resources that requests hold or wait for."""
     connections: int
-    """Open connections, of all namespaces."""
+    """Open connections to this server, for all namespaces."""
     sessions: int
     rates: Rates
     wait_p50: float | None
-    """Median wait of the requests granted after a wait within the last minute (ms); None if there were none."""
+    """Median wait (ms) of the requests that were granted after a wait within the last minute; None if there were none."""
     wait_p99: float | None
+    """The 99th percentile of the same waits (ms)."""
     longest_wait: int
     """Age of the oldest waiting request (ms)."""
     outcomes: dict[str, int]
-    """Requests since the start by outcome: `granted` (immediately), `waited` (granted after a wait), `cancelled`,
-    else the reason without a grant."""
+    """Requests since the start by outcome: `granted` (immediately), `waited` (granted after a wait), `cancelled`, or the
+    reason why the request ended without a grant."""
     errors: dict[str, int]
-    """Rejected commands by error code."""
+    """Rejected commands since the start by error code."""
     deadlocks: int
+    """Deadlocks since the start."""
     rearrangements: int
     waits: HistogramData
-    """Wait times of requests granted after a wait (ms)."""
+    """Wait times of requests that were granted after a wait (ms)."""
     holds: HistogramData
     """Hold times (ms)."""
     commits: HistogramData
@@ -117,7 +123,7 @@ class State(ApiModel):
     queues: list[QueueSummary]
     """The longest wait queues, longest first, at most 20."""
     queues_complete: bool
-    """False if only the oldest waiting requests were scanned, because there are too many."""
+    """False if only the oldest waiting requests were scanned, because there were too many."""
 
 
 class Node(ApiModel, omit_defaults=True, kw_only=True, gc=False):
@@ -130,8 +136,9 @@ class Node(ApiModel, omit_defaults=True, kw_only=True, gc=False):
     transaction_name: str | UnsetType = UNSET
     note: str | UnsetType = UNSET
     resources: list[str]
-    """Resources that it requests or holds, as `MODE:NAME`, at most ten."""
+    """The first ten resources of the request, as `MODE:NAME`."""
     resources_total: int
+    """Number of all resources of the request."""
     blockers_total: int | UnsetType = UNSET
     """Number of blockers found, at most ten. Only for waiting requests."""
 
@@ -165,12 +172,13 @@ class HotResource(ApiModel):
 
     resource: str
     waited: float
-    """Total wait time for it, of ended and of ongoing waits (ms)."""
+    """Total time (ms) that requests waited for the resource: ended and ongoing waits."""
     conflicts: int
-    """Requests that conflicted on it in that time."""
+    """Requests that could not lock the resource immediately in the last five to ten minutes."""
     waiting: int
-    """Requests that wait for it now."""
+    """Requests that wait for the resource now."""
     holders: int
+    """Requests that hold the resource now."""
 
 
 class HotList(ApiModel):
@@ -190,16 +198,21 @@ class Step(ApiModel):
 
 
 class DeadlockRow(ApiModel):
-    """A deadlock: the request that was ended because it would have created a cycle, the victim."""
+    """A deadlock. Its victim is the request that the server ended because the request would have created a cycle."""
 
     at: int
+    """When the deadlock was detected."""
     id: int
+    """Id of the victim."""
     transaction_name: str | None
+    """Transaction of the victim."""
     cycle: list[str]
-    """The transactions, each waiting for the next and the last for the first, that of the victim."""
+    """The transactions of the cycle, starting with that of the victim. Each transaction waits for the next one, and the
+    last transaction waits for the first."""
     waits: list[Step]
+    """The first thousand steps of the cycle."""
     steps_total: int = 0
-    """Steps of the cycle; `waits` has the first thousand."""
+    """Number of all steps of the cycle."""
 
 
 class Deadlocks(ApiModel):
@@ -223,7 +236,7 @@ class Blocker(ApiModel, omit_defaults=True, kw_only=True, gc=False):
 
 
 class Row(ApiModel, omit_defaults=True, kw_only=True, gc=False):
-    """A request, as in the message `inspected` of the wire format."""
+    """A request, with the same fields as in the message `inspected` of the wire format."""
 
     id: int
     resources: list[str]
@@ -256,20 +269,21 @@ class Release(ApiModel):
 
 
 class Released(ApiModel):
-    """Response to `POST /api/release`: the request has ended, for this reason."""
+    """Response to `POST /api/release`: the reason why the request has ended."""
 
     id: int
     reason: str
+    """`success`, or an earlier reason if the request had already ended."""
 
 
 class Problem(ApiModel, omit_defaults=True, kw_only=True, gc=False):
-    """Body of every response with a status from 400 on."""
+    """Body of every response with a status of 400 or more."""
 
     code: str
-    """An error code of the wire format, `not-found`, `not-allowed` (the method) or `defect`."""
+    """An error code of the wire format, or `not-found`, `not-allowed` (the HTTP method) or `defect` (a bug)."""
     message: str
     leader: str | UnsetType = UNSET
-    """Address of the leading server, if the request should be sent there."""
+    """Address of the leading server, if the client should send the request to that server."""
 
 
 def encode_small(response: ApiModel) -> bytes:
@@ -289,7 +303,7 @@ DEFECT: Final = "internal error; the log of the server has details"
 
 
 class ApiError(Exception):
-    """An error response. `leader`: address of the server to which the request should be sent instead."""
+    """An error that is sent to the client as JSON. `leader` is the server to which the client should send the request."""
 
     def __init__(self, status: int, code: str, message: str, leader: str | None = None) -> None:
         super().__init__(message)
@@ -298,7 +312,7 @@ class ApiError(Exception):
 
 
 def bad_request(message: str) -> ApiError:
-    """Return the error for an invalid request, status 400."""
+    """Return an error with status 400, for an invalid request."""
     return ApiError(400, Code.BAD_REQUEST, message)
 
 
@@ -306,7 +320,7 @@ def bad_request(message: str) -> ApiError:
 async def error_middleware(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Convert exceptions of handlers into JSON responses."""
+    """Convert exceptions of handlers into JSON error responses. Unexpected exceptions are logged."""
     headers: dict[str, str] = {}
     try:
         return await handler(request)
@@ -316,8 +330,8 @@ async def error_middleware(
             headers["Retry-After"] = "1"
     except web.HTTPNotFound:
         error = ApiError(404, "not-found", f"{request.path[:200]} does not exist; /api/schema lists the paths")
-    except web.HTTPMethodNotAllowed as rejected:
-        allowed = ", ".join(sorted(rejected.allowed_methods))
+    except web.HTTPMethodNotAllowed as rejection:
+        allowed = ", ".join(sorted(rejection.allowed_methods))
         headers["Allow"] = allowed
         error = ApiError(405, "not-allowed", f"{request.path[:200]} allows {allowed}, not {request.method}")
     except web.HTTPRequestEntityTooLarge:

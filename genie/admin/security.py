@@ -1,6 +1,6 @@
 """Security of the admin port: authentication, DNS rebinding, forged requests (CSRF), response headers.
 
-Requests are checked by their matched path and method, independently of the handlers.
+The checks depend only on the path and the method of a request, so a handler cannot omit them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ METRICS: Final = "/metrics"
 PRINCIPAL: ContextVar[Principal | None] = ContextVar("PRINCIPAL", default=None)
 """The principal of the current request; None if authentication is disabled."""
 CSRF_HEADER: Final = "X-Genie"
-"""A header that forms and links cannot send; a script of another origin would need CORS permission."""
+"""A header that state-changing requests must contain. Forms and links of other sites cannot send the header, and
+browsers do not let scripts of other sites send it without CORS permission."""
 JSON: Final = "application/json"
 WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 HEADERS: Final = {
     "Server": "genie",
-    # Clients choose names of resources: the policy keeps markup in them from being executed.
+    # Clients choose the names of resources. The policy prevents that a browser executes scripts in such a name.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -50,8 +51,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class RequestGuard:
     """Checks requests before their handlers run.
 
-    `access` returns the current access control list, `certificate` the name in the verified client
-    certificate of a request, if any. `on_unauthenticated` is called for each failed authentication.
+    `access` returns the current access control list. `host` is the configured address of the admin
+    port. `certificate` returns the name in the verified client certificate of a request, or None.
+    `on_unauthenticated` is called for each failed authentication.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class RequestGuard:
         app.on_response_prepare.append(_add_headers)
 
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Respond with an error, or call the handler if the request is allowed."""
+        """Call the handler if the request is allowed; else return an error response."""
         PRINCIPAL.set(None)
         error = self._check_request(request)
         if error is not None:
@@ -85,7 +87,7 @@ class RequestGuard:
         return await handler(request)
 
     def _check_request(self, request: web.Request) -> web.Response | None:
-        """Return an error response; None if the request is allowed."""
+        """Return an error response if the request is not allowed, else None. Sets `PRINCIPAL`."""
         if not _is_guarded(request):
             return None
         access = self._access()
@@ -98,11 +100,14 @@ class RequestGuard:
             if error is not None:
                 return error
         if request.method in (hdrs.METH_GET, hdrs.METH_HEAD) or request.match_info.http_exception is not None:
-            return None  # read-only, or no such path
+            return None  # the request changes nothing: it only reads, or no handler exists for it
         return _csrf_error(request)
 
     def _authorization_error(self, request: web.Request, access: AccessControl) -> web.Response | None:
-        """Authenticate a request and check the permission of its principal; return an error response, or None."""
+        """Authenticate a request, set `PRINCIPAL`, and check the permissions of the principal.
+
+        Returns an error response, or None if the request is authorized. A failed authentication is logged and counted.
+        """
         principal = self._authenticate(request, access)
         if principal is None:
             no_token = hdrs.AUTHORIZATION not in request.headers
@@ -130,7 +135,10 @@ class RequestGuard:
         return None
 
     def _authenticate(self, request: web.Request, access: AccessControl) -> Principal | None:
-        """Return the principal of a bearer token, or of a client certificate; None if it is missing or unknown."""
+        """Return the principal of the bearer token; without the header Authorization, that of the client certificate.
+
+        Returns None if the token or the certificate is missing or unknown.
+        """
         header = request.headers.get(hdrs.AUTHORIZATION)
         if header is not None:
             scheme, _, token = header.partition(" ")
@@ -139,9 +147,11 @@ class RequestGuard:
         return None if name is None else access.by_certificate(name)
 
     def _is_trusted_host(self, host: str) -> bool:
-        """Return whether the Host header names this machine.
+        """Return whether `host`, a Host header, names this machine.
 
-        In a DNS rebinding attack, the name of another site resolves to this machine, and Host contains that name.
+        This check prevents DNS rebinding: an attacker's domain resolves to this machine, and a browser sends the domain
+        in the Host header. IP addresses are trusted if they are loopback addresses, or if the admin port listens on all
+        addresses.
         """
         try:
             name = urlsplit(f"//{host}").hostname
@@ -154,7 +164,10 @@ class RequestGuard:
 
 
 def _is_guarded(request: web.Request) -> bool:
-    """Return whether a request is for the API or the metrics; health checks and the page are public."""
+    """Return whether a request needs authorization: requests for the API or the metrics do.
+
+    Health checks and the files of the status page are public.
+    """
     resource = request.match_info.route.resource
     paths = {request.path, request.raw_path} | ({resource.canonical} if resource is not None else set())
     return any(path == API or path.startswith((API + "/", METRICS)) for path in paths)
@@ -166,7 +179,7 @@ def _is_metrics(request: web.Request) -> bool:
 
 
 def _csrf_error(request: web.Request) -> web.Response | None:
-    """Return an error response if a page of another site may have sent this state-changing request (CSRF)."""
+    """Return an error response if a page of another site may have sent this state-changing request, else None."""
     headers = request.headers
     if request.content_type != JSON or CSRF_HEADER not in headers:
         return _problem(403, f"the headers Content-Type: {JSON} and {CSRF_HEADER}: 1 are required")
@@ -179,11 +192,13 @@ def _csrf_error(request: web.Request) -> web.Response | None:
 
 
 def _problem(status: int, message: str) -> web.Response:
+    """Return an error response with the error code `unauthorized`."""
     body = msgspec.json.encode(Problem(code=Code.UNAUTHORIZED, message=message))
     return web.Response(status=status, body=body, content_type=JSON)
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    """Add the security headers that a response does not have yet, and replace the header Server."""
     for name, value in HEADERS.items():
         if name not in response.headers or name == hdrs.SERVER:
             response.headers[name] = value

@@ -1,7 +1,7 @@
 """Limits on the work of the admin port: cooperative yielding, response caching, chunked encoding.
 
-The admin port shares the event loop with the locks. A response is computed in slices of bounded work, between which
-the loop serves other clients.
+The admin port shares the event loop with the lock server. A response is computed in slices of bounded work. The event
+loop serves other clients between two slices.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ from genie.admin.models import ApiError, ApiModel
 from genie.errors import Code
 
 MAX_SLICE_WORK: Final = 1_000
-"""Work units between two pauses. A unit takes about a microsecond: reading a table row, or encoding 100 bytes."""
+"""Work units between two pauses. A work unit takes about a microsecond, e.g. reading one row of a lock table."""
 
 
 class WorkBudget:
-    """Counts units of work, and yields to the event loop after each slice of `MAX_SLICE_WORK`.
+    """Counts work units, and yields to the event loop after each slice of `MAX_SLICE_WORK` units.
 
     Work is counted rather than timed, so that slices are the same on every machine and in every run.
     """
 
     def __init__(self) -> None:
         self._spent = 0
+        """Work units in the current slice."""
         self.max_spent = 0
-        """Maximum work done so far without a pause."""
+        """Maximum number of work units that were spent without a pause."""
 
     async def spend(self, work: int) -> bool:
-        """Count work, and yield if the slice is used up. Return whether it yielded: then any table may have changed."""
+        """Count work units, and yield to the event loop if the current slice is used up.
+
+        Returns whether it yielded. The lock tables may have changed then.
+        """
         self._spent += work
         self.max_spent = max(self.max_spent, self._spent)
         if self._spent < MAX_SLICE_WORK:
@@ -49,32 +53,36 @@ class WorkBudget:
 # -- Response cache --------
 
 RESPONSE_TTL_S = 0.5
-"""How long a response is served from the cache."""
+"""Time for which a response is served from the cache."""
 MAX_CACHED_RESPONSES = 16
 MAX_WAITING_REQUESTS = 64
-"""Maximum number of requests that wait for a response."""
+"""Maximum number of requests that wait for a response. Further requests are rejected."""
 
 
 class ResponseCache:
-    """Computes one response at a time, and serves equal requests from a cache for `RESPONSE_TTL_S`.
+    """Computes one response at a time, and serves requests with the same key from a cache for `RESPONSE_TTL_S`.
 
-    However many clients poll, an iteration of the event loop contains at most one slice of this work.
+    So one iteration of the event loop does at most one slice of work, regardless of the number of polling clients.
     """
 
     def __init__(self, budget: WorkBudget) -> None:
         self.budget = budget
         self._mutex = asyncio.Lock()
-        self._waiting = 0
+        self._waiting_count = 0
+        """Number of requests that wait for a response, including the request whose response is being computed."""
         self._cached: dict[Hashable, tuple[float, Body]] = {}
-        """The time of computation and the response, by key, oldest first."""
+        """Responses by key, oldest first, each with the event-loop time at which it was completed."""
 
     async def get_or_compute(self, key: Hashable, compute: Callable[[], Awaitable[Body]]) -> Body:
-        """Return the cached response for the key, or compute it. ApiError 503 if too many requests wait."""
-        if self._waiting >= MAX_WAITING_REQUESTS:
+        """Return the cached response for the key. If none is cached, compute and cache it.
+
+        Only one response is computed at a time; other callers wait. Raises ApiError 503 if too many callers wait.
+        """
+        if self._waiting_count >= MAX_WAITING_REQUESTS:
             raise ApiError(
                 503, Code.TOO_MANY, f"{MAX_WAITING_REQUESTS} requests are waiting for responses; try again later"
             )
-        self._waiting += 1
+        self._waiting_count += 1
         try:
             async with self._mutex:
                 now = asyncio.get_running_loop().time()
@@ -87,18 +95,19 @@ class ResponseCache:
                     await self.budget.pause()
                     body = await compute()
                     if len(self._cached) >= MAX_CACHED_RESPONSES:
-                        del self._cached[next(iter(self._cached))]
+                        del self._cached[next(iter(self._cached))]  # the oldest response
                     self._cached[key] = asyncio.get_running_loop().time(), body
                 return self._cached[key][1]
         finally:
-            self._waiting -= 1
+            self._waiting_count -= 1
 
 
 # -- Chunked JSON encoding: a response may have several megabytes --------
 
 CHUNK_BYTES = 16 << 10
-"""Approximate size of a chunk; each is written separately."""
+"""Approximate size of a chunk. Chunks are written to the client one by one."""
 BYTES_PER_WORK_UNIT = 256
+"""Number of encoded bytes that count as one work unit."""
 
 Body = tuple[bytes, ...]
 """An encoded response, in chunks."""
@@ -107,9 +116,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def encode(response: ApiModel, budget: WorkBudget) -> Body:
-    """Encode a large response in chunks, and yield between the items of its lists.
+    """Encode a large response as JSON in chunks, and yield between list items as the work budget requires.
 
-    All top-level fields are encoded, also those with default values.
+    All top-level fields are encoded, including fields with default values.
     """
     chunks: list[bytes] = []
     chunk = bytearray(b"{")
@@ -117,6 +126,7 @@ async def encode(response: ApiModel, budget: WorkBudget) -> Body:
         chunk += b',"' if index else b'"'
         chunk += field.encode_name.encode() + b'":'
         value = getattr(response, field.name)
+        # Only lists of structs can be long. Other values are encoded at once.
         if not isinstance(value, list) or not value or not isinstance(value[0], Struct):
             chunk += _encode(value)
             continue

@@ -1,7 +1,7 @@
 """Build the responses of the API from the lock tables and the statistics.
 
-The tables change whenever a `WorkBudget` yields, so a response is not one snapshot: requests that end while it is built
-are omitted.
+The lock tables may change whenever a `WorkBudget` yields, so a response is not one snapshot. Requests that end while a
+response is built are omitted.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from genie.observability.histogram import Histogram
 from genie.observability.stats import Contention, Deadlock, Stats, most_contended
 
 MAX_SCANNED_WAITERS = 10_000
-"""Maximum waiting requests scanned for the longest queues, oldest first."""
+"""Maximum number of waiting requests that are scanned to find the longest queues, oldest first."""
 MAX_SCANNED_ENTRIES = 50_000
-"""Maximum queue entries of these requests that are scanned."""
+"""Maximum number of queue entries of the scanned requests. A request has one entry for each of its resources."""
 MAX_QUEUES = 20
 MAX_LISTED_RESOURCES = 10
-"""Maximum resources listed for a request."""
+"""Maximum number of resources that are listed for a request."""
 MAX_EDGES = 4_000
 MAX_BLOCKER_CHECKS = 300
-"""Maximum requests checked to find the blockers of a node."""
+"""Maximum number of requests that are checked to find the blockers of a waiting request."""
 MAX_ROWS = 100
-"""Maximum holders of a resource, and entries of its wait queue, in a response."""
+"""Maximum number of holders, and of wait queue entries, in a response about a resource."""
 LENGTH_WORK = 5
 """Work units for reading the length of a queue."""
 NODE_WORK = 10
@@ -42,9 +42,13 @@ NODE_WORK = 10
 
 
 async def longest_queues(table: LockTable, budget: WorkBudget) -> tuple[list[models.QueueSummary], bool]:
-    """Return the longest wait queues among the oldest waiting requests, and whether all requests were scanned."""
+    """Return the longest wait queues, and whether all waiting requests were scanned.
+
+    If there are too many waiting requests, only the queues of the oldest requests are compared.
+    """
     oldest_since, complete = await _oldest_waiter_by_resource(table, budget)
-    longest: list[tuple[int, int, str]] = []  # a heap of the `MAX_QUEUES` longest: length, negated time, name
+    # A min-heap of the `MAX_QUEUES` longest queues: length, negated queue time of the oldest request, resource name.
+    longest: list[tuple[int, int, str]] = []
     for name, since in oldest_since.items():
         length = _queue_length(table, name)
         if length:
@@ -52,32 +56,36 @@ async def longest_queues(table: LockTable, budget: WorkBudget) -> tuple[list[mod
         await budget.spend(LENGTH_WORK)
     await budget.pause()
     queues = [_queue_summary(table, name, -negated) for _, negated, name in sorted(longest, reverse=True)]
-    return [queue for queue in queues if queue.waiting], complete
+    return [queue for queue in queues if queue.waiting], complete  # a queue may have become empty while yielding
 
 
 async def _oldest_waiter_by_resource(table: LockTable, budget: WorkBudget) -> tuple[dict[str, int], bool]:
-    """Return by resource when its oldest waiting request was queued (unix ms), and whether all requests were scanned."""
+    """Return when the oldest waiting request of each resource was queued, and whether all requests were scanned.
+
+    The times are unix ms, by resource name.
+    """
     requests = list(islice(table.waiting.values(), MAX_SCANNED_WAITERS))
-    since: dict[str, int] = {}
-    entries = 0
+    oldest_since: dict[str, int] = {}
+    entry_count = 0
     for request in requests:
-        if entries >= MAX_SCANNED_ENTRIES:
-            return since, False
-        if request.state is not WAITING:  # it ended while the budget yielded
+        if entry_count >= MAX_SCANNED_ENTRIES:
+            return oldest_since, False
+        if request.state is not WAITING:  # the request was granted or ended while the budget yielded
             await budget.spend(1)
             continue
         names = request.names()
-        entries += len(names)
+        entry_count += len(names)
         for name in names:
-            since.setdefault(name, int(request.since_unix_ms))
+            oldest_since.setdefault(name, int(request.since_unix_ms))
         await budget.spend(len(names))
-    return since, len(requests) == len(table.waiting)
+    return oldest_since, len(requests) == len(table.waiting)
 
 
 async def ongoing_waits(table: LockTable, now_unix_ms: float, budget: WorkBudget) -> dict[str, float]:
-    """Return the total time (ms) of the ongoing waits of the oldest waiting requests, by resource.
+    """Return the total time (ms) that the oldest waiting requests have waited so far, by resource.
 
-    A request for several resources counts for the resources of its first ten blockers.
+    The wait of a request for several resources counts for each resource on which one of its first ten blockers blocks
+    it.
     """
     waited_ms: dict[str, float] = {}
     total_work = 0
@@ -98,12 +106,16 @@ async def ongoing_waits(table: LockTable, now_unix_ms: float, budget: WorkBudget
 
 
 def _queue_length(table: LockTable, name: str) -> int:
+    """Return the number of requests in the wait queue of a resource; 0 if the resource does not exist."""
     resource = table.resources.get(name)
     return 0 if resource is None or resource.wait_queue is None else len(resource.wait_queue)
 
 
 def _queue_summary(table: LockTable, name: str, since: int) -> models.QueueSummary:
-    """Return the length of a wait queue and its first holder. `since`: when its oldest request was queued."""
+    """Return a summary of a wait queue, with the first holder of the resource.
+
+    `since` is the time (unix ms) at which the oldest request of the queue was queued.
+    """
     resource = table.lookup(name)
     holders = {} if resource is None else resource.holders
     first = next(iter(holders.values()), None)
@@ -134,14 +146,14 @@ async def graph(table: LockTable, max_nodes: int, budget: WorkBudget) -> models.
                     edges.append(_edge(request.id, blocker))
             await budget.spend(checks + NODE_WORK * (1 + len(blockers)))
     shown = sum(1 for node in nodes.values() if node.state == "queued")
-    # Requests may have ended since they were added: the total must not be less than the number shown.
+    # Shown requests may have ended in the meantime. `max` keeps the total from being less than the number shown.
     return models.Waits(
         nodes=list(nodes.values()), edges=edges, queue_total=max(shown, len(table.waiting)), queue_shown=shown
     )
 
 
 def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -> models.Node | None:
-    """Return the node of a request; add it if it is missing. None if the graph is full."""
+    """Return the node of a request, after adding it to `nodes` if it is missing. None: the graph has `max_nodes` nodes."""
     node = nodes.get(request.id)
     if node is None and len(nodes) < max_nodes:
         node = nodes[request.id] = models.Node(
@@ -168,7 +180,7 @@ def _edge(waiter: int, blocker: Blocker) -> models.Edge:
 
 
 async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) -> models.Resource:
-    """Return the holders of a resource and its wait queue in order. `now` is the lock manager's time (ms)."""
+    """Return the holders of a resource, and its wait queue in queue order. `now` is the time of the lock manager (ms)."""
     locked = table.lookup(name)
     if locked is None:
         return models.Resource(resource=name, holders=[], holders_total=0, queue=[], queue_total=0)
@@ -219,7 +231,7 @@ def _blocker(blocker: Blocker) -> models.Blocker:
 
 
 def _resource_names(request: Request) -> list[str]:
-    """Return the first resources of a request as `MODE:NAME`."""
+    """Return the first resources of a request as `MODE:NAME`, at most `MAX_LISTED_RESOURCES`."""
     return [
         f"{Mode.EXCLUSIVE if exclusive else Mode.SHARED}:{name}"
         for name, exclusive in islice(request.modes(), MAX_LISTED_RESOURCES)
@@ -233,15 +245,15 @@ def _resource_count(request: Request) -> int:
 # -- `/api/state`, `/api/hot`, `/api/deadlocks`: from the statistics --------
 
 COMPARED_PER_SLICE = 250
-"""Contended resources compared in one slice of work."""
+"""Number of contended resources that are compared in one slice of work."""
 MAX_STEPS = 1_000
-"""Maximum steps of a cycle in a response."""
+"""Maximum number of steps of a deadlock cycle in a response."""
 _VERSION = version("genie-lock")
 _START_TIME = time.monotonic()
 
 
 async def state(server: ServerView, namespace: str, budget: WorkBudget) -> models.State:
-    """Return the overview of a namespace. On a follower, the numbers of locks and requests are 0."""
+    """Return an overview of a namespace. On a follower, which has no lock table, the numbers of locks are 0."""
     view = server.namespaces[namespace]
     manager, stats = view.manager, view.stats
     table = LockTable() if manager is None else manager.table
@@ -297,7 +309,10 @@ def _histogram_data(histogram: Histogram) -> models.HistogramData:
 
 
 async def hot(stats: Stats, table: LockTable, limit: int, budget: WorkBudget) -> models.HotList:
-    """Return the `limit` most contended resources, by the time of recently ended and of ongoing waits."""
+    """Return the `limit` most contended resources.
+
+    Resources are ordered by the total time of waits: the waits that ended in the last minutes, and the ongoing waits.
+    """
     ongoing = await ongoing_waits(table, time.time() * 1000, budget)
     entries = _add_ongoing(stats.contention.entries(), ongoing)
     top: list[tuple[str, Contention]] = []
@@ -310,7 +325,11 @@ async def hot(stats: Stats, table: LockTable, limit: int, budget: WorkBudget) ->
 def _add_ongoing(
     entries: Iterator[tuple[str, Contention]], ongoing: dict[str, float]
 ) -> Iterator[tuple[str, Contention]]:
-    """Yield each resource once, with the time (ms) of its ongoing waits added. Consumes `ongoing`."""
+    """Yield each resource once, with the total time of its ended and its ongoing waits.
+
+    `entries` contains the resources with ended waits, `ongoing` the time (ms) of ongoing waits by resource. `ongoing`
+    is modified.
+    """
     for name, contention in entries:
         yield name, Contention(contention.conflicts, contention.waited_ms + ongoing.pop(name, 0.0))
     for name, waited_ms in ongoing.items():
@@ -331,7 +350,7 @@ def _hot_resource(table: LockTable, name: str, contention: Contention) -> models
 async def deadlocks(stats: Stats, limit: int, budget: WorkBudget) -> models.Deadlocks:
     """Return the latest deadlocks, newest first."""
     rows = []
-    for deadlock in list(stats.deadlocks)[: -limit - 1 : -1]:
+    for deadlock in list(stats.deadlocks)[: -limit - 1 : -1]:  # the last `limit` entries, in reverse order
         rows.append(_deadlock_row(deadlock))
         await budget.spend(NODE_WORK + len(rows[-1].waits))
     return models.Deadlocks(deadlocks=rows, total=stats.deadlocked)
@@ -350,5 +369,6 @@ def _deadlock_row(deadlock: Deadlock) -> models.DeadlockRow:
 
 
 def _step(wait: Wait) -> models.Step:
+    """Convert one wait of a deadlock cycle to its response type."""
     note = UNSET if wait.note is None else wait.note
     return models.Step(resource=wait.resource, waiter=wait.waiter, holder=wait.holder, note=note)

@@ -253,7 +253,7 @@ class LoadConnection:
         if error.id is not None:
             if error.code != Code.UNKNOWN_ID:
                 self._rejected_releases.append(error.id)
-            elif error.id in self._by_id:  # the request has ended without a message
+            elif error.id in self._by_id:  # the request has already ended
                 self._idle.append(self._by_id.pop(error.id))
         elif self._unacknowledged:
             self._idle.append(self._unacknowledged.popleft())
