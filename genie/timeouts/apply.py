@@ -52,8 +52,9 @@ class Applier:
 
     @asynccontextmanager
     async def _locked_segment(self, result: ScanResult, fence: int | None) -> AsyncIterator[AsyncConnection]:
-        """Begin a transaction, lock the segment's row, and check that no other run has changed the
-        row since the scan. At the end of the block, write the new position of the segment.
+        """Begin a transaction, lock the handler's row of the table `segment`, and check that no
+        other run has changed the row since the scan. At the end of the block, write the id of the
+        last state change that was read to this row.
         """
         table, scanned = self._tables.segment, result.segment
         async with self._database.writing() as connection:
@@ -81,9 +82,7 @@ class Applier:
         timeout, plan = self._tables.timeout, result.plan
         row_id = timeout.c.transferTimeoutId
         delivered_rows = [row for transfer_id, row in plan.expired_rows.items() if transfer_id in delivered]
-        delivered_ids = {
-            row.timeout_id for row in delivered_rows
-        }  # excluded below, because `updates` sets all of their columns
+        delivered_ids = {row.timeout_id for row in delivered_rows}
         for ids in _batches(plan.delete):
             await connection.execute(delete(timeout).where(row_id.in_(ids)))
         updates = [_updated_values(row, row.expires, result.now) for row in delivered_rows]
@@ -95,6 +94,7 @@ class Applier:
         await self._database.update_rows(
             connection, timeout, updates, ("expirationDate", "deliveredDate", "stateChangeId")
         )
+        # The updates above have set all columns of the delivered rows.
         for ids in _batches([id for id in plan.refresh if id not in delivered_ids]):
             await connection.execute(self._queries.refresh_dates(ids))
         for ids in _batches([id for id in plan.reopen if id not in delivered_ids]):

@@ -142,8 +142,8 @@ class TimeoutHandler:
         await self.close()
 
     async def open(self) -> None:
-        """Create the tables that don't exist and check the others. Has no effect after the first
-        success. Raises WrongSchema or DatabaseFailed.
+        """Create the tables that don't exist, and check the existing tables. Has no effect once it
+        has succeeded. Raises WrongSchema or DatabaseFailed.
         """
         async with self._opening:
             if not self._opened:
@@ -155,13 +155,13 @@ class TimeoutHandler:
         await self._database.close()
 
     async def run(self, on_result: Callable[[TimeoutRun | Exception | None], object]) -> None:
-        """Execute runs until cancelled. The pause between two runs is `every` seconds; there is
-        none while the handler is lagging.
+        """Execute runs until cancelled. The pause between two runs is `every` seconds; there is no
+        pause while the handler is lagging.
 
-        During a pause dates are compared with the ledger's, and the next run starts early if a date
-        was moved in the ledger. `on_result` is called with the result of each run: a `TimeoutRun`,
-        None if another replica was running, or the exception that the run has raised. Exceptions do
-        not end the loop.
+        During a pause the dates of tracked transfers are compared with the ledger's, and the next
+        run starts early if a date was moved in the ledger. `on_result` is called with the result of
+        each run: a `TimeoutRun`, None if another replica was running, or the exception that the run
+        has raised. Exceptions do not end the loop.
         """
         while True:
             result: TimeoutRun | Exception | None
@@ -179,8 +179,9 @@ class TimeoutHandler:
         """Wait until the next run: for `every` seconds, or until a date is found that was moved in
         the ledger.
 
-        Compares the date of each tracked transfer with the ledger's at most once, in slices. If a
-        comparison fails, the comparison stops; the next run reports the error.
+        During the wait the date of each tracked transfer is compared with the ledger's at most
+        once, in slices. If the database fails, no further slices are compared, and the next run
+        reports the error.
         """
         loop = asyncio.get_running_loop()
         next_run_at = loop.time() + self._every
@@ -269,6 +270,7 @@ class TimeoutHandler:
         rejected = await self._deliver(list(result.plan.expired.values()))
         plan = result.plan
         more_due = result.due_until is not None or len(plan.expired) == self._batch
+        # Rejected transfers are still due: delivering them again without a pause would be a busy loop.
         lagging = result.change_count == self._batch or (more_due and not rejected) or result.more_unchecked
 
         async def apply() -> TimeoutRun:
@@ -323,9 +325,9 @@ class TimeoutHandler:
 
 
 def _parse_rejected(returned: object, *, delivered_ids: set[str]) -> set[str]:
-    """Return the rejected ids from the value that `on_expired` has returned. Raises TypeError if
-    the value is not None or a collection of ids, and ValueError if it has an id that was not
-    delivered.
+    """Check the value that `on_expired` has returned, and return the rejected ids. Raises TypeError
+    if the value is neither None nor a collection of ids, and ValueError if it contains an id that
+    was not delivered.
     """
     if returned is None:
         return set()

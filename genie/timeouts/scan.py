@@ -59,8 +59,9 @@ class Scanner:
         self._sweep.advance(result.compared)
 
     async def scan(self) -> ScanResult:
-        """Read new state changes, changed recheck windows, due transfers, rows of other
-        implementations and moved dates. Return them with a plan of what to deliver and to write.
+        """Read the ledger's changes since the last run: new state changes, changed recheck windows,
+        due transfers, rows of other implementations and moved dates. Return them with a plan of
+        what to deliver and to write.
         """
         queries = self._queries
         async with self._database.reading() as connection:
@@ -142,15 +143,18 @@ class Scanner:
         return self._sweep.position
 
     async def _compare_dates(self, connection: AsyncConnection, now: datetime) -> tuple[list[TransferRow], Compared]:
-        """Compare the dates of the next batch of rows with the ledger's; after the end of the
-        table, continue with its first rows. Returns the rows with moved dates, and which rows were
-        compared. In the phase OVERDUE only the rows that are overdue are returned.
+        """Compare the dates of the next batch of tracked rows with the ledger's. After the end of
+        the table, continue with its first rows.
+
+        Returns the rows with moved dates, and which rows were compared. In the phase OVERDUE only
+        rows whose new date has passed are returned.
         """
         first, batch_size = await self._sweep_position(connection), self._sweep.rows
         last = (await connection.execute(self._queries.last_of_batch(first, batch_size))).scalar()
         ranges = [(first, last)]
-        wrapped, whole = last is None, last is None and not first
-        if wrapped and first:
+        wrapped = last is None  # the end of the table was reached
+        whole = wrapped and not first
+        if wrapped and first:  # continue with the first rows, at most to the row where this batch began
             end = (await connection.execute(self._queries.last_of_batch(0, batch_size))).scalar()
             whole = end is None or end >= first
             last = first if whole else end
@@ -160,7 +164,7 @@ class Scanner:
         for range_first, range_last in ranges:
             rows += await self._rows(connection, self._queries.moved(range_first, range_last, before))
         moved = bool(rows)
-        if before is not None and not moved:
+        if before is not None and not moved:  # there may be moved dates that have not passed
             moved = any([(await connection.execute(self._queries.first_moved(*ids))).first() for ids in ranges])
         return rows, Compared(first=first, last=last or 0, wrapped=wrapped, whole=whole, moved=moved)
 

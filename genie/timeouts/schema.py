@@ -234,12 +234,15 @@ def _missing_indexes(inspector: Inspector, table: Table) -> list[Index]:
     not be unique.
     """
     existing = [(index["column_names"][0], bool(index["unique"])) for index in inspector.get_indexes(table.name)]
-    existing += [(names["column_names"][0], True) for names in inspector.get_unique_constraints(table.name)]
+    existing += [(unique["column_names"][0], True) for unique in inspector.get_unique_constraints(table.name)]
     return sorted(
         (
             index
             for index in table.indexes
-            if not any(first == index.columns[0].name and unique >= bool(index.unique) for first, unique in existing)
+            if not any(
+                first_column == index.columns[0].name and (is_unique or not index.unique)
+                for first_column, is_unique in existing
+            )
         ),
         key=lambda index: str(index.name),
     )

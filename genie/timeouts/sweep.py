@@ -78,7 +78,7 @@ class IdleSweep:
         if self.begin is None:
             self.begin = first
         if last is None:
-            self.complete = self.wrapped or not self.begin
+            self.complete = self.wrapped or not self.begin  # not begin: the first slice began with the first row
             self.wrapped = True
         else:
             self.complete = self.wrapped and last >= self.begin

@@ -355,16 +355,16 @@ async def test_a_stalled_run_can_not_write_after_a_later_run(books: Books) -> No
             await books.add_transfer("new", PAST)
         await books.move("ends", FUTURE + with_news + 1)
         look = await stalled._scanner.scan()
-        await other._applier.apply(await other._scanner.scan(), {"new"}, 6, lambda: None)
+        await other._applier.apply(await other._scanner.scan(), delivered={"new"}, fence=6, before_commit=lambda: None)
         before = await books.ours()
         with pytest.raises(RunSuperseded) as lost:
-            await stalled._applier.apply(look, {"new"}, 5, lambda: None)
+            await stalled._applier.apply(look, delivered={"new"}, fence=5, before_commit=lambda: None)
         assert str(lost.value) == "a run with fencing token 6 has written, this one has 5"
         assert (await books.ours(), await fences(books)) == (before, [6])
         if with_news:  # one without a lock of Genie's is found out by the segment
             with pytest.raises(RunSuperseded, match="another run has moved the segment from 1 to 2"):
-                await stalled._applier.apply(look, {"new"}, None, lambda: None)
+                await stalled._applier.apply(look, delivered={"new"}, fence=None, before_commit=lambda: None)
             assert await books.ours() == before
-    await stalled._applier.apply(await stalled._scanner.scan(), set(), 6, lambda: None)
-    await stalled._applier.apply(await stalled._scanner.scan(), set(), None, lambda: None)
+    await stalled._applier.apply(await stalled._scanner.scan(), delivered=set(), fence=6, before_commit=lambda: None)
+    await stalled._applier.apply(await stalled._scanner.scan(), delivered=set(), fence=None, before_commit=lambda: None)
     assert await fences(books) == [6], "a run without a lock keeps the last fence"

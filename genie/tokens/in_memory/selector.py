@@ -107,7 +107,7 @@ class TokenPicker:
         """
         bucket = self._buckets.find(wallet)
         if bucket is None:
-            raise InsufficientFunds(target, 0, 0, wallet)
+            raise InsufficientFunds(target, free=0, locked=0, source=wallet)
         if bucket.free < target:
             locked = bucket.reserved - self._reservations.held_by(reservation.transaction, bucket)
             raise _shortfall_error(target, bucket.free, locked, wallet)
@@ -142,7 +142,7 @@ class TokenPicker:
         """
         chosen, reached = largest(free, target, limit)
         if reached < target and largest([*free, *locked], target, limit)[1] >= target:
-            raise FundsLocked(target, _total(free), _total(locked), wallet)
+            raise FundsLocked(target, free=_total(free), locked=_total(locked), source=wallet)
         if reached < target:
             raise TooManyTokens(target, limit, reached)
         reserve_entries(chosen, reservation)
@@ -170,7 +170,7 @@ class TokenPicker:
         """
         bucket = self._buckets.find(wallet)
         if bucket is None:
-            raise InsufficientFunds(target, 0, 0, wallet)
+            raise InsufficientFunds(target, free=0, locked=0, source=wallet)
         self._reservations.renew(reservation)
         uncached = bucket.reserve_where(target, reservation, where, reservation.entries)
         reached = _total(reservation.held_entries)
@@ -268,7 +268,7 @@ def _shortfall_error(target: int, free: int, locked: int, wallet: Wallet) -> Ins
     InsufficientFunds.
     """
     error_type = FundsLocked if free + locked >= target else InsufficientFunds
-    return error_type(target, free, locked, wallet)
+    return error_type(target, free=free, locked=locked, source=wallet)
 
 
 # -- consolidation ------------------------------------------------------------------------------------------
@@ -523,7 +523,8 @@ class InMemorySelector:
         if unavailable:
             locked = sum(token.amount for token in tokens if token.id in unavailable)
             total = sum(token.amount for token in tokens)
-            raise FundsLocked(total, total - locked, locked, f"the checkpoint of {reservation.transaction!r}")
+            source = f"the checkpoint of {reservation.transaction!r}"
+            raise FundsLocked(total, free=total - locked, locked=locked, source=source)
         if into is not None:
             return Consolidation(
                 self._store, tokens, into, reservation, self._reservations, self._follower, self._guard, restored=True

@@ -120,16 +120,20 @@ def pick_candidates(
     include_own: bool,
     spare_factor: int,
 ) -> Candidates | None:
-    """Return tokens of a wallet to request, which are not known to be held. They are drawn in the
-    preferred order; the largest tokens are drawn instead if more than `request.limit` tokens would
-    be needed. Returns None if the tokens don't reach the amount within the limit.
+    """Draw tokens of a wallet to request, without tokens that are known to be held: in the
+    preferred order, or the largest first if more than `request.limit` tokens would be needed.
+    Returns None if too few tokens are left to reach the amount within the limit.
 
-    If `include_own`, tokens that the same transaction has locked are included, unless a selection
+    With `include_own`, tokens that the same transaction has locked are included, unless a selection
     of this selector has reserved them. `spare_factor` multiplies the number of spare tokens.
     """
-    candidates = _take_candidates(request, cache.draw(request.prefer), tracker, now, include_own, spare_factor)
+    candidates = _take_candidates(
+        request, cache.draw(request.prefer), tracker, now, include_own=include_own, spare_factor=spare_factor
+    )
     if request.limit is not None and candidates is not None and candidates.needed > request.limit:
-        candidates = _take_candidates(request, cache.draw("large"), tracker, now, include_own, spare_factor)
+        candidates = _take_candidates(
+            request, cache.draw("large"), tracker, now, include_own=include_own, spare_factor=spare_factor
+        )
         if candidates is not None and candidates.needed > request.limit:
             return None
     return candidates
@@ -140,6 +144,7 @@ def _take_candidates(
     drawn: Iterator[Token],
     tracker: LockTracker,
     now: float,
+    *,
     include_own: bool,
     spare_factor: int,
 ) -> Candidates | None:
@@ -299,11 +304,11 @@ class RetryBudget:
         return cache.last_load is not None and cache.last_load.number > self.stale_load
 
     def must_load(self, cache: WalletCache, *, suffices: bool, is_current: bool) -> bool:
-        """Return whether the wallet must be loaded before the next attempt.
+        """Return whether the wallet must be loaded from the store before the next attempt.
 
         False if the wallet was loaded since the request began. Also False before the first wait if
-        the cache is current (`is_current`) and the wallet has enough tokens, of which others hold
-        some (`suffices`): then waiting is enough.
+        the cache is current (`is_current`) and the wallet has enough tokens, free or locked
+        (`suffices`): then it is enough to wait for others.
         """
         can_wait_first = suffices and is_current and self.waits_left and not self.has_waited
         return not self.has_loaded(cache) and not can_wait_first
@@ -379,9 +384,9 @@ class Search:
         """Reserve tokens in the tracker, and lock them in Genie by awaiting `acquiring`, a call of
         `acquire` or `acquire_all`. Returns the locks, or a Shortfall if too few tokens were free.
 
-        If the locks are on more than `limit` tokens, they are released, and a Shortfall is
-        returned. Unless locks are returned, the reservation is removed. The caller must hold the
-        transaction's mutex.
+        If the locks are on more than `limit` tokens, the locks are released, and a Shortfall is
+        returned. After a Shortfall or an exception the tokens are no longer reserved. The caller
+        must hold the transaction's mutex.
         """
         tracker = self._tracker
         tracker.reserve(reservation)
@@ -462,7 +467,9 @@ class Search:
             return result
         balance = Balance.of(request, cache, self._tracker, self._context.now())
         if result is not None and request.limit is None and balance.suffices(request):
-            raise FundsLocked(request.amount, result.free, balance.free + balance.locked - result.free, cache.wallet)
+            # The free amount is the one that Genie has reported: it knows all locks.
+            locked = balance.free + balance.locked - result.free
+            raise FundsLocked(request.amount, free=result.free, locked=locked, source=cache.wallet)
         if not balance.suffices(request) and cache.last_load is not None:
             # Other replicas have spent tokens since the load, and the cache may lack the tokens that they got as change:
             # report the balance at the time of the load.
@@ -498,11 +505,11 @@ class Search:
 
     async def _query_balance(self, request: SelectionRequest, tokens: Iterable[Token], balance: Balance) -> Balance:
         """Return a balance with the free and the locked amount that Genie reports, for an error
-        message. Without a subscription this selector does not know what others hold.
+        message. Without a subscription this selector does not know which tokens others hold.
 
-        The request is for more than the sum of all tokens, so that Genie rejects the request and
-        reports both amounts. If the request fails, or there are too many tokens for one, the given
-        balance is returned.
+        The request is for more than the sum of all tokens, so that Genie rejects it and reports
+        both amounts. Returns the given balance if the request fails, or if there are too many
+        tokens for such a request.
         """
         context = self._context
         now = context.now()

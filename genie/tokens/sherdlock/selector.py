@@ -143,7 +143,13 @@ class SherdlockSelector:
             FundsLocked: Other transactions still hold too much of it after all retries.
             TooManyTokens: The amount can't be reached in `limit` tokens.
         """
-        request = SelectionRequest(check_amount(amount), transaction, where, prefer, check_limit(limit))
+        request = SelectionRequest(
+            amount=check_amount(amount),
+            transaction=transaction,
+            where=where,
+            prefer=prefer,
+            limit=check_limit(limit),
+        )
         if type(transaction) is not str or not transaction:
             raise ValueError(f"transaction must be a non-empty string, not {transaction!r}")
         if prefer not in (None, "small", "large"):

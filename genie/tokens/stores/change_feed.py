@@ -216,7 +216,7 @@ class ChangeListener(ABC):
                 await self._listen()
             except Exception:  # noqa: BLE001 - a driver may raise anything
                 if not self._stopped:
-                    _log.exception("change feed lost, retrying")
+                    _log.exception("change feed lost, connecting again after a pause")
             if self._stopped:
                 break
             if self._connected.is_set():  # the attempt to connect has succeeded

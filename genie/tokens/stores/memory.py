@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -107,27 +107,27 @@ class MemoryTokenStore:
         """Spend tokens and issue outputs, all or nothing. Raises SpentAlready if another
         transaction has spent any of the tokens.
         """
-        ids, new = distinct(tokens), distinct(outputs)
-        if not ids:
+        spent, new = distinct(tokens), distinct(outputs)
+        if not spent:
             raise ValueError("tokens must contain at least one token to spend")
-        spent_by: dict[str, str | None] = {id: self._spent_by.get(id) for id in ids if self._exists(id)}
-        if not is_first_spend(ids, spent_by, transaction):  # a retry of a spend that has succeeded
+        spent_by: dict[str, str | None] = {id: self._spent_by.get(id) for id in spent if self._exists(id)}
+        if not is_first_spend(spent, spent_by, transaction):  # a retry of a spend that has succeeded
             check_issued(new, {id for id in new if self._exists(id)}, transaction)
             return
         self._check_new(new)
-        for id in ids:
+        for id in spent:
             token = self._unspent.pop(id)
             self._spent_by[id] = transaction
             self._remove(token)
         self._issue(outputs)
         if self._feeds:
-            changes: list[Change] = [Spent(id) for id in ids]
+            changes: list[Change] = [Spent(id) for id in spent]
             self._feeds.publish(changes + [Added(token) for token in outputs])
 
     def _exists(self, id: str) -> bool:
         return id in self._unspent or id in self._spent_by
 
-    def _check_new(self, ids: dict[str, Token]) -> None:
+    def _check_new(self, ids: Iterable[str]) -> None:
         """Raise ValueError if any of these ids exists already."""
         existing = [id for id in ids if self._exists(id)]
         if existing:

@@ -111,10 +111,10 @@ class SqlTokenStore:
         """Spend tokens and issue outputs, all or nothing. Raises SpentAlready if another
         transaction has spent any of the tokens.
         """
-        ids, new = distinct(tokens), distinct(outputs)
-        if not ids:
+        spent, new = distinct(tokens), distinct(outputs)
+        if not spent:
             raise ValueError("tokens must contain at least one token to spend")
-        await self._run_to_completion(self._spend(sorted(ids), new, transaction))
+        await self._run_to_completion(self._spend(sorted(spent), new, transaction))
 
     # -- transactions ---------------------------------------------------------------------------------------
 
@@ -176,9 +176,10 @@ class SqlTokenStore:
         except IntegrityError as error:
             await self._raise_conflict(new, error)
 
-    async def _spend(self, ids: list[str], new: dict[str, Token], transaction: str) -> None:
-        """Spend the tokens with these ids, insert the `new` tokens, and publish all changes, in one
-        database transaction.
+    async def _spend(self, ids: list[str], new: dict[str, Token], transaction_id: str) -> None:
+        """Spend the tokens with these ids for the transaction `transaction_id`, insert the `new`
+        tokens, and publish all changes, in one database transaction. Has no effect if the call
+        retries a spend that has succeeded.
         """
         await self._open()
         has_id = self._backend.id_in(ids)
@@ -187,11 +188,11 @@ class SqlTokenStore:
                 # The rows are locked in the order of their ids, so that two spends with common tokens can't deadlock.
                 query = select(TOKENS.c.id, TOKENS.c.spent_by).where(has_id).order_by(TOKENS.c.id)
                 rows = await connection.execute(query.with_for_update(key_share=True))
-                if not is_first_spend(ids, {row.id: row.spent_by for row in rows}, transaction):
+                if not is_first_spend(ids, {row.id: row.spent_by for row in rows}, transaction_id):
                     # A retry of a spend that has succeeded.
-                    check_issued(new, await self._existing_ids(connection, new), transaction)
+                    check_issued(new, await self._existing_ids(connection, new), transaction_id)
                     return
-                result = await connection.execute(update(TOKENS).where(has_id, UNSPENT).values(spent_by=transaction))
+                result = await connection.execute(update(TOKENS).where(has_id, UNSPENT).values(spent_by=transaction_id))
                 if result.rowcount != len(ids):
                     raise RuntimeError(f"only {result.rowcount} of {len(ids)} locked tokens were updated")
                 await self._insert(connection, new)

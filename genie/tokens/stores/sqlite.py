@@ -126,7 +126,7 @@ class _LogPoller(ChangeListener):
             rows = (await connection.execute(query, {"last": last})).all()
             if not rows:
                 break
-            if rows[0].sequence != last + 1:
+            if rows[0].sequence != last + 1:  # rows in between were deleted
                 last = await self._newest_sequence(connection)
                 self._feeds.resync()
             else:
