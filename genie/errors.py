@@ -115,9 +115,9 @@ class LockError(GenieError):
 class QueueTimeout(LockError, TimeoutError):
     """The request waited `waited` seconds and was not granted.
 
-    `blockers` are the first ten requests that blocked it at the end, and `blockers_total` is the number of all of them
-    (above 1,000 a lower bound). `hint` is not empty if the same process holds a blocker and the two requests do not have
-    the same `transaction`: the program may have forgotten to pass it.
+    `blockers` are the first ten requests that blocked this request when it timed out. `blockers_total` is the number of
+    all blockers (above 1,000 a lower bound). `hint` is not empty if the same process holds a blocker, and one of the two
+    requests has no `transaction`: the program may have forgotten to pass the same name to both.
     """
 
     def __init__(
@@ -151,9 +151,8 @@ class Deadlock(LockError):
     def __init__(self, *, id: int | None, cycle: Sequence[str], waits: Sequence[CycleStep] = ()) -> None:
         self.cycle = tuple(cycle)
         self.waits = tuple(waits)
-        super().__init__(
-            f"request {id} would deadlock: {' → '.join([*self.cycle, *self.cycle[:1]])}", id=id
-        )  # ends where it begins
+        closed_cycle = [*self.cycle, *self.cycle[:1]]  # ends with the first transaction
+        super().__init__(f"request {id} would deadlock: {' → '.join(closed_cycle)}", id=id)
 
 
 class Insufficient(LockError):

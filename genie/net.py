@@ -24,7 +24,7 @@ def parse_host_port(text: str) -> tuple[str, int | None]:
         if not bracket or (rest and not rest.startswith(":")):
             raise ValueError(f"{text}: an IPv6 address is written [ADDRESS] or [ADDRESS]:PORT")
         port = rest[1:]
-    elif text.count(":") > 1:
+    elif text.count(":") > 1:  # a bare IPv6 address
         host, port = text, ""
     else:
         host, _, port = text.partition(":")

@@ -78,7 +78,7 @@ async def supervise(name: str, run: Callable[[Backoff], Awaitable[None]]) -> NoR
 async def closing(iterator: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
     """Close an async generator at the end of the block, because the generator may hold a database connection.
 
-    Unlike `contextlib.aclosing`, accepts an iterator without `aclose`, which a store may return: it is not closed.
+    An iterator without `aclose`, which a store may return, is not closed; `contextlib.aclosing` would fail.
     """
     try:
         yield iterator

@@ -31,7 +31,7 @@ from genie.errors import Code, ConnectionLost, GenieError, QueueTimeout, Request
 
 
 class Lock(LockInfo):
-    """A granted lock. It is held until `release`, until `detach` hands it over to another client, or until it is lost.
+    """A granted lock. This client holds the lock until `release` or `detach`, or until the lock is lost.
 
     The event `lost` is set when the lock is lost. `held` is a bool that can be read at any time.
 
@@ -57,9 +57,9 @@ class Lock(LockInfo):
 
     @property
     def lost(self) -> asyncio.Event:
-        """An event that is set when the lock ends without `release`: it timed out, or was released by its id.
+        """An event that is set when the lock ends without `release`: the lock timed out, or was released by its id.
 
-        It is not set after `detach`. Test it with `lock.lost.is_set()`: the event object itself is always truthy.
+        The event is not set after `detach`. Test `lock.lost.is_set()`, since the event object itself is always truthy.
         """
         request = self._request
         if request.lost is None:
@@ -287,7 +287,7 @@ def connect(
     namespace: str | None = None,
     ssl: bool | SSLContext | None = None,
 ) -> Client:
-    """Return a client. It connects at the start of its `async with` block and closes at the end.
+    """Return a client that connects at the start of its `async with` block and is closed at the end.
 
     Among several servers the client finds the leader. If the connection is lost, the client reconnects in the background.
 
@@ -347,7 +347,7 @@ class Client:
         self._connection = AsyncConnection(
             to,
             connect_timeout,
-            session=session,
+            session_secret=session,
             session_timeout=session_timeout,
             token=resolve_token(token),
             namespace=resolve_namespace(namespace),

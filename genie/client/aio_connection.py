@@ -33,7 +33,7 @@ class CallFuture(Protocol):
 
 
 class TransportHandler(asyncio.Protocol):
-    """The asyncio protocol of one connection attempt; forwards its events to the `AsyncConnection`."""
+    """The asyncio protocol of one connection attempt. Forwards all events to the `AsyncConnection`."""
 
     def __init__(self, connection: AsyncConnection, address: Address) -> None:
         self.connection = connection
@@ -72,7 +72,7 @@ class AsyncConnection:
         self,
         addresses: Sequence[Address],
         connect_timeout: float,
-        session: str | None,
+        session_secret: str | None,
         session_timeout: float,
         token: str | None,
         namespace: str | None = None,
@@ -80,7 +80,7 @@ class AsyncConnection:
         self.connect_timeout = connect_timeout
         self._servers = ServerList(addresses, connect_timeout)
         self.session = ClientSession(
-            session,
+            session_secret,
             session_timeout=session_timeout,
             response_timeout=connect_timeout,
             token=token,
@@ -372,13 +372,13 @@ class AsyncConnection:
         this task is cancelled.
         """
         future = release.future = self._loop.create_future()
-        timeout = self._loop.call_later(self.connect_timeout, self._time_out_release, release)
+        timeout_handle = self._loop.call_later(self.connect_timeout, self._time_out_release, release)
         self.flush_soon()
         try:
             return cast("str", await future)
         finally:
             release.future = None
-            timeout.cancel()
+            timeout_handle.cancel()
 
     def release_lock(self, request: Request) -> Release | None:
         """Send the release of a lock, or queue it while disconnected.
@@ -399,7 +399,7 @@ class AsyncConnection:
         return self.session.find_held_lock(id)
 
     def release(self, release: Release) -> None:
-        """Send a release, or queue it while disconnected."""
+        """Queue a release for sending. `wait_for_release` sends the queued command, or the next connection does."""
         self.check_open()
         self.session.send(release, time.monotonic())
 

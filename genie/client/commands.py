@@ -219,9 +219,9 @@ class Request(Call):
         self.line = make_line("request", **payload | {"queueTimeout": _queue_timeout_ms(queue_timeout)})
 
     def set_chosen(self, names: Sequence[str]) -> None:
-        """Set `resources` to those that the server locked for an anyOf request, given by `names`.
+        """Store which resources the server has locked for an anyOf request. `names` are names without modes.
 
-        The resources keep the requested order and get their modes (`shared:NAME`).
+        `resources` then lists only the locked resources, with their modes (`shared:NAME`), in the requested order.
         """
         chosen_names = set(names)
         self.resources = tuple([resource for name, resource in self.choices.items() if name in chosen_names])
@@ -448,7 +448,7 @@ def make_hello(secret: str, session_timeout: float, token: str | None = None, na
 
 @cache
 def _version() -> str:
-    """Return the version of the installed package."""
+    """Return the version of the installed package, or "unknown" if it is not installed."""
     try:
         return version("genie-lock")
     except PackageNotFoundError:  # genie runs from its source tree

@@ -179,7 +179,7 @@ class Keepalive:
     def __init__(self, connect_timeout: float) -> None:
         self.next_timer = math.inf
         """The time at which `on_timer` must be called; inf: the timer is stopped."""
-        self._max_ping_interval_s = connect_timeout / 2
+        self._max_ping_interval_s = connect_timeout / 2  # a short `connect_timeout` shortens all intervals
         self._ping_interval_s = min(PING_INTERVAL_S, self._max_ping_interval_s)
         """Seconds without a message from the server after which it is pinged."""
         self._timeout_step_s = min(PING_TIMEOUT_STEP_S, connect_timeout / 4)
@@ -210,7 +210,10 @@ class Keepalive:
         self._step_count = 0
 
     def on_timer(self, now: float) -> bool:
-        """Advance the timer: return True if the caller must send a ping now, and count the steps of the ping timeout."""
+        """Advance the ping timer. Returns True if the caller must send a ping now.
+
+        After a ping, each call of this method counts one step of the ping timeout.
+        """
         should_ping = False
         if self._step_count:
             self._step_count += 1

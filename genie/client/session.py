@@ -72,7 +72,7 @@ class ClientSession:
     """The session of a client across its successive connections: pending calls, requests, watches, and timers.
 
     Args:
-        session: the secret that identifies the session to the server. None: a random secret.
+        secret: the secret that identifies the session to the server. None: a random secret.
         session_timeout: seconds for which the server keeps the session of a disconnected client.
         response_timeout: seconds that a request waits for a silent server, beyond its queue timeout.
         token: sent with every `hello`, for authentication.
@@ -84,7 +84,7 @@ class ClientSession:
 
     def __init__(
         self,
-        session: str | None = None,
+        secret: str | None = None,
         session_timeout: float = 10.0,
         response_timeout: float = 10.0,
         token: str | None = None,
@@ -93,24 +93,25 @@ class ClientSession:
         self.explain_unavailable: Callable[[], str] = lambda: "there is no connection"
         """Returns why there is no connection. The I/O layer replaces this function."""
         self.close_reason = ""
-        """Why the I/O layer must close the current connection, such as an error reply or a silent server; empty: it
-        need not."""
+        """Why the I/O layer must close the current connection, for example because the server is silent. Empty: the
+        connection is fine."""
         self.redirect: str | None = None
-        """The leader's address, after the server replied that it is a follower. Empty: the follower knows no leader.
-        None: the server did not reply so."""
-        secret = secrets.token_urlsafe() if session is None else session
-        self._hello = commands.make_hello(secret, session_timeout, token, namespace)
+        """The leader's address that a follower named. Empty: the follower knows no leader. None: the server has not
+        replied that it is a follower."""
+        self._encoded_hello = commands.make_hello(
+            secrets.token_urlsafe() if secret is None else secret, session_timeout, token=token, namespace=namespace
+        )
         self._namespace = namespace
         self._rejection: RequestRejected | None = None
-        """The error with which all servers rejected this client for good; None: not all did."""
+        """The error of the last server, if all servers rejected this client for good; else None."""
         self.handshake_rejection: RequestRejected | None = None
         """The error of the last `hello` that no retry can fix. The I/O layer resets it before each attempt."""
-        self._ref_prefix = "" if session is None else secrets.token_urlsafe(6) + "-"
+        self._ref_prefix = "" if secret is None else secrets.token_urlsafe(6) + "-"
         """Makes refs unique among the clients that use the same secret one after the other."""
         self._phase = Phase.DOWN
         self._connection_number = 0
-        """Number of connections so far: it identifies the current connection."""
-        self._refs = count(1)
+        """The number of the current connection; the first connection has number 1."""
+        self._ref_numbers = count(1)
         self._response_timeout = response_timeout
         self._session_timeout = session_timeout
         self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
@@ -123,7 +124,7 @@ class ClientSession:
         self._watches = Watches()
         self._keepalive = Keepalive(response_timeout)
         self._deferred_releases: list[Release] = []
-        """Releases by id to be sent on the next connection."""
+        """Releases by id that must be sent on the next connection."""
 
     # -- calls to bytes -----------------------------------------------------------------------------------
 
@@ -137,7 +138,7 @@ class ClientSession:
 
         No earlier client with the same secret has used the `ref`.
         """
-        return f"{self._ref_prefix}{next(self._refs)}"
+        return f"{self._ref_prefix}{next(self._ref_numbers)}"
 
     def send(self, call: Call, now: float) -> None:
         """Send a call. While disconnected, requests and releases by id are queued, and other calls are not allowed."""
@@ -149,7 +150,7 @@ class ClientSession:
         elif isinstance(call, Release) and not self.up:
             self._deferred_releases.append(call)
         else:
-            assert self.up, "there is no connection"  # noqa: S101 - the I/O layer waits for one before it calls
+            assert self.up, "there is no connection"  # noqa: S101 - the I/O layer must wait for a connection
             if isinstance(call, Extend):
                 call.sent_at = now
             elif isinstance(call, Watch):
@@ -202,7 +203,7 @@ class ClientSession:
         request.on_lost = None
 
     def find_held_lock(self, id: int) -> Request | None:
-        """Return the lock with this id if this client holds it, else None."""
+        """Return the request of the lock with this id if this client holds the lock, else None."""
         request = self._requests.by_id.get(id)
         return request if request is not None and request.state is RequestState.HELD else None
 
@@ -210,7 +211,7 @@ class ClientSession:
         """Handle the cancellation of a caller: the outcome of its call is dropped, and a request is released."""
         call.future = None
         if isinstance(call, Request):
-            self._abandon(call, now)
+            self._release_abandoned(call, now)
 
     def request_next(self, watch: Watch, now: float) -> None:
         """Record that the consumer of a watch waits for the next change, and send the `watch` command if necessary.
@@ -247,7 +248,7 @@ class ClientSession:
         self.close_reason = ""
         self.redirect = None
         self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
-        self._output += [self._hello, commands.RESUMPTION_PING]
+        self._output += [self._encoded_hello, commands.RESUMPTION_PING]
 
     def on_disconnected(self, reason: str, now: float) -> list[Outcome]:
         """Handle the end of the connection: calls other than requests, releases and watches fail.
@@ -271,13 +272,11 @@ class ClientSession:
         return outcomes
 
     def begin_close(self, now: float) -> list[Outcome]:
-        """Cancel all waiting requests and end all watches, because the client is being closed. The caller then sends
-        `bye`.
-        """
+        """Cancel all waiting requests and end all watches, before the client that is being closed sends `bye`."""
         outcomes: list[Outcome] = []
         self._watches.close_all(outcomes)
         for request in self._requests.waiting():
-            self._abandon(request, now)
+            self._release_abandoned(request, now)
             outcomes.append((request, None, ConnectionLost("the client was closed, before the reply arrived")))
         return outcomes
 
@@ -328,7 +327,7 @@ class ClientSession:
         for watch in self._watches.all():
             self._watches.on_rejected(watch, errors.copy_rejection(self._rejection), outcomes)
         for request in self._requests.waiting():
-            self._abandon(request, now)
+            self._release_abandoned(request, now)
             outcomes.append((request, None, errors.copy_rejection(self._rejection)))
         return outcomes
 
@@ -337,7 +336,7 @@ class ClientSession:
 
         Sets `close_reason` if the server has not replied to a ping in time.
         """
-        outcomes = self._collect_timers(now) if self._requests.next_timer <= now else []
+        outcomes = self._handle_request_timers(now) if self._requests.next_timer <= now else []
         if self._keepalive.next_timer <= now:
             if not self._expects_messages:
                 self._keepalive.stop()
@@ -352,13 +351,13 @@ class ClientSession:
         """Whether the client waits for, holds or watches anything, so that it must notice a silent server."""
         return bool(self._pending or self._requests.by_ref or self._watches)
 
-    def _collect_timers(self, now: float) -> list[Outcome]:
+    def _handle_request_timers(self, now: float) -> list[Outcome]:
         """Handle the fired timers of all requests: expired locks, watchdogs, and callers that have waited too long."""
         outcomes: list[Outcome] = []
         fired = self._requests.collect_timers(now)
         for request in fired.expired:
             if not self.up or request.connection_number != self._connection_number:
-                # The server may hold the lock for longer, because its clock stops while it is down.
+                # Release the lock at the server, too: its clock stops during an outage, so it may hold the lock longer.
                 self.send(Release(request.id), now)
             self._requests.remove(request)
             if request.session_ends_at < request.expires_at:
@@ -371,14 +370,14 @@ class ClientSession:
         for request in fired.overdue:
             reason = "the server does not answer" if self.up else self.explain_unavailable()
             timeout = request.queue_timeout + self._response_timeout
-            self._abandon(request, now)
+            self._release_abandoned(request, now)
             outcomes.append((request, None, Unavailable(f"no answer to the request within {timeout:g} s: {reason}")))
         return outcomes
 
     # -- bytes to outcomes --------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float) -> list[Outcome]:
-        """Process received bytes, and return the outcomes of calls that result.
+        """Process received bytes, and return the resulting outcomes of calls.
 
         Sets `close_reason` if the connection must be closed, for example after an invalid message.
         """
@@ -519,7 +518,7 @@ class ClientSession:
     def _handle_locked(self, locked: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
         """Handle `locked`: the grant of a request or, during a resumption, the remaining time of a held lock.
 
-        Releases the lock if no request of this client has its `ref`.
+        A new lock is released if no request of this client has its `ref`.
         """
         request = self._find_request(locked.ref)
         if request is None:
@@ -607,7 +606,8 @@ class ClientSession:
         value: object = None
         match message:
             case messages.Inspected():
-                call, value = self._pop_pending(Inspect, message.payload.pop("ref", None)), message.payload
+                call = self._pop_pending(Inspect, message.payload.pop("ref", None))
+                value = message.payload  # without `ref`
             case messages.Pong():
                 call = self._pop_pending(Ping, message.payload.ref)
             case messages.Bye():
@@ -654,16 +654,16 @@ class ClientSession:
         request = self._find_request(reply.ref)
         if request is not None:
             if not unavailable:
-                self._reject_request(request, error, outcomes)
+                self._handle_request_error(request, error, outcomes)
             return
         call = self._pending.pop(reply.ref, None) if reply.ref is not None else None
         if call is not None:
-            self._reject_call(call, error, outcomes)
+            self._handle_call_error(call, error, outcomes)
         elif reply.ref is None:
             # The server could not parse a command. It is unknown which command, and its caller would wait: reconnect.
             self.close_reason = f"the server answered {error}"
 
-    def _reject_request(self, request: Request, error: GenieError, outcomes: list[Outcome]) -> None:
+    def _handle_request_error(self, request: Request, error: GenieError, outcomes: list[Outcome]) -> None:
         """Handle an error reply with the `ref` of a request: the server rejected the request, or its release by `ref`."""
         release = request.release
         if request.state is RequestState.HELD or (release is not None and release.id):
@@ -679,7 +679,7 @@ class ClientSession:
             self._mark_lost(request, errors.unknown_to_server(request.id), outcomes)
         outcomes.append((release, None, error))
 
-    def _reject_call(self, call: Call, error: GenieError, outcomes: list[Outcome]) -> None:
+    def _handle_call_error(self, call: Call, error: GenieError, outcomes: list[Outcome]) -> None:
         """Handle an error reply to a call. After `unavailable`, releases and watches are sent again to another server."""
         will_retry = isinstance(error, Unavailable)
         if isinstance(call, Release) and will_retry:
@@ -699,7 +699,8 @@ class ClientSession:
     def _handle_unknown_id(self, call: Release | Extend, error: GenieError, outcomes: list[Outcome]) -> None:
         """Handle the error that the server does not know the id of a release or extension.
 
-        A lock of this client with this id is lost. A release that an earlier connection may have executed has succeeded.
+        A lock of this client with this id is lost. But if the release was sent before, on a connection that was lost, the
+        server must have executed it then: the release has succeeded.
         """
         own_request = call.request
         if isinstance(call, Release) and call.maybe_executed and own_request is not None:
@@ -750,7 +751,7 @@ class ClientSession:
             request.first_sent_at = now
         self._output.append(request.line)
 
-    def _abandon(self, request: Request, now: float) -> None:
+    def _release_abandoned(self, request: Request, now: float) -> None:
         """Release a request whose caller no longer waits. A request that was never sent ends without a release."""
         request.response_deadline = math.inf
         if request.state is RequestState.WAITING and request.first_sent_at is None:

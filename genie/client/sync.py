@@ -1,4 +1,4 @@
-"""The public API for threads: the same as the asyncio API, without `await`."""
+"""The public API for threads: the asyncio API without `await`."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def connect(
     namespace: str | None = None,
     ssl: bool | SSLContext | None = None,
 ) -> Client:
-    """Return a client. It connects at the start of its `with` block and closes at the end.
+    """Return a client that connects at the start of its `with` block and is closed at the end.
 
     Arguments, environment variables and errors are those of `genie.connect`.
     """
@@ -267,7 +267,7 @@ class Client:
         self._connection = SyncConnection(
             to,
             connect_timeout,
-            session=session,
+            session_secret=session,
             session_timeout=session_timeout,
             token=resolve_token(token),
             namespace=resolve_namespace(namespace),

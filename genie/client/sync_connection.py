@@ -50,7 +50,7 @@ class SyncConnection:
         self,
         addresses: Sequence[Address],
         connect_timeout: float,
-        session: str | None,
+        session_secret: str | None,
         session_timeout: float,
         token: str | None,
         namespace: str | None = None,
@@ -58,12 +58,12 @@ class SyncConnection:
         self.aio = AsyncConnection(
             addresses,
             connect_timeout,
-            session=session,
+            session_secret=session_secret,
             session_timeout=session_timeout,
             token=token,
             namespace=namespace,
         )
-        """The connection, which only the background thread uses."""
+        """The connection. Only the background thread changes it."""
         self.new_ref = self.aio.session.new_ref
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
@@ -156,7 +156,7 @@ class SyncConnection:
         coroutine has ended.
         """
         future: Future[T] = Future()
-        tasks: list[asyncio.Task[T]] = []
+        tasks: list[asyncio.Task[T]] = []  # `start` appends the task in the background thread
 
         def start() -> None:
             tasks.append(self._loop.create_task(coroutine))
@@ -456,7 +456,7 @@ def _execute(function: Callable[..., None], arguments: Sequence[object], done: F
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
-    """Make an event loop of uvloop, if it is installed, else of asyncio."""
+    """Make an event loop: of uvloop if uvloop is installed, else of asyncio."""
     try:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:

@@ -180,7 +180,7 @@ class Watches:
         watch.wants_next = True
 
     def close(self, watch: Watch, outcomes: list[Outcome]) -> bool:
-        """End a watch. Return whether `unwatch` must be sent, because no other open watch has the same prefix."""
+        """End a watch. Returns True if `unwatch` must be sent, because its prefix was subscribed only for this watch."""
         self._open.pop(watch, None)
         self._end(watch, error=None, outcomes=outcomes)
         if watch.prefix not in self._subscribed_prefixes or any(other.prefix == watch.prefix for other in self._open):

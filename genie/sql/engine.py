@@ -50,9 +50,9 @@ async def open_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection
 
 
 def schema_lock_key(name: str) -> tuple[ColumnElement[int], ColumnElement[int]]:
-    """Return the two integers that PostgreSQL's advisory lock functions take as a key.
+    """Return SQL expressions for the two integers that PostgreSQL's advisory lock functions take as a key.
 
-    They are hashes of `name` and of the current schema, so that each schema has its own locks.
+    The integers are hashes of `name` and of the current schema, so that each schema has its own locks.
     """
     return func.hashtext(literal(name)), func.hashtext(func.current_schema())
 
@@ -65,7 +65,7 @@ async def lock_schema(connection: AsyncConnection, name: str) -> None:
 async def release_or_invalidate(connection: AsyncConnection, release: Executable) -> None:
     """Execute `release`, the statement that releases a lock of this database session.
 
-    If the statement fails, the connection is closed, which also ends the lock. Closing is not enough in general: a
+    If the statement fails, the connection is closed, which also ends the lock. The statement is tried first, because a
     server may notice late that a connection was closed.
     """
     try:
