@@ -1,4 +1,4 @@
-"""Invariants of the lock manager, for tests and the simulator. Simple and slow: they compare all pairs of requests."""
+"""Invariants of the lock manager, for tests and the simulator. The checks are simple and slow: some compare all pairs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from genie.core.wait_queue import LockedResource
 
 
 class Violation(AssertionError):
-    """An invariant of the lock manager does not hold."""
+    """Raised if an invariant of the lock manager does not hold."""
 
 
 def check(manager: LockManager) -> None:
-    """Raise `Violation` unless every invariant holds. `core/README.md` numbers them."""
+    """Raise Violation unless every invariant of the lock manager holds. `core/README.md` lists the invariants."""
     _check_tables_agree(manager)
     _check_counts_agree(manager)
     _check_no_conflicting_holders(manager)
@@ -27,12 +27,12 @@ def check(manager: LockManager) -> None:
 
 
 def conflict(one: Request, other: Request, name: str) -> bool:
-    """Return whether two requests cannot both hold the resource `name`."""
+    """Return whether two requests cannot hold the resource `name` at the same time."""
     return one.owner != other.owner and Mode.EXCLUSIVE in (one.mode(name), other.mode(name))
 
 
 def _resources(manager: LockManager) -> list[tuple[str, LockedResource]]:
-    """Return all resources of the lock table by name, contended or not."""
+    """Return the name and the state of each resource in the lock table, contended or not."""
     table = manager.table
     if not table.uncontended.keys().isdisjoint(table.resources):
         raise Violation("a resource is in both the table of contended and that of uncontended resources")
@@ -40,10 +40,13 @@ def _resources(manager: LockManager) -> list[tuple[str, LockedResource]]:
 
 
 def graph(manager: LockManager) -> dict[Owner, set[Owner]]:
-    """Return the wait-for graph: each waiting owner with those whom it waits for, holders and those ahead in the queue."""
+    """Return the wait-for graph: each waiting owner with the owners that it waits for.
+
+    A waiting owner waits for each conflicting holder, and for each conflicting request ahead in the queue.
+    """
     edges: dict[Owner, set[Owner]] = {}
     for name, resource in _resources(manager):
-        queue = [] if resource.wait_queue is None else [entry[2] for entry in resource.wait_queue.entries()]
+        queue = [] if resource.wait_queue is None else [request for *_, request in resource.wait_queue.entries()]
         for position, request in enumerate(queue):
             ahead = [*resource.holders.values(), *queue[:position]]
             edges.setdefault(request.owner, set()).update(
@@ -53,6 +56,7 @@ def graph(manager: LockManager) -> dict[Owner, set[Owner]]:
 
 
 def _check_no_conflicting_holders(manager: LockManager) -> None:
+    """Check that no two holders of a resource conflict."""
     for name, resource in _resources(manager):
         for one, other in combinations(resource.holders.values(), 2):
             if conflict(one, other, name):
@@ -60,13 +64,14 @@ def _check_no_conflicting_holders(manager: LockManager) -> None:
 
 
 def _check_no_grantable_waiters(manager: LockManager) -> None:
+    """Check that no waiting request could be granted."""
     for request in manager.table.waiting.values():
         if is_grantable(manager.table, request):
             raise Violation(f"{request.id} waits, and is grantable")
 
 
 def _check_no_cycle(manager: LockManager) -> None:
-    """Check that the wait-for graph is acyclic: remove owners without blockers until none is left."""
+    """Check that the wait-for graph has no cycle: remove owners that wait for no other, until no owner is left."""
     blockers = graph(manager)
     while True:
         unblocked = [owner for owner, others in blockers.items() if not others & blockers.keys()]
@@ -79,7 +84,7 @@ def _check_no_cycle(manager: LockManager) -> None:
 
 
 def _check_queues_in_order(manager: LockManager) -> None:
-    """Check that wait queues are sorted, and that each request has the same entry as its queue."""
+    """Check that wait queues are sorted, and that the entry in a queue equals the entry that the request computes."""
     for name, resource in _resources(manager):
         if resource.wait_queue is None:
             continue
@@ -88,12 +93,13 @@ def _check_queues_in_order(manager: LockManager) -> None:
             if any(one >= other for one, other in pairwise(entries)):
                 raise Violation(f"the wait queue of {name} is out of order")
         for entry in resource.wait_queue.entries():
-            if entry[2].entry(name) != entry:
-                raise Violation(f"{entry[2].id} has another entry than the wait queue of {name}")
+            *_, request = entry
+            if request.entry(name) != entry:
+                raise Violation(f"{request.id} has another entry than the wait queue of {name}")
 
 
 def _check_tables_agree(manager: LockManager) -> None:
-    """Check that the requests by id and the holders and waiters by resource are the same."""
+    """Check that the tables of requests by id have the same requests as the holders and waiters of the resources."""
     table = manager.table
     for request in table.held.values():
         if request.state is not State.HELD:
@@ -105,17 +111,17 @@ def _check_tables_agree(manager: LockManager) -> None:
     if holders != {(name, request.id) for request in table.held.values() for name in request.names()}:
         raise Violation("holders by resource and by id differ")
     waiters = {
-        (name, entry[2].id)
+        (name, request.id)
         for name, resource in _resources(manager)
         if resource.wait_queue is not None
-        for entry in resource.wait_queue.entries()
+        for *_, request in resource.wait_queue.entries()
     }
     if waiters != {(name, request.id) for request in table.waiting.values() for name in request.names()}:
         raise Violation("waiters by resource and by id differ")
 
 
 def _check_counts_agree(manager: LockManager) -> None:
-    """Check the numbers that are maintained incrementally against a recount, and that nothing empty remains."""
+    """Check that counters equal a recount, and that no unused resource or transaction remains in the tables."""
     table = manager.table
     if table.locks != sum(len(request.names()) for request in table.held.values()):
         raise Violation("the number of held locks is wrong")
@@ -135,8 +141,8 @@ def _check_counts_agree(manager: LockManager) -> None:
 
 
 def _check_deadlines_set(manager: LockManager) -> None:
-    """Check that there is one deadline for each held request, and for each waiting one with a timeout."""
-    ids = manager.deadlines.expired(float(NEVER), 1 << 31)
+    """Check that there is one deadline for each held request, and for each waiting request with a timeout."""
+    ids = manager.deadlines.expired(float(NEVER), 1 << 31)  # all deadlines
     waiting = [id_ for id_, request in manager.table.waiting.items() if request.deadline != NEVER]
     if sorted(ids) != sorted([*manager.table.held, *waiting]):
         raise Violation("the deadlines are not those of the held and waiting requests")

@@ -1,4 +1,4 @@
-"""Checkers of a recorded history. Each finds one kind of violation, and shares no code with the programs that it checks."""
+"""Checkers of a recorded history. Each checker finds one kind of violation, without using code of the server or library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from genie.testing.simulation.history import History
 
 
 def check(history: History) -> list[str]:
-    """Return the violations in a history, ordered by time."""
+    """Return a description of each violation in a history, ordered by time."""
     lineage = SurvivingLineage(history)
     model = Model(lineage.diverged, lineage.diverged_connections)
     model.violations += lineage.violations

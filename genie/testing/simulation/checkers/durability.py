@@ -1,13 +1,14 @@
-"""Durability with several Redises, which may diverge: acknowledged changes survive, unless a fault excuses their loss.
+"""Durability with several Redis servers: acknowledged changes survive failovers, unless a fault excuses their loss.
 
-The *surviving lineage* is the path through the tree of store states to the final one. The other checkers get only the
-changes that were stored on it, and the messages that depend on it. From the time when a request was changed on a diverged
-lineage, they excuse lost messages about that request. This checker verifies that the divergence was justified:
+The states of the store form a tree. The *surviving lineage* is the path through this tree to the final state. The other
+checkers get only the changes on the surviving lineage, and the messages that depend on these changes. Once a request was
+changed on a diverged lineage, they excuse lost messages about this request. `SurvivingLineage` verifies that the divergence
+was justified:
 
 - A server restores a snapshot only over a Redis that rolled back, and never over the state of another leader.
-- A server that continues from a rolled-back state knew of no later state that a client was notified of.
-- A server sends a notification only after the required number of replicas have acknowledged its cause.
-- A fencing token is assigned only once, on whichever lineage.
+- A server that continues from a rolled-back state did not know a later state of which a client was notified.
+- A server sends a notification only after the required number of replicas have acknowledged the cause.
+- A fencing token is assigned only once, even on different lineages.
 """
 
 from __future__ import annotations
@@ -23,27 +24,30 @@ from genie.testing.simulation.history import (
 )
 
 LEASE_S = 3.0
-"""The lease of the simulated servers, with a margin because impairments of hosts are only sampled."""
+"""The lease of the simulated servers, with a margin because impairments of hosts are recorded only at intervals."""
 
 NOTIFICATIONS = ("queued", "locked", "released")
 
 
 class SurvivingLineage:
-    """The history without the entries that belong to diverged states, and the violations among the lineages."""
+    """The entries of a history that belong to the surviving lineage, and the violations of durability."""
 
     def __init__(self, history: History) -> None:
         self.entries: list[Entry] = []
         self.diverged: dict[int, float] = {}
-        """The requests that were changed on a diverged lineage, and since when."""
+        """The ids of requests that were changed on a diverged lineage, each with the time of the first such change."""
         self.diverged_connections: set[int] = set()
-        """Connections on which a server sent a message that depends on a diverged state."""
+        """The connections on which a server sent a message that depends on a diverged state."""
         self.violations: list[tuple[float, str]] = []
-        """Times and texts."""
+        """The time and the description of each violation."""
         self._stored_last: dict[str, StoreState] = {}
-        """The state that each server has stored last, on which its messages depend."""
+        """The state that each server has stored last, by server. The messages of the server depend on this state."""
         self._fences: dict[int, int] = {}
+        """The request id of each fencing token."""
         self._path: set[StoreState] = set()
+        """The states on the surviving lineage."""
         self._next: dict[StoreState | None, StoreState] = {}
+        """The state after each state on the surviving lineage."""
         state = history.final
         while state is not None:
             self._path.add(state)
@@ -64,23 +68,23 @@ class SurvivingLineage:
         return self._check_message(entry, self._stored_last[entry.node])
 
     def _check_change(self, entry: Entry, change: Change) -> bool:
-        """Check a change of the store, and return whether its state is on the surviving lineage."""
+        """Check a change of the store; return whether the changed state is on the surviving lineage."""
         state, last = change.state, self._stored_last.get(entry.node)
         assert state is not None
-        if last is None or state.position > last.position:  # else it came late, from a connection that was replaced
+        if last is None or state.position > last.position:  # otherwise the write came late, from a replaced connection
             self._stored_last[entry.node] = state
             self.violations += [(entry.at, text) for text in _lineage_violations(state)]
         for id_, record in change.written.items():
             if "fence" in record and self._fences.setdefault(record["fence"], id_) != id_:
-                text = f"{id_} has fence {record['fence']}, which {self._fences[record['fence']]} had before"
-                self.violations.append((entry.at, text))
+                other_id = self._fences[record["fence"]]
+                self.violations.append((entry.at, f"{id_} has fence {record['fence']}, which {other_id} had before"))
         if state not in self._path:
             for id_ in [*change.written, *change.removed]:
                 self.diverged.setdefault(id_, entry.at)
         return state in self._path
 
     def _check_message(self, entry: Entry, state: StoreState) -> bool:
-        """Check a message of a server whose last stored state is `state`; return whether that survived."""
+        """Check a message of a server that has stored `state` last; return whether `state` is on the surviving lineage."""
         is_notification = entry.data["command"] in NOTIFICATIONS
         if entry.data["payload"].get("code") != "unavailable":  # this error does not depend on the state
             state.mark_observed()
@@ -94,9 +98,11 @@ class SurvivingLineage:
         return state in self._path
 
     def _check_excuse(self, entry: Entry, state: StoreState) -> None:
-        """Check that the loss of a notification is excused: its server was impaired, or no living server knew its state.
+        """Check that a fault excuses the loss of a notification, which depends on the diverged `state`.
 
-        `state` is diverged. The impairment must lie within a lease before the surviving lineage continued without it.
+        The loss is excused if no running server could have preserved the state, or if the server that sent the notification
+        was impaired: within a lease before the earlier of two times (the notification, and the time at which the surviving
+        lineage continued without the state), or between these times.
         """
         fork: StoreState | None = state
         while fork is not None and fork not in self._path:
@@ -106,7 +112,7 @@ class SurvivingLineage:
             survivor = self._next.get(survivor)
         forked_at = entry.at if survivor is None else survivor.at
         if not any(started <= entry.at and forked_at <= ended for started, ended in self._lifetimes):
-            return  # no server ran from the notification until the fork, so none could have preserved it
+            return  # no server ran from the notification until the fork, so no server could have preserved the state
         host, first, last = entry.node.partition(".")[0], min(forked_at, entry.at) - LEASE_S, max(forked_at, entry.at)
         if not any(first <= impaired_at <= last for impaired_at in self._impaired.get(host, ())):
             self.violations.append(
@@ -115,7 +121,7 @@ class SurvivingLineage:
 
 
 def _lineage_violations(state: StoreState) -> list[str]:
-    """Return the violations of storing a state over the one that its Redis had: a restore or a takeover that loses data."""
+    """Return a description of the violation if storing a state has lost data that the Redis or the writer had."""
     replaced, writer_knew = skip_takeovers(state.replaced), skip_takeovers(state.known_to_writer)
     while (
         writer_knew is not None
@@ -132,5 +138,5 @@ def _lineage_violations(state: StoreState) -> list[str]:
     if state.descends_from(writer_knew) or not writer_knew.descends_from(replaced):
         return []
     if state.position < writer_knew.position:
-        return []  # it was sent earlier, to a Redis that was stopped; a server that continues has a new epoch
+        return []  # the batch was sent earlier, to a Redis that was stopped; a server that continues has a new epoch
     return [f"{state.writer} continues from {replaced}, though it knew {writer_knew}"]

@@ -11,23 +11,25 @@ from genie.testing.simulation.loop import EPOCH_S
 
 NEVER = float("inf")
 TOLERANCE_S = 0.0021
-"""Tolerance when times are compared: the store has wall time in whole milliseconds, and rounds deadlines up."""
+"""Tolerance when times are compared: the store has wall time in whole milliseconds, and deadlines are rounded up."""
 
 
 @dataclass(slots=True)
 class ConnectionHistory:
-    """One connection, as client and server observed it. Times are None if the event did not occur."""
+    """A connection, as client and server observed it. A time is None if the event did not occur."""
 
     number: int
     client: str
     server: str
     opened_at: float
     session: str | None = None
+    """The secret of the session, or None without a session."""
     welcomed: bool = False
+    """Whether the server has accepted the `hello`."""
     session_timeout_ms: float = 0.0
     quiet: bool = False
     generation: tuple[str | int, int] = ("", 0)
-    """The scope of refs: the session and the number of earlier ones with the same secret, or this connection."""
+    """The scope of refs: the secret and the number of sessions with this secret, or the connection number and 0."""
     bye_sent_at: float | None = None
     bye_answered_at: float | None = None
     client_closed_at: float | None = None
@@ -42,7 +44,7 @@ class ConnectionHistory:
 
 @dataclass(slots=True)
 class RequestHistory:
-    """One request and its outcome. Times are None if the event did not occur."""
+    """A request and its outcome, according to the messages. A time is None if the event did not occur."""
 
     id: int
     client: str
@@ -50,28 +52,30 @@ class RequestHistory:
     sent_at: float
     connection: ConnectionHistory
     generation: tuple[str | int, int]
-    """The `generation` of the connection that got the first message about it."""
+    """The `generation` of the connection that got the first message about the request."""
     queued_at: float | None = None
     locked_at: float | None = None
     """When the first `locked` was sent."""
     fence: int = 0
     ended_at: float | None = None
     granted_resources: list[str] = field(default_factory=list)
-    """The resources in `locked`, of a request with `anyOf`."""
+    """The resources that `locked` lists for a request with `anyOf`."""
     reason: str = ""
+    """The reason in the first `released`."""
     end_received: bool = False
+    """Whether the client has received a `released`."""
     notified_connections: set[int] = field(default_factory=set)
-    """The connections that got messages about it."""
+    """The numbers of the connections that got messages about the request."""
 
     @property
     def owner(self) -> str | int:
-        """The transaction name or, without one, the request id: requests of one owner do not conflict."""
+        """The transaction name or, without a transaction, the request id. Requests of the same owner do not conflict."""
         transaction = self.payload.get("transactionName")
         return self.id if transaction is None else str(transaction)
 
     @property
     def modes(self) -> dict[str, str]:
-        """The mode of each resource; of a request with `anyOf` only of those granted."""
+        """The mode of each resource; for a request with `anyOf` only of the granted resources."""
         if "anyOf" not in self.payload:
             return modes(self.payload["resources"])
         return {name: mode for name, mode in modes(self.payload["anyOf"]).items() if name in self.granted_resources}
@@ -84,18 +88,19 @@ class HeldLock:
     id: int
     record: Message
     granted_at: float
-    """According to the record, but not later than `stored_at`."""
+    """When the request was granted according to the record, but not later than `stored_at`."""
     stored_at: float
     earliest_timeout_at: float
-    """The earliest time at which it may time out."""
+    """The earliest time at which the lock may time out."""
     ended_at: float | None = None
 
 
 class Model:
-    """The state of clients and store after the entries applied so far. `violations` collects times and texts.
+    """The state of the clients and the store after the entries that were applied so far.
 
-    `diverged` maps the requests that were changed on a diverged lineage to the time of that; `diverged_connections` are the
-    connections with messages that depend on a diverged state.
+    `violations` collects the time and the description of each violation. `diverged` maps the ids of requests that were changed
+    on a diverged lineage to the time of the first such change. `diverged_connections` are the connections with messages that
+    depend on a diverged state.
     """
 
     def __init__(self, diverged: dict[int, float], diverged_connections: set[int]) -> None:
@@ -105,57 +110,61 @@ class Model:
         self.violations: list[tuple[float, str]] = []
         self.connections: dict[int, ConnectionHistory] = {}
         self.requests_sent: dict[tuple[str, str], tuple[Message, float, ConnectionHistory]] = {}
-        """By client and `ref`: the payload, and when and on which connection it was sent first."""
+        """By client and `ref`: the payload of a request, and when and on which connection the request was sent first."""
         self._requests_resent: dict[tuple[str, str], tuple[Message, float, ConnectionHistory]] = {}
-        """The same for the last time that it was sent."""
+        """By client and `ref`: the payload of a request, and when and on which connection the request was sent last."""
         self.requests: dict[int, RequestHistory] = {}
+        """The requests by id."""
         self.latest_id_by_ref: dict[tuple[str, str], int] = {}
+        """By client and `ref`: the id of the latest request."""
         self._releases: dict[int, float] = {}
-        """When the first release of an id was sent, by id."""
+        """When the first `release` of a request by id was sent, by id."""
         self._releases_by_ref: dict[tuple[str, str], float] = {}
-        """When the first release without an id was sent, by client and ref of the request."""
+        """When the first `release` of a request by ref was sent, by client and ref."""
         self._sessions: dict[str, int] = {}
-        """The number of sessions with each secret."""
+        """How many sessions have begun with each secret."""
         self._stored_ids: set[int] = set()
         """The ids of all requests that were ever stored."""
         self.extends: dict[int, list[tuple[float, float]]] = {}
-        """The `extend` commands for each id: when they were sent, and the timeout in ms."""
+        """The `extend` commands for each request id: when each was sent, and the new timeout in milliseconds."""
         self.records: dict[int, Message] = {}
-        """The records of the store."""
+        """The records in the store by request id."""
         self.locks: dict[int, HeldLock] = {}
+        """The locks by request id, including ended locks."""
         self.next_id = 0
+        """The least request id that is not reserved in the store."""
         self.leader_since = 0.0
         """When the current leader first wrote to the store."""
         self.leader = ""
         """The name of the node of the server that last wrote to the store."""
         self._epoch = 0
         self.leadership_acquired_at = 0.0
-        """When a leader last acquired leadership: earlier requests that were not stored may be lost."""
+        """When a server last acquired leadership. Earlier requests that were not stored may be lost."""
         self.lost_below_id = 0
-        """The store has lost records with ids below this, and no living server knew them."""
+        """Records with an id below this may be lost: the store has lost records that no running server knew."""
         self.resumed_at: dict[int, float] = {}
-        """Connection number to the time at which its session was resumed."""
+        """When the session of a connection was resumed, by connection number."""
 
     def add_violation(self, at: float, text: str) -> None:
         """Record a violation."""
         self.violations.append((at, text))
 
     def is_loss_excused(self, id: int) -> bool:
-        """Return whether the loss of a request or of its last change is excused, so that no checker reports it."""
+        """Return whether the loss of a request or of its last change is excused, so that no checker reports the loss."""
         return id < self.lost_below_id or self._diverged.get(id, NEVER) <= self.now
 
     def release_sent_at(self, id: int) -> float:
-        """Return when a client first sent a `release` of a request, by id or by ref; `NEVER` if none did."""
+        """Return when a client first sent a `release` of a request, by id or by ref; `NEVER` if no client did."""
         request = self.requests.get(id)
         if request is not None:
             by_ref = [self._releases_by_ref.get((request.client, request.payload["ref"]))]
-        else:  # no message about it was sent, so only its ref in the store is known
+        else:  # no message about the request was sent, so only the ref in the store is known
             ref = self.records.get(id, {}).get("ref")
             by_ref = [at for (_, released_ref), at in self._releases_by_ref.items() if released_ref == ref]
         return min(at for at in (*by_ref, self._releases.get(id), NEVER) if at is not None)
 
     def apply(self, entry: Entry) -> None:
-        """Update the model by one entry."""
+        """Update the model by an entry of the history."""
         match entry.kind:
             case history.CONNECTED:
                 number = entry.connection
@@ -184,7 +193,7 @@ class Model:
             connection.server_closed_at = connection.server_closed_at or entry.at
 
     def _client_sent(self, entry: Entry) -> None:
-        """Record a command: when it was sent, so that checkers can find the cause of a later message."""
+        """Record when a command was sent, so that checkers can find the cause of a later message."""
         command, payload = entry.data["command"], entry.data["payload"]
         connection = self.connections[entry.connection]
         if command == "request":
@@ -204,7 +213,7 @@ class Model:
             connection.quiet = payload.get("quiet", False)
 
     def _server_sent(self, entry: Entry) -> None:
-        """Record what a message reveals about its connection and its request."""
+        """Update the connection and the request that a message of a server is about."""
         command, payload = entry.data["command"], entry.data["payload"]
         connection = self.connections[entry.connection]
         if command == "welcome":
@@ -227,7 +236,7 @@ class Model:
             request.ended_at, request.reason = entry.at, payload["reason"]
 
     def _welcomed(self, connection: ConnectionHistory, resumed: bool, at: float) -> None:
-        """Record an accepted `hello`: whether its session is resumed or new, which is the scope of its refs."""
+        """Record that a `hello` was accepted, and whether its session is resumed or new. The session is the scope of refs."""
         connection.welcomed = True
         if resumed:
             self.resumed_at[connection.number] = at
@@ -237,9 +246,9 @@ class Model:
             connection.generation = connection.session, self._sessions.get(connection.session, 0)
 
     def resolve_request(self, entry: Entry) -> RequestHistory | None:
-        """Return the request of the receiving client that a message is about; create it with the first message.
+        """Return the request that a `queued`, `locked` or `released` is about. The first message about a request adds it.
 
-        None if the message is about no request, or about one that this client has not made.
+        Returns None for any other message, and if the client that gets the message has not made the request.
         """
         payload, connection = entry.data["payload"], self.connections[entry.connection]
         if entry.data["command"] not in ("queued", "locked", "released"):
@@ -249,7 +258,7 @@ class Model:
         if request is not None:
             return request if request.client == connection.client else None
         if self._diverged.get(id_, NEVER) <= self.now:
-            return None  # the message belongs to a diverged lineage: on the surviving one the `ref` makes a new request
+            return None  # the message belongs to a diverged lineage; on the surviving lineage the `ref` makes a new request
         key = connection.client, ref
         if key not in self.requests_sent:
             return None
@@ -266,16 +275,16 @@ class Model:
         )
         return request
 
-    def may_reuse_ref(self, before: int, connection: ConnectionHistory) -> bool:
-        """Return whether repeating the ref of request `before` on a connection may create a new request.
+    def may_reuse_ref(self, earlier_id: int, connection: ConnectionHistory) -> bool:
+        """Return whether sending the ref of the request `earlier_id` again on a connection may create a new request.
 
-        It may if the session has ended, or the loss of the request is excused; and on another server also if the request
-        ended in the batch in which it arrived, so that it was never stored.
+        This is the case if the session has ended, or if the loss of the earlier request is excused. On another server it is
+        also the case if the earlier request ended in the batch in which it arrived, so that the request was never stored.
         """
-        request = self.requests[before]
-        if self.is_loss_excused(before) or request.generation != connection.generation:
+        request = self.requests[earlier_id]
+        if self.is_loss_excused(earlier_id) or request.generation != connection.generation:
             return True
-        if request.ended_at is not None and before not in self._stored_ids:
+        if request.ended_at is not None and earlier_id not in self._stored_ids:
             return request.connection.server != connection.server or request.ended_at < self.leadership_acquired_at
         return False
 
@@ -285,7 +294,7 @@ class Model:
             request.end_received = True
 
     def _stored(self, entry: Entry, change: Change) -> None:
-        """Apply a change of the store to the records and locks."""
+        """Apply a change of the store to the records, the locks and the leader."""
         self.next_id = change.counters[2]
         if entry.node != self.leader:
             self.leader, self.leader_since = entry.node, entry.at
@@ -310,7 +319,7 @@ class Model:
             lock.ended_at = at
 
     def _record_lock(self, id: int, record: Message, entry: Entry, change: Change) -> None:
-        """Record a stored lock: a new one with its earliest timeout, or an extension if its deadline has changed."""
+        """Record a lock in the store: a new lock with its earliest timeout, or an extension if the deadline has changed."""
         lock = self.locks.get(id)
         if lock is None or lock.ended_at is not None:
             granted_at = min(entry.at, record["since_unix_ms"] / 1000 - EPOCH_S)
@@ -318,14 +327,16 @@ class Model:
             self.locks[id] = HeldLock(id, record, granted_at, entry.at, granted_at + timeout_s)
             lock = self.locks[id]
             extension_ms = record["deadline"] - record["since"] - timeout_s * 1000
-            if not -1e-3 <= extension_ms <= 1.001 + 1e-3:  # it was granted and extended in one batch
+            # The deadline is rounded up by at most 1 ms. Any other difference means that the lock was granted and extended
+            # in the same batch.
+            if not -1e-3 <= extension_ms <= 1.001 + 1e-3:
                 self._extended(lock, record, change)
         elif lock.record["deadline"] != record["deadline"]:
             self._extended(lock, record, change)
         lock.record = record
 
     def _extended(self, lock: HeldLock, record: Message, change: Change) -> None:
-        """Record an extension: the deadline in the store must be that of an `extend` which a client has sent."""
+        """Record an extension, and check that the deadline in the store matches an `extend` which a client has sent."""
         remaining_ms = record["deadline"] - change.counters[1]
         timeouts_at = [
             sent_at + timeout_ms / 1000
@@ -339,7 +350,7 @@ class Model:
 
 
 def modes(resources: Any) -> dict[str, str]:
-    """Map the names in a list of `MODE:NAME` to modes; a name with both modes is exclusive."""
+    """Return the mode of each name in a list of `MODE:NAME`. A name that is listed with both modes is exclusive."""
     modes_by_name: dict[str, str] = {}
     for resource in resources:
         mode, _, name = resource.partition(":")
@@ -349,21 +360,21 @@ def modes(resources: Any) -> dict[str, str]:
 
 
 def stored_modes(record: Message) -> dict[str, str]:
-    """Map the resources of a stored record to their modes."""
+    """Return the mode of each resource in a stored record."""
     return dict.fromkeys(record.get("shared", ()), "shared") | dict.fromkeys(record.get("exclusive", ()), "exclusive")
 
 
 class Checker:
-    """Base of the checkers: it is called with each entry before and after the entry is applied to the model."""
+    """Base class of the checkers, which are called with each entry before and after the model applies the entry."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
 
     def before(self, entry: Entry) -> None:
-        """Check an entry that is not applied to the model yet."""
+        """Check an entry before the model applies the entry."""
 
     def after(self, entry: Entry) -> None:
-        """Check an entry that has just been applied to the model."""
+        """Check an entry after the model has applied the entry."""
 
     def finish(self) -> None:
         """Check the state at the end of the history."""

@@ -20,13 +20,14 @@ class LockChecker(Checker):
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self._holders: dict[str, dict[int, tuple[str | int, str]]] = {}
-        """The holders of each resource: id to owner and mode."""
+        """The holders of each resource: the owner and the mode by request id."""
         self._fence = 0
         """The greatest fencing token so far."""
         self._granted: set[int] = set()
+        """The ids of all requests that were ever granted."""
 
     def before(self, entry: Entry) -> None:
-        """Check that every request that a change ends has a cause to end."""
+        """Check that every request that ends by a change of the store had a cause to end."""
         if entry.kind != STORE:
             return
         change: Change = entry.data
@@ -45,7 +46,7 @@ class LockChecker(Checker):
                 self._check_reason(id_, before, entry)
 
     def after(self, entry: Entry) -> None:
-        """Check the locks that a change has granted or changed: conflicts, and fencing tokens."""
+        """Check the locks that a change of the store has granted or changed: no conflicts, and growing fencing tokens."""
         if entry.kind != STORE:
             return
         change: Change = entry.data
@@ -68,7 +69,7 @@ class LockChecker(Checker):
     # -- inside -------------------------------------------------------------------------------------------
 
     def _add(self, id: int, record: Message, entry: Entry) -> None:
-        """Add a request to the holders of its resources, and check that it conflicts with no other holder."""
+        """Add a request to the holders of its resources, and check that the request conflicts with no other holder."""
         owner = record.get("transaction", id)
         for name, mode in stored_modes(record).items():
             holders = self._holders.setdefault(name, {})
@@ -78,52 +79,53 @@ class LockChecker(Checker):
             holders[id] = owner, mode
 
     def _drop(self, id: int, record: Message) -> None:
+        """Remove a request from the holders of the resources in its record."""
         for name in stored_modes(record):
             self._holders.get(name, {}).pop(id, None)
 
     def _check_reason(self, id: int, record: Message, entry: Entry) -> None:
         """Check that a request that leaves the store was released, has timed out, or was disconnected.
 
-        `record` is its last record.
+        `record` is the last record of the request.
         """
         model = self.model
         if model.release_sent_at(id) <= entry.at:
             return
-        hold = model.locks.get(id)
+        lock = model.locks.get(id)
         if record.get("state") == "queued":
             if self._queue_timed_out(id, record, entry.at) or self._disconnected(id, record, entry):
                 return
             model.add_violation(entry.at, f"{id} left the queue without a cause: {record}")
-        elif hold is not None:
-            if hold.earliest_timeout_at <= entry.at + TOLERANCE_S:
+        elif lock is not None:
+            if lock.earliest_timeout_at <= entry.at + TOLERANCE_S:
                 return
             if record.get("release_on_disconnect") and self._disconnected(id, record, entry):
                 return
             model.add_violation(
                 entry.at,
-                f"{id} ended without a cause, {hold.earliest_timeout_at - entry.at:.3f} s before its timeout: {record}",
+                f"{id} ended without a cause, {lock.earliest_timeout_at - entry.at:.3f} s before its timeout: {record}",
             )
 
     def _queue_timed_out(self, id: int, record: Message, at: float) -> bool:
-        """Return whether the queue timeout of a request had passed at a time, counted from when it was sent."""
+        """Return whether the queue timeout of a request had passed at the time `at`, counted from the sending."""
         request = self.model.requests.get(id)
-        since = request.sent_at if request is not None else self._sent_at(record)
-        return since is not None and since + record.get("queue_timeout_ms", 10_000) / 1000 <= at + TOLERANCE_S
+        sent_at = request.sent_at if request is not None else self._sent_at(record)
+        return sent_at is not None and sent_at + record.get("queue_timeout_ms", 10_000) / 1000 <= at + TOLERANCE_S
 
     def _sent_at(self, record: Message) -> float | None:
-        """Return when a stored request was first sent, by its ref; None if that is unknown."""
+        """Return when a request with the ref of a stored record was first sent; None if no client sent this ref."""
         times = [sent_at for (_, ref), (_, sent_at, _) in self.model.requests_sent.items() if ref == record.get("ref")]
         return min(times, default=None)
 
     def _disconnected(self, id: int, record: Message, entry: Entry) -> bool:
-        """Return whether the connection of a request has ended or, if it has a session, whether the session has."""
+        """Return whether the connection of a request has ended or, for a request with a session, the session."""
         model, request = self.model, self.model.requests.get(id)
         if request is None:
-            return True  # no message about it was sent, so its connection ended
+            return True  # no message about the request was sent, so its connection has ended
         if request.connection.session is None or record.get("session") is None:
             connection = request.connection
-            moved = connection.server != entry.node
-            return connection.closed_at is not None or moved or connection.bye_sent_at is not None
+            leader_changed = connection.server != entry.node
+            return connection.closed_at is not None or leader_changed or connection.bye_sent_at is not None
         if any(
             connection.generation == request.generation and connection.bye_sent_at is not None
             for connection in model.connections.values()
@@ -136,9 +138,9 @@ class LockChecker(Checker):
         )
 
     def _session_timed_out(self, connection: ConnectionHistory, entry: Entry) -> bool:
-        """Return whether a connection ended at least a session timeout ago.
+        """Return whether a connection ended at least a session timeout before an entry.
 
-        Connections to servers other than the writer of the entry count as ended when that one became the leader.
+        Connections to other servers than the writer of the entry count as ended when the writer became the leader.
         """
         ended_at = connection.closed_at if connection.server == entry.node else self.model.leader_since
         return ended_at is not None and ended_at + connection.session_timeout_ms / 1000 <= entry.at + TOLERANCE_S
@@ -148,20 +150,21 @@ class LockChecker(Checker):
 
 
 class FairnessChecker(Checker):
-    """Checks that waiters are granted in queue order, according to their fencing tokens, and that reported deadlocks are real.
+    """Checks that waiters are granted in queue order, and that reported deadlocks are real.
 
-    If any transaction makes two requests, queues may be rearranged, and a comparison of pairs of requests cannot verify the
-    order. Then only the deadlocks are checked.
+    Fencing tokens tell the order of grants. If any transaction makes two requests, queues may be rearranged, and a comparison
+    of pairs of requests cannot verify the order. In this case only the deadlocks are checked.
     """
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self._unchecked: list[tuple[Entry, RequestHistory]] = []
+        """The reported deadlocks that are not checked yet: the `released` and the request of the victim."""
 
     def after(self, entry: Entry) -> None:
         """Collect reported deadlocks, and check them when the next batch is stored.
 
-        The other waiters of the cycle may be notified after the victim, so their requests are not known before.
+        The other waiters of a cycle may be notified after the victim, so their requests are not known earlier.
         """
         if entry.kind == SERVER_SENT and entry.data["command"] == "released" and "cycle" in entry.data["payload"]:
             request = self.model.resolve_request(entry)
@@ -181,8 +184,9 @@ class FairnessChecker(Checker):
     # -- the order of grants ------------------------------------------------------------------------------
 
     def _check_order(self) -> None:
-        """Compare all pairs of conflicting requests that waited: by priority, then by id, which is the order of arrival."""
+        """Check all pairs of conflicting requests that waited. The order is by priority, then by id (order of arrival)."""
         model = self.model
+        # A quiet connection gets no `queued`, so all its requests may have waited.
         waits = [
             (request, request.modes, model.locks.get(request.id))
             for request in model.requests.values()
@@ -206,10 +210,10 @@ class FairnessChecker(Checker):
         later_lock: HeldLock | None,
         since: float | None,
     ) -> None:
-        """Check that `earlier`, which is ahead in the queue, was not overtaken by `later`.
+        """Check that the request `earlier`, which is ahead in the queue, was not overtaken by the request `later`.
 
-        `since` is when `earlier` was queued, if it arrived after `later` and is ahead by its priority: a grant before that is
-        not overtaking.
+        If `earlier` arrived after `later` and is ahead only because of its priority, `since` is the time at which `earlier`
+        was queued. A grant before `since` is not overtaking.
         """
         if later_lock is None:
             return
@@ -218,14 +222,14 @@ class FairnessChecker(Checker):
             return
         if earlier_lock is not None:
             if earlier_lock.record["fence"] > later_lock.record["fence"]:
-                self._overtaken(earlier, later, granted)
+                self._report_overtaking(earlier, later, granted)
         elif earlier.ended_at is not None and earlier.reason == "queue-timeout":
-            # The message was sent some time after the request ended: only its timeout limits when that was.
+            # The message was sent some time after the request ended. The end was not before the timeout.
             times_out_at = earlier.sent_at + earlier.payload.get("queueTimeout", 10_000) / 1000
             if earlier.payload.get("queueTimeout") != 0 and granted + TOLERANCE_S < times_out_at:
-                self._overtaken(earlier, later, granted)
+                self._report_overtaking(earlier, later, granted)
 
-    def _overtaken(self, earlier: RequestHistory, later: RequestHistory, at: float) -> None:
+    def _report_overtaking(self, earlier: RequestHistory, later: RequestHistory, at: float) -> None:
         self.model.add_violation(at, f"{later.id} was granted before {earlier.id}, which was ahead of it in the queue")
 
     # -- deadlocks ----------------------------------------------------------------------------------------
@@ -236,7 +240,7 @@ class FairnessChecker(Checker):
         self._unchecked.clear()
 
     def _check_deadlock(self, entry: Entry, request: RequestHistory) -> None:
-        """Check a `released` with a `cycle`: it begins with the victim's transaction, and each wait in it is real."""
+        """Check a `released` with a `cycle`: the cycle begins with the victim's transaction, and each wait is real."""
         payload = entry.data["payload"]
         cycle, waits = payload["cycle"], payload["waits"]
         if cycle[:1] != [request.payload.get("transactionName")] or len(cycle) != len(waits):
@@ -247,33 +251,34 @@ class FairnessChecker(Checker):
         for index, wait in enumerate(waits):
             problem = self._check_wait(wait, cycle[index], cycle[(index + 1) % len(cycle)], request, entry.at)
             if problem:
-                self.model.add_violation(entry.at, f"the deadlock of {request.id} is no deadlock: {problem}")
+                self.model.add_violation(entry.at, f"the deadlock of {request.id} is not real: {problem}")
 
     def _check_wait(self, wait: Message, waiter: str, holder: str, victim: RequestHistory, at: float) -> str:  # noqa: PLR0911 - one each
-        """Return why one wait of a reported deadlock is impossible, or "".
+        """Return why a wait in a reported deadlock is impossible, or "" if the wait is possible.
 
         `waiter` and `holder` are the transactions of the two requests that `wait` names.
         """
         model, name, waiter_id, holder_id = self.model, wait["resource"], wait["waiter"], wait["holder"]
-        waiting, hold = model.requests.get(waiter_id), model.locks.get(holder_id)
+        waiting, lock = model.requests.get(waiter_id), model.locks.get(holder_id)
         wanted = None if waiting is None else waiting.modes.get(name)
         if waiting is not None and (waiting.owner != waiter or wanted is None):
             return f"{waiter_id} does not wait for {name} as {waiter}"
-        if hold is None:
+        if lock is None:
             if holder_id in model.requests and model.requests[holder_id].fence:
                 return ""  # granted and released within this batch
             return f"{holder_id} was never held"
-        held_mode = stored_modes(hold.record).get(name)
-        if held_mode is None or hold.record.get("transaction") != holder:
+        held_mode = stored_modes(lock.record).get(name)
+        if held_mode is None or lock.record.get("transaction") != holder:
             return f"{holder_id} does not hold {name} as {holder}"
         if wanted is not None and "exclusive" not in (wanted, held_mode):
             return f"{waiter_id} and {holder_id} do not conflict on {name}: {wanted} and {held_mode}"
-        if hold.ended_at is not None and hold.ended_at < victim.sent_at:
+        if lock.ended_at is not None and lock.ended_at < victim.sent_at:
             return f"{holder_id} had ended before"
-        return "" if hold.stored_at <= at else f"{holder_id} was granted later"
+        return "" if lock.stored_at <= at else f"{holder_id} was granted later"
 
 
 def _conflict(one: dict[str, str], other: dict[str, str]) -> bool:
+    """Return whether two requests conflict; the arguments are the modes of their resources."""
     return any("exclusive" in (mode, other[name]) for name, mode in one.items() if name in other)
 
 

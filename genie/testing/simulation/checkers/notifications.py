@@ -1,4 +1,4 @@
-"""Checkers of the messages to clients: notifications are in order, unique, stored before; each command gets its reply."""
+"""Checkers of the messages to clients: notifications are in order, unique and stored before they are sent; replies match."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from genie.testing.simulation.checkers.model import (
 from genie.testing.simulation.history import CLIENT_SENT, SERVER_SENT, Entry, Message
 
 CLOSE_LIMIT_S = 10.0
-"""How long the server may leave a connection open after its reply to `bye`, so that the client can read it."""
+"""How long the server may leave a connection open after the reply to `bye`, so that the client can read the reply."""
 
 
 class NotificationChecker(Checker):
@@ -31,22 +31,22 @@ class NotificationChecker(Checker):
             "released": self._check_released,
         }
         self._sent_notifications: dict[tuple[int, int], list[str]] = {}
-        """The notifications about an id that were sent on a connection."""
+        """The notifications that were sent, by connection number and request id."""
         self._commands_by_id: dict[tuple[int, int], int] = {}
-        """The number of releases (by id) and extensions of an id that a connection received."""
+        """How many `release` commands by id and `extend` commands were sent, by connection number and request id."""
         self._releases_by_ref: dict[tuple[int, str], int] = {}
-        """The number of releases by a ref that a connection received."""
+        """How many `release` commands by ref were sent, by connection number and ref."""
         self._ended_by_bye: dict[str, int] = {}
-        """Sessions that ended by `bye`, until another begins with the same secret; the value is `Model.lost_below_id` then."""
+        """`Model.lost_below_id` at the end of a session that ended by `bye`, by secret, until the next session begins."""
         self._repeats: dict[tuple[int, str], int] = {}
-        """How often a request was repeated on a connection, by ref."""
+        """How often a request was repeated, by connection number and ref."""
         self._unconfirmed: dict[int, float] = {}
-        """Ids with a `locked` or `queued` that the store does not confirm, and when: `released` must follow at that time."""
+        """When a `locked` or `queued` was sent that the store does not confirm, by id. `released` must follow at that time."""
         self._resumed_connections: dict[int, tuple[float, set[int]]] = {}
-        """Connections whose session has just been resumed: when, and the ids in notifications at that time."""
+        """When a session was resumed, and the ids in the notifications at that time, by connection number."""
 
     def before(self, entry: Entry) -> None:
-        """Check a message against the model before it is applied, and those checks whose time has come."""
+        """Check a message before the model applies it, and do the delayed checks that are due."""
         self._check_unstored(entry.at)
         self._check_resumed(entry.at)
         if entry.kind == CLIENT_SENT:
@@ -55,7 +55,7 @@ class NotificationChecker(Checker):
             self._check_message(entry)
 
     def finish(self) -> None:
-        """Check all that is pending, that every request got its end, and that connections were closed after `bye`."""
+        """Do all delayed checks, and check that every request got its end and that connections were closed after `bye`."""
         self._check_unstored(float("inf"))
         self._check_resumed(float("inf"))
         for request in self.model.requests.values():
@@ -85,7 +85,7 @@ class NotificationChecker(Checker):
             self._repeats[key] = self._repeats.get(key, -1) + 1
 
     def _check_message(self, entry: Entry) -> None:
-        """Check any message of a server: only the leader sends, nothing follows `bye`; then by its command."""
+        """Check a message of a server: only the leader sends messages, nothing follows `bye`; then check its command."""
         command, payload = entry.data["command"], entry.data["payload"]
         if command != "error" and self.model.leader not in ("", entry.node):
             self.model.add_violation(entry.at, f"{entry.node} sends {command}, but {self.model.leader} is the leader")
@@ -113,18 +113,19 @@ class NotificationChecker(Checker):
         sent.append(command)
 
     def _check_welcome(self, entry: Entry) -> None:
-        """Check that a session is not resumed after it ended by `bye`."""
+        """Check a `welcome`: a session is not resumed after it ended by `bye`."""
         model, payload = self.model, entry.data["payload"]
         session = model.connections[entry.connection].session
         if payload["resumed"]:
             self._resumed_connections[entry.connection] = entry.at, set()
+            # After a loss of records, the store may have lost the end of the session, too.
             if session is not None and self._ended_by_bye.get(session) == model.lost_below_id:
                 model.add_violation(entry.at, f"the session of {entry.connection} is resumed after it ended by bye")
         elif session is not None:
             self._ended_by_bye.pop(session, None)
 
     def _check_bye(self, entry: Entry) -> None:
-        """Check the reply to `bye`: no request of the session waits any more, and no lock that ends with it is held."""
+        """Check the reply to `bye`: no request of the session waits, and no lock that ends with the session is held."""
         model, connection = self.model, self.model.connections[entry.connection]
         if connection.session is not None:
             self._ended_by_bye[connection.session] = model.lost_below_id
@@ -137,14 +138,15 @@ class NotificationChecker(Checker):
                 continue
             if request.locked_at is None or request.payload.get("onDisconnect") == "release":
                 model.add_violation(entry.at, f"{request.id} has not ended with its session, which ended by bye")
+        # The store has a hash of the secret.
         key = None if connection.session is None else blake2b(connection.session.encode(), digest_size=16).hexdigest()
         for id_, record in model.records.items():
-            of_session = key is not None and record.get("session") == key
-            if of_session and record.get("state") == "queued" and not model.is_loss_excused(id_):
+            is_of_session = key is not None and record.get("session") == key
+            if is_of_session and record.get("state") == "queued" and not model.is_loss_excused(id_):
                 model.add_violation(entry.at, f"{id_} is queued in the store after its session ended by bye")
 
     def _check_note(self, row: Message, entry: Entry) -> None:
-        """Check that a row of `inspected`, or a blocker, has the `note` of its request."""
+        """Check that a row of `inspected`, or a blocker in `released`, has the note of its request."""
         request = self.model.requests.get(row["id"])
         if request is None or self.model.is_loss_excused(request.id):
             return
@@ -155,9 +157,9 @@ class NotificationChecker(Checker):
     # -- notifications ------------------------------------------------------------------------------------
 
     def _check_queued(self, entry: Entry, request: RequestHistory | None, sent: list[str]) -> None:
-        """Check a `queued`: once, first, before the end, not on a quiet connection, with a reserved id.
+        """Check a `queued`: it is the first message about a request, is not repeated, and has a reserved id.
 
-        `sent` are the earlier notifications about the request on this connection.
+        A quiet connection must not get `queued`. `sent` are the earlier notifications about the request on this connection.
         """
         id_, at = entry.data["payload"]["id"], entry.at
         if request is None:
@@ -177,12 +179,12 @@ class NotificationChecker(Checker):
             self.model.add_violation(
                 at, f"queued is sent for {id_}, which is not reserved, so it may be assigned again"
             )
-        unstored = connection.session is not None and connection.welcomed and id_ not in self.model.records
-        if unstored or request.ended_at is not None:
+        is_not_stored = connection.session is not None and connection.welcomed and id_ not in self.model.records
+        if is_not_stored or request.ended_at is not None:
             self._unconfirmed[id_] = at
 
     def _check_locked(self, entry: Entry, request: RequestHistory | None, sent: list[str]) -> None:
-        """Check a `locked`: once, after `queued`, before the end, with the fencing token and resources in the store.
+        """Check a `locked`: it is sent once, after `queued`, before the end, and agrees with the store.
 
         `sent` are the earlier notifications about the request on this connection.
         """
@@ -208,7 +210,10 @@ class NotificationChecker(Checker):
             self.model.add_violation(at, f"{id_} has fence {payload['fence']}, but {record['fence']} in the store")
 
     def _check_granted_resources(self, entry: Entry, request: RequestHistory) -> None:
-        """Check the resources in a `locked` of a request with `anyOf`: requested, of sufficient weight, and as stored."""
+        """Check the resources that `locked` lists for a request with `anyOf`.
+
+        The resources must be requested, their weights must reach the target, and the store must have the same resources.
+        """
         payload, at, requested = entry.data["payload"], entry.at, request.payload
         if ("anyOf" in requested) != ("resources" in payload):
             self.model.add_violation(
@@ -227,10 +232,10 @@ class NotificationChecker(Checker):
             self.model.add_violation(at, f"{request.id} got {granted}, but the store has {stored_modes(record)}")
 
     def _check_released(self, entry: Entry, request: RequestHistory | None, sent: list[str]) -> None:
-        """Check a `released`: the request is not live in the store, its reason is justified, and it is not repeated.
+        """Check a `released`: the request is not live in the store, the reason is justified, and the message is not repeated.
 
-        It may be sent once, and again as the reply to each command about the request. `sent` are the earlier notifications
-        about the request on this connection.
+        A `released` may be sent once, and again as the reply to each command about the request. `sent` are the earlier
+        notifications about the request on this connection.
         """
         payload, at = entry.data["payload"], entry.at
         id_, reason = payload["id"], payload["reason"]
@@ -260,11 +265,11 @@ class NotificationChecker(Checker):
             self._check_reason(request, payload, at)
 
     def _check_reason(self, request: RequestHistory, payload: Message, at: float) -> None:  # noqa: C901 - one branch each
-        """Check that the reason in a first `released` is justified by what happened before."""
+        """Check that the history justifies the reason in the first `released` of a request."""
         model, reason = self.model, payload["reason"]
         if reason == "queue-timeout":
             times_out_at = request.sent_at + request.payload.get("queueTimeout", 10_000) / 1000
-            if at + 1e-6 < times_out_at:
+            if at + 1e-6 < times_out_at:  # the tolerance is for rounding of floats
                 model.add_violation(at, f"{request.id} timed out in the queue {times_out_at - at:.6f} s too early")
             if request.id in model.locks:
                 model.add_violation(at, f"{request.id} timed out in the queue, but was held")
@@ -286,11 +291,14 @@ class NotificationChecker(Checker):
             model.add_violation(at, f"{request.id} ended for the unknown reason {reason}")
 
     def _check_insufficient(self, request: RequestHistory, payload: Message, at: float) -> None:
-        """Check a `released` as insufficient: the sums have the type of the target, and less than the target was free."""
+        """Check a `released` with the reason `insufficient`, which only requests with `anyOf` get.
+
+        The sums must have the type of the target (a number or a string), and less than the target must have been free.
+        """
         if "anyOf" not in request.payload or request.id in self.model.locks:
             self.model.add_violation(at, f"{request.id} ended as insufficient, but has no anyOf, or was held")
         if "anyOf" not in request.payload or "free" not in payload:
-            return  # a repeated `released` has the reason only
+            return  # a repeated `released` has no sums
         target = request.payload["target"]
         if type(payload["free"]) is not type(target) or type(payload["locked"]) is not type(target):
             self.model.add_violation(at, f"{request.id} has the target {target!r}, but sums of another type: {payload}")
@@ -300,10 +308,10 @@ class NotificationChecker(Checker):
             )
 
     def _allowed_repetitions(self, connection: int, request: RequestHistory) -> int:
-        """Return how often a notification may be repeated on a connection.
+        """Return how often a notification about a request may be repeated on a connection.
 
-        Once for each repetition of the request, also of one that was first sent on another connection, and once if the
-        session was resumed.
+        The notification may be repeated once for each repetition of the request, even if the request was first sent on
+        another connection, and once more if the session was resumed.
         """
         repeats = max(0, self._repeats.get((connection, request.payload["ref"]), 0))
         resent = (connection, request.payload["ref"]) in self._repeats and request.connection.number != connection
@@ -312,7 +320,7 @@ class NotificationChecker(Checker):
     # -- checks that wait for the next time step, or the end ----------------------------------------------
 
     def _check_unstored(self, at: float) -> None:
-        """Report the notifications before `at` that the store did not confirm, and that no `released` has ended."""
+        """Report each notification before the time `at` that the store did not confirm and that no `released` followed."""
         for id_, sent_at in list(self._unconfirmed.items()):
             if sent_at < at:
                 del self._unconfirmed[id_]
@@ -320,14 +328,17 @@ class NotificationChecker(Checker):
                     self.model.add_violation(sent_at, f"a notification is sent for {id_}, but not stored")
 
     def _check_resumed(self, at: float) -> None:
-        """Check the sessions that were resumed before `at`: the notifications at that time are complete now."""
+        """Check the sessions that were resumed before the time `at`, because all their first notifications are known now."""
         for number, (resumed_at, notified_ids) in list(self._resumed_connections.items()):
             if resumed_at < at:
                 del self._resumed_connections[number]
                 self._check_complete(self.model.connections[number], resumed_at, notified_ids)
 
     def _check_complete(self, connection: ConnectionHistory, at: float, notified_ids: set[int]) -> None:
-        """Check that a resumed session got the state of each live request, and of each whose end was not received."""
+        """Check that a resumed session got a notification about each live request and each end that it did not receive.
+
+        `notified_ids` are the ids in the notifications at the time `at`, when the session was resumed.
+        """
         model = self.model
         for request in model.requests.values():
             if request.client != connection.client or request.id in notified_ids or model.is_loss_excused(request.id):
@@ -335,14 +346,14 @@ class NotificationChecker(Checker):
             if request.connection.session != connection.session:
                 continue
             record = model.records.get(request.id)
-            omitted = {"ended", "queued"} if connection.quiet else {"ended"}
-            if record is not None and record.get("session") is not None and record.get("state") not in omitted:
+            omitted_states = {"ended", "queued"} if connection.quiet else {"ended"}
+            if record is not None and record.get("session") is not None and record.get("state") not in omitted_states:
                 model.add_violation(at, f"{request.id} is live, but got no notification when its session was resumed")
             elif record is not None and record.get("line") and not request.end_received:
                 model.add_violation(at, f"{request.id} has ended, but got no notification when its session was resumed")
 
     def _check_ended(self, request: RequestHistory) -> None:
-        """Check that `released` was sent for a request whose connection remained open."""
+        """Check that `released` was sent for a request, unless its connection ended."""
         model = self.model
         if request.ended_at is None and request.connection.closed_at is None and not model.is_loss_excused(request.id):
             model.add_violation(float("inf"), f"released was never sent for {request.id}, whose connection is open")
@@ -361,25 +372,25 @@ REPLIES = {
 }
 """The command to which each kind of reply belongs."""
 REPLY_LIMIT_S = 10.0
-"""A command that is sent less than this before the end of the simulation may remain without a reply."""
+"""A command may remain without a reply if it is sent less than this time before the end of the simulation."""
 WITH_ID = ("release", "extend")
 """Commands whose replies and errors have the id of the command."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingCommand:
-    """A command without a reply so far. `id` is that of a `release` or `extend`."""
+    """A command that has no reply yet. `id` is the request id that a `release` or `extend` names, or None."""
 
     command: str
     ref: str | None
     id: int | None
     sent_at: float
     has_unique_ref: bool = True
-    """No other command with this ref was pending at the same time, so that its reply can be recognized."""
+    """Whether no other pending command has the same ref, so that the reply can be recognized."""
 
     @property
     def is_release_by_ref(self) -> bool:
-        """Whether it is a `release` by `ref`: its reply looks like a `released` with another cause."""
+        """Whether the command is a `release` by `ref`. Its reply looks like a `released` with another cause."""
         return self.command == "release" and self.id is None
 
 
@@ -390,10 +401,10 @@ class ReplyChecker(Checker):
         super().__init__(model)
         self._pending_commands: dict[int, list[PendingCommand]] = {}
         self._ambiguous: set[tuple[int, str | int]] = set()
-        """Connections and ids or refs with a `released` that was matched with a command, but may have had another cause."""
+        """Connection numbers and ids or refs of each `released` that was matched with a command, perhaps wrongly."""
 
     def before(self, entry: Entry) -> None:
-        """Add a command to the pending ones, or match a message with them."""
+        """Add a command to the pending commands of its connection, or match a message with these commands."""
         if entry.kind not in (CLIENT_SENT, SERVER_SENT) or entry.connection in self.model.diverged_connections:
             return
         pending = self._pending_commands.setdefault(entry.connection, [])
@@ -408,30 +419,30 @@ class ReplyChecker(Checker):
             self._match(entry, pending)
 
     def finish(self) -> None:
-        """Check that the commands of open connections have got replies."""
+        """Check that the commands of open connections have got replies, except the latest commands."""
         for number, pending in self._pending_commands.items():
             connection = self.model.connections[number]
-            until = self.model.now - REPLY_LIMIT_S
+            latest_sent_at = self.model.now - REPLY_LIMIT_S
             unanswered = [
                 command
                 for command in pending
-                if command.sent_at < until and self._is_answered_in_order(command, connection)
+                if command.sent_at < latest_sent_at and self._is_answered_in_order(command, connection)
             ]
             if unanswered and connection.closed_at is None:
                 self.model.add_violation(float("inf"), f"{unanswered[0]} on {number} never got a reply")
 
     def _match(self, entry: Entry, pending: list[PendingCommand]) -> None:
-        """Remove the command to which a message replies, if it is a reply."""
+        """If a message is a reply, remove the command to which it replies from the pending commands."""
         message, payload = entry.data["command"], entry.data["payload"]
         ref = payload.get("ref")
         if message in REPLIES:
             expected = REPLIES[message], ref, payload.get("id")
             matching = [command for command in pending if (command.command, command.ref, command.id) == expected]
-            self._settle(entry, pending, matching)
+            self._remove_in_order(entry, pending, matching)
         elif message in ("queued", "locked"):
             matching = [command for command in pending if command.command == "request" and command.ref == ref]
             if matching and message == "queued":
-                self._settle(entry, pending, matching)
+                self._remove_in_order(entry, pending, matching)
             elif matching and self.model.connections[entry.connection].quiet:
                 pending.remove(matching[0])  # it may have been granted long after it was executed
         elif message == "released":
@@ -440,25 +451,24 @@ class ReplyChecker(Checker):
             self._match_error(entry, pending)
 
     def _match_released(self, entry: Entry, pending: list[PendingCommand]) -> None:
-        """Remove the command to which a `released` replies.
+        """Remove the command to which a `released` replies, if it is a reply.
 
-        It may reply to a `release` or `extend` by id, to a `release` by ref, on a quiet connection also to the `request`;
-        or it may be a notification without a command, which often looks the same.
+        A `released` may reply to a `release` or `extend` by id, to a `release` by ref, and on a quiet connection also to the
+        `request`. It may also be a notification, which often looks like a reply.
         """
         payload, request = entry.data["payload"], self.model.resolve_request(entry)
         ref, id_ = payload.get("ref"), payload["id"]
         by_id = [
             command for command in pending if command.command in WITH_ID and (command.id, command.ref) == (id_, ref)
         ]
-        details = payload.keys() - {"id", "reason", "ref"}  # fields that no reply to `release` has
+        notification_fields = payload.keys() - {"id", "reason", "ref"}  # no reply to `release` has other fields
         if by_id and ref is not None:
-            self._settle(entry, pending, by_id)
+            self._remove_in_order(entry, pending, by_id)
             return
         if request is not None and request.payload.get("ref") != ref and not by_id:
-            self.model.add_violation(entry.at, f"{entry.data} is no reply, but lacks the ref of its request")
-        if (
-            request is None and not by_id and not self.model.is_loss_excused(id_)
-        ):  # is_loss_excused: first sent on a diverged lineage
+            self.model.add_violation(entry.at, f"{entry.data} is not a reply, but lacks the ref of its request")
+        # The loss is excused if the request was first sent on a diverged lineage.
+        if request is None and not by_id and not self.model.is_loss_excused(id_):
             self.model.add_violation(entry.at, f"{entry.data} replies to no command")
         connection = self.model.connections[entry.connection]
         requests = [
@@ -469,7 +479,7 @@ class ReplyChecker(Checker):
         matching = by_id or [command for command in pending if command.is_release_by_ref and command.ref == ref]
         if connection.quiet and requests:
             matching = sorted([*matching, requests[0]], key=pending.index)
-        if matching and (matching[0].command == "request" or not details):
+        if matching and (matching[0].command == "request" or not notification_fields):
             pending.remove(matching[0])
             if request is not None and request.ended_at is None:
                 self._ambiguous.add((entry.connection, id_ if by_id else str(ref)))
@@ -477,7 +487,7 @@ class ReplyChecker(Checker):
     def _match_error(self, entry: Entry, pending: list[PendingCommand]) -> None:
         """Remove the command to which an error replies.
 
-        If there is none, a `released` was matched with that command before, though it was a notification.
+        If no such command is pending, an earlier `released` was matched with the command, although it was a notification.
         """
         payload = entry.data["payload"]
         ref, id_ = payload.get("ref"), payload.get("id")
@@ -486,10 +496,13 @@ class ReplyChecker(Checker):
             if not matching and key is not None and (entry.connection, key) in self._ambiguous:
                 self._ambiguous.remove((entry.connection, key))
                 return
-        self._settle(entry, pending, matching)
+        self._remove_in_order(entry, pending, matching)
 
-    def _settle(self, entry: Entry, pending: list[PendingCommand], matching: list[PendingCommand]) -> None:
-        """Remove the first matching command, and check that there is one, and that it is the turn of its reply."""
+    def _remove_in_order(self, entry: Entry, pending: list[PendingCommand], matching: list[PendingCommand]) -> None:
+        """Remove the first matching command.
+
+        Reports a violation if no command matches, or if an earlier command should have got its reply before.
+        """
         if not matching:
             self.model.add_violation(entry.at, f"{entry.data} replies to no command")
             return
@@ -500,12 +513,12 @@ class ReplyChecker(Checker):
         pending.remove(matching[0])
 
     def _is_answered_in_order(self, pending: PendingCommand, connection: ConnectionHistory) -> bool:
-        """Return whether a command gets a reply that can be recognized and precedes the replies to later commands."""
+        """Return whether a command gets a reply that can be recognized, before the replies to all later commands."""
         if pending.command in WITH_ID:
             return pending.ref is not None and not pending.is_release_by_ref
         if pending.command != "request" or not connection.quiet or pending.ref is None:
             return True
-        # A quiet connection gets no `queued`. A repeated request gets a reply at once only if it was granted before.
+        # A quiet connection gets no `queued`. A repeated request gets an immediate reply only if it was granted before.
         model = self.model
         id_ = model.latest_id_by_ref.get((connection.client, pending.ref))
         if id_ is None or not pending.has_unique_ref or model.may_reuse_ref(id_, connection):
