@@ -353,6 +353,7 @@ def _swap_counter(i: int, low: int, high: int, exclusive: list[int], runs: list[
 
     The argument of the function is the index of the run, from `low` to `high`.
     """
+    # Shared requests that swap with position `i` unless it joins their run: later ones in `low`, earlier ones in `high`.
     after_low = sum(j > i for j in runs[low])
     before_high = sum(j < i for j in runs[high])
 

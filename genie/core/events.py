@@ -12,7 +12,7 @@ from genie.core.model import Mode, Owner, Reason, Request, Weight
 
 @dataclass(slots=True)
 class Queued:
-    """A request arrived, got its id, and waits. It may end in the same step."""
+    """A new request got its id and waits. The request may end in the same step."""
 
     request: Request
 

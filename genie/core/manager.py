@@ -171,7 +171,10 @@ class LockManager:
                 return
         request.since, request.since_unix_ms = now, now + self.unix_offset_ms
         events.append(Queued(request))
-        self._end(Insufficient(request, Reason.INSUFFICIENT, reached, locked, take.as_strings), events)
+        insufficient = Insufficient(
+            request, Reason.INSUFFICIENT, free=reached, locked=locked, as_strings=take.as_strings
+        )
+        self._end(insufficient, events)
 
     def _queue(self, request: Request, now: float, events: list[Event]) -> None:
         """Enqueue a new request, and resolve the cycle that it may create in the wait-for graph.

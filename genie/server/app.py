@@ -54,7 +54,7 @@ class Server:
         self._ready = asyncio.Event()
         stores = make_stores(settings) if store is None else [store]
         self.namespaces = {
-            name: Namespace(name, store, settings, self.connections, self._ready)
+            name: Namespace(name, store, settings, connections=self.connections, ready=self._ready)
             for name, store in zip(settings.namespaces, stores, strict=True)
         }
         self.default_namespace = self.namespaces[settings.namespaces[0]]
@@ -177,12 +177,13 @@ class Server:
             )
 
     def _make_connection(self) -> Connection:
+        """Return the protocol for a new client connection."""
         return Connection(
-            self.default_namespace.handler,
-            self.settings.limits,
-            self.connections,
-            self.authenticator,
-            self._find_handler,
+            handler=self.default_namespace.handler,
+            limits=self.settings.limits,
+            admission=self.connections,
+            authenticator=self.authenticator,
+            find_handler=self._find_handler,
         )
 
     def _find_handler(self, name: str | None) -> CommandHandler | RequestRejected:
@@ -225,7 +226,8 @@ class Server:
         for connection in list(self.connections):
             if connection.principal is None or connection.closing:
                 continue
-            connection.reauthorize(self.authenticator.reauthorize(connection.principal, connection.certificate))
+            current_principal = self.authenticator.reauthorize(connection.principal, connection.certificate)
+            connection.reauthorize(current_principal)
             if not all(namespace.may_keep_watches(connection) for namespace in self.namespaces.values()):
                 connection.reauthorize(None)  # revokes all permissions and closes the connection
             closed += connection.closing

@@ -27,7 +27,7 @@ HELLO_TIMEOUT_S = 10.0
 """Seconds that a client has to authenticate itself."""
 
 TLS_RECORD = b"\x16\x03"
-"""First bytes of a TLS handshake. The client sends no line end after them."""
+"""First bytes of a TLS handshake, which contains no line end."""
 
 
 class Denial(NamedTuple):

@@ -33,7 +33,7 @@ SLOW_CONSUMER_GRACE_S = 5.0
 """Seconds for which a slow consumer may still read its output buffer, with the error at its end, before it is aborted."""
 
 LINGER_S = 5.0
-"""Maximum time in seconds for which a closing connection lingers: it discards what the client still sends."""
+"""Maximum time in seconds for which a closing connection lingers, that is, discards further input of the client."""
 MAX_LINGER_BYTES = 64 << 20
 """Maximum bytes that a lingering connection discards."""
 LINGER_IDLE_S = 1.0

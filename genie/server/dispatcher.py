@@ -405,7 +405,9 @@ class Dispatcher:
         self.notifier.closing.append(connection)
 
     def _on_disconnect(self, connection: Peer) -> None:
-        """End the requests bound to a connection. If its session has a key, keep them until it is resumed or expires."""
+        """End the requests bound to a connection. If its session has a key, keep the requests until the session
+        is resumed or expires.
+        """
         session = connection.session
         self.watches.remove_all(connection)
         if session.key is not None:

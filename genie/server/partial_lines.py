@@ -101,6 +101,7 @@ class PartialLines:
             self._timer = loop.call_later(MAX_LINE_AGE_S, self._close_oldest)
 
     def _close(self, connection: LineOwner, rejection: RequestRejected) -> None:
+        """Log the reason, and close a connection with an incomplete line."""
         log.warning(
             "connection with an incomplete line closed", bytes=self._sizes[connection], reason=rejection.message
         )

@@ -138,7 +138,7 @@ class Session:
         return reply
 
     def on_disconnect(self, now: float) -> None:
-        """Record the loss of the connection, and until what time the client presumably received its replies."""
+        """Record the loss of the connection, and the time until which the client presumably received its replies."""
         self.connection = None
         if self.connected_at <= now - PRESUMED_RECEIVED_MS:
             self._received_until = now - PRESUMED_RECEIVED_MS
@@ -222,7 +222,7 @@ class SessionTable:
         session = self._by_key.get(key)
         resumed = session is not None
         if session is None:
-            session = self._add(Session(None, key))
+            session = self._add(Session(connection=None, key=key))
         self._cancel_expiry(session)
         session.timeout_ms = timeout_ms
         return session, resumed
@@ -244,7 +244,7 @@ class SessionTable:
             origin = request.origin
             if origin is not None and origin.key is not None:
                 session = restored.get(origin.key) or restored.setdefault(
-                    origin.key, self._add(Session(None, origin.key, origin.timeout_ms))
+                    origin.key, self._add(Session(connection=None, key=origin.key, timeout_ms=origin.timeout_ms))
                 )
                 request.origin = session
                 session.add_queued(request)
@@ -253,7 +253,9 @@ class SessionTable:
                 request.origin = None  # its connection was to another server, or to this one before a restart
         for reply in sorted(replies, key=lambda reply: reply.at):
             key, timeout_ms = reply.origin.key or "", reply.origin.timeout_ms
-            session = restored.get(key) or restored.setdefault(key, self._add(Session(None, key, timeout_ms)))
+            session = restored.get(key) or restored.setdefault(
+                key, self._add(Session(connection=None, key=key, timeout_ms=timeout_ms))
+            )
             reply.origin = session
             session.retain(reply)
             self._session_by_request[reply.id] = session
