@@ -134,11 +134,14 @@ class QueueTimeout(LockError, TimeoutError):
         self.blockers = tuple(blockers)
         self.blockers_total = len(self.blockers) if blockers_total is None else blockers_total
         omitted_count = self.blockers_total - len(self.blockers)
-        blocker_texts = ", ".join(map(str, self.blockers)) + (f" and {omitted_count} more" if omitted_count > 0 else "")
-        message = f"request {id} was not granted within {waited:.3f} s" + (
-            f": {blocker_texts}" if blocker_texts else ""
-        )
-        super().__init__(message + (f" ({hint})" if hint else ""), id=id)
+        message = f"request {id} was not granted within {waited:.3f} s"
+        if self.blockers:
+            message += f": {', '.join(map(str, self.blockers))}"
+        if omitted_count > 0:
+            message += f" and {omitted_count} more"
+        if hint:
+            message += f" ({hint})"
+        super().__init__(message, id=id)
 
 
 class Deadlock(LockError):

@@ -204,7 +204,7 @@ class LockContext:
                 self._connection.release_lock(request)  # retry in the background
             if error is None:
                 raise
-            error.add_note(f"Besides, lock {lock.id} could not be released: {release_error}")
+            error.add_note(f"In addition, lock {lock.id} could not be released: {release_error}")
             return
         if error is None and request.error is not None:  # the lock was lost before the release arrived
             raise copy_lock_lost(request.error)
@@ -245,6 +245,7 @@ class Watch:
         return self
 
     async def __anext__(self) -> Change:
+        """Wait for the next change and return it, or end the iteration if the watch has ended."""
         watch = self._watch
         while not watch.ended:
             if watch.changes:

@@ -127,7 +127,8 @@ class AsyncConnection:
     def on_data(self, handler: TransportHandler, data: bytes) -> None:
         """Pass received bytes to the session, and complete the calls whose replies they contain.
 
-        Closes the connection if the session demands it. The first bytes after the handshake make the client connected.
+        Closes the connection if the session demands it. If the bytes complete the handshake, the tasks that wait for a
+        connection continue.
         """
         if handler is not self._handler:
             return  # data of an earlier connection
@@ -199,11 +200,11 @@ class AsyncConnection:
                     host, port, tls = address
                     await self._loop.create_connection(lambda handler=handler: handler, host, port, ssl=tls)
                     await handler.handshake_done.wait()
-            except (OSError, UnicodeError) as error:
+            except (OSError, UnicodeError) as error:  # including TimeoutError
                 self._abandon_transport(handler, "no answer to hello")
                 self._servers.on_failure(error)
-            except BaseException:
-                self._abandon_transport(handler, "")
+            except BaseException:  # such as a cancellation
+                self._abandon_transport(handler, reason="")
                 raise
             if handler is self._handler:
                 return True
@@ -215,7 +216,10 @@ class AsyncConnection:
         return False
 
     def _abandon_transport(self, handler: TransportHandler, reason: str) -> None:
-        """Give up a connection, or the attempt to connect, and close its transport at once."""
+        """Give up a connection, or the attempt to connect, and close its transport at once.
+
+        `reason` is recorded as the last failure, unless it is empty.
+        """
         handler.abandoned = True
         self.on_disconnected(handler, reason)
         if handler.transport is not None:

@@ -430,7 +430,7 @@ def make_hello(secret: str, session_timeout: float, token: str | None = None, na
     wrong.
     """
     if token is not None and not (isinstance(token, str) and 0 < len(token) <= MAX_TOKEN):
-        raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # do not log the secret value
+        raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # without the token
     if not isinstance(secret, str) or len(secret) not in SECRET_LENGTHS:
         raise ValueError(f"session must be a secret of {SECRET_LENGTHS[0]} to {SECRET_LENGTHS[-1]} characters")
     return make_line(

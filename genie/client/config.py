@@ -160,7 +160,7 @@ def resolve_namespace(namespace: str | None = None) -> str | None:
     if namespace is None:
         source = "GENIE_NAMESPACE"
         namespace = os.environ.get(source) or None
-    error = None if namespace is None else diagnostics.namespace_error(namespace)
-    if error is not None:
-        raise ValueError(f"{source} {error}, not {namespace!r}")
+    problem = None if namespace is None else diagnostics.namespace_error(namespace)
+    if problem is not None:
+        raise ValueError(f"{source} {problem}, not {namespace!r}")
     return namespace

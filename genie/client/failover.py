@@ -88,7 +88,7 @@ class ServerList:
             self._leader = None
 
     def on_success(self) -> None:
-        """Reset the backoff, because a server has replied to a call."""
+        """Reset the backoff and the last rejection, because a server has replied to a call."""
         if self.delay:  # else nothing has changed since the last reset
             self.delay = 0.0
             self._backoff.reset()

@@ -40,6 +40,7 @@ class LiveRequests:
         self.next_timer = math.inf
         """The time at which `collect_timers` must be called; inf: never."""
         self._response_timeout = response_timeout
+        """Seconds that a caller waits for a silent server, in addition to the queue timeout."""
 
     # -- the index ----------------------------------------------------------------------------------------
 
@@ -49,7 +50,7 @@ class LiveRequests:
         self.start_response_timer(request, now)
 
     def set_id(self, request: Request, id: int) -> None:
-        """Store the id that the server has assigned to a request, instead of an earlier id."""
+        """Store the id that the server has assigned to a request. A request that was sent again may get another id."""
         if request.id != id:
             self.by_id.pop(request.id, None)
             request.id = id

@@ -139,12 +139,12 @@ class LockContext:
             self._release_in_background()
             if error is None:
                 raise
-            error.add_note(f"Besides, lock {lock.id} could not be released: {release_error}")
+            error.add_note(f"In addition, lock {lock.id} could not be released: {release_error}")
             return
         if request.error is not None:
             if error is None:
                 raise copy_lock_lost(request.error)
-            error.add_note(f"Besides, {request.error}")
+            error.add_note(f"In addition, {request.error}")
 
     def _release_in_background(self) -> None:
         """Release the lock again without waiting for the reply, after a release that failed."""

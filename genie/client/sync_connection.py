@@ -68,6 +68,7 @@ class SyncConnection:
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._thread_id = 0
+        """The identifier of the background thread; 0: it was not started yet."""
         self._state = _State.NEW
         self._loop_ended = False
         """Whether the event loop no longer executes submitted functions."""
@@ -331,18 +332,18 @@ class SyncConnection:
         if self._thread is None or threading.get_ident() == self._thread_id:
             function(*arguments)
             return
-        done: Future[None] = Future()
+        completion: Future[None] = Future()
         try:
-            self._loop.call_soon_threadsafe(_execute, function, arguments, done)
+            self._loop.call_soon_threadsafe(_execute, function, arguments, completion)
         except RuntimeError:  # the event loop is closed
             function(*arguments)
             return
         if self._loop_ended:
             self._thread.join()
-            if not done.done():  # the loop ended before it executed the function
+            if not completion.done():  # the loop ended before it executed the function
                 function(*arguments)
                 return
-        done.result()
+        completion.result()
 
     # -- in the background thread ---------------------------------------------------------------------------
 
@@ -445,14 +446,14 @@ class SyncConnection:
                 release.future = None  # a later reply has no caller
 
 
-def _execute(function: Callable[..., None], arguments: Sequence[object], done: Future[None]) -> None:
-    """Execute a function, and complete `done` when it returns or raises."""
+def _execute(function: Callable[..., None], arguments: Sequence[object], completion: Future[None]) -> None:
+    """Execute a function, and complete `completion` with its error, or with None."""
     try:
         function(*arguments)
     except BaseException as error:  # noqa: BLE001 - passed on to the caller
-        done.set_exception(error)
+        completion.set_exception(error)
     else:
-        done.set_result(None)
+        completion.set_result(None)
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

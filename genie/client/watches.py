@@ -211,7 +211,7 @@ class Watches:
     def on_watching(self, watch: Watch, reply: Watching.Payload, outcomes: list[Outcome]) -> None:
         """Apply the snapshot in the reply to a `watch` command. After that the watch applies events."""
         self._unanswered.discard(watch)
-        if watch.state is WatchState.LAGGING:
+        if watch.state is WatchState.LAGGING:  # else the watch was closed since
             watch.state = WatchState.LIVE
             watch.apply_snapshot(reply.held, reply.truncated)
             self._wake(watch, outcomes)

@@ -190,7 +190,7 @@ class FencedTable:
         return [self._fence] if shared else self._fence_columns()
 
     def _shared_column(self) -> Column[int]:
-        """Return the column `shared_fence`. Raises ValueError if the table, which then allows no shared locks, has none."""
+        """Return the column `shared_fence`. Raises ValueError if the table lacks it, so that shared locks can't be used."""
         if self._shared_fence is None:
             raise ValueError(
                 f"table {self._table.fullname} has no column 'shared_fence', which reads under a shared lock need: "
