@@ -36,9 +36,9 @@ class Limit:
 
 
 LIMITS = {
-    "/api/waits": Limit(500, 1_000, "nodes"),
-    "/api/hot": Limit(20, 100, "resources"),
-    "/api/deadlocks": Limit(20, 100, "deadlocks"),
+    "/api/waits": Limit(default=500, maximum=1_000, items="nodes"),
+    "/api/hot": Limit(default=20, maximum=100, items="resources"),
+    "/api/deadlocks": Limit(default=20, maximum=100, items="deadlocks"),
 }
 """The limits by path."""
 PATHS_WITHOUT_NAMESPACE = frozenset({"/api/schema"})
@@ -295,7 +295,8 @@ class Api:
             return web.Response(body=encode_small(response), content_type=JSON)
         if isinstance(reply, messages.Error):
             error = reply.payload
-            raise ApiError(STATUS_BY_CODE.get(error.code, 400), error.code, error.message, error.leader)
+            status = STATUS_BY_CODE.get(error.code, 400)
+            raise ApiError(status, error.code, error.message, leader=error.leader)
         raise ApiError(500, "defect", f"unexpected reply to a release: {type(reply).__name__}")
 
     async def _execute(self, view: NamespaceView, line: bytes) -> messages.Message | None:
@@ -312,9 +313,9 @@ class Api:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # this handler was cancelled, e.g. because its connection ended; the command was not
+                raise  # aiohttp has cancelled this handler, e.g. because the HTTP connection ended
             reason = "this server lost its leadership; the release may have taken effect"
-        raise ApiError(503, Code.UNAVAILABLE, reason, view.leader)
+        raise ApiError(503, Code.UNAVAILABLE, reason, leader=view.leader)
 
     # -- shared by the handlers -----------------------------------------------------------------------------
 
@@ -359,7 +360,7 @@ def _manager_of_leader(view: NamespaceView) -> LockManager:
     manager = view.manager
     if manager is None:
         leader = "no leader is known" if view.leader is None else f"the leader is {view.leader}"
-        raise ApiError(503, Code.UNAVAILABLE, f"this server is not the leader; {leader}", view.leader)
+        raise ApiError(503, Code.UNAVAILABLE, f"this server is not the leader; {leader}", leader=view.leader)
     return manager
 
 

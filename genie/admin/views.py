@@ -169,6 +169,7 @@ def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -
 
 
 def _edge(waiter: int, blocker: Blocker) -> models.Edge:
+    """Return the edge of the wait-for graph from the waiting request with the id `waiter` to one of its blockers."""
     return models.Edge(
         waiter=waiter,
         blocker=blocker.id,
@@ -205,6 +206,7 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
 
 
 def _request_row(request: Request, now: float) -> models.Row:
+    """Convert a held or waiting request to its response type. `now` is the time of the lock manager (ms)."""
     return models.Row(
         id=request.id,
         resources=_resource_names(request),
@@ -219,6 +221,7 @@ def _request_row(request: Request, now: float) -> models.Row:
 
 
 def _blocker(blocker: Blocker) -> models.Blocker:
+    """Convert a blocker to its response type."""
     return models.Blocker(
         id=blocker.id,
         resource=blocker.resource,
@@ -314,7 +317,7 @@ async def hot(stats: Stats, table: LockTable, limit: int, budget: WorkBudget) ->
     Resources are ordered by the total time of waits: the waits that ended in the last minutes, and the ongoing waits.
     """
     ongoing = await ongoing_waits(table, time.time() * 1000, budget)
-    entries = _add_ongoing(stats.contention.entries(), ongoing)
+    entries = _add_ongoing_waits(stats.contention.entries(), ongoing)
     top: list[tuple[str, Contention]] = []
     while chunk := list(islice(entries, COMPARED_PER_SLICE)):
         top = most_contended([*top, *chunk], limit)
@@ -322,7 +325,7 @@ async def hot(stats: Stats, table: LockTable, limit: int, budget: WorkBudget) ->
     return models.HotList(resources=[_hot_resource(table, name, contention) for name, contention in top])
 
 
-def _add_ongoing(
+def _add_ongoing_waits(
     entries: Iterator[tuple[str, Contention]], ongoing: dict[str, float]
 ) -> Iterator[tuple[str, Contention]]:
     """Yield each resource once, with the total time of its ended and its ongoing waits.
@@ -333,16 +336,17 @@ def _add_ongoing(
     for name, contention in entries:
         yield name, Contention(contention.conflicts, contention.waited_ms + ongoing.pop(name, 0.0))
     for name, waited_ms in ongoing.items():
-        yield name, Contention(0, waited_ms)
+        yield name, Contention(conflicts=0, waited_ms=waited_ms)
 
 
 def _hot_resource(table: LockTable, name: str, contention: Contention) -> models.HotResource:
+    """Combine the contention of a resource with the current numbers of its waiting requests and holders."""
     resource = table.lookup(name)
     return models.HotResource(
         resource=name,
         waited=contention.waited_ms,
         conflicts=contention.conflicts,
-        waiting=0 if resource is None or resource.wait_queue is None else len(resource.wait_queue),
+        waiting=_queue_length(table, name),
         holders=0 if resource is None else len(resource.holders),
     )
 
@@ -357,6 +361,7 @@ async def deadlocks(stats: Stats, limit: int, budget: WorkBudget) -> models.Dead
 
 
 def _deadlock_row(deadlock: Deadlock) -> models.DeadlockRow:
+    """Convert a deadlock to its response type. Cycles are truncated to `MAX_STEPS` steps."""
     waits = deadlock.cycle.waits
     return models.DeadlockRow(
         at=int(deadlock.at_unix_ms),

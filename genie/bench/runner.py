@@ -89,7 +89,7 @@ class Result:
 
 
 class _LoadProtocol(asyncio.Protocol):
-    """Connects a `LoadConnection` to its transport."""
+    """Passes received bytes to a `LoadConnection`, and sends the bytes that the `LoadConnection` returns."""
 
     def __init__(self, connection: LoadConnection, runner: LoadRunner) -> None:
         self.connection = connection
@@ -133,6 +133,7 @@ class _LoadProtocol(asyncio.Protocol):
             self._transport.write(data)
 
     def _close_if_finished(self) -> None:
+        """Close the connection if the server has confirmed the end of all its requests."""
         if not self.connection.unfinished and self._transport is not None:
             self.closing = True
             self._transport.close()
@@ -194,7 +195,9 @@ class LoadRunner:
         try:
             if await self._connect(workload):
                 self._tick()
-                await self._generate_load(self._options.warm_up_s, lambda _: self._on_progress(workload, None, 0))
+                await self._generate_load(
+                    self._options.warm_up_s, on_tick=lambda _elapsed_s: self._on_progress(workload, None, 0)
+                )
             if self.protocols and not self.interrupts:
                 measured_s, cpu_s = await self._measure(workload)
             connections = len(self.protocols)
@@ -261,7 +264,7 @@ class LoadRunner:
         tally.measuring = True
         await self._generate_load(
             self._options.measure_s,
-            lambda elapsed_s: self._on_progress(workload, elapsed_s, tally.to_released.count),
+            on_tick=lambda elapsed_s: self._on_progress(workload, elapsed_s, tally.to_released.count),
         )
         tally.measuring = False
         return time.perf_counter() - started_s, time.process_time() - cpu_started_s

@@ -109,6 +109,7 @@ def json_document(options: BenchOptions, results: list[Result], *, interrupted: 
 
 
 def _json_result(result: Result) -> dict[str, Any]:
+    """Return the JSON object of one workload in the document."""
     return {
         "workload": result.workload,
         "connections": result.connections,
@@ -323,7 +324,7 @@ class _Session:
         """Run the workloads in order, and stop after an interrupt or a failure. `finish` reports the failure."""
         on_terminal = sys.stderr.isatty()
         runner = LoadRunner(self.options, show_progress if on_terminal else lambda *_: None)
-        # A shell script starts background jobs with SIGINT ignored. Keep ignoring it then.
+        # A shell script starts background jobs with SIGINT ignored. Keep ignoring SIGINT then.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, runner.interrupt)
         if not self.as_json:

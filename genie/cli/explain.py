@@ -90,7 +90,8 @@ def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float) -
     If a blocker may hold its lock for longer than the request waits, a last line says that the request times out first.
     """
     yield f"{_format_request(row)} has waited for {duration(now_ms - row['since'])} and {_wait_timeout(row)}."
-    yield f"Requests: {join_names(row['resources'], row['resourcesTotal'], COLUMNS - len('Requests: '))}"
+    names = join_names(row["resources"], total=row["resourcesTotal"], columns=COLUMNS - len("Requests: "))
+    yield f"Requests: {names}"
     if not row["blockers"]:
         yield "No request blocks it any more."
         return
@@ -126,7 +127,8 @@ def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float) -> 
     """Yield the lines that describe a held request: when it times out, and which requests wait for it."""
     held_for, expires_in = duration(now_ms - row["since"]), duration(row["expiresIn"])
     yield f"{_format_request(row)} has held for {held_for} and ends in {expires_in}, unless it is extended."
-    yield f"Holds: {join_names(row['resources'], row['resourcesTotal'], COLUMNS - len('Holds: '))}"
+    names = join_names(row["resources"], total=row["resourcesTotal"], columns=COLUMNS - len("Holds: "))
+    yield f"Holds: {names}"
     waiters = [
         line
         for resource in row["resources"]

@@ -160,8 +160,8 @@ def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_widt
         shown = [i for i in shown if not columns[i].rank or any(row[i] for row in cells)]
     while _table_width(preferred_widths, shown) > max_width and any(columns[i].rank for i in shown):
         shown.remove(max(shown, key=lambda i: columns[i].rank))
-    widths = _grow(columns, shown, min_widths, preferred_widths, max_width)
-    widths = _grow(columns, shown, widths, full_widths, max_width)
+    widths = _grow(columns, shown, min_widths, targets=preferred_widths, max_width=max_width)
+    widths = _grow(columns, shown, widths, targets=full_widths, max_width=max_width)
     lines = table(
         [columns[i].header for i in shown],
         [[clip(row[i], widths[i]) for i in shown] for row in cells],

@@ -164,7 +164,7 @@ def _table(rows: list[Row], now_ms: float, since_header: str, timeout_header: st
     other_columns_width = width(table(headers, cells, NUMBER_INDEXES)[0]) - len("RESOURCES")
     resources_width = COLUMNS - len(INDENT) - other_columns_width
     for row, row_cells in zip(rows, cells, strict=True):
-        row_cells[RESOURCES_INDEX] = join_names(row["resources"], row["resourcesTotal"], resources_width)
+        row_cells[RESOURCES_INDEX] = join_names(row["resources"], total=row["resourcesTotal"], columns=resources_width)
     return table(headers, cells, NUMBER_INDEXES)
 
 

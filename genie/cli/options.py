@@ -82,6 +82,7 @@ class Number(click.FloatRange):
 
 
 def _describe_bounds(range_: click.IntRange | click.FloatRange) -> str:
+    """Describe the bounds of a number for an error message, e.g. `from 1 to 255`."""
     if range_.max is None:
         return f"of at least {range_.min}"
     return f"from {range_.min} to {range_.max}"
@@ -292,7 +293,8 @@ class Querier(Client):
 
         `only` restricts the reply to held requests (`holders`) or to waiting requests (`queue`).
         """
-        return cast("dict[str, Any]", await self._connection.call(Inspect(resource, transaction, id, limit, only)))
+        command = Inspect(resource=resource, transaction=transaction, id=id, limit=limit, only=only)
+        return cast("dict[str, Any]", await self._connection.call(command))
 
     @property
     def connection_error(self) -> str:

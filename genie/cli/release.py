@@ -165,6 +165,7 @@ async def _release_all(client: Querier, ids: list[int]) -> list[str]:
     """
 
     async def release_one(id_: int) -> str:
+        """Release one request, and return the reason of its end. Rejections become texts, other errors are raised."""
         try:
             return await client.release(id_)
         except RequestRejected as error:

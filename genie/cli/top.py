@@ -40,6 +40,7 @@ class KeyReader:
         self._file = source.fileno() if source is not None and source.isatty() else None
         self._on_keys = on_keys
         self._saved_attributes: list[Any] = []
+        """The terminal mode to restore at the end."""
 
     def __enter__(self) -> Self:
         if self._file is not None:
@@ -188,21 +189,21 @@ def _share_lines(sections: list[Section], free_lines: int | None) -> Iterator[tu
     `free_lines` is the number of lines for all sections; None: no limit. A section that is not empty needs at least one
     row. If the sections do not fit, the last sections are dropped. The remaining lines are shared evenly.
     """
-    wanted = [min(MAX_ROWS, len(section.rows)) for section in sections]
+    wanted_rows = [min(MAX_ROWS, len(section.rows)) for section in sections]
     if free_lines is None:
-        yield from zip(sections, wanted, strict=True)
+        yield from zip(sections, wanted_rows, strict=True)
         return
     while sections and free_lines < sum(section.overhead + min(1, len(section.rows)) for section in sections):
         sections = sections[:-1]
-    left = free_lines - sum(section.overhead for section in sections)
-    shares = [0] * len(sections)
-    # `wanted` may be longer than `shares`: it also contains the dropped sections.
-    while left > 0 and any(share < want for share, want in zip(shares, wanted, strict=False)):
-        for i, share in enumerate(shares):
-            if left > 0 and share < wanted[i]:
-                shares[i] += 1
-                left -= 1
-    yield from zip(sections, shares, strict=True)
+    lines_left = free_lines - sum(section.overhead for section in sections)
+    row_counts = [0] * len(sections)
+    del wanted_rows[len(sections) :]  # those of the dropped sections
+    while lines_left > 0 and row_counts != wanted_rows:
+        for i, row_count in enumerate(row_counts):
+            if lines_left > 0 and row_count < wanted_rows[i]:
+                row_counts[i] += 1
+                lines_left -= 1
+    yield from zip(sections, row_counts, strict=True)
 
 
 def _header_lines(state: State, columns: int, hints: Sequence[str]) -> Iterator[Line]:
@@ -275,7 +276,14 @@ def _queues(snapshot: Snapshot) -> Section:
         for queue in state.queues
     ]
     incomplete = "" if state.queues_complete else ", among the oldest waiters"
-    return Section("Longest queues", QUEUE_COLUMNS, rows, "No requests wait.", len(rows), incomplete)
+    return Section(
+        title="Longest queues",
+        columns=QUEUE_COLUMNS,
+        rows=rows,
+        empty_note="No requests wait.",
+        total=len(rows),
+        incomplete=incomplete,
+    )
 
 
 def _waits(waits: Waits, now_ms: float) -> Section:
@@ -305,7 +313,13 @@ def _waits(waits: Waits, now_ms: float) -> Section:
                 duration(now_ms - first.since),
             ]
         )
-    return Section("Longest waits", WAIT_COLUMNS, rows, "No requests wait.", waits.queue_total)
+    return Section(
+        title="Longest waits",
+        columns=WAIT_COLUMNS,
+        rows=rows,
+        empty_note="No requests wait.",
+        total=waits.queue_total,
+    )
 
 
 def _label(id_: int, transaction: str | UnsetType | None) -> str:
@@ -320,11 +334,11 @@ def _hot_resources(hot: HotList) -> Section:
         for row in hot.resources
     ]
     return Section(
-        "Hot resources (last minutes)",
-        CONTENTION_COLUMNS,
-        rows,
-        "No contention in the last minutes.",
-        len(rows),
+        title="Hot resources (last minutes)",
+        columns=CONTENTION_COLUMNS,
+        rows=rows,
+        empty_note="No contention in the last minutes.",
+        total=len(rows),
     )
 
 
@@ -378,8 +392,8 @@ async def _query_snapshot(client: AdminClient) -> Snapshot:
         return Snapshot(state)
     return Snapshot(
         state,
-        decode_response(await client.get("/api/waits", MAX_NODES), Waits),
-        decode_response(await client.get("/api/hot", MAX_ROWS), HotList),
+        waits=decode_response(await client.get("/api/waits", limit=MAX_NODES), Waits),
+        hot=decode_response(await client.get("/api/hot", limit=MAX_ROWS), HotList),
     )
 
 
@@ -407,11 +421,11 @@ class _Screen:
         self._end = loop.create_future()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._client)
-            keys = stack.enter_context(KeyReader(sys.stdin, self._on_keys))
+            key_reader = stack.enter_context(KeyReader(sys.stdin, self._on_keys))
             stack.enter_context(self._live)
             handlers: dict[int, Callable[[], None]] = {
                 signal.SIGWINCH: self._draw,
-                signal.SIGCONT: lambda: self._resume(keys),
+                signal.SIGCONT: lambda: self._resume(key_reader),
                 signal.SIGTERM: lambda: self._finish(SIGTERM_STATUS),
             }
             for number, handler in handlers.items():
@@ -470,8 +484,8 @@ class _Screen:
         if self._end is not None and not self._end.done():
             self._end.set_result(status)
 
-    def _resume(self, keys: KeyReader) -> None:
+    def _resume(self, key_reader: KeyReader) -> None:
         """Restore the terminal mode and redraw the screen, after the process was stopped (Ctrl-Z) and continued."""
-        keys.enable()
+        key_reader.enable()
         self._console.set_alt_screen(True)
         self._draw()

@@ -135,7 +135,12 @@ class _Watcher(Client):
     def __init__(self, addresses: list[Address], namespace: str | None, *, connect_timeout: float) -> None:
         super().__init__(addresses, connect_timeout=connect_timeout)
         self._connection = _WatcherConnection(
-            addresses, connect_timeout, None, SESSION_TIMEOUT_S, resolve_token(), namespace
+            addresses,
+            connect_timeout=connect_timeout,
+            session_secret=None,  # a new session
+            session_timeout=SESSION_TIMEOUT_S,
+            token=resolve_token(),
+            namespace=namespace,
         )
 
 

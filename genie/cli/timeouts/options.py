@@ -157,7 +157,7 @@ def progress_reporter(every: int, unit: str) -> Iterator[Callable[[int, int], No
 
         def print_line(done: int, total: int) -> None:
             nonlocal reported
-            if done // every > reported // every:
+            if done // every > reported // every:  # a multiple of `every` was passed since the last line
                 click.echo(f"genie: {done:,} of {total:,} {unit}", err=True)
                 reported = done
 

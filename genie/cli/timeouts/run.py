@@ -271,7 +271,8 @@ class _Service:
         first, last = run.interval
         every = self.options.progress_every
         has_caught_up = self.was_lagging and last > first
-        if (last // every > first // every) if run.lagging else has_caught_up:
+        has_passed_multiple = last // every > first // every  # of `progress_every`
+        if has_passed_multiple if run.lagging else has_caught_up:
             total = f" of {self.last_change:,}" if last <= self.last_change else ""
             _print_message(f"read up to state change {last:,}{total}")
         self.was_lagging = run.lagging
