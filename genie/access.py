@@ -149,7 +149,8 @@ def _parse_credentials(text: str, *, certificates_required: bool) -> list[Creden
     words = text.split()
     if not words:
         raise ValueError("the file is empty; it must contain one token, or TOML with a section for each principal")
-    if len(words) == 1 and not words[0].startswith(("[", "token=")) and '"' not in words[0]:
+    is_single_token = len(words) == 1 and not words[0].startswith(("[", "token=")) and '"' not in words[0]
+    if is_single_token:  # else TOML, which may also be a single word
         return [Credential(FULL_ACCESS, check_token(words[0], "the token"))]
     try:
         sections = tomllib.loads(text)
@@ -222,7 +223,7 @@ def _parse_prefixes(name: str, section: dict[str, Any]) -> tuple[str, ...] | Non
 
 
 def _parse_permissions(name: str, section: dict[str, Any]) -> frozenset[str]:
-    """Return the permissions in the section of the principal `name`, which are the value of the key `may`."""
+    """Return the permissions in the section of the principal `name`: the value of the key `may`, else the default."""
     permissions = section.get("may")
     if permissions is None:
         return DEFAULT_PERMISSIONS
@@ -257,14 +258,14 @@ class AccessControl:
         world_readable: bool = False,
     ) -> None:
         credentials = tuple(credentials)
-        self._principal_by_digest = [
+        self._token_digests = [
             (_digest(credential.token), credential.principal)
             for credential in credentials
             if credential.token is not None
         ]
-        """Pairs of the digest of a token and its principal."""
+        """The digest of each token, with the principal of the token."""
         self._principal_by_name = {credential.principal.name: credential.principal for credential in credentials}
-        self._names_with_token = {principal.name for _, principal in self._principal_by_digest}
+        self._names_with_token = {principal.name for _, principal in self._token_digests}
         """Names of the principals that have a token."""
         self._certificates_required = certificates_required
         self.world_readable = world_readable
@@ -273,7 +274,8 @@ class AccessControl:
     def load(cls, token: str | None, token_file: str | None, *, certificates_required: bool = False) -> AccessControl:
         """Make the access control for the server's settings: one token for all clients, or the path of a token file.
 
-        Raises ValueError if both are given, or if the token or the token file is invalid.
+        If neither is given, clients need no token. Raises ValueError if both are given, or if the token or the token file
+        is invalid.
         """
         if token is not None and token_file is not None:
             raise ValueError("GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other: set one of them")
@@ -292,12 +294,12 @@ class AccessControl:
     @property
     def has_tokens(self) -> bool:
         """Whether any principal has a token."""
-        return bool(self._principal_by_digest)
+        return bool(self._token_digests)
 
     @property
     def allows_anonymous(self) -> bool:
         """Whether clients need neither a token nor a certificate."""
-        return not self._principal_by_digest and not self._certificates_required
+        return not self._token_digests and not self._certificates_required
 
     def by_token(self, token: str) -> Principal | None:
         """Return the principal of a token, or None if the token is unknown.
@@ -305,7 +307,7 @@ class AccessControl:
         Prevents timing attacks: compares all digests, each in constant time, even after a match.
         """
         presented_digest, match = _digest(token), None
-        for digest, principal in self._principal_by_digest:
+        for digest, principal in self._token_digests:
             if hmac.compare_digest(digest, presented_digest):
                 match = principal
         return match

@@ -110,8 +110,8 @@ class Settings:
     def from_options(cls, **options: Any) -> Settings:
         """Make settings from flat option names. Raises TypeError for an unknown name.
 
-        A limit has its own name (`max_line`); other groups are a prefix of the name: `redis_url` is field `url` of the
-        group `redis`. Settings without a group, like `port`, keep their name.
+        A setting of the group `limits`, or of no group, has the name of its field: `max_line`, `port`. A setting of another
+        group has the group as a prefix: `redis_url` is the field `url` of the group `redis`.
         """
         group_values: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
         for name in options.keys() & _GROUP_AND_FIELD.keys():

@@ -137,8 +137,8 @@ class QueueTimeout(LockError, TimeoutError):
         message = f"request {id} was not granted within {waited:.3f} s"
         if self.blockers:
             message += f": {', '.join(map(str, self.blockers))}"
-        if omitted_count > 0:
-            message += f" and {omitted_count} more"
+            if omitted_count > 0:
+                message += f" and {omitted_count} more"
         if hint:
             message += f" ({hint})"
         super().__init__(message, id=id)

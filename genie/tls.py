@@ -20,12 +20,12 @@ def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None)
         ValueError: if a file is wrong; the message names the environment variable and the file.
 
     """
-    _check_pem(certificate, "GENIE_TLS_CERT", b"CERTIFICATE-----", "certificate")
-    name = "GENIE_TLS_CERT" if key is None else "GENIE_TLS_KEY"
-    _check_pem(key or certificate, name, b"PRIVATE KEY-----", "private key")
+    _check_pem(certificate, "GENIE_TLS_CERT", marker=b"CERTIFICATE-----", kind="certificate")
+    key_variable = "GENIE_TLS_CERT" if key is None else "GENIE_TLS_KEY"
+    _check_pem(key or certificate, key_variable, marker=b"PRIVATE KEY-----", kind="private key")
 
     def no_password() -> str:  # OpenSSL asks for a password if the key is encrypted
-        raise ValueError(f"{name}: the key in {key or certificate} is encrypted; give one without a password")
+        raise ValueError(f"{key_variable}: the key in {key or certificate} is encrypted; give one without a password")
 
     try:
         context.load_cert_chain(certificate, key, no_password)
@@ -34,19 +34,19 @@ def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None)
             problem = f"the key in {key or certificate} does not belong to the certificate in {certificate}"
         else:
             problem = f"{certificate}{f' with {key}' if key else ''} can't be used: {describe_error(error)}"
-        raise ValueError(f"{name}: {problem}") from None
+        raise ValueError(f"{key_variable}: {problem}") from None
 
 
 def load_ca(context: ssl.SSLContext, file: str) -> None:
     """Trust the CA certificates in a PEM file. Raises ValueError, which names GENIE_TLS_CA, if the file is wrong."""
-    _check_pem(file, "GENIE_TLS_CA", b"CERTIFICATE-----", "certificate")
+    _check_pem(file, "GENIE_TLS_CA", marker=b"CERTIFICATE-----", kind="certificate")
     try:
         context.load_verify_locations(file)
     except ssl.SSLError as error:
         raise ValueError(f"GENIE_TLS_CA: {file} can't be used: {describe_error(error)}") from None
 
 
-def _check_pem(file: str, variable: str, marker: bytes, kind: str) -> None:
+def _check_pem(file: str, variable: str, *, marker: bytes, kind: str) -> None:
     """Raise ValueError if a file can't be read, or contains no PEM section of the given kind.
 
     OpenSSL's own errors for these cases are unclear. `variable` is the environment variable that the message names.

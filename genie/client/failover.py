@@ -51,11 +51,11 @@ class ServerList:
         self.delay = self._backoff.next_delay()
         remaining = list(self.order)
         tried: set[Address] = set()
-        redirects = 0
+        redirect_count = 0
         while True:
             leader, self._leader = self._leader, None
-            if leader is not None and leader not in tried and redirects < MAX_REDIRECTS:
-                redirects += 1
+            if leader is not None and leader not in tried and redirect_count < MAX_REDIRECTS:
+                redirect_count += 1
                 remaining = [address for address in remaining if address != leader]
                 address = leader
             elif remaining:
@@ -77,9 +77,9 @@ class ServerList:
         self._rejection = f"{format_address(address)} answered {error}"
 
     def on_redirect(self, server: Address, leader: str) -> None:
-        """Record that the follower `server` named the address of the leader; an empty `leader` means that it knows none.
+        """Record that the follower `server` named the address of the leader. Empty: the follower knows no leader.
 
-        The leader is connected with the TLS context of the follower. An invalid address is ignored.
+        The client will connect to the leader with the TLS context of the follower. An invalid address is ignored.
         """
         self.answered = True
         try:

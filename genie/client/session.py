@@ -3,31 +3,31 @@
 Calls go in and bytes come out; bytes go in and outcomes of calls come out. The I/O layer (`aio_connection`) transports the
 bytes, calls the timers, and completes the future of each call with its outcome.
 
-Matching: every command has a `ref`, and a reply belongs to the call with its `ref`; a reply with an unknown one is
-ignored. A request is identified by its `ref` as long as it lives: `locked`, `released` and `error` with that `ref` are
-about it, also unsolicited ones. A request whose id is not known yet is cancelled by its `ref`. Then the first `released`
-with that `ref` ends the request and is the reply to the release; if a timeout and the release cross, a second one follows
-and is ignored. `release` and `extend` by id have a `ref` of their own. A lock of this client that is released by id ends
-with that reply; if it had ended before, `released` with the `ref` of the request arrives first.
+Matching: every command has a `ref`, and the reply has the same `ref`. A reply with an unknown `ref` is ignored. The `ref`
+of a request identifies the request until it ends: every `locked`, `released` and `error` with this `ref` is about the
+request, also if the server sends the message unsolicited. A request whose id is not known yet is cancelled by its `ref`:
+the first `released` with this `ref` ends the request and is the reply to the release. If a timeout and the release cross, a
+second `released` follows and is ignored. A `release` or `extend` by id has its own `ref`. The reply to a release by id ends
+the lock of this client. If the lock had ended before, a `released` with the `ref` of the request arrives first.
 
 Connections: the server keeps the waiting and held requests of a disconnected session. Every connection begins with `hello`
 and a `ping`. The server replies with `welcome`, then with the state of the session's requests (resumption), then with
-`pong`. Nothing else is sent before that. Then the client sends again, with the same `ref`:
+`pong`. The client sends nothing else before it has received `pong`. Then it sends again, with the same `ref`:
 
-- requests whose outcome is not known, which is safe: the server executes a `ref` once;
+- requests without a known outcome, which is safe because the server executes a `ref` once;
 - releases without a reply;
-- a release by id for each lock that the resumption did not mention: it has ended, and the reply has the reason.
+- a release by id for each lock that the resumption did not mention: the lock has ended, and the reply contains the reason.
 
-Locks with a watchdog are extended, and watches are sent again. Other calls have failed with the connection. If the server
-does not know the session (it expired, or the server lost its state), the locks of this client are lost. They are released
-by id, since they may still be held. Waiting requests are sent again with the rest of their queue timeout.
+The client then extends the locks with a watchdog, and sends the watches again. Other calls have failed with the connection.
+If the session has expired, or the server has lost its state, the locks of this client are lost. The client releases these
+locks by id, because the server may still hold them, and sends waiting requests again with the rest of their queue timeout.
 
 Detached locks: the client drops the request, so it neither extends nor releases the lock, and ignores messages about it.
 Another client then manages the lock.
 
-The client disconnects from a server that replies `unavailable`: it is a follower, or can't reach its store. The rejected
-calls are sent again to the next server. A client that waits for nothing, holds nothing and watches nothing sends nothing;
-else its `Keepalive` pings a silent server.
+The client disconnects from a server that replies `unavailable`, because the server is a follower or can't reach its store.
+The rejected requests, releases and watches are sent again to the next server. A client that waits for, holds or watches
+anything pings a silent server (`Keepalive`). Any other client sends nothing.
 """
 
 from __future__ import annotations

@@ -447,7 +447,7 @@ class SyncConnection:
 
 
 def _execute(function: Callable[..., None], arguments: Sequence[object], completion: Future[None]) -> None:
-    """Execute a function, and complete `completion` with its error, or with None."""
+    """Execute a function, and complete the future `completion` with the error, or with None."""
     try:
         function(*arguments)
     except BaseException as error:  # noqa: BLE001 - passed on to the caller

@@ -77,13 +77,14 @@ class FencedTable:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._key = tuple(table.primary_key)
-        if not self._key:
+        self._key_columns = tuple(table.primary_key)
+        if not self._key_columns:
             raise ValueError(f"table {table.fullname} has no primary key, which identifies the row of a fence")
         if "fence" not in table.c:
             raise ValueError(f"table {table.fullname} has no column 'fence': add Column('fence', BigInteger)")
         self._fence: Column[int] = table.c.fence
         self._shared_fence: Column[int] | None = table.c.get("shared_fence")
+        """None: rows of the table can't be read under shared locks."""
         for column in self._fence_columns():
             if not isinstance(column.type, BigInteger):
                 raise TypeError(f"column {column} must be a BigInteger, not {column.type!r}: fences have up to 53 bits")
@@ -115,7 +116,7 @@ class FencedTable:
         dialect = connection.dialect
         if dialect.name in ("mariadb", "mysql"):
             # ON DUPLICATE KEY UPDATE needs an assignment: this one assigns a column to itself, which changes nothing.
-            no_change = {self._key[0].key: self._key[0]}
+            no_change = {self._key_columns[0].key: self._key_columns[0]}
             connection.execute(mysql.insert(self._table).values(new_row).on_duplicate_key_update(no_change))
             try:
                 return self.read(connection, key, fence=fence, shared=shared)
@@ -127,7 +128,7 @@ class FencedTable:
         upsert = (
             insert(self._table)
             .values(new_row)
-            .on_conflict_do_update(index_elements=self._key, set_=self._fence_assignment(fence, shared=shared))
+            .on_conflict_do_update(index_elements=self._key_columns, set_=self._fence_assignment(fence, shared=shared))
         )
         row = self._execute_and_fetch(connection, upsert, self._key_condition(key))
         return self._check_row(row, key, fence, shared=shared)
@@ -177,7 +178,7 @@ class FencedTable:
     def _key_condition(self, key: Any) -> ColumnElement[bool]:
         """Return the WHERE condition that selects the row with this primary key."""
         values = self._key_values(key)
-        return and_(*(column == values[column.key] for column in self._key))
+        return and_(*(column == values[column.key] for column in self._key_columns))
 
     # -- columns -------------------------------------------------------------------------------------------------
 
@@ -217,14 +218,14 @@ class FencedTable:
     def _key_values(self, key: Any) -> dict[str, Any]:
         """Return the values of the primary key's columns, by name. Raises ValueError if `key` has too few or too many."""
         values = key if isinstance(key, tuple) else (key,)
-        names = [column.key for column in self._key]
+        names = [column.key for column in self._key_columns]
         if len(values) != len(names):
             raise ValueError(f"the key of {self._table.fullname} is ({', '.join(names)}), not {key!r}")
         return dict(zip(names, values, strict=True))
 
     def _check_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of the values to write. Raises ValueError for an unknown column, a key column or a fence column."""
-        reserved = {column.key for column in (*self._key, *self._fence_columns())}
+        reserved = {column.key for column in (*self._key_columns, *self._fence_columns())}
         for name in values:
             if name not in self._table.c:
                 raise ValueError(f"table {self._table.fullname} has no column {name!r}")
