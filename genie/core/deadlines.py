@@ -65,7 +65,7 @@ class Deadlines:
         ids: list[int] = []
         ticks: list[int] = []
         while len(ids) < limit and self.next <= now:
-            tick = heappop(self._heap)
+            tick = heappop(self._heap)  # so that `next` returns the following tick; pushed again below
             ticks.append(tick)
             ids += sorted(self._ticks[tick])[: limit - len(ids)]
         for tick in ticks:

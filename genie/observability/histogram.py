@@ -48,7 +48,7 @@ def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> floa
     if not rank:
         return None
     lower_bound = 0.0
-    for bound, count in zip(bounds, counts, strict=False):
+    for bound, count in zip(bounds, counts, strict=False):  # `counts` has one more item: the unbounded bucket
         if rank <= count:
             return lower_bound + (bound - lower_bound) * rank / count
         rank -= count

@@ -303,6 +303,7 @@ def _build_command(line: Line) -> WireCommand:
     """Return the command of a decoded line of any type, wrapped in `Namespaced` if its payload names a namespace."""
     payload = line.payload
     command: Any = _BUILDERS[type(line)](payload)
+    # The namespace of a `hello` is a field of `Hello`; some payloads have no namespace.
     namespace = None if payload is None or type(line) is HelloLine else getattr(payload, "namespace", None)
     return command if namespace is None else Namespaced(namespace, command)
 

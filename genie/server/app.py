@@ -173,7 +173,8 @@ class Server:
         )
         if not default.store.durable:
             log.warning(
-                "locks not persistent, they end with this process", hint="set GENIE_REDIS_URL or GENIE_REDIS_HOST"
+                "locks are kept in memory only, they end with this process",
+                hint="set GENIE_REDIS_URL or GENIE_REDIS_HOST",
             )
 
     def _make_connection(self) -> Connection:
@@ -210,9 +211,9 @@ class Server:
         try:
             self.tls.reload()
         except ValueError as error:
-            log.warning("certificate reload failed", reason=str(error))
+            log.warning("certificate reload failed, previous certificates stay in use", reason=str(error))
         else:
-            log.info("certificates reloaded")
+            log.info("certificates reloaded", file=self.settings.tls.cert)
 
     def _reload_tokens(self) -> None:
         """Read the token file again, and apply the new permissions to open connections.
@@ -275,7 +276,7 @@ class Server:
         await asyncio.gather(*(namespace.store.resign() for namespace in namespaces if namespace not in not_drained))
         await self._close_connections()
         await asyncio.gather(*(namespace.store.close() for namespace in namespaces))
-        log.info("stopped")
+        log.info("stopped", drained=not not_drained)
 
     async def _stop_namespaces(self) -> None:
         for namespace in self.namespaces.values():

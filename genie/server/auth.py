@@ -83,7 +83,7 @@ class Authenticator:
         try:
             self.access = self._load()
         except ValueError as error:
-            log.error("token file reload failed", reason=str(error))  # noqa: TRY400
+            log.error("token file reload failed, previous tokens stay valid", reason=str(error))  # noqa: TRY400
             return False
         return True
 

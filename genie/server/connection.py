@@ -123,7 +123,7 @@ class Connection(Peer, asyncio.Protocol):
             self._start_authentication(self._authenticator)
         enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
         optional_fields = {} if self.certificate is None else {"certificate": self.certificate}
-        log.debug("connection opened", peer=peer, open=len(self._admission), **optional_fields)
+        log.debug("connection opened", peer=peer, open_connections=len(self._admission), **optional_fields)
 
     def data_received(self, data: bytes) -> None:
         """Submit the lines that the received bytes complete. The handler decodes the lines when it executes them."""
@@ -137,8 +137,8 @@ class Connection(Peer, asyncio.Protocol):
         except LineTooLong as too_long:
             self._reject_long_line(too_long)
             return
-        if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):
-            lines = [line for line in lines if line]  # a queued blank line takes more memory than its one byte
+        if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank
+            lines = [line for line in lines if line]  # a queued blank line takes much more memory than its one byte
         if lines and self.state is not READY:
             lines = self._process_opening_lines(iter(lines))
         if lines:
@@ -493,7 +493,9 @@ class Connection(Peer, asyncio.Protocol):
             self.enter_state(ConnectionState.HELLO_REJECTED)
             self._reject_line(line, hello)
             return
-        log.debug("hello received", client=hello.client, namespace=hello.namespace, session=hello.session is not None)
+        log.debug(
+            "hello received", client=hello.client, namespace=hello.namespace, has_session=hello.session is not None
+        )
         self.handler = handler
         self.enter_state(READY)
         handler.submit(self, [hello], 0)

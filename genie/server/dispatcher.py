@@ -107,7 +107,10 @@ class Dispatcher:
         self.notifier.handle_events(self._step(core.Recover(), self.notifier.now), requester=None)
 
     def snapshot(self, next_id: int) -> Batch:
-        """Return a snapshot of all requests and retained replies, which the store can write to Redis. `next_id` is stored with it."""
+        """Return a snapshot of all requests and retained replies, which the store can write to Redis.
+
+        `next_id` is a bound of the ids: a later leader assigns ids from it on.
+        """
         retained = {reply.id: reply for session in self.sessions for reply in session.retained_replies or ()}
         return snapshot_of(self.manager, retained, next_id, self.notifier.now)
 
@@ -121,7 +124,7 @@ class Dispatcher:
     # -- execution ----------------------------------------------------------------------------------------
 
     def execute(self, connection: Peer, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
-        """Execute commands of a connection in order. Return True after a slow command, to let other connections run."""
+        """Execute commands of a connection in order. Return True if it stopped early, after a slow command."""
         # This loop executes every command. A `request` or `release` with a single event, the usual case, is handled inline,
         # which is faster (measured with `genie bench`). Every other case has a method.
         if connection.state is DETACHED:
@@ -187,7 +190,7 @@ class Dispatcher:
                 event = events[0]
                 if type(event) is Released and len(events) == 1 and event.request.origin is session:
                     request = event.request
-                    if request.fence:
+                    if request.fence:  # the request was held; 0: it was waiting
                         lasted_ms = now - request.since
                         if lasted_ms <= FIRST_BOUND_MS:
                             holds.counts[0] += 1
@@ -361,7 +364,7 @@ class Dispatcher:
             return
         session, resumed = self.sessions.attach(hello.session, hello.session_timeout_ms, name)
         if session.connection is not None:
-            self._disconnect_replaced(session.connection)
+            self._detach_replaced(session.connection)
         session.connection, session.connected_at, connection.session = connection, notifier.now, session
         session.quiet = hello.quiet
         self._welcome(connection, hello, resumed=resumed)
@@ -377,7 +380,7 @@ class Dispatcher:
         message = replies.welcome(_VERSION, self._namespace, resumed=resumed, quiet=hello.quiet, ref=hello.ref)
         self.notifier.send(connection, message)
 
-    def _disconnect_replaced(self, connection: Outbound) -> None:
+    def _detach_replaced(self, connection: Outbound) -> None:
         """End a connection whose session is taken over by a newer connection."""
         self.watches.remove_all(connection)
         self._detach(connection)
@@ -386,7 +389,7 @@ class Dispatcher:
         """End the session of a connection immediately, then close the connection."""
         session = connection.session
         self.watches.remove_all(connection)
-        self._disconnect(list(session.bound.values()))
+        self._end_disconnected(list(session.bound.values()))
         if session.key is not None:
             self._end_session(session)
         else:
@@ -415,7 +418,7 @@ class Dispatcher:
                 self.sessions.detach(session, self.notifier.now)
             return
         if session.bound:
-            self._disconnect(list(session.bound.values()))
+            self._end_disconnected(list(session.bound.values()))
         if connection.closed:
             session.end()
 
@@ -425,10 +428,10 @@ class Dispatcher:
         for request in requests:
             request.origin = None  # the session, which has ended
             self.notifier.store(request)
-        self._disconnect(requests)
+        self._end_disconnected(requests)
         for id_ in self.sessions.remove(session):
             self.notifier.delete(id_)
 
-    def _disconnect(self, requests: list[Request]) -> None:
+    def _end_disconnected(self, requests: list[Request]) -> None:
         """End those of the requests that wait, or that are held with `onDisconnect: release`."""
         self.notifier.handle_events(self._step(Disconnect(requests), self.notifier.now), requester=None)

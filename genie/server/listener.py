@@ -219,7 +219,7 @@ class TlsListener(Generic[C]):
             except ConnectionError:  # the client closed the connection before it was accepted
                 continue
             except OSError as error:
-                log.warning("accept failed", reason=str(error))
+                log.warning("accept failed, retrying", reason=str(error), retry_s=ACCEPT_RETRY_S)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             handshake = _TlsHandshake(self._admission, self._make_connection)

@@ -243,6 +243,7 @@ class SessionTable:
         for request in requests:
             origin = request.origin
             if origin is not None and origin.key is not None:
+                # `get` first, because the argument of `setdefault` always adds a session.
                 session = restored.get(origin.key) or restored.setdefault(
                     origin.key, self._add(Session(connection=None, key=origin.key, timeout_ms=origin.timeout_ms))
                 )

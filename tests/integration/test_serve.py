@@ -62,7 +62,7 @@ def test_an_invalid_setting_is_one_error(arguments: list[str], expected: str) ->
 @pytest.mark.parametrize(("level", "connections"), [("info", []), ("debug", ["connection"])])
 async def test_log_of_a_server_in_memory(level: str, connections: list[str]) -> None:
     with running_server(log_level=level) as genie:
-        genie.until("locks not persistent, they end with this process")
+        genie.until("locks are kept in memory only")
         client = await Wire.connect(genie.address)
         await client.release(await client.lock("exclusive:a"))
         await client.close()

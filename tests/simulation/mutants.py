@@ -326,7 +326,7 @@ MUTANTS = [
     Mutant(
         "bye leaves the waiting requests",
         "server/dispatcher.py",
-        "        self._disconnect(list(session.bound.values()))\n"
+        "        self._end_disconnected(list(session.bound.values()))\n"
         "        if session.key is not None:\n            self._end_session(session)",
         "        if False:\n            pass",
         first=FIRST_V1_FEATURES_SEED,
