@@ -89,7 +89,7 @@ async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation
         async with database.reading() as connection:
             has_handler = await connection.run_sync(has_handler_tables, ledger.tables)
             segment_row = (await connection.execute(queries.segment())).first() if has_handler else None
-            segment = Segment.of(segment_row).start
+            last_read = Segment.of(segment_row).start
             now = (await connection.execute(queries.now())).scalar_one()
             query = _expired_query(database, ledger, now, has_handler=has_handler).limit(limit)
             rows = [_Row(*row) for row in await connection.execute(query)]
@@ -99,13 +99,13 @@ async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation
             expiration_date=row.expires,
             state=row.state,
             change=row.change,
-            progress=_progress(row, now, segment) if has_handler else Progress.NO_HANDLER,
+            progress=_progress(row, now, last_read) if has_handler else Progress.NO_HANDLER,
             delivered_at=row.delivered_at,
         )
         for row in rows
         if row.expires < now  # SQL takes a local time that occurs twice as the earlier time
     ]
-    return Explanation(now=now, segment=segment, expired=expired)
+    return Explanation(now=now, segment=last_read, expired=expired)
 
 
 def _expired_query(database: Database, ledger: Ledger, now: datetime, *, has_handler: bool) -> Select[Any]:
@@ -133,14 +133,14 @@ def _expired_query(database: Database, ledger: Ledger, now: datetime, *, has_han
     return query.order_by(expires, transfer.c.transferId)
 
 
-def _progress(row: _Row, now: datetime, segment: int) -> Progress:
-    """Return the handler's progress with an expired transfer. `segment` is the id of the last state
-    change that the handler has read.
+def _progress(row: _Row, now: datetime, last_read: int) -> Progress:
+    """Return the handler's progress with an expired transfer. `last_read` is the id of the last
+    state change that the handler has read.
     """
     if row.timeout_id is None or row.copied_date is None:  # not tracked
-        return Progress.NOT_READ if row.change > segment else Progress.MISSED
+        return Progress.NOT_READ if row.change > last_read else Progress.MISSED
     if row.delivered_at is None:
-        return Progress.DUE if row.copied_date < now or row.change > segment else Progress.DATE_MOVED
+        return Progress.DUE if row.copied_date < now or row.change > last_read else Progress.DATE_MOVED
     if row.expires - row.copied_date >= DATE_TOLERANCE:  # it was delivered for an earlier date
         return Progress.DATE_MOVED
-    return Progress.NOT_READ if row.change > segment else Progress.DELIVERED
+    return Progress.NOT_READ if row.change > last_read else Progress.DELIVERED

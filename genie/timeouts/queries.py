@@ -45,12 +45,17 @@ class Queries:
     """
 
     def __init__(self, ledger: Ledger, database: Database) -> None:
-        self._processing, self._final = ledger.processing_states, ledger.final_states
-        self._transfer, self._changes = ledger.tables.transfer, ledger.tables.state_change
-        self._segment, self._timeout = ledger.tables.segment, ledger.tables.timeout
+        self._processing_states = ledger.processing_states
+        self._final_states = ledger.final_states
+        self._transfer = ledger.tables.transfer
+        self._changes = ledger.tables.state_change
+        self._segment = ledger.tables.segment
+        self._timeout = ledger.tables.timeout
         self._last = self._changes.alias("last")
+        """The table of state changes, joined as a transfer's last state change."""
         self._state = self._last.c.transferStateId
-        self._date, self._shifted = database.comparable_date, database.shifted_date
+        self._comparable_date = database.comparable_date
+        self._shifted_date = database.shifted_date
 
     def segment(self) -> Select[Any]:
         """Select the handler's row of the table `segment` (steps 1 and 2 of the reference design)."""
@@ -99,7 +104,7 @@ class Queries:
         source = newest_ids.join(change, change.c.transferStateChangeId == newest_ids.c.id)
         query, expires = self._select_transfers(source, change, last=change, untracked=True)
         query = query.where(
-            change.c.transferStateId.in_(self._processing),
+            change.c.transferStateId.in_(self._processing_states),
             newest_ids.c.id == newest_change(self._changes, change),
         )
         is_due = and_(timeout.c.deliveredDate.is_(None), expires < now)
@@ -112,12 +117,12 @@ class Queries:
         The selected transfers are final, or were delivered and may be in processing again.
         """
         id, timeout = self._changes.c.transferStateChangeId, self._timeout
-        is_final = self._changes.c.transferStateId.in_(self._final)
+        is_final = self._changes.c.transferStateId.in_(self._final_states)
         finals = select(self._changes.c.transferId, func.max(id).label("final"))
         finals_in_range = finals.where(id > first, id <= last, is_final).group_by(self._changes.c.transferId).subquery()
         source = finals_in_range.join(timeout, timeout.c.transferId == finals_in_range.c.transferId)
         query, _ = self._select_transfers(source, timeout, final=finals_in_range.c.final)
-        return _in_order(query.where(or_(self._state.in_(self._final), timeout.c.deliveredDate.is_not(None))))
+        return _in_order(query.where(or_(self._state.in_(self._final_states), timeout.c.deliveredDate.is_not(None))))
 
     def unchecked(self, limit: int) -> Select[Any]:
         """Select at most `limit` rows that another implementation has inserted: the state changes
@@ -143,7 +148,7 @@ class Queries:
             date, id = after
             follows = or_(timeout.c.expirationDate > date, timeout.c.transferTimeoutId > id)
             query = query.where(timeout.c.expirationDate >= date, follows)
-        query = query.where(self._state.in_((*self._processing, *self._final)))
+        query = query.where(self._state.in_((*self._processing_states, *self._final_states)))
         return query.order_by(timeout.c.expirationDate, timeout.c.transferTimeoutId).limit(limit)
 
     def max_timeout_id(self) -> Select[Any]:
@@ -179,7 +184,7 @@ class Queries:
 
     def refresh_dates(self, timeout_ids: Sequence[int]) -> Update:
         """Copy the ledger's current dates to these tracked rows."""
-        expires = select(self._date(self._transfer.c.expirationDate))
+        expires = select(self._comparable_date(self._transfer.c.expirationDate))
         expires = expires.where(self._transfer.c.transferId == self._timeout.c.transferId)
         is_listed = self._timeout.c.transferTimeoutId.in_(timeout_ids)
         return update(self._timeout).where(is_listed).values(expirationDate=expires.scalar_subquery())
@@ -208,12 +213,12 @@ class Queries:
         if last is None:
             last = self._last
             joined = joined.join(last, last.c.transferStateChangeId == newest_change(self._changes, identified))
-        expires = self._date(self._transfer.c.expirationDate)
+        expires = self._comparable_date(self._transfer.c.expirationDate)
         # The transfer's own spelling: under a case-insensitive collation its state changes may differ.
         columns = (self._transfer.c.transferId, expires, last.c.transferStateId, last.c.transferStateChangeId)
         tracked_columns = (
             timeout.c.transferTimeoutId,
-            self._date(timeout.c.expirationDate),
+            self._comparable_date(timeout.c.expirationDate),
             timeout.c.deliveredDate,
             timeout.c.stateChangeId,
         )
@@ -227,9 +232,9 @@ class Queries:
         """
         timeout = self._timeout
         ledger_column, copy_column = self._transfer.c.expirationDate, timeout.c.expirationDate
-        ledger_date, copy = self._date(ledger_column), self._date(copy_column)
-        is_later = ledger_date >= self._shifted(copy, DATE_TOLERANCE)
-        is_earlier = and_(ledger_date <= self._shifted(copy, -DATE_TOLERANCE), timeout.c.deliveredDate.is_(None))
+        ledger_date, copy = self._comparable_date(ledger_column), self._comparable_date(copy_column)
+        is_later = ledger_date >= self._shifted_date(copy, DATE_TOLERANCE)
+        is_earlier = and_(ledger_date <= self._shifted_date(copy, -DATE_TOLERANCE), timeout.c.deliveredDate.is_(None))
         return and_(copy_column != ledger_column, or_(is_later, is_earlier))
 
 

@@ -102,11 +102,11 @@ def transfers(data_set: DataSet, ledger: Ledger, now: datetime) -> Iterator[Tran
             states = drawn_paths[index]
             expires = now + timedelta(hours=1 + hours)
         yield Transfer(
-            str(UUID(int=id_random.getrandbits(128), version=4)),
-            value_random.randint(*data_set.amount),
-            value_random.choice(data_set.currencies),
-            expires,
-            states,
+            transfer_id=str(UUID(int=id_random.getrandbits(128), version=4)),
+            amount=value_random.randint(*data_set.amount),
+            currency=value_random.choice(data_set.currencies),
+            expires=expires,
+            states=states,
         )
 
 

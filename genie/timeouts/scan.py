@@ -97,7 +97,7 @@ class Scanner:
         """Count the state changes of the recheck windows again, to find state changes that were
         committed after their range was scanned.
         """
-        if self._database.commits_in_order:
+        if self._database.commits_in_order:  # no change is committed late
             return Recount()
         stored = (await connection.execute(select(*self._ledger.tables.interval.c))).all()
         windows = windows_to_recount(

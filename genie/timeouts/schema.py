@@ -93,7 +93,9 @@ def create_tables(connection: Connection, tables: LedgerTables) -> None:
     inspector = inspect(connection)
     existing = [table for table in tables.all if inspector.has_table(table.name)]
     problems = [f"there is no table {table.name}" for table in _absent_ledger_tables(connection, tables, existing)]
-    problems += [f"table {table.name}: {text}" for table in existing for text in _problems(inspector, table, tables)]
+    problems += [
+        f"table {table.name}: {problem}" for table in existing for problem in _problems(inspector, table, tables)
+    ]
     check(problems)
     if tables.transfer in existing:
         _adopt_id_type(connection, inspector, tables)

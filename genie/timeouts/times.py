@@ -59,7 +59,7 @@ class Utc(TypeDecorator[datetime]):
         naive = _convert(aware, self.zone or UTC).replace(tzinfo=None)
         return naive.isoformat(" ", "milliseconds") if dialect.name == "sqlite" else naive
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - its signature
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - the overridden signature
         """Convert a value of the column to an aware date in UTC. Raises WrongDate if the value
         can't be parsed.
 

@@ -47,7 +47,9 @@ class InMemorySelector:
         self._spends = _Spends()
         self._started = False
         self._resources = AsyncExitStack()
+        """Closes the selector and the store."""
         self._closing = asyncio.Lock()
+        """Serializes `_close`."""
 
     @property
     def store_error(self) -> Exception | None:
@@ -198,6 +200,7 @@ class InMemorySelector:
             self._resources = stack.pop_all()
 
     async def _close(self) -> None:
+        """Wait for spends in progress, and close the selector and the store."""
         async with self._closing:
             await self._spends.close()
             await self._resources.aclose()
@@ -308,7 +311,9 @@ class _Spends:
         self._closed = False
 
     async def spend(self, inner: selection.InMemorySelection, outputs: Sequence[Token]) -> None:
-        """Spend a selection's tokens. Raises Closed after `close`."""
+        """Spend a selection's tokens; `close` waits until the spend has ended. Raises Closed after
+        `close`.
+        """
         if self._closed:
             raise Closed
         task = asyncio.current_task()

@@ -79,6 +79,7 @@ def wallets_of(token: Token) -> tuple[Wallet, ...]:
     """Return the wallets that contain a token: the wallet of its owner, and the wallet of its
     account if it has one.
     """
+    # Positional arguments are faster: the last two are `owner` and `account`.
     owner_wallet = Wallet(token.token_type, token.identifier, token.owner, None)
     if token.account is None:
         return (owner_wallet,)

@@ -109,4 +109,4 @@ class Postgres(Database):
             ]
             await driver.copy_records_to_table(table.name, records=zip(*columns, strict=True), columns=names)
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # raised without SQLAlchemy
-            raise DBAPIError(f"COPY {table.name}", None, error) from error
+            raise DBAPIError(statement=f"COPY {table.name}", params=None, orig=error) from error

@@ -37,19 +37,21 @@ class TokenSink(Protocol):
 
 
 class StoreFollower:
-    """Keeps the tokens in a sink current with a token store.
-
-    `store_error` is the last error of the store, or None once all tokens were loaded after the
-    error. Until then the sink may be outdated.
+    """Keeps the tokens in a sink current with a token store. After an error of the store
+    (`store_error`), the sink may be outdated.
     """
 
     def __init__(self, store: TokenStore, sink: TokenSink) -> None:
         self.store_error: Exception | None = None
+        """The last error of the store; None once all tokens were loaded after the error."""
         self._store = store
         self._sink = sink
         self._following: asyncio.Task[None] | None = None
+        """The task that applies the changes of the change feed."""
         self._loading: asyncio.Task[None] | None = None
+        """The task that loads all tokens."""
         self._first_load: asyncio.Future[None] | None = None
+        """Done when the first load has succeeded or failed; None before `start`."""
         self._backoff = Backoff()
         self._unconfirmed: set[str] = set()
         """Ids of tokens that this process has spent, and the change feed has not reported yet."""

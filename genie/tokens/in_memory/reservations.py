@@ -93,7 +93,7 @@ class ReservationTable:
             queue = self._queues[reservation.duration] = OrderedDict()
         queue[reservation] = None
         queue.move_to_end(reservation)  # the queue stays sorted by deadline
-        if deadline < self._next_deadline:  # noqa: PLR1730 - min() takes a function call
+        if deadline < self._next_deadline:  # noqa: PLR1730 - faster than a call of min()
             self._next_deadline = deadline
         self._by_transaction.setdefault(reservation.transaction, set()).add(reservation)
 

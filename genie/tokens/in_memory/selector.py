@@ -350,7 +350,8 @@ class InMemorySelector:
         auto_unlock: float = 300.0,
         max_tokens: int | None = None,
     ) -> None:
-        self._set_up(store, auto_unlock, max_tokens, ThreadGuard("Threads use genie.tokens.sync.InMemorySelector."))
+        guard = ThreadGuard("Threads use genie.tokens.sync.InMemorySelector.")
+        self._set_up(store, auto_unlock=auto_unlock, max_tokens=max_tokens, guard=guard)
 
     @classmethod
     def guarded_by(cls, guard: Guard, store: TokenStore, *, auto_unlock: float, max_tokens: int | None) -> Self:
@@ -358,10 +359,10 @@ class InMemorySelector:
         several threads. The default guard confines a selector to one thread.
         """
         selector = cls.__new__(cls)
-        cls._set_up(selector, store, auto_unlock, max_tokens, guard)
+        cls._set_up(selector, store, auto_unlock=auto_unlock, max_tokens=max_tokens, guard=guard)
         return selector
 
-    def _set_up(self, store: TokenStore, auto_unlock: float, max_tokens: int | None, guard: Guard) -> None:
+    def _set_up(self, store: TokenStore, *, auto_unlock: float, max_tokens: int | None, guard: Guard) -> None:
         """Initialize the selector. Both `__init__` and `guarded_by` call this method."""
         if max_tokens is not None and max_tokens < 0:
             raise ValueError(f"max_tokens must be at least 0, not {max_tokens!r}")
@@ -495,9 +496,7 @@ class InMemorySelector:
                 self._reservations.renew(reservation)
                 tokens = cached_tokens(reservation.entries) or await self._picker.load(reservation)
                 if len(tokens) > into:
-                    return Consolidation(
-                        self._store, tokens, into, reservation, self._reservations, self._follower, self._guard
-                    )
+                    return self._consolidation(tokens, into=into, reservation=reservation)
                 self._reservations.release(reservation)
         except BaseException:
             self._reservations.release(reservation)
@@ -526,11 +525,30 @@ class InMemorySelector:
             source = f"the checkpoint of {reservation.transaction!r}"
             raise FundsLocked(total, free=total - locked, locked=locked, source=source)
         if into is not None:
-            return Consolidation(
-                self._store, tokens, into, reservation, self._reservations, self._follower, self._guard, restored=True
-            )
+            return self._consolidation(tokens, into=into, reservation=reservation, restored=True)
         return InMemorySelection(
-            self._store, tokens, amount, reservation, self._reservations, self._follower, self._guard, restored=True
+            store=self._store,
+            tokens=tokens,
+            target=amount,
+            reservation=reservation,
+            reservations=self._reservations,
+            follower=self._follower,
+            guard=self._guard,
+            restored=True,
+        )
+
+    def _consolidation(
+        self, tokens: Sequence[Token], *, into: int, reservation: Reservation, restored: bool = False
+    ) -> Consolidation:
+        return Consolidation(
+            store=self._store,
+            tokens=tokens,
+            into=into,
+            reservation=reservation,
+            reservations=self._reservations,
+            follower=self._follower,
+            guard=self._guard,
+            restored=restored,
         )
 
     def _duration(self, auto_unlock: float | None) -> float:

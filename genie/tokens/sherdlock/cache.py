@@ -402,6 +402,7 @@ class WalletCaches:
         self._caches: OrderedDict[Wallet, WalletCache] = OrderedDict()
         """By wallet, the least recently used first."""
         self._caches_with_waiters: set[WalletCache] = set()
+        """The caches for whose tokens selections wait."""
         self._tokens: dict[str, Token] = {}
         """All tokens that are in a cache, by id."""
         self._expected: set[str] = set()

@@ -25,19 +25,18 @@ MAX_REQUEST_ATTEMPTS = 5
 
 
 class Grants:
-    """Locks on tokens that were granted to one transaction, the tokens, and their total amount.
-
-    `requested_at`: when the first lock was requested (event-loop seconds).
-    """
+    """Locks on tokens that were granted to one transaction, the tokens, and their total amount."""
 
     __slots__ = ("_tracker", "amount", "locks", "requested_at", "tokens")
 
     def __init__(self, requested_at: float, tracker: LockTracker) -> None:
         self._tracker = tracker
         self.requested_at = requested_at
+        """When the first lock was requested (event-loop seconds)."""
         self.locks: list[Lock] = []
         self.tokens: list[Token] = []
         self.amount = 0
+        """The sum of the tokens."""
 
     def add(self, lock: Lock, requested: dict[str, Token]) -> None:
         """Add a lock and the tokens that it locks. `requested` maps the resource names of the
@@ -165,7 +164,7 @@ async def _acquire_chunk(
 
 def split_by_request(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
     """Split tokens into chunks. The resource names of each chunk fit into one request."""
-    if len(tokens) <= ALWAYS_FITTING_NAMES:  # saves computing their sizes
+    if len(tokens) <= ALWAYS_FITTING_NAMES:  # they fit into one request whatever their sizes
         yield tokens
         return
     start = size = 0

@@ -261,10 +261,10 @@ class Balance:
     def shortfall_error(self, request: SelectionRequest, wallet: Wallet) -> InsufficientFunds | TooManyTokens:
         """Return the error for a request that can't be granted with this balance."""
         if self.free + self.locked < request.amount:
-            return InsufficientFunds(request.amount, self.free, self.locked, wallet)
+            return InsufficientFunds(request.amount, free=self.free, locked=self.locked, source=wallet)
         if request.limit is not None and self.largest < request.amount:
-            return TooManyTokens(request.amount, request.limit, self.largest_free)
-        return FundsLocked(request.amount, self.free, self.locked, wallet)
+            return TooManyTokens(request.amount, limit=request.limit, reached=self.largest_free)
+        return FundsLocked(request.amount, free=self.free, locked=self.locked, source=wallet)
 
 
 # -- the search -------------------------------------------------------------------------------------------------

@@ -191,4 +191,4 @@ class SherdlockSelector:
             grants = await self._search.reserve(reservation, acquiring)
         if isinstance(grants, Shortfall):
             raise SelectionEnded(f"another transaction holds tokens of {transaction!r}")
-        return SherdlockSelection(context, grants, reservation, checkpoint.target, checkpoint.locks)
+        return SherdlockSelection(context, grants, reservation, checkpoint.target, earlier_locks=checkpoint.locks)

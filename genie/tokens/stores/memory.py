@@ -89,7 +89,7 @@ class MemoryTokenStore:
             tokens = log.tokens
             for start in range(0, len(tokens), PAGE):
                 page = [token for token in tokens[start : start + PAGE] if token.id in self._unspent]
-                if owner is not None and account is not None:
+                if owner is not None and account is not None:  # the log is the owner's
                     page = [token for token in page if token.account == account]
                 if page:
                     yield page

@@ -109,11 +109,11 @@ def _problems(inspector: Inspector, table: Table, dialect: str) -> Iterator[str]
 def _column_problems(column: Column[object], reflected: ReflectedColumn, dialect: str) -> Iterator[str]:
     """Describe a column whose type or NOT NULL constraint differs from its definition."""
     if isinstance(column.type, String):
-        expected, is_right = "TEXT", isinstance(reflected["type"], String)
+        expected, has_expected_type = "TEXT", isinstance(reflected["type"], String)
     else:
         integer_64 = BigInteger if dialect == "postgresql" else Integer  # all of SQLite's integers have 64 bits
-        expected, is_right = "BIGINT", isinstance(reflected["type"], integer_64)
-    if not is_right:
+        expected, has_expected_type = "BIGINT", isinstance(reflected["type"], integer_64)
+    if not has_expected_type:
         yield wrong_type(column, reflected, expected)
     if column.nullable and not reflected["nullable"]:
         yield f"column {column.name} is NOT NULL, it must be nullable"

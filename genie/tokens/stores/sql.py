@@ -43,9 +43,11 @@ class SqlTokenStore:
         self._feeds = ChangeFeeds()
         self._listener = self._backend.listener(self._feeds, self._get)
         self._opening = asyncio.Lock()
+        """Serializes `_open`."""
         self._opened = False
         self._closed = False
         self._in_progress: set[asyncio.Task[Any]] = set()
+        """The calls that `close` waits for."""
 
     async def __aenter__(self) -> Self:
         try:
