@@ -98,7 +98,7 @@ class Cluster:
                     f"s{number}",
                     self.loop,
                     self.history,
-                    random,
+                    random=random,
                     redis_url=self.store.url,
                     min_replicas=scenario.min_replicas,
                 )
@@ -106,7 +106,12 @@ class Cluster:
         self._start_clients()
         checking = self.loop.create_task(self._check_invariants_regularly())
         nemesis = self._nemesis = Nemesis(
-            scenario, self.network, self.history, self.store, self.hosts, list(self.clients)
+            scenario,
+            self.network,
+            self.history,
+            store=self.store,
+            hosts=self.hosts,
+            clients=list(self.clients),
         )
         await nemesis.run_for(scenario.fault_phase_s)
         nemesis.heal()

@@ -118,7 +118,7 @@ class StoreState:
         """Return whether this state is `other` or a descendant of `other`."""
         state: StoreState | None = self
         while state is not None and state is not other:
-            state = None if state.number < other.number else state.parent
+            state = None if state.number < other.number else state.parent  # a parent has a lower number
         return state is other
 
     def mark_observed(self) -> None:
@@ -130,14 +130,23 @@ class StoreState:
     @property
     def acquires_leadership(self) -> bool:
         """Whether the writer becomes the leader by this write."""
+        if self.is_batch:
+            return False
+        if not self.is_snapshot:
+            return True
+        # A snapshot that directly follows a takeover by the same server belongs to this takeover.
         replaced = self.replaced
-        took_over = (
+        return (
             replaced is not None
             and replaced.writer == self.writer
-            and replaced.position[1] == 0
+            and not replaced.is_batch
             and not replaced.is_snapshot
         )
-        return self.position[1] == 0 and (took_over or not self.is_snapshot)
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the write was a batch: batches have indexes from 1 within an epoch, takeovers and snapshots have 0."""
+        return self.position[1] > 0
 
 
 def skip_takeovers(state: StoreState | None, node: str | None = None) -> StoreState | None:
@@ -147,7 +156,7 @@ def skip_takeovers(state: StoreState | None, node: str | None = None) -> StoreSt
     only the takeovers of that server are skipped.
     """
     while state is not None and (
-        state.is_late or (node in (None, state.writer) and state.position[1] == 0 and not state.is_snapshot)
+        state.is_late or (node in (None, state.writer) and not state.is_batch and not state.is_snapshot)
     ):
         state = state.replaced
     return state
@@ -227,7 +236,7 @@ class History:
             try:
                 message = json.loads(line)
             except ValueError:
-                message = {"command": "garbage", "payload": {"line": repr(line)}}
+                message = {"command": "garbage", "payload": {"line": repr(line)}}  # the line is not JSON
             self.append(kind, node, message, number)
 
 
@@ -284,16 +293,15 @@ class StoreRecorder:
         is_snapshot = self._has_lost_writes or records_key != self._records_key or nonce != self._nonce
         written, removed = self._diff_with_store() if is_snapshot else self._apply_batch(undo, records_key)
         self._has_lost_writes = False
-        # A server that has just taken over may not have read the records yet.
+        # A server that has taken over but has not committed yet may not know the records.
         self._writer_has_committed = int(index) > 0 or (
             self._writer_has_committed and sender == self._writer and not unrecoverable
         )
         self._records_key, self._nonce, self._counters, self._writer = records_key, nonce, counters, sender
-        epoch = int(meta.get(b"epoch", b"0"))
         change = Change(
             written=written,
             removed=removed,
-            epoch=epoch,
+            epoch=int(meta.get(b"epoch", b"0")),
             counters=(int(index), float(clock), int(next_id), int(next_fence)),
             is_snapshot=is_snapshot,
             unrecoverable=unrecoverable,
@@ -322,7 +330,7 @@ class StoreRecorder:
         return written, removed
 
 
-# -- The recorder of several Redises, which may roll back or diverge --------
+# -- The recorder of several Redis servers, which may roll back or diverge --------
 
 
 class LineageRecorder:
@@ -378,10 +386,8 @@ class LineageRecorder:
 
         def on_blocking_read(reader: str, read: StreamRead) -> None:
             epoch, sequence = read.after.get(self._log, (0, 0))
-            position = (
-                epoch,
-                sequence // 1000,
-            )  # the id of a log entry is `epoch-sequence`, with sequence = 1000 * index + part
+            # The id of a log entry is `epoch-sequence`, with sequence = 1000 * index + part.
+            position = epoch, sequence // 1000
             state = self.head(redis)
             while state is not None and state.position > position:
                 state = state.parent
@@ -466,8 +472,7 @@ class LineageRecorder:
         if last_stored is not None and state.position < last_stored.position:
             state.is_late = True
             return
-        is_batch = state.position[1] > 0
-        if is_batch and replaced is not None:
+        if state.is_batch and replaced is not None:
             # Until the writer gets the reply, it knows only that its previous batch is stored.
             self._known[writer] = replaced if replaced.writer == writer else state
         elif (
@@ -478,7 +483,7 @@ class LineageRecorder:
         ):
             # The write is a snapshot, or a takeover from a state that is not older than the state that the writer knew.
             self._known[writer] = state
-        if is_batch or state.is_snapshot:
+        if state.is_batch or state.is_snapshot:
             self._stored[writer] = state
 
     def _snapshot_source(

@@ -247,7 +247,7 @@ _FAULTS: dict[str, Callable[[Nemesis], str]] = {
 }
 
 
-# -- Faults of a replicated Redis: the primary fails, or two Redises consider themselves the primary --------
+# -- Faults of a replicated Redis: the primary fails, or two Redis servers consider themselves the primary --------
 
 LAGS_S = (0.05, 0.3, 1.0, 4.0, 12.0)
 """How long the replication to a replica is paused."""

@@ -65,6 +65,7 @@ class Network:
         """Each `connect` that a partition delays waits for one of these futures."""
         self._connection_count = 0
         self._last_port = 50_000
+        """The last port that was chosen for a listener without a fixed port."""
         loop.network = self
 
     # -- for the loop -------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class Network:
             await asyncio.sleep(self.delays.one_way_delay_s())
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed ('{host}', {port})")
         self._connection_count += 1
-        connection = Connection(self, self._connection_count, node, listener.node, (host, port))
+        connection = Connection(self, self._connection_count, client=node, server=listener.node, address=(host, port))
         self.connections[connection] = None
         self.observer.opened(connection)
         established: asyncio.Future[asyncio.Protocol] = self.loop.create_future()
@@ -220,6 +221,7 @@ class Pipe:
         self.buffered = 0
         """The number of bytes that are in flight or not yet read by the destination."""
         self._last_arrival_at = 0.0
+        """When the last segment that was sent arrives."""
         self._timer: asyncio.TimerHandle | None = None
         self.broken = False
         """Whether the pipe drops new segments, without notifying the sender."""
@@ -444,11 +446,15 @@ class SimTransport(asyncio.Transport):
         self.waiter: asyncio.Future[asyncio.Protocol] | None = None
         """On the client side, the future that `connect` awaits until the connection is established."""
         self._buffer = bytearray()
+        """The bytes that wait for space in the peer's window."""
         self.read_paused = False
         self._closing = False
+        """Whether the process has called `close` or `abort`."""
         self._eof_written = False
         self._writing_paused = False
+        """Whether the protocol was asked to pause writing."""
         self._draining = False
+        """Whether a call of `_drain` is scheduled."""
         self.has_ended = False
         """Whether the connection has ended on this side."""
 
@@ -552,9 +558,9 @@ class SimTransport(asyncio.Transport):
             self.on_established()
         elif kind is RESET:
             self._finish("reset", ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
-        elif not self._closing and self._protocol is not None:
+        elif not self._closing and self._protocol is not None:  # FIN
             self.network.observer.closed(self, "end")
-            if not self._protocol.eof_received():
+            if not self._protocol.eof_received():  # False: the protocol does not want a half-closed connection
                 self.close()
 
     def reading_paused(self) -> bool:
@@ -658,9 +664,9 @@ class Connection:
         self.number = number
         hosts = frozenset((client.host, server.host))
         to_server, to_client = Pipe(network, hosts), Pipe(network, hosts)
-        own = (client.host, 40_000 + number)
-        self.client = SimTransport(self, client, to_server, to_client, own, address)
-        self.server = SimTransport(self, server, to_client, to_server, address, own)
+        client_address = (client.host, 40_000 + number)
+        self.client = SimTransport(self, client, out=to_server, into=to_client, own=client_address, peer=address)
+        self.server = SimTransport(self, server, out=to_client, into=to_server, own=address, peer=client_address)
         self.address = address
         self.silent = False
         """Whether the machine of one side has lost power, so that this side sends nothing any more."""

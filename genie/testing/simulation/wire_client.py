@@ -252,7 +252,7 @@ class WireClient:
     # -- receiving ----------------------------------------------------------------------------------------
 
     def message_received(self, message: Payload) -> None:
-        """Process one message of the server."""
+        """Update the state of the client by a message of the server, and send commands that the message requires."""
         self._progress.set()
         command, payload = message["command"], message["payload"]
         request = self.requests.get(payload.get("ref", "")) or self._by_id.get(payload.get("id", 0))
@@ -311,7 +311,7 @@ class WireClient:
 
     def _on_error(self, payload: Payload, request: PendingRequest | None) -> None:
         """Process an error: end or retry `request`, which the failed command was about (or None), or change the server."""
-        code, lacks_id = payload["code"], "id" not in payload
+        code, lacks_id = payload["code"], "id" not in payload  # errors of `release` and `extend` by id have the id
         self._leader_hint = payload.get("leader")
         if self._connection is not None and self._connection.bye_ref == payload["ref"]:
             self._connection.transport.close()

@@ -133,7 +133,7 @@ def _lineage_violations(state: StoreState) -> list[str]:
         if replaced is None or (state.parent is not None and state.parent.descends_from(replaced)):
             return []
         return [f"{state.writer} restores a snapshot over {replaced}, which is not an ancestor of {state.parent}"]
-    if replaced is None or writer_knew is None or state.position[1] == 0:
+    if replaced is None or writer_knew is None or not state.is_batch:
         return []
     if state.descends_from(writer_knew) or not writer_knew.descends_from(replaced):
         return []

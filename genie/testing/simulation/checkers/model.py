@@ -169,7 +169,7 @@ class Model:
             case history.CONNECTED:
                 number = entry.connection
                 self.connections[number] = ConnectionHistory(
-                    number, entry.node, entry.data, entry.at, generation=(number, 0)
+                    number, client=entry.node, server=entry.data, opened_at=entry.at, generation=(number, 0)
                 )
             case history.DISCONNECTED:
                 self._closed(entry)
@@ -227,11 +227,8 @@ class Model:
         if command == "queued" and request.queued_at is None:
             request.queued_at = entry.at
         elif command == "locked" and request.locked_at is None:
-            request.locked_at, request.fence, request.granted_resources = (
-                entry.at,
-                payload["fence"],
-                payload.get("resources", []),
-            )
+            request.locked_at, request.fence = entry.at, payload["fence"]
+            request.granted_resources = payload.get("resources", [])
         elif command == "released" and request.ended_at is None:
             request.ended_at, request.reason = entry.at, payload["reason"]
 
@@ -271,7 +268,12 @@ class Model:
                 return None
         self.latest_id_by_ref[key] = id_
         request = self.requests[id_] = RequestHistory(
-            id_, connection.client, payload, sent_at, sent_on, connection.generation
+            id_,
+            connection.client,
+            payload,
+            sent_at=sent_at,
+            connection=sent_on,
+            generation=connection.generation,
         )
         return request
 
@@ -324,8 +326,9 @@ class Model:
         if lock is None or lock.ended_at is not None:
             granted_at = min(entry.at, record["since_unix_ms"] / 1000 - EPOCH_S)
             timeout_s = record.get("transaction_timeout_ms", 10_000) / 1000
-            self.locks[id] = HeldLock(id, record, granted_at, entry.at, granted_at + timeout_s)
-            lock = self.locks[id]
+            lock = self.locks[id] = HeldLock(
+                id, record, granted_at=granted_at, stored_at=entry.at, earliest_timeout_at=granted_at + timeout_s
+            )
             extension_ms = record["deadline"] - record["since"] - timeout_s * 1000
             # The deadline is rounded up by at most 1 ms. Any other difference means that the lock was granted and extended
             # in the same batch.
@@ -341,7 +344,7 @@ class Model:
         timeouts_at = [
             sent_at + timeout_ms / 1000
             for sent_at, timeout_ms in self.extends.get(lock.id, ())
-            if -1e-3 <= remaining_ms - timeout_ms <= 1.002
+            if -1e-3 <= remaining_ms - timeout_ms <= 1.002  # the deadline is rounded up by at most 1 ms
         ]
         if timeouts_at:
             lock.earliest_timeout_at = min(timeouts_at)

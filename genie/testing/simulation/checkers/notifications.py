@@ -243,21 +243,23 @@ class NotificationChecker(Checker):
         record = self.model.records.get(id_)
         if record is not None and record.get("state") != "ended":
             self.model.add_violation(at, f"released ({reason}) is sent for {id_}, which is still stored: {record}")
-        commands = self._commands_by_id.get((entry.connection, id_), 0)
-        count = sent.count("released") + 1
+        command_count = self._commands_by_id.get((entry.connection, id_), 0)
+        released_count = sent.count("released") + 1  # with this one
         for blocker in payload.get("blockers", ()):
             self._check_note(blocker, entry)
         if request is None:
-            if count > commands:
+            if released_count > command_count:
                 self.model.add_violation(
                     at, f"released is sent for {id_} to {entry.connection}, which did not request it"
                 )
             return
-        commands += self._releases_by_ref.get((entry.connection, request.payload["ref"]), 0)
-        if count > commands + 1 + self._allowed_repetitions(entry.connection, request):
-            self.model.add_violation(at, f"released is sent {count} times for {id_}, after {commands} commands")
+        command_count += self._releases_by_ref.get((entry.connection, request.payload["ref"]), 0)
+        if released_count > command_count + 1 + self._allowed_repetitions(entry.connection, request):
+            self.model.add_violation(
+                at, f"released is sent {released_count} times for {id_}, after {command_count} commands"
+            )
         quiet = self.model.connections[entry.connection].quiet
-        if not sent and entry.connection not in self.model.resumed_at and not commands and not quiet:
+        if not sent and entry.connection not in self.model.resumed_at and not command_count and not quiet:
             self.model.add_violation(at, f"released is sent for {id_} before queued")
         if request.ended_at is not None and request.reason != reason:
             self.model.add_violation(at, f"released is sent for {id_} with {reason}, after {request.reason}")
@@ -349,7 +351,9 @@ class NotificationChecker(Checker):
             omitted_states = {"ended", "queued"} if connection.quiet else {"ended"}
             if record is not None and record.get("session") is not None and record.get("state") not in omitted_states:
                 model.add_violation(at, f"{request.id} is live, but got no notification when its session was resumed")
-            elif record is not None and record.get("line") and not request.end_received:
+            elif (
+                record is not None and record.get("line") and not request.end_received
+            ):  # "line" is the retained `released`
                 model.add_violation(at, f"{request.id} has ended, but got no notification when its session was resumed")
 
     def _check_ended(self, request: RequestHistory) -> None:
@@ -381,7 +385,7 @@ WITH_ID = ("release", "extend")
 class PendingCommand:
     """A command that has no reply yet. `id` is the request id that a `release` or `extend` names, or None."""
 
-    command: str
+    name: str
     ref: str | None
     id: int | None
     sent_at: float
@@ -391,7 +395,7 @@ class PendingCommand:
     @property
     def is_release_by_ref(self) -> bool:
         """Whether the command is a `release` by `ref`. Its reply looks like a `released` with another cause."""
-        return self.command == "release" and self.id is None
+        return self.name == "release" and self.id is None
 
 
 class ReplyChecker(Checker):
@@ -437,14 +441,14 @@ class ReplyChecker(Checker):
         ref = payload.get("ref")
         if message in REPLIES:
             expected = REPLIES[message], ref, payload.get("id")
-            matching = [command for command in pending if (command.command, command.ref, command.id) == expected]
+            matching = [command for command in pending if (command.name, command.ref, command.id) == expected]
             self._remove_in_order(entry, pending, matching)
         elif message in ("queued", "locked"):
-            matching = [command for command in pending if command.command == "request" and command.ref == ref]
+            matching = [command for command in pending if command.name == "request" and command.ref == ref]
             if matching and message == "queued":
                 self._remove_in_order(entry, pending, matching)
             elif matching and self.model.connections[entry.connection].quiet:
-                pending.remove(matching[0])  # it may have been granted long after it was executed
+                pending.remove(matching[0])  # the lock may have been granted long after the request was executed
         elif message == "released":
             self._match_released(entry, pending)
         elif message == "error":
@@ -458,9 +462,7 @@ class ReplyChecker(Checker):
         """
         payload, request = entry.data["payload"], self.model.resolve_request(entry)
         ref, id_ = payload.get("ref"), payload["id"]
-        by_id = [
-            command for command in pending if command.command in WITH_ID and (command.id, command.ref) == (id_, ref)
-        ]
+        by_id = [command for command in pending if command.name in WITH_ID and (command.id, command.ref) == (id_, ref)]
         notification_fields = payload.keys() - {"id", "reason", "ref"}  # no reply to `release` has other fields
         if by_id and ref is not None:
             self._remove_in_order(entry, pending, by_id)
@@ -472,14 +474,14 @@ class ReplyChecker(Checker):
             self.model.add_violation(entry.at, f"{entry.data} replies to no command")
         connection = self.model.connections[entry.connection]
         requests = [
-            command for command in pending if command.command == "request" and ref is not None and command.ref == ref
+            command for command in pending if command.name == "request" and ref is not None and command.ref == ref
         ]
         if requests and connection.quiet and not self._is_answered_in_order(requests[0], connection):
-            pending.remove(requests.pop(0))  # it waited, and this is the first message about it
+            pending.remove(requests.pop(0))  # the request waited, and this is the first message about the request
         matching = by_id or [command for command in pending if command.is_release_by_ref and command.ref == ref]
         if connection.quiet and requests:
             matching = sorted([*matching, requests[0]], key=pending.index)
-        if matching and (matching[0].command == "request" or not notification_fields):
+        if matching and (matching[0].name == "request" or not notification_fields):
             pending.remove(matching[0])
             if request is not None and request.ended_at is None:
                 self._ambiguous.add((entry.connection, id_ if by_id else str(ref)))
@@ -514,9 +516,9 @@ class ReplyChecker(Checker):
 
     def _is_answered_in_order(self, pending: PendingCommand, connection: ConnectionHistory) -> bool:
         """Return whether a command gets a reply that can be recognized, before the replies to all later commands."""
-        if pending.command in WITH_ID:
+        if pending.name in WITH_ID:
             return pending.ref is not None and not pending.is_release_by_ref
-        if pending.command != "request" or not connection.quiet or pending.ref is None:
+        if pending.name != "request" or not connection.quiet or pending.ref is None:
             return True
         # A quiet connection gets no `queued`. A repeated request gets an immediate reply only if it was granted before.
         model = self.model

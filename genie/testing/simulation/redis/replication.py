@@ -49,7 +49,7 @@ class Upstream(asyncio.Protocol):
         self._parser = CommandParser()
         self._queue: deque[tuple[float, list[bytes]]] = deque()
         """The received messages, each with the time at which the replica applies it."""
-        self._last_arrival_at = 0.0
+        self._last_apply_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.transport: Any = None
@@ -62,8 +62,8 @@ class Upstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Queue each replication message, which is applied after a random lag, but never before an earlier message."""
         for message in self._parser.feed(data):
-            self._last_arrival_at = max(self._last_arrival_at, self._loop.time() + self._redis.lag())
-            self._queue.append((self._last_arrival_at, message))
+            self._last_apply_at = max(self._last_apply_at, self._loop.time() + self._redis.lag())
+            self._queue.append((self._last_apply_at, message))
         self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
