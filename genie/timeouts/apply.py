@@ -53,8 +53,8 @@ class Applier:
     @asynccontextmanager
     async def _locked_segment(self, result: ScanResult, fence: int | None) -> AsyncIterator[AsyncConnection]:
         """Begin a transaction, lock the handler's row of the table `segment`, and check that no
-        other run has changed the row since the scan. At the end of the block, write the id of the
-        last state change that was read to this row.
+        other run has changed this row since the scan. At the end of the block, update the row: it
+        records the last state change that the scan has read.
         """
         table, scanned = self._tables.segment, result.segment
         async with self._database.writing() as connection:

@@ -250,9 +250,11 @@ def newest_change(changes: FromClause, identified: FromClause) -> ScalarSelect[A
     """Return a correlated subquery that selects the id of a transfer's last state change.
     `identified` is the table of the outer query that has the transfer's id.
     """
-    others = changes.alias("older")
-    newest = select(func.max(others.c.transferStateChangeId)).where(others.c.transferId == identified.c.transferId)
-    return newest.correlate_except(others).scalar_subquery()
+    all_changes = changes.alias("older")
+    newest = select(func.max(all_changes.c.transferStateChangeId)).where(
+        all_changes.c.transferId == identified.c.transferId
+    )
+    return newest.correlate_except(all_changes).scalar_subquery()
 
 
 class TrackedTransfers(NamedTuple):

@@ -75,7 +75,7 @@ class TokenStore(Protocol):
 # -- checks that every store makes -----------------------------------------------------------------------------
 
 
-def distinct(tokens: Sequence[Token]) -> dict[str, Token]:
+def tokens_by_id(tokens: Sequence[Token]) -> dict[str, Token]:
     """Return the tokens by id. Raises ValueError if a token is listed twice."""
     by_id = {token.id: token for token in tokens}
     if len(by_id) != len(tokens):

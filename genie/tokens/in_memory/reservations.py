@@ -106,7 +106,7 @@ class ReservationTable:
         for id in self.unloaded_ids(reservation):
             del self._pending[id]
         reservation.pending_ids = ()
-        if reservation.deadline != -math.inf:  # it has not ended before
+        if reservation.deadline != -math.inf:  # the reservation is active
             reservation.deadline = -math.inf
             queue = self._queues[reservation.duration]
             del queue[reservation]
@@ -281,9 +281,7 @@ class TokenEntry:
 
 
 class Bucket:
-    """The tokens of one wallet: their number (`count`), their `total` and `reserved` amount, and a
-    stack with all free entries, which may also contain reserved and spent ones.
-    """
+    """The tokens of one wallet."""
 
     __slots__ = ("count", "flag", "reserved", "stack", "total", "wallet")
 
@@ -291,9 +289,13 @@ class Bucket:
         self.wallet = wallet
         self.flag = BY_OWNER if wallet.account is None else BY_ACCOUNT
         self.stack: list[TokenEntry] = []
+        """All free entries, and perhaps reserved and spent ones."""
         self.count = 0
+        """The number of tokens."""
         self.total = 0
+        """The sum of the tokens."""
         self.reserved = 0
+        """The sum of the reserved tokens."""
 
     @property
     def free(self) -> int:

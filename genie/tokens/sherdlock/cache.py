@@ -465,7 +465,7 @@ class WalletCaches:
         """Return the cache's load in progress, or begin a load if there is none."""
         load = cache.load
         if load is None:
-            load = Load(cache.load_count + 1, self._feed_epoch)
+            load = Load(number=cache.load_count + 1, feed_epoch=self._feed_epoch)
             cache.begin_load(load, asyncio.get_running_loop().time())
             self._spawn(self._load(cache))
         return load

@@ -201,7 +201,7 @@ class LockTracker:
         if id in self._duplicates:
             locks = (self.observed[id], *self._duplicates.pop(id))
             remaining = [lock for lock in locks if lock.id != lock_id]
-            self.observed[id] = remaining[0]
+            self.observed[id] = remaining[0]  # it exists, because there were at least two locks
             if len(remaining) > 1:
                 self._duplicates[id] = remaining[1:]
         elif id in self.observed and self.observed[id].id == lock_id:

@@ -33,7 +33,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def prepare(self) -> None:
-        """Create the tables, or check those that exist."""
+        """Create the tables that don't exist, and check the others."""
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from genie.tokens.store import Added, Change, Spent, check_issued, distinct, id_list, is_first_spend
+from genie.tokens.store import Added, Change, Spent, check_issued, id_list, is_first_spend, tokens_by_id
 from genie.tokens.stores.change_feed import ChangeFeed, ChangeFeeds
 from genie.tokens.token import Token, Wallet, wallets_of
 
@@ -57,7 +57,7 @@ class MemoryTokenStore:
 
     async def add(self, tokens: Sequence[Token]) -> None:
         """Issue tokens, all or none. Raises ValueError if any of their ids exists already."""
-        self._check_new(distinct(tokens))
+        self._check_new(tokens_by_id(tokens))
         self._issue(tokens)
         if self._feeds:
             self._feeds.publish([Added(token) for token in tokens])
@@ -107,7 +107,7 @@ class MemoryTokenStore:
         """Spend tokens and issue outputs, all or nothing. Raises SpentAlready if another
         transaction has spent any of the tokens.
         """
-        spent, new = distinct(tokens), distinct(outputs)
+        spent, new = tokens_by_id(tokens), tokens_by_id(outputs)
         if not spent:
             raise ValueError("tokens must contain at least one token to spend")
         spent_by: dict[str, str | None] = {id: self._spent_by.get(id) for id in spent if self._exists(id)}

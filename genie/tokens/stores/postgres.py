@@ -38,10 +38,11 @@ class Postgres(Backend):
         self.channel = ""
 
     async def prepare(self) -> None:
-        """Create the tables, or check those that exist; choose the channel for notifications.
+        """Create the tables that don't exist, and check the others. Choose the channel for
+        notifications.
 
-        An advisory lock serializes processes: CREATE TABLE fails if another one creates the same
-        table concurrently.
+        An advisory lock serializes processes, because CREATE TABLE fails if another process creates
+        the same table concurrently.
         """
         async with self.writing() as connection:
             schema = str((await connection.execute(select(func.current_schema()))).scalar_one())

@@ -11,7 +11,7 @@ from sqlalchemy import insert, make_url, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from genie.tokens.store import check_issued, distinct, id_list, is_first_spend
+from genie.tokens.store import check_issued, id_list, is_first_spend, tokens_by_id
 from genie.tokens.stores import schema
 from genie.tokens.stores.change_feed import ChangeFeed, ChangeFeeds, encode_changes
 from genie.tokens.stores.postgres import Postgres
@@ -73,7 +73,7 @@ class SqlTokenStore:
 
     async def add(self, tokens: Sequence[Token]) -> None:
         """Issue tokens, all or none. Raises ValueError if any of their ids exists already."""
-        new = distinct(tokens)
+        new = tokens_by_id(tokens)
         if new:
             await self._run_to_completion(self._add(new))
 
@@ -113,7 +113,7 @@ class SqlTokenStore:
         """Spend tokens and issue outputs, all or nothing. Raises SpentAlready if another
         transaction has spent any of the tokens.
         """
-        spent, new = distinct(tokens), distinct(outputs)
+        spent, new = tokens_by_id(tokens), tokens_by_id(outputs)
         if not spent:
             raise ValueError("tokens must contain at least one token to spend")
         await self._run_to_completion(self._spend(sorted(spent), new, transaction))

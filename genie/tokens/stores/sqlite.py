@@ -46,7 +46,7 @@ class Sqlite(Backend):
         self._rows_since_trim = TRIM_INTERVAL_ROWS  # so that the first write trims the log
 
     async def prepare(self) -> None:
-        """Enable the WAL mode, and create the tables, or check those that exist."""
+        """Enable the WAL mode, create the tables that don't exist, and check the others."""
         async with open_connection(self._engine) as connection:
             await enable_wal(connection, LOCK_TIMEOUT_S)
         async with self.writing() as connection:
