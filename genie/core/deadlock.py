@@ -108,7 +108,7 @@ def _may_have_waiters(table: LockTable, new_request: Request) -> bool:
     if new_request.transaction is None:
         return False
     transaction, resources = table.transactions[new_request.transaction], table.resources
-    if len(transaction.waiting) > 1:
+    if len(transaction.waiting) > 1:  # others may wait for an earlier waiting request
         return True
     for name in transaction.grants:  # noqa: SIM110 - a generator would cost more
         if name in resources and resources[name].wait_queue is not None:

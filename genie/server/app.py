@@ -52,6 +52,7 @@ class Server:
         self._bind_to = bind_to
         self.connections: AdmissionControl[Connection] = AdmissionControl(settings.limits)
         self._ready = asyncio.Event()
+        """Set when a namespace knows its leader, or has failed."""
         stores = make_stores(settings) if store is None else [store]
         self.namespaces = {
             name: Namespace(name, store, settings, connections=self.connections, ready=self._ready)
@@ -60,14 +61,18 @@ class Server:
         self.default_namespace = self.namespaces[settings.namespaces[0]]
         """The namespace of clients whose `hello` does not name a namespace."""
         self.authenticator = Authenticator(
-            settings.token, settings.token_file, certificates=settings.tls.ca is not None, stats=self.stats
+            settings.token, settings.token_file, certificates_required=settings.tls.ca is not None, stats=self.stats
         )
         self._sock: socket.socket | None = None
+        """The bound socket, until the server stops."""
         self._address_lock: socket.socket | None = None
+        """Keeps other servers that are starting from binding the same address."""
         self._listener: asyncio.Server | None = None
         self._tls_listener: TlsListener[Connection] | None = None
         self._stopped = asyncio.Event()
+        """Set by SIGTERM, SIGINT or the failure of a namespace: the server is to stop."""
         self._failure: BaseException | None = None
+        """The error of the first namespace that failed."""
 
     # -- for the admin port and the metrics ---------------------------------------------------------------
 

@@ -58,13 +58,13 @@ ACCESS_REVOKED = RequestRejected(
 class Authenticator:
     """Authenticates connections by the access-control list `access`, which `reload` replaces.
 
-    With `certificates`, clients must present a certificate. Raises ValueError if the token settings are invalid.
+    With `certificates_required`, clients must present a certificate. Raises ValueError if the token settings are invalid.
     """
 
-    def __init__(self, token: str | None, token_file: str | None, *, certificates: bool, stats: Stats) -> None:
+    def __init__(self, token: str | None, token_file: str | None, *, certificates_required: bool, stats: Stats) -> None:
         self._token = token
         self._token_file = token_file
-        self._certificates = certificates
+        self._certificates_required = certificates_required
         self._stats = stats
         self.access = self._load()
 
@@ -73,7 +73,7 @@ class Authenticator:
 
         Raises ValueError if the token settings are invalid.
         """
-        access = AccessControl.load(self._token, self._token_file, certificates_required=self._certificates)
+        access = AccessControl.load(self._token, self._token_file, certificates_required=self._certificates_required)
         if access.world_readable:
             log.warning("token file is world-readable", file=self._token_file, hint="chmod o-r")
         return access

@@ -299,7 +299,7 @@ class Connection(Peer, asyncio.Protocol):
         self._lines.clear()
         self._admission.partial_lines.discard(self)
         tail = [] if error is None else [error]
-        self.handler.submit(self, [*tail, END_OF_INPUT], 0)
+        self.handler.submit(self, [*tail, END_OF_INPUT], size=0)
 
     # -- incomplete and long lines ------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class Connection(Peer, asyncio.Protocol):
         """Execute the lines before the line that is too long, then send an error and close."""
         lines = too_long.lines if self.state is READY else self._process_opening_lines(iter(too_long.lines))
         if lines:
-            self.handler.submit(self, lines, 0)
+            self.handler.submit(self, lines, size=0)
         if not self.closing:
             limit = self._limits.max_line
             self._submit_end(
@@ -498,7 +498,7 @@ class Connection(Peer, asyncio.Protocol):
         )
         self.handler = handler
         self.enter_state(READY)
-        handler.submit(self, [hello], 0)
+        handler.submit(self, [hello], size=0)
 
     def _reject_line(self, line: bytes, rejection: RequestRejected | None) -> None:
         """Send the error for a line before the connection is READY, immediately, because no other message is pending.
@@ -508,7 +508,7 @@ class Connection(Peer, asyncio.Protocol):
         if rejection is None:
             return
         if not self.handler.is_leader and rejection.code != Code.UNKNOWN_NAMESPACE:
-            self.handler.submit(self, [line], 0)
+            self.handler.submit(self, [line], size=0)
             return
         if self._authenticator is not None:
             self._authenticator.count(rejection)

@@ -75,6 +75,7 @@ class Namespace:
         self.store = store
         self.stats = Stats()
         self.draining = False
+        """Whether the server is shutting down."""
         self.task: asyncio.Task[None] | None = None
         self.monitor: Monitor | None = None
         """None in a simulated server: the monitor's timer, ten times a second, would slow down the simulation."""
@@ -89,6 +90,7 @@ class Namespace:
         self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending)
         self._leadership_lost = asyncio.Event()
         self._failure: BaseException | None = None
+        """The defect that ended the pipeline; the role loop raises it."""
 
     def start(self, node: Node) -> asyncio.Task[None]:
         """Start the role loop: follow the leader, and compete for leadership if there is none."""
@@ -240,10 +242,8 @@ class Namespace:
 
     async def _wait_until_leadership_ends(self) -> None:
         """Wait until leadership is lost, or until a server that leads fewer namespaces requests it: then transfer it."""
-        lost, requested = (
-            asyncio.create_task(self._leadership_lost.wait()),
-            asyncio.create_task(self.store.wait_for_transfer_request()),
-        )
+        lost = asyncio.create_task(self._leadership_lost.wait())
+        requested = asyncio.create_task(self.store.wait_for_transfer_request())
         try:
             await asyncio.wait({lost, requested}, return_when=asyncio.FIRST_COMPLETED)
             if not self._leadership_lost.is_set():

@@ -74,9 +74,7 @@ class PartialLines:
 
     def _close_largest(self) -> None:
         """Close the connections with the largest lines until the total is at most `LOW_WATER_SHARE` of the limit."""
-        reason = (
-            f"the incomplete lines of all connections exceed {self._max_bytes} bytes, and this one is among the longest"
-        )
+        reason = f"the incomplete lines of all connections exceed {self._max_bytes} bytes, and this line is among the longest"
         for connection in sorted(self._sizes, key=self._sizes.__getitem__, reverse=True):
             if self.bytes <= self._max_bytes * LOW_WATER_SHARE:
                 break

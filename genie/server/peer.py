@@ -77,7 +77,7 @@ class CommandHandler(Protocol):
     """Whether this handler executes commands rather than rejecting them."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands of one connection in order. `size`: the bytes that were read for these commands."""
+        """Queue commands of one connection in order. `size`: the bytes that were read for these commands, 0 for none."""
 
     def on_disconnect(self, connection: Peer) -> None:
         """End or keep the requests that are bound to a lost connection."""

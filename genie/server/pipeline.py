@@ -115,7 +115,7 @@ class Pipeline:
     # -- input --------------------------------------------------------------------------------------------
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands of one connection in order. `size`: the bytes that were read for these commands.
+        """Queue commands of one connection in order. `size`: the bytes that were read for these commands, 0 for none.
 
         Fast path: without a durable store, the commands of the only active connection are executed immediately instead
         of being batched (measured: `genie bench` with one connection).
@@ -147,7 +147,7 @@ class Pipeline:
             if connection.session.key is None:  # a session with a key is part of the snapshot until `dispose`
                 connection.session.dispose()
         else:
-            self._enqueue(connection, [END_OF_INPUT], 0)
+            self._enqueue(connection, [END_OF_INPUT], size=0)
 
     def _enqueue(self, connection: Peer, items: Input, size: int) -> None:
         self._scheduler.add(connection, items, size)
@@ -170,9 +170,9 @@ class Pipeline:
             self._notifier.now = self._clock()
             remaining = iter(items)
             if self._dispatcher.execute(connection, remaining):  # stopped after a slow command
-                self._enqueue(connection, list(remaining), 0)
+                self._enqueue(connection, list(remaining), size=0)
             self._deliver()
-        except Exception as error:  # noqa: BLE001 - see `_run_batch`
+        except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(error)
 
     def _run_scheduled(self) -> None:
@@ -202,7 +202,7 @@ class Pipeline:
                 self._commit(write_set, now)
             else:  # within the lease, replies without changes, such as `pong` and errors, need no commit
                 self._deliver()
-        except Exception as error:  # noqa: BLE001 - a defect: stop rather than serve from an unknown state
+        except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(error)
             return
         if self._light or self._busy:
@@ -279,11 +279,11 @@ class Pipeline:
         try:
             self._dispatcher.store_full = self._store.full
             self._deliver()
-        except Exception as defect:  # noqa: BLE001 - see `_run_batch`
+        except Exception as defect:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(defect)
             return
         for connection in self._disconnected:
-            self._scheduler.add(connection, [END_OF_INPUT], 0)
+            self._scheduler.add(connection, [END_OF_INPUT], size=0)
         self._disconnected.clear()
         if self._light or self._busy:
             self._run_batch()
@@ -305,7 +305,7 @@ class Pipeline:
                     self._on_store_timeout()
             elif since_commit_s >= self._heartbeat_s - self._tick_s:  # the next tick would be too late
                 self._commit({}, self._clock())
-        except Exception as error:  # noqa: BLE001 - see `_run_batch`
+        except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -352,7 +352,7 @@ class Pipeline:
         """Reject queued commands for the time of one batch, because the store is unavailable."""
         try:
             self._scheduler.run_batch(self._reject)
-        except Exception as error:  # noqa: BLE001 - see `_run_batch`
+        except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(error)
             return
         if self._light or self._busy:

@@ -129,11 +129,11 @@ class Session:
             self._refs[reply.ref] = reply
 
     def drop_oldest_reply(self) -> RetainedReply | None:
-        """Drop the oldest retained reply and return it."""
+        """Drop the oldest retained reply and return it; None if the session retains no reply."""
         if not self.retained_replies:
             return None
         reply = self.retained_replies.popleft()
-        if reply.ref is not None and self._refs.get(reply.ref) is reply:
+        if reply.ref is not None and self._refs.get(reply.ref) is reply:  # a later request may have the same ref
             del self._refs[reply.ref]
         return reply
 
@@ -231,7 +231,7 @@ class SessionTable:
         """Keep a session for its timeout after its connection is lost, or remove a session with nothing to resume."""
         session.on_disconnect(now)
         if not session.bound and not session.retained_replies:
-            del self._by_key[session.key or ""]
+            del self._by_key[session.key or ""]  # every session in the table has a key
             return
         session.expires_at = ceil(now + session.timeout_ms)
         self._detached[session.number] = session
