@@ -64,6 +64,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
 
 
 def _has_running_loop() -> bool:
+    """Return whether the caller runs in an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -124,7 +124,7 @@ class StoreState:
     def mark_observed(self) -> None:
         """Mark this state and its ancestors as observed, because a server sends a message that depends on them."""
         state: StoreState | None = self
-        while state is not None and not state.observed:
+        while state is not None and not state.observed:  # the ancestors of an observed state are marked already
             state.observed, state = True, state.parent
 
     @property
@@ -385,6 +385,7 @@ class LineageRecorder:
         """
 
         def on_blocking_read(reader: str, read: StreamRead) -> None:
+            """Record the state that `reader` knows, unless the reader demonstrably knows a later state."""
             epoch, sequence = read.after.get(self._log, (0, 0))
             # The id of a log entry is `epoch-sequence`, with sequence = 1000 * index + part.
             position = epoch, sequence // 1000
@@ -431,9 +432,14 @@ class LineageRecorder:
         if earlier is not None and replaced in (earlier, earlier.parent) and earlier.records == records:
             write.state = earlier  # the server has repeated a batch
             return
-        is_snapshot, latest_known = index == b"0" and not meta.get(b"base"), self._known.get(sender)
+        is_snapshot = index == b"0" and not meta.get(b"base")  # a takeover without a snapshot has a base
+        latest_known = self._known.get(sender)
         epochs = EpochHistory(decode_ends(meta.get(b"history", b"")))
-        parent = self._snapshot_source(sender, latest_known, replaced, records, epochs) if is_snapshot else replaced
+        parent = (
+            self._snapshot_source(sender, latest_known=latest_known, replaced=replaced, records=records, epochs=epochs)
+            if is_snapshot
+            else replaced
+        )
         self._state_count += 1
         state = StoreState(
             number=self._state_count,

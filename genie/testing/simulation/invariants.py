@@ -32,10 +32,13 @@ def conflict(one: Request, other: Request, name: str) -> bool:
 
 
 def _resources(manager: LockManager) -> list[tuple[str, LockedResource]]:
-    """Return the name and the state of each resource in the lock table, contended or not."""
+    """Return the name and the state of each resource in the lock table, contended or not.
+
+    Raises Violation if a resource is in both the table of contended and the table of uncontended resources.
+    """
     table = manager.table
     if not table.uncontended.keys().isdisjoint(table.resources):
-        raise Violation("a resource is in both the table of contended and that of uncontended resources")
+        raise Violation("a resource is in both the table of contended and the table of uncontended resources")
     return [(name, resource) for name in table.resource_names() if (resource := table.lookup(name)) is not None]
 
 

@@ -301,6 +301,7 @@ class Failovers:
         leader_restart_after_s = self._random.choice(LEADER_RESTART_DELAYS_S)
 
         def kill() -> None:
+            """Kill the primary, and the leading server if one was chosen; schedule the restarts."""
             if not master.process.dead:
                 self._loop.kill(master.process, silently=silently)
                 if leader is not None:

@@ -121,7 +121,10 @@ class SurvivingLineage:
 
 
 def _lineage_violations(state: StoreState) -> list[str]:
-    """Return a description of the violation if storing a state has lost data that the Redis or the writer had."""
+    """Return a description of the violation, in a list, if a write has lost data that the Redis or the writer had.
+
+    The list is empty if the write was correct. `state` is the state after the write.
+    """
     replaced, writer_knew = skip_takeovers(state.replaced), skip_takeovers(state.known_to_writer)
     while (
         writer_knew is not None
@@ -130,11 +133,13 @@ def _lineage_violations(state: StoreState) -> list[str]:
     ):
         writer_knew = skip_takeovers(writer_knew.parent)  # no client was notified of this state, so it may be lost
     if state.is_snapshot:
+        # A snapshot may be written only over a state that it continues.
         if replaced is None or (state.parent is not None and state.parent.descends_from(replaced)):
             return []
         return [f"{state.writer} restores a snapshot over {replaced}, which is not an ancestor of {state.parent}"]
     if replaced is None or writer_knew is None or not state.is_batch:
         return []
+    # Data is lost only if the writer knew a descendant of the replaced state that the new state does not continue.
     if state.descends_from(writer_knew) or not writer_knew.descends_from(replaced):
         return []
     if state.position < writer_knew.position:

@@ -178,7 +178,7 @@ class FairnessChecker(Checker):
         self._check_deadlocks()
         names = [request.payload.get("transactionName") for request in self.model.requests.values()]
         transactions = [name for name in names if name is not None]
-        if len(transactions) == len(set(transactions)):
+        if len(transactions) == len(set(transactions)):  # no transaction has made two requests
             self._check_order()
 
     # -- the order of grants ------------------------------------------------------------------------------
@@ -217,17 +217,17 @@ class FairnessChecker(Checker):
         """
         if later_lock is None:
             return
-        granted = later_lock.granted_at
-        if since is not None and granted <= since + TOLERANCE_S:
+        granted_at = later_lock.granted_at
+        if since is not None and granted_at <= since + TOLERANCE_S:
             return
         if earlier_lock is not None:
             if earlier_lock.record["fence"] > later_lock.record["fence"]:
-                self._report_overtaking(earlier, later, granted)
+                self._report_overtaking(earlier, later, granted_at)
         elif earlier.ended_at is not None and earlier.reason == "queue-timeout":
             # The message was sent some time after the request ended. The end was not before the timeout.
             times_out_at = earlier.sent_at + earlier.payload.get("queueTimeout", 10_000) / 1000
-            if earlier.payload.get("queueTimeout") != 0 and granted + TOLERANCE_S < times_out_at:
-                self._report_overtaking(earlier, later, granted)
+            if earlier.payload.get("queueTimeout") != 0 and granted_at + TOLERANCE_S < times_out_at:
+                self._report_overtaking(earlier, later, granted_at)
 
     def _report_overtaking(self, earlier: RequestHistory, later: RequestHistory, at: float) -> None:
         self.model.add_violation(at, f"{later.id} was granted before {earlier.id}, which was ahead of it in the queue")
@@ -249,7 +249,9 @@ class FairnessChecker(Checker):
             )
             return
         for index, wait in enumerate(waits):
-            problem = self._check_wait(wait, cycle[index], cycle[(index + 1) % len(cycle)], request, entry.at)
+            problem = self._check_wait(
+                wait, waiter=cycle[index], holder=cycle[(index + 1) % len(cycle)], victim=request, at=entry.at
+            )
             if problem:
                 self.model.add_violation(entry.at, f"the deadlock of {request.id} is not real: {problem}")
 

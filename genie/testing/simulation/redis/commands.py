@@ -101,9 +101,9 @@ class Commands:
             return method(self, command)
         if self.read_only:
             raise Failure("READONLY You can't write against a read only replica.")
-        changes_before = self.keys.pending_changes
+        changes_before = self.keys.pending_change_count
         reply = method(self, command)
-        if self.keys.pending_changes > changes_before:
+        if self.keys.pending_change_count > changes_before:
             self._effects.append(command)
         return reply
 
@@ -201,6 +201,7 @@ class Commands:
         """
         key, position, max_length = command[1], 2, None
         options = []
+        # MINID and LIMIT are accepted but ignored.
         while command[position].upper() in (b"MAXLEN", b"NOMKSTREAM", b"~", b"=", b"MINID", b"LIMIT"):
             options.append(command[position].upper())
             if command[position].upper() in (b"MAXLEN", b"MINID", b"LIMIT"):

@@ -101,7 +101,7 @@ class Keyspace:
         self._pending_changes.append((key, None, undo))
 
     @property
-    def pending_changes(self) -> int:
+    def pending_change_count(self) -> int:
         """The number of changes since the last call of `end_write`."""
         return len(self._pending_changes)
 

@@ -197,7 +197,7 @@ class ReplicatedRedis(SimRedis):
         """Return how many replicas have acknowledged the writes up to an offset."""
         return sum(acknowledged >= offset for acknowledged in self._replicas.values())
 
-    def handle_replication(self, connection: RedisConnection, command: list[bytes]) -> bool:
+    def handle_if_replication(self, connection: RedisConnection, command: list[bytes]) -> bool:
         """Handle the commands that a replica sends to its master; return False for any other command.
 
         PSYNC begins the replication, and REPLCONF acknowledges a number of writes.

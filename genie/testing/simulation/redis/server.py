@@ -47,6 +47,7 @@ class RedisConnection(asyncio.Protocol):
         self._registry[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Remove the connection from the registry, and cancel the blocking command."""
         self._registry.pop(self, None)
         self._redis.on_disconnect(self)
         self._blocked_reply = None
@@ -92,7 +93,7 @@ class RedisConnection(asyncio.Protocol):
 
     def _execute(self, command: list[bytes]) -> None:
         """Execute a command and send the reply, unless the command blocks or the nemesis injects a fault."""
-        if self._redis.handle_replication(self, command):
+        if self._redis.handle_if_replication(self, command):
             return
         fault = self._redis.fault(command, self.peer)
         if fault is REJECT:
@@ -245,7 +246,7 @@ class SimRedis(Commands):
         """Return how many replicas have acknowledged the writes up to an offset."""
         return 0
 
-    def handle_replication(self, connection: RedisConnection, command: list[bytes]) -> bool:  # noqa: ARG002
+    def handle_if_replication(self, connection: RedisConnection, command: list[bytes]) -> bool:  # noqa: ARG002
         """Handle a command that a replica sends to its master; return False for any other command."""
         return False
 
