@@ -242,14 +242,14 @@ class AsyncConnection:
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """Complete the future of each call. A request without a future may have lost its lock: notify the lock's owner."""
-        for call, value, error in outcomes:
+        for call, result, error in outcomes:
             future, call.future = call.future, None
             if future is None:
                 if isinstance(call, Request) and call.error is not None:
                     self._notify_lost(call)
             elif not future.done():
                 if error is None:
-                    future.set_result(value)
+                    future.set_result(result)
                 else:
                     future.set_exception(error)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from genie.errors import Code, GenieError, LockLost, RequestRejected
 from genie.protocol import codec, messages
@@ -112,8 +112,14 @@ class Call:
 OnDisconnect = Literal["keep", "release"]
 """What the server does with a held lock when the session of its client ends."""
 
-Outcome = tuple[Call, Any, GenieError | None]
-"""A call, its result and its error, one of which is None. A second outcome of a `Request` means that its lock is lost."""
+
+class Outcome(NamedTuple):
+    """The result or the error of a call. A second outcome of a `Request` means that its lock is lost."""
+
+    call: Call
+    result: Any = None
+    error: GenieError | None = None
+    """None: the call has succeeded."""
 
 
 class Request(Call):

@@ -268,7 +268,7 @@ class ClientSession:
                 call.maybe_executed = call.request is not None  # matters only for a request of this client
                 self._deferred_releases.append(call)
             elif not isinstance(call, Watch | Unwatch):
-                outcomes.append((call, None, ConnectionLost(f"{reason}, before the reply arrived")))
+                outcomes.append(Outcome(call, error=ConnectionLost(f"{reason}, before the reply arrived")))
         return outcomes
 
     def begin_close(self, now: float) -> list[Outcome]:
@@ -277,7 +277,7 @@ class ClientSession:
         self._watches.close_all(outcomes)
         for request in self._requests.waiting():
             self._release_abandoned(request, now)
-            outcomes.append((request, None, ConnectionLost("the client was closed, before the reply arrived")))
+            outcomes.append(Outcome(request, error=ConnectionLost("the client was closed, before the reply arrived")))
         return outcomes
 
     def finish_close(self, now: float) -> list[Outcome]:
@@ -285,7 +285,9 @@ class ClientSession:
         reason = "the client was closed"
         outcomes = self.on_disconnected(reason, now)
         releases = self._deferred_releases + self._requests.releases_by_ref()
-        outcomes += [(release, None, ConnectionLost(f"{reason}, before the reply arrived")) for release in releases]
+        outcomes += [
+            Outcome(release, error=ConnectionLost(f"{reason}, before the reply arrived")) for release in releases
+        ]
         for request in list(self._requests.by_ref.values()):
             if request.state is not RequestState.HELD:
                 self._mark_ended(request)
@@ -320,7 +322,7 @@ class ClientSession:
             return []
         releases = self._deferred_releases + self._requests.releases_by_ref()
         outcomes: list[Outcome] = [
-            (release, None, errors.copy_rejection(self._rejection))
+            Outcome(release, error=errors.copy_rejection(self._rejection))
             for release in releases
             if release.future is not None
         ]
@@ -328,7 +330,7 @@ class ClientSession:
             self._watches.on_rejected(watch, errors.copy_rejection(self._rejection), outcomes)
         for request in self._requests.waiting():
             self._release_abandoned(request, now)
-            outcomes.append((request, None, errors.copy_rejection(self._rejection)))
+            outcomes.append(Outcome(request, error=errors.copy_rejection(self._rejection)))
         return outcomes
 
     def on_timer(self, now: float) -> list[Outcome]:
@@ -371,7 +373,9 @@ class ClientSession:
             reason = "the server does not answer" if self.up else self.explain_unavailable()
             timeout = request.queue_timeout + self._response_timeout
             self._release_abandoned(request, now)
-            outcomes.append((request, None, Unavailable(f"no answer to the request within {timeout:g} s: {reason}")))
+            outcomes.append(
+                Outcome(request, error=Unavailable(f"no answer to the request within {timeout:g} s: {reason}"))
+            )
         return outcomes
 
     # -- bytes to outcomes --------------------------------------------------------------------------------
@@ -480,7 +484,7 @@ class ClientSession:
             self._deferred_releases.append(release)
         else:
             request.state = RequestState.ENDED
-            outcomes.append((release, errors.SUCCESS, None))
+            outcomes.append(Outcome(release, result=errors.SUCCESS))
 
     def _finish_resumption(self, now: float) -> None:
         """Complete the handshake, because the server has sent the state of all requests of the session.
@@ -534,7 +538,7 @@ class ClientSession:
         if request.state is RequestState.WAITING:
             request.state = RequestState.HELD
             self._requests.start_hold(request, now, remaining_s)
-            outcomes.append((request, None, None))
+            outcomes.append(Outcome(request))
         elif request.state is RequestState.HELD and remaining_s is not None:
             self._requests.start_hold(request, now, remaining_s)
 
@@ -548,16 +552,16 @@ class ClientSession:
         if request is not None:
             self._on_request_ended(request, released, outcomes)
             if request.release is not None and not request.release.id:  # also the reply to the release by `ref`
-                outcomes.append((request.release, released.reason, None))
+                outcomes.append(Outcome(request.release, result=released.reason))
         elif isinstance(call, Release) and call.request is not None:
             self._on_request_ended(call.request, released, outcomes)
         if isinstance(call, Release):
-            outcomes.append((call, released.reason, None))
+            outcomes.append(Outcome(call, result=released.reason))
             if request is None and call.request is None and released.reason == errors.SUCCESS:
                 self._resend_waiting()
         elif isinstance(call, Extend):  # the lock had ended before the extension
             error = None if call.request is None else call.request.error
-            outcomes.append((call, None, errors.copy_lock_lost(error or errors.lock_ended(released))))
+            outcomes.append(Outcome(call, error=errors.copy_lock_lost(error or errors.lock_ended(released))))
 
     def _resend_waiting(self) -> None:
         """Send all waiting requests again, because the id that was just released may belong to one of them.
@@ -575,7 +579,7 @@ class ClientSession:
         self._mark_ended(request)
         if state is RequestState.WAITING:
             find_hint = partial(hints.self_blocking_hint, request, self._requests)
-            outcomes.append((request, None, errors.not_granted_error(released, find_hint)))
+            outcomes.append(Outcome(request, error=errors.not_granted_error(released, find_hint)))
             return
         # A granted lock may have ended before the server executed this client's release. Then the lock was lost, too.
         lost_before_release = request.fence and released.reason != errors.SUCCESS and request.error is None
@@ -596,24 +600,24 @@ class ClientSession:
             self._requests.start_hold(request, call.sent_at)
         elif request is not None and request.error is not None:
             self.send(Release(request.id), now)  # the lock had expired on this client's clock before the reply
-        outcomes.append((call, None, None))
+        outcomes.append(Outcome(call))
 
     def _handle_reply(
         self, message: messages.Pong | messages.Inspected | messages.Bye, outcomes: list[Outcome]
     ) -> None:
         """Complete the call that a `pong`, `inspected` or `bye` is the reply to."""
         call: Call | None
-        value: object = None
+        result: object = None
         match message:
             case messages.Inspected():
                 call = self._pop_pending(Inspect, message.payload.pop("ref", None))
-                value = message.payload  # without `ref`
+                result = message.payload  # without `ref`
             case messages.Pong():
                 call = self._pop_pending(Ping, message.payload.ref)
             case messages.Bye():
                 call = self._pop_pending(Bye, message.payload.ref)
         if call is not None:
-            outcomes.append((call, value, None))
+            outcomes.append(Outcome(call, result=result))
 
     def _handle_watch_message(
         self, message: messages.Watching | messages.Unwatched | messages.Event, now: float, outcomes: list[Outcome]
@@ -670,14 +674,14 @@ class ClientSession:
             return  # no command with this `ref` is unanswered
         self._mark_ended(request)
         if release is None:
-            outcomes.append((request, None, error))
+            outcomes.append(Outcome(request, error=error))
             return
         if release.maybe_executed and _is_unknown_id(error):  # executed on an earlier connection
-            outcomes.append((release, errors.SUCCESS, None))
+            outcomes.append(Outcome(release, result=errors.SUCCESS))
             return
         if request.fence and _is_unknown_id(error):
             self._mark_lost(request, errors.unknown_to_server(request.id), outcomes)
-        outcomes.append((release, None, error))
+        outcomes.append(Outcome(release, error=error))
 
     def _handle_call_error(self, call: Call, error: GenieError, outcomes: list[Outcome]) -> None:
         """Handle an error reply to a call. After `unavailable`, releases and watches are sent again to another server."""
@@ -694,7 +698,7 @@ class ClientSession:
             if request is not None and self._find_request(request.ref) is request:  # the lock is still held
                 request.state = RequestState.HELD
                 request.release = None
-            outcomes.append((call, None, error))
+            outcomes.append(Outcome(call, error=error))
 
     def _handle_unknown_id(self, call: Release | Extend, error: GenieError, outcomes: list[Outcome]) -> None:
         """Handle the error that the server does not know the id of a release or extension.
@@ -705,7 +709,7 @@ class ClientSession:
         own_request = call.request
         if isinstance(call, Release) and call.maybe_executed and own_request is not None:
             self._mark_ended(own_request)
-            outcomes.append((call, errors.SUCCESS, None))
+            outcomes.append(Outcome(call, result=errors.SUCCESS))
             return
         is_own_release = isinstance(call, Release) and own_request is not None
         request = own_request if is_own_release else self.find_held_lock(call.id)
@@ -713,7 +717,7 @@ class ClientSession:
             self._requests.remove(request)
             self._mark_lost(request, errors.unknown_to_server(call.id), outcomes)
         is_own_extension = isinstance(call, Extend) and own_request is not None
-        outcomes.append((call, None, errors.unknown_to_server(call.id) if is_own_extension else error))
+        outcomes.append(Outcome(call, error=errors.unknown_to_server(call.id) if is_own_extension else error))
 
     # -- helpers ------------------------------------------------------------------------------------------
 
@@ -767,7 +771,7 @@ class ClientSession:
         """End a granted request with an error. The outcome notifies the owner of the lock."""
         request.state = RequestState.ENDED
         request.error = error
-        outcomes.append((request, None, error))
+        outcomes.append(Outcome(request, error=error))
 
 
 def _is_unknown_id(error: GenieError) -> bool:

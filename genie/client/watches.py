@@ -268,7 +268,7 @@ class Watches:
         """Append an outcome for a waiting consumer, if the watch has a change."""
         if watch.wants_next and watch.changes:
             watch.wants_next = False
-            outcomes.append((watch, None, None))
+            outcomes.append(Outcome(watch))
 
     def _end(self, watch: Watch, error: GenieError | None, outcomes: list[Outcome]) -> None:
         """End a watch. A waiting consumer gets `error`; None: its iteration ends."""
@@ -277,4 +277,4 @@ class Watches:
         watch.held_locks.clear()
         if watch.wants_next:
             watch.wants_next = False
-            outcomes.append((watch, None, error))
+            outcomes.append(Outcome(watch, error=error))
