@@ -45,21 +45,25 @@ PATHS_WITHOUT_NAMESPACE = frozenset({"/api/schema"})
 """Paths that do not accept the query parameter `?namespace=`."""
 
 
-def read_limit(request: web.Request) -> int:
-    """Check the query parameters, and return the value of `?limit=`.
-
-    Returns the default of the path if the request has no limit, and 0 for paths that do not accept a limit. Raises
-    ApiError 400 for an unknown parameter or an invalid limit.
-    """
-    limit = LIMITS.get(request.path)
-    accepted = ["limit"] * (limit is not None) + ["namespace"] * (request.path not in PATHS_WITHOUT_NAMESPACE)
+def check_parameters(request: web.Request) -> None:
+    """Raise ApiError 400 if a request has a query parameter that its path does not accept."""
+    accepted = ["limit"] * (request.path in LIMITS) + ["namespace"] * (request.path not in PATHS_WITHOUT_NAMESPACE)
     for name in request.query:
         if name not in accepted:
             raise bad_request(
                 f"unknown parameter {name[:64]!r} of {request.path[:64]}; known: {', '.join(accepted) or 'none'}"
             )
-    if limit is None or "limit" not in request.query:
-        return 0 if limit is None else limit.default
+
+
+def read_limit(request: web.Request) -> int:
+    """Return the value of `?limit=`; without the parameter, the default of the path, which must be one of `LIMITS`.
+
+    Raises ApiError 400 if the limit is invalid, or if the request has unknown parameters.
+    """
+    check_parameters(request)
+    limit = LIMITS[request.path]
+    if "limit" not in request.query:
+        return limit.default
     values = request.query.getall("limit")
     text = values[0]
     # Checking the length first avoids converting very long numbers.
@@ -226,7 +230,7 @@ class Api:
 
     async def state(self, request: web.Request) -> web.StreamResponse:
         """Respond with an overview of the server. Unlike the other paths, a follower responds, too."""
-        read_limit(request)
+        check_parameters(request)
         server, namespace = self._server, self._namespace(request)
         # The key contains the roles, so that a response from before a change of leadership is not served after it.
         key = "state", namespace, *((view.role, view.leader) for view in server.namespaces.values())
@@ -256,7 +260,7 @@ class Api:
 
     async def resource(self, request: web.Request) -> web.StreamResponse:
         """Respond with the holders and the wait queue of a resource."""
-        read_limit(request)
+        check_parameters(request)
         name = read_resource_name(request, RESOURCES)
         return await self._respond(
             request,
@@ -266,7 +270,7 @@ class Api:
 
     async def schema(self, request: web.Request) -> web.StreamResponse:
         """Respond with the OpenAPI document."""
-        read_limit(request)
+        check_parameters(request)
         return web.Response(body=self._schema, content_type=JSON)
 
     async def release(self, request: web.Request) -> web.StreamResponse:
@@ -274,7 +278,7 @@ class Api:
 
         Raises ApiError if this server is not the leader, or if the release is rejected.
         """
-        read_limit(request)
+        check_parameters(request)
         command = await read_release(request)
         namespace = self._namespace(request)
         view = self._server.namespaces[namespace]
@@ -314,6 +318,7 @@ class Api:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise  # aiohttp has cancelled this handler, e.g. because the HTTP connection ended
+            # The command was cancelled, not this handler: a server cancels its commands when it loses the leadership.
             reason = "this server lost its leadership; the release may have taken effect"
         raise ApiError(503, Code.UNAVAILABLE, reason, leader=view.leader)
 

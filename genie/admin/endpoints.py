@@ -146,6 +146,7 @@ class PageFiles:
             )
             for file in files(__package__).joinpath("page").iterdir()
         }
+        """Content type and content of each file, by URL path."""
 
     def routes(self) -> Iterable[web.RouteDef]:
         """Return a route for each file."""

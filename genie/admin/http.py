@@ -111,7 +111,7 @@ class _IdleTimer:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Record the time of each request and of its response."""
+        """Postpone the idle timeout of the connection while a request is handled; restart the timeout afterwards."""
         now = asyncio.get_running_loop().time
         self._last_active[request.protocol] = now() + RESPONSE_TIMEOUT_S
         try:

@@ -337,7 +337,7 @@ async def error_middleware(
     except web.HTTPRequestEntityTooLarge:
         error = ApiError(413, Code.BAD_REQUEST, f"the body exceeds {MAX_BODY} bytes")
     except (web.HTTPException, ConnectionError):
-        raise
+        raise  # aiohttp handles these exceptions
     except Exception:
         log.exception("admin request failed", path=request.path[:200])
         error = ApiError(500, "defect", DEFECT)

@@ -169,6 +169,7 @@ def _is_guarded(request: web.Request) -> bool:
     Health checks and the files of the status page are public.
     """
     resource = request.match_info.route.resource
+    # The decoded path, the path as sent, and the path of the matched route may differ. One match is sufficient.
     paths = {request.path, request.raw_path} | ({resource.canonical} if resource is not None else set())
     return any(path == API or path.startswith((API + "/", METRICS)) for path in paths)
 

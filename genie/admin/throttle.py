@@ -68,6 +68,7 @@ class ResponseCache:
     def __init__(self, budget: WorkBudget) -> None:
         self.budget = budget
         self._mutex = asyncio.Lock()
+        """Held while a response is computed."""
         self._waiting_count = 0
         """Number of requests that wait for a response, including the request whose response is being computed."""
         self._cached: dict[Hashable, tuple[float, Body]] = {}

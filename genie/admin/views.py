@@ -182,12 +182,13 @@ def _edge(waiter: int, blocker: Blocker) -> models.Edge:
 
 async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) -> models.Resource:
     """Return the holders of a resource, and its wait queue in queue order. `now` is the time of the lock manager (ms)."""
-    locked = table.lookup(name)
-    if locked is None:
+    locked_resource = table.lookup(name)
+    if locked_resource is None:
         return models.Resource(resource=name, holders=[], holders_total=0, queue=[], queue_total=0)
-    holders = list(islice(locked.holders.values(), MAX_ROWS))
-    queue = [] if locked.wait_queue is None else [entry[2] for entry in islice(locked.wait_queue, MAX_ROWS)]
-    holders_total, queue_total = len(locked.holders), _queue_length(table, name)
+    holders = list(islice(locked_resource.holders.values(), MAX_ROWS))
+    entries = [] if locked_resource.wait_queue is None else islice(locked_resource.wait_queue, MAX_ROWS)
+    queue = [entry[2] for entry in entries]  # the third field of an entry is the request
+    holders_total, queue_total = len(locked_resource.holders), _queue_length(table, name)
     response = models.Resource(
         resource=name, holders=[], holders_total=holders_total, queue=[], queue_total=queue_total
     )
@@ -201,6 +202,7 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
             row = _request_row(request, now)
             row.blockers, row.blockers_total = [_blocker(blocker) for blocker in blockers], total
             response.queue.append(row)
+            # A request that is only counted as a blocker takes about a quarter of a work unit.
             await budget.spend(checks // 4 + NODE_WORK * (1 + len(blockers)))
     return response
 

@@ -296,7 +296,7 @@ class LoadRunner:
             await self._wait_for_tick(left_s)
             self._tick()
         for protocol in self.protocols:
-            protocol.closing = True
+            protocol.closing = True  # `run` aborts the remaining connections
             self._tally.errors[NOT_RELEASED] += protocol.connection.unfinished
 
     async def _wait_for_tick(self, left_s: float) -> None:

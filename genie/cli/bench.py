@@ -323,7 +323,7 @@ class _Session:
     async def run(self) -> None:
         """Run the workloads in order, and stop after an interrupt or a failure. `finish` reports the failure."""
         on_terminal = sys.stderr.isatty()
-        runner = LoadRunner(self.options, show_progress if on_terminal else lambda *_: None)
+        runner = LoadRunner(self.options, on_progress=show_progress if on_terminal else lambda *_: None)
         # A shell script starts background jobs with SIGINT ignored. Keep ignoring SIGINT then.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, runner.interrupt)

@@ -66,7 +66,7 @@ async def _query_replies(client: Querier, id: int) -> Replies:
     """
     reply = await client.inspected(id=id)
     with checked_reply():
-        # Dicts instead of sets keep the order of the reply.
+        # Dicts instead of sets, because dicts keep the order of the reply.
         blocker_ids = {blocker["id"]: None for row in reply["queue"] for blocker in row["blockers"]}
         names = {bare_name(resource): None for row in reply["holders"] for resource in row["resources"]}
     return {

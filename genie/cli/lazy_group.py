@@ -36,7 +36,10 @@ class LazyGroup(click.Group):
         return sorted(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Import a command and return it; None if no command has this name."""
+        """Import a command and return the command; None if no command has this name.
+
+        Raises click.ClickException, a one-line error, if the command needs a module that is not installed.
+        """
         if cmd_name not in self._modules:
             return None
         try:

@@ -60,7 +60,7 @@ class WholeNumber(click.IntRange):
     """A whole number within bounds. Error messages always state the bounds, even for a text that is not a number."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert a text to an int within the bounds."""
+        """Convert a text to an int. Raises click.BadParameter if the text is not a whole number within the bounds."""
         try:
             return int(super().convert(value, param, ctx))
         except click.BadParameter:
@@ -71,7 +71,7 @@ class Number(click.FloatRange):
     """A number within bounds. Unlike `click.FloatRange`, this type rejects `nan`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Convert a text to a float within the bounds."""
+        """Convert a text to a float. Raises click.BadParameter if the text is not a number within the bounds."""
         try:
             number = float(super().convert(value, param, ctx))
         except click.BadParameter:
@@ -97,7 +97,7 @@ class PortType(click.ParamType[int]):
         self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert a text to a port number."""
+        """Convert a text to a port number. Raises click.BadParameter if the text is not a valid port number."""
         try:
             port = int(value)
         except ValueError:
@@ -156,6 +156,7 @@ def _source(param: click.Parameter, ctx: click.Context) -> str:
     """Return the environment variable that set a parameter, or the option if no variable has set the parameter."""
     if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT:
         variables = _variables(param)
+        # Like click, prefer the first variable that is not empty.
         return next((variable for variable in variables if os.environ.get(variable)), variables[0])
     return param.opts[0]
 
@@ -339,6 +340,7 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     because the event loop may be blocked, for example by a terminal that does not read.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
+    # Only the main thread can set signal handlers, and a handler that is not Python's default must be kept.
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return asyncio.run(coroutine)
     interrupted = False
@@ -347,6 +349,7 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
         def on_interrupt(signum: int, frame: FrameType | None) -> None:
+            """Cancel the task at the first signal; raise KeyboardInterrupt at the second one."""
             nonlocal interrupted
             if interrupted or task is None:
                 signal.default_int_handler(signum, frame)

@@ -197,7 +197,7 @@ def _share_lines(sections: list[Section], free_lines: int | None) -> Iterator[tu
         sections = sections[:-1]
     lines_left = free_lines - sum(section.overhead for section in sections)
     row_counts = [0] * len(sections)
-    del wanted_rows[len(sections) :]  # those of the dropped sections
+    del wanted_rows[len(sections) :]  # the numbers for the dropped sections
     while lines_left > 0 and row_counts != wanted_rows:
         for i, row_count in enumerate(row_counts):
             if lines_left > 0 and row_count < wanted_rows[i]:
@@ -295,7 +295,7 @@ def _waits(waits: Waits, now_ms: float) -> Section:
     rows = []
     for waiter in sorted((node for node in waits.nodes if node.state == "queued"), key=lambda node: node.since):
         waiter_cells = [_label(waiter.id, waiter.transaction_name), str(waiter.id), duration(now_ms - waiter.since)]
-        if waiter.id not in edges_by_waiter:  # its blockers ended, or did not fit into the response
+        if waiter.id not in edges_by_waiter:  # the blockers have ended, or did not fit into the response
             resource = waiter.resources[0] if waiter.resources else "-"
             rows.append([*waiter_cells, "-", "-", "", resource, "-", "-"])
             continue
