@@ -23,8 +23,8 @@ def grant_candidates(table: LockTable, affected: AffectedQueues, new_request: Re
         requests = _candidates_in_queue(table, *affected[0])
     else:
         found = {} if new_request is None else {new_request.id: new_request}
-        for name, shared_too, after in _merge_by_resource(affected):
-            for request in _candidates_in_queue(table, name, shared_too, after):
+        for name, include_shared, after in _merge_by_resource(affected):
+            for request in _candidates_in_queue(table, name, include_shared, after):
                 found[request.id] = request
         requests = list(found.values())
     if len(requests) > 1:
@@ -32,11 +32,11 @@ def grant_candidates(table: LockTable, affected: AffectedQueues, new_request: Re
     return requests
 
 
-def _candidates_in_queue(table: LockTable, name: str, shared_too: bool, after: QueueEntry | None) -> list[Request]:
+def _candidates_in_queue(table: LockTable, name: str, include_shared: bool, after: QueueEntry | None) -> list[Request]:
     """Return the waiters of one queue that may have become grantable, each once.
 
     These are the first exclusive waiter, and the other waiters of the owner that blocks the rest of
-    the queue. With `shared_too`, because an exclusive request left the position `after` (None: it
+    the queue. With `include_shared`, because an exclusive request left the position `after` (None: it
     held the resource), also the shared waiters from there to the first exclusive waiter.
     """
     resource = table.resources.get(name)
@@ -45,10 +45,10 @@ def _candidates_in_queue(table: LockTable, name: str, shared_too: bool, after: Q
         return []
     found: list[Request] = []
     first = queue.exclusive.first
-    if resource.exclusive_count:
+    if resource.exclusive_count:  # then all holders have the same owner
         owner = next(iter(resource.holders.values())).owner
     else:
-        if shared_too and queue.shared:
+        if include_shared and queue.shared:
             found += [entry[2] for entry in queue.shared.between(after, first)]
         if first is None:
             return found
@@ -56,20 +56,20 @@ def _candidates_in_queue(table: LockTable, name: str, shared_too: bool, after: Q
         owner = first[2].owner
     if isinstance(owner, str):
         found += [request for request in table.waiting_of(owner).values() if name in request.names()]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(found))  # each once, in the same order
     return found
 
 
 def _merge_by_resource(affected: AffectedQueues) -> AffectedQueues:
     """Merge all changes of a queue into one change, which starts at the first changed position."""
     merged: dict[str, tuple[bool, QueueEntry | None]] = {}
-    for name, shared_too, after in affected:
-        if name in merged and shared_too and merged[name][0]:
+    for name, include_shared, after in affected:
+        if name in merged and include_shared and merged[name][0]:
             other = merged[name][1]
             merged[name] = (True, None if after is None or other is None else min(after, other))
-        elif name not in merged or shared_too:
-            merged[name] = (shared_too, after)
-    return [(name, shared_too, after) for name, (shared_too, after) in merged.items()]
+        elif name not in merged or include_shared:
+            merged[name] = (include_shared, after)
+    return [(name, include_shared, after) for name, (include_shared, after) in merged.items()]
 
 
 def _queue_order(request: Request) -> tuple[float, int]:

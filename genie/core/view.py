@@ -197,14 +197,22 @@ def _find(table: LockTable, name: str | None, id: int | None, transaction: str |
     if id is not None or transaction is not None:
         return _find_by_owner(table, name, id, transaction)
     if name is None:
-        return _Matches(table.held.values(), len(table.held), table.waiting.values(), len(table.waiting))
+        return _Matches(
+            holders=table.held.values(),
+            holders_total=len(table.held),
+            queue=table.waiting.values(),
+            queue_total=len(table.waiting),
+        )
     resource = table.lookup(name)
     if resource is None:
-        return _Matches((), 0, (), 0)
+        return _Matches(holders=(), holders_total=0, queue=(), queue_total=0)
     wait_queue = resource.wait_queue
     queue = () if wait_queue is None else (entry[2] for entry in wait_queue)
     return _Matches(
-        resource.holders.values(), len(resource.holders), queue, 0 if wait_queue is None else len(wait_queue)
+        holders=resource.holders.values(),
+        holders_total=len(resource.holders),
+        queue=queue,
+        queue_total=0 if wait_queue is None else len(wait_queue),
     )
 
 
@@ -223,4 +231,4 @@ def _find_by_owner(table: LockTable, name: str | None, id: int | None, transacti
     ]
     holders = [request for request in requests if request.state is HELD]
     queue = [request for request in requests if request.state is not HELD]
-    return _Matches(holders, len(holders), queue, len(queue))
+    return _Matches(holders=holders, holders_total=len(holders), queue=queue, queue_total=len(queue))

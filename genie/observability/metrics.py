@@ -140,39 +140,45 @@ class Metrics(Collector):
 def _request_metrics(stats: Mapping[str, Stats]) -> Iterator[Metric]:
     """Yield the metrics of requests, locks, errors and commits of each namespace."""
 
-    def each(value: Callable[[Stats], T]) -> ByNamespace[T]:
-        """Return the pairs of each namespace and the value of its statistics."""
-        return ((namespace, value(counters)) for namespace, counters in stats.items())
+    def per_namespace(get_value: Callable[[Stats], T]) -> ByNamespace[T]:
+        """Return a pair for each namespace: its name, and the value that `get_value` returns for its statistics."""
+        return ((namespace, get_value(counters)) for namespace, counters in stats.items())
 
     yield from _labeled_counter(
         "genie_requests",
         "Requests by outcome: granted immediately, granted after a wait, or the reason without a grant.",
         "outcome",
-        each(lambda stats: stats.outcomes),
+        per_namespace(lambda stats: stats.outcomes),
     )
     yield from _histogram(
-        "genie_wait_seconds", "Wait time of requests that were granted after a wait.", each(lambda stats: stats.waits)
+        "genie_wait_seconds",
+        "Wait time of requests that were granted after a wait.",
+        per_namespace(lambda stats: stats.waits),
     )
-    yield from _histogram("genie_hold_seconds", "Hold time of locks.", each(lambda stats: stats.holds))
+    yield from _histogram("genie_hold_seconds", "Hold time of locks.", per_namespace(lambda stats: stats.holds))
     yield from _labeled_counter(
         "genie_holds_lost",
         "Holds that ended other than by a release, by reason.",
         "reason",
-        each(lambda stats: {reason.value: stats.lost_holds[reason] for reason in LOST_REASONS}),
+        per_namespace(lambda stats: {reason.value: stats.lost_holds[reason] for reason in LOST_REASONS}),
     )
     yield from _counter(
         "genie_deadlocks",
         "Requests that were ended because they would have created a deadlock.",
-        each(lambda stats: stats.deadlocked),
+        per_namespace(lambda stats: stats.deadlocked),
     )
     yield from _labeled_counter(
         "genie_errors",
         "Rejected commands, by error code.",
         "code",
-        each(lambda stats: {code.value: stats.errors[code] for code in Code}),
+        per_namespace(lambda stats: {code.value: stats.errors[code] for code in Code}),
     )
-    yield from _histogram("genie_commit_seconds", "Commit latency of the store.", each(lambda stats: stats.commits))
-    yield from _histogram("genie_commit_changes", "Changes per commit.", each(lambda stats: stats.batch_sizes), unit=1)
+    yield from _histogram(
+        "genie_commit_seconds", "Commit latency of the store.", per_namespace(lambda stats: stats.commits)
+    )
+    yield from _histogram(
+        "genie_commit_changes", "Changes per commit.", per_namespace(lambda stats: stats.batch_sizes), unit=1
+    )
 
 
 @dataclass(slots=True, frozen=True)
@@ -207,26 +213,26 @@ def _lock_table_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Met
     """Yield the metrics of waiting and held requests of each namespace."""
     samples = {name: _sample_lock_table(namespace) for name, namespace in namespaces.items()}
 
-    def each(value: Callable[[_TableSample], float]) -> ByNamespace[float]:
-        """Return the pairs of each namespace and the value of its sample."""
-        return ((namespace, value(sample)) for namespace, sample in samples.items())
+    def per_namespace(get_value: Callable[[_TableSample], float]) -> ByNamespace[float]:
+        """Return a pair for each namespace: its name, and the value that `get_value` returns for its sample."""
+        return ((namespace, get_value(sample)) for namespace, sample in samples.items())
 
-    yield from _gauge("genie_queue_length", "Waiting requests.", each(lambda sample: sample.waiting))
+    yield from _gauge("genie_queue_length", "Waiting requests.", per_namespace(lambda sample: sample.waiting))
     yield from _gauge(
         "genie_longest_wait_seconds",
         "Time that the oldest waiting request has waited.",
-        each(lambda sample: sample.longest_wait_s),
+        per_namespace(lambda sample: sample.longest_wait_s),
     )
-    yield from _gauge("genie_held_requests", "Held requests.", each(lambda sample: sample.held))
+    yield from _gauge("genie_held_requests", "Held requests.", per_namespace(lambda sample: sample.held))
     yield from _gauge(
         "genie_held_locks",
         "Held locks: a shared resource counts once for each holder.",
-        each(lambda sample: sample.locks),
+        per_namespace(lambda sample: sample.locks),
     )
     yield from _counter(
         "genie_queue_rearrangements",
         "Wait queues that were rearranged to avoid a deadlock.",
-        each(lambda sample: sample.rearrangements),
+        per_namespace(lambda sample: sample.rearrangements),
     )
 
 

@@ -141,7 +141,9 @@ class Stats:
         self.lag = Histogram()
         """Event-loop lag: the delay with which timers ran (ms)."""
         self.contention = ContentionStats()
+        """Conflicts and wait time by resource."""
         self.deadlocks: deque[Deadlock] = deque(maxlen=MAX_DEADLOCKS)
+        """Recent deadlocks, oldest first."""
         self._deadlock_steps = 0
         """Steps of all deadlocks in `deadlocks`."""
         self._unreported_deadlocks = 0
@@ -149,9 +151,11 @@ class Stats:
         self.recent_waiters: deque[Request] = deque()
         """Requests queued recently, for the slow-wait log; empty unless `tracks_recent_waiters`."""
         self.tracks_recent_waiters = False
+        """Whether the slow-wait log is enabled."""
         self._blocked_resources: dict[int, tuple[str, ...]] = {}
         """The resources on which a waiting request is blocked, by id. Only for requests of several resources."""
         self.rate_window = RateWindow()
+        """Samples of the last minute, for rates and wait quantiles."""
 
     @property
     def deadlocked(self) -> int:

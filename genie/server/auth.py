@@ -190,7 +190,7 @@ def authorize(principal: Principal, command: WireCommand, table: LockTable) -> R
         return _authorize_view(principal, "inspect: resource", command.resource, command.ref)
     if isinstance(command, Watch):
         return _authorize_view(principal, "watch: prefix", command.prefix, command.ref)
-    return None
+    return None  # `ping`, `bye` and `unwatch` need no permission
 
 
 def may_inspect(principal: Principal, prefix: str | None) -> bool:

@@ -423,7 +423,7 @@ class Connection(Peer, asyncio.Protocol):
         for line in lines:
             if line and not line.isspace() and self._process_opening_line(line):
                 if self.state is READY:
-                    return [*lines]
+                    return [*lines]  # the lines after the `hello`
                 self.enter_state(READY)  # the first line is not a `hello`, so the handler executes it
                 return [line, *lines]
             if self.closing:

@@ -75,7 +75,7 @@ class FollowerHandler:
         """Send `unavailable` for each command. Always returns False: the connection's turn need not end early."""
         reason = self._describe_leader()
         for item in items:
-            if connection.closed:
+            if connection.closed:  # no reply can be sent
                 continue
             rejection = reject_item(connection, item, reason)
             if rejection is not None:

@@ -100,6 +100,7 @@ class AdmissionControl(Generic[C]):
         self._rejected_handshakes: set[Hashable] = set()
         """TLS handshakes in progress beyond the limits. Their connections are rejected when they are established."""
         self._by_address: Counter[str] = Counter()
+        """Number of connections and handshakes, by client address."""
         self.partial_lines = PartialLines(limits.max_partial)
 
     def __len__(self) -> int:

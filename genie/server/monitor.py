@@ -34,7 +34,7 @@ class Monitor:
     def __init__(self, namespace: str, stats: Stats, slow_wait_ms: float) -> None:
         self._log = log.bind(namespace=namespace)
         self._stats = stats
-        self._slow_ms = slow_wait_ms
+        self._slow_wait_ms = slow_wait_ms
         stats.tracks_recent_waiters = slow_wait_ms > 0
         self._loop = asyncio.get_running_loop()
         stats.rotate(self._loop.time() * 1000)
@@ -62,7 +62,7 @@ class Monitor:
     def _log_slow_waits(self, pipeline: Pipeline) -> None:
         """Log each request that still waits after `slow_wait_ms`, once. `recent_waiters` is in order of arrival."""
         recent, now, logged, omitted = self._stats.recent_waiters, pipeline.now, 0, 0
-        while recent and (recent[0].state is not WAITING or recent[0].since <= now - self._slow_ms):
+        while recent and (recent[0].state is not WAITING or recent[0].since <= now - self._slow_wait_ms):
             request = recent.popleft()
             if request.state is not WAITING:
                 continue
