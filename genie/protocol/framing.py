@@ -81,7 +81,7 @@ class LineReader:
 
         Large input is returned as `UnsplitLines`. Raises LineTooLong if a line exceeds the limit.
         """
-        if len(data) > SPLIT_BYTES and len(self.partial) + len(data) <= self._limit:
+        if len(data) > SPLIT_BYTES and len(self.partial) + len(data) <= self._limit:  # large input: split it later
             end = data.rfind(b"\n") + 1
             if not end:
                 self.partial += data

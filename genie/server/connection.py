@@ -199,7 +199,7 @@ class Connection(Peer, asyncio.Protocol):
         """Send an error and close the connection. Abort it if the client has not read the error within the grace time."""
         reason = f"slow consumer: more than {self._limits.max_unread} bytes are unread, so the connection is closed"
         transport.write(replies.error(RequestRejected(Code.TOO_MANY, reason)))
-        self.closed = True
+        self.closed = True  # nothing is sent after the error
         self.finish()
         self.handler.on_disconnect(self)
         peer = transport.get_extra_info("peername")
@@ -467,7 +467,10 @@ class Connection(Peer, asyncio.Protocol):
         return self.state is READY
 
     def _authenticate_again(self, hello: bytes) -> bool:
-        """Authenticate a `hello` that follows a rejected `hello`. If that fails, close the connection and return False."""
+        """Authenticate a `hello` that follows a rejected `hello`. If this fails, close the connection and return False.
+
+        Return True if the client is authenticated, or needs no authentication.
+        """
         authenticator = self._authenticator
         if self.state is not ConnectionState.HELLO_REJECTED or self.principal is None or authenticator is None:
             return True

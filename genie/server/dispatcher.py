@@ -305,14 +305,14 @@ class Dispatcher:
     def _release_by_ref(self, connection: Peer, command: ReleaseByRef) -> None:
         """Release the request of the session with this `ref`. If the request has ended, send the reason again."""
         notifier = self.notifier
-        known = connection.session.find(command.ref)
-        if known is None:
+        found = connection.session.find(command.ref)
+        if found is None:
             reason = f"there is no request with the ref {command.ref!r} in this session, or it ended long ago"
             notifier.reject(connection, RequestRejected(Code.UNKNOWN_ID, reason, ref=command.ref))
-        elif isinstance(known, RetainedReply):
-            notifier.send(connection, replies.ended(known.id, known.reason, command.ref))
+        elif isinstance(found, RetainedReply):
+            notifier.send(connection, replies.ended(found.id, found.reason, command.ref))
         else:
-            events = self._step(Release(known.id, command.ref), notifier.now)
+            events = self._step(Release(found.id, command.ref), notifier.now)
             notifier.handle_events(events, connection, command.ref)
 
     def _inspect(self, connection: Peer, command: Inspect) -> None:

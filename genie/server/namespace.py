@@ -301,7 +301,7 @@ class Namespace:
         """End leadership on this server: commands are rejected from now on."""
         self.is_leader, self._follower.leader = False, None
         self._follower.cancel_handover()
-        # The lock manager, which counts its rearrangements itself, is freed later.
+        # Keep the count of the lock manager, which is freed with the pipeline.
         self.stats.rearrangements += self._current_pipeline.manager.rearrangements
         if self.monitor is not None:
             self.monitor.pipeline = None

@@ -17,7 +17,7 @@ from genie.server.sessions import Session
 class ConnectionState(Enum):
     """The protocol state of a connection.
 
-    `Peer.closing` and `Peer.closed` are independent of it: commands that were read before are still executed.
+    `Peer.closing` and `Peer.closed` are independent of the state: commands that were read earlier are still executed.
     """
 
     AUTHENTICATING = "authenticating"
@@ -126,7 +126,7 @@ class Peer:
         self.watch_bytes = 0
         """Bytes of watch events in `outbox` and `deferred`."""
         self.closing = False
-        """Whether no further input is accepted. Commands that were read before are still executed."""
+        """Whether no further input is accepted. Commands that were read earlier are still executed."""
         self.closed = False
         """Whether the connection is lost, so that nothing can be sent."""
 
