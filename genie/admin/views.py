@@ -52,10 +52,13 @@ async def longest_queues(table: LockTable, budget: WorkBudget) -> tuple[list[mod
     for name, since in oldest_since.items():
         length = _queue_length(table, name)
         if length:
-            (heappush if len(longest) < MAX_QUEUES else heappushpop)(longest, (length, -since, name))
+            if len(longest) < MAX_QUEUES:
+                heappush(longest, (length, -since, name))
+            else:
+                heappushpop(longest, (length, -since, name))  # drops the shortest queue
         await budget.spend(LENGTH_WORK)
     await budget.pause()
-    queues = [_queue_summary(table, name, -negated) for _, negated, name in sorted(longest, reverse=True)]
+    queues = [_queue_summary(table, name, -negated_since) for _, negated_since, name in sorted(longest, reverse=True)]
     return [queue for queue in queues if queue.waiting], complete  # a queue may have become empty while yielding
 
 
@@ -118,14 +121,14 @@ def _queue_summary(table: LockTable, name: str, since: int) -> models.QueueSumma
     """
     resource = table.lookup(name)
     holders = {} if resource is None else resource.holders
-    first = next(iter(holders.values()), None)
+    first_holder = next(iter(holders.values()), None)
     return models.QueueSummary(
         resource=name,
         waiting=_queue_length(table, name),
         holders=len(holders),
         since=since,
-        holder=None if first is None else first.id,
-        transaction_name=None if first is None else first.transaction,
+        holder=None if first_holder is None else first_holder.id,
+        transaction_name=None if first_holder is None else first_holder.transaction,
     )
 
 
@@ -145,10 +148,13 @@ async def graph(table: LockTable, max_nodes: int, budget: WorkBudget) -> models.
                 if blocking_request is not None and _add_node(nodes, blocking_request, max_nodes) is not None:
                     edges.append(_edge(request.id, blocker))
             await budget.spend(checks + NODE_WORK * (1 + len(blockers)))
-    shown = sum(1 for node in nodes.values() if node.state == "queued")
+    shown_count = sum(1 for node in nodes.values() if node.state == "queued")
     # Shown requests may have ended in the meantime. `max` keeps the total from being less than the number shown.
     return models.Waits(
-        nodes=list(nodes.values()), edges=edges, queue_total=max(shown, len(table.waiting)), queue_shown=shown
+        nodes=list(nodes.values()),
+        edges=edges,
+        queue_total=max(shown_count, len(table.waiting)),
+        queue_shown=shown_count,
     )
 
 

@@ -50,7 +50,10 @@ def printable(text: str) -> str:
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that compares the numbers in names by value: `acct/2` comes before `acct/12`."""
+    """Return a sort key that compares numbers in names by value: `acct/2` comes before `acct/12`.
+
+    At the same position, a number comes before any other text.
+    """
     return [
         (0, int(part), part) if part.isascii() and part.isdecimal() else (1, 0, part)
         for part in re.split("([0-9]+)", text)

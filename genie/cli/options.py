@@ -315,10 +315,10 @@ def query(
         deadline = asyncio.get_running_loop().time() + timeout_s
         client = Querier(parse_addresses(host, port), connect_timeout=timeout_s, namespace=namespace)
         try:
-            async with asyncio.timeout(None) as limit, AsyncExitStack() as stack:
+            async with asyncio.timeout(None) as time_limit, AsyncExitStack() as stack:
                 # The client applies `connect_timeout` itself, and its error then contains the replies of the servers.
                 await stack.enter_async_context(client)
-                limit.reschedule(deadline)
+                time_limit.reschedule(deadline)
                 try:
                     return await operation(client)
                 except asyncio.CancelledError:

@@ -353,11 +353,12 @@ def _parse_resource(text: str) -> str:
 def run(ctx: click.Context, /, no_wait: bool, wait: float | None, **options: Any) -> None:
     """Hold locks while COMMAND runs, as flock(1) does.
 
-    RESOURCE is shared:NAME, exclusive:NAME, or a NAME without a colon, which is exclusive. All are granted together.
+    RESOURCE is shared:NAME, exclusive:NAME, or a NAME without a colon, which is exclusive. All resources are granted
+    together.
 
     COMMAND gets GENIE_LOCK_ID and GENIE_LOCK_FENCE in its environment. SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and
-    SIGUSR2 are forwarded to it (Ctrl-C reaches it from the terminal). A signal while genie waits for the locks ends
-    genie.
+    SIGUSR2 are forwarded to COMMAND. Ctrl-C reaches COMMAND directly from the terminal. A signal while genie waits for
+    the locks ends genie.
 
     \b
     Exit status: that of COMMAND (128 + N if signal N ended it), or
