@@ -267,10 +267,8 @@ class Keyspace:
 
     async def collect_garbage(self) -> None:
         """Delete the keys of the election, and all snapshots except the current one."""
-        for key in (
-            self._candidates,
-            self._positions,
-        ):  # separate calls: during a slot migration the keys may be on two nodes
+        # Separate calls, because the two keys may be on different nodes during a slot migration.
+        for key in (self._candidates, self._positions):
             await self._primary.call("UNLINK", key)
         snapshots = sorted(key.decode() for key in await self._primary.call("SMEMBERS", self._snapshots))
         if snapshots != [self.epoch.records]:

@@ -2,9 +2,9 @@
 -- KEYS: meta, records, log   ARGV: epoch, nonce; the expected epoch and nonce ('' where there is none); the expected index
 --       of the last batch ('' for any); the node; counters ('' to continue from the stored ones, else those of a restored
 --       snapshot); the number of records in that snapshot; its epoch history
--- Returns {'ok', base, history}, also where this very call was executed before: the position from which the epoch continues
--- ('' for a restored snapshot), and its epoch history. 'other' where the stored state is not the expected one: another node
--- has taken over, or the leader has committed. 'lost' where records of the restored snapshot are missing.
+-- Returns {'ok', base, history}: the position from which the epoch continues ('' for a restored snapshot), and the epoch
+-- history. A repeated call returns the same. Returns 'other' if the stored state is not the expected one, because another
+-- node has taken over or the leader has committed; 'lost' if records of the restored snapshot are missing.
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce', 'counters', 'base', 'history')
 if meta[1] == ARGV[1] and meta[2] == ARGV[2] then
   return {'ok', meta[4], meta[5] or ''}
@@ -29,10 +29,10 @@ if counters == '' then
   end
 end
 if ARGV[7] ~= '' or not meta[1] then
-  redis.call('DEL', KEYS[3])  -- its entries lead to no state, and their ids may be higher than the next ones
+  redis.call('DEL', KEYS[3])  -- the old entries do not lead to the new state, and may have higher ids than new entries
 end
 redis.call('XADD', KEYS[3], ARGV[1] .. '-0', 'base', base, 'node', ARGV[6])
--- The records key exists even without locks: during a slot migration a command fails where some of its keys are missing.
+-- Keep the records key from being empty: during a slot migration a script fails if only some of its keys exist.
 redis.call('HSET', KEYS[2], '0', '')
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'nonce', ARGV[2], 'records', KEYS[2], 'counters', counters,
   'base', base, 'history', history, 'node', ARGV[6])

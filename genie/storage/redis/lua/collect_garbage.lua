@@ -1,4 +1,4 @@
--- Delete the snapshots to which `meta` does not point. Only for the current leader, never for an earlier one.
+-- Delete the snapshots to which `meta` does not point. Does nothing if the caller is not the current leader.
 -- KEYS: meta, snapshots, then the snapshot keys   ARGV: epoch, nonce
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce', 'records')
 if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then

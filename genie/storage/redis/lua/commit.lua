@@ -1,8 +1,8 @@
 -- Apply one batch. All checks come before the first write: a script cannot roll back.
 -- KEYS: meta, records, log   ARGV: epoch, nonce; counters (the batch's index first); how many log entries to keep; how many
 --       ids are deleted; then pairs: each deleted id with '', each written id with its record
--- Returns 'ok', also where this batch was applied before; 'lost' where Redis has lost earlier batches or everything; 'stale'
--- where later batches were applied already; 'other' where another node leads.
+-- Returns 'ok', also if this batch was applied before; 'lost' if Redis has lost earlier batches or everything; 'stale' if
+-- later batches were applied already; 'other' if another node leads.
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce', 'counters')
 if not meta[1] then
   return 'lost'
@@ -15,15 +15,15 @@ if index < applied then
   return 'stale'
 end
 if index == applied then
-  -- Applied, but perhaps on no replica yet. This write makes a following WAIT cover it on a new connection, too.
+  -- The batch was applied before, but replicas may lack it. WAIT only covers writes of its own connection, so write again.
   redis.call('HSET', KEYS[1], 'counters', meta[3])
   return 'ok'
 end
 if index > applied + 1 then
   return 'lost'
 end
--- unpack() is limited by Lua's stack of about 8,000 values. So a large batch is several log entries, up to a thousand;
--- the last one has the counters.
+-- unpack() is limited by Lua's stack of about 8,000 values. So a large batch becomes several log entries, at most 1,000.
+-- The last entry contains the counters.
 local entry, first, last = 1000 * index, 6, #ARGV
 while last - first >= 6000 do
   redis.call('XADD', KEYS[3], string.format('%s-%.0f', ARGV[1], entry), unpack(ARGV, first, first + 5999))

@@ -1,7 +1,7 @@
--- Resign: clear the node, so that a follower need not wait for the lease to end.
+-- Resign: clear the node in `meta`, so that a follower does not wait for the lease to expire.
 -- KEYS: meta, log   ARGV: epoch, nonce, the index of the last batch that was sent
--- Returns 'ok'; 'other' where another node leads already; 'lost' where Redis lacks that batch: then a node that has
--- replicated it must take over, and all others must wait for the lease.
+-- Returns 'ok'; 'other' if another node leads already; 'lost' if Redis lacks the last batch. After 'lost' a node that has
+-- replicated that batch must take over, and all other nodes must wait for the lease.
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce', 'counters')
 if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then
   return 'other'
