@@ -234,7 +234,7 @@ class Follower:
         """
         if decision.rolled_back and meta is not None:
             self._candidacy.note_rollback(meta, self._loop.time())
-        if decision.not_before is not None and not await self._outranks_others_at(decision.not_before):
+        if decision.not_before is not None and not await self._poll_for_highest_rank(decision.not_before):
             return None
         if lease_expired and meta is not None and meta.node is not None:
             self._log.warning("leader lease expired", leader=meta.node.address, lease_ms=meta.node.lease_ms)
@@ -250,10 +250,11 @@ class Follower:
             self._candidacy.last_sign_of_life = self._loop.time()
         return state_machine
 
-    async def _outranks_others_at(self, not_before: float) -> bool:
-        """Publish this node's position; return whether the event-loop time `not_before` has passed and no position is later.
+    async def _poll_for_highest_rank(self, not_before: float) -> bool:
+        """Publish this node's position once, and compare it with the positions of the other candidates.
 
-        Before returning False, waits for at most one poll interval: the caller then reads `meta` and decides again.
+        Returns True if the event-loop time `not_before` has passed and no candidate has published a later position.
+        Otherwise returns False after at most one poll interval: the caller then reads `meta` and decides again.
         """
         history = self._replica.history
         position = (0, 0) if history is None else history.last_committed
