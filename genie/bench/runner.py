@@ -163,7 +163,10 @@ class LoadRunner:
         """The time limit for opening connections, while they are being opened."""
 
     def interrupt(self) -> None:
-        """End the run early. After the second call, the run does not wait until all releases are confirmed, either."""
+        """End the run early. The first call stops new requests; the run still waits until all releases are confirmed.
+
+        The second call ends that wait, too.
+        """
         self.interrupts += 1
         self._wake.set()
         if self._connect_timeout is not None:

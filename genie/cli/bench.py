@@ -279,7 +279,7 @@ def bench(
 
 async def _leader_address(client: Querier) -> Address:
     """Return the address of the leader, to which the benchmark opens all its connections."""
-    await client.ping()
+    await client.ping()  # follows redirects, so the client is now connected to the leader
     if client.address is None:
         raise Unavailable("the connection to the server was lost")
     return client.address

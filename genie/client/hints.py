@@ -36,19 +36,20 @@ def self_blocking_hint(request: Request, own_requests: LiveRequests, blockers: S
     for blocker in blockers:
         if blocker.state != "held" or (blocker.transaction is not None and request.transaction is not None):
             continue
-        if _holds(own_requests, blocker):
+        if _is_held_by(own_requests, blocker):
             return _hint_text(blocker, "this client")
         with _clients_mutex:
             clients = list(_clients)
-        if any(_holds(requests, blocker) for requests in clients):
+        if any(_is_held_by(requests, blocker) for requests in clients):
             return _hint_text(blocker, "another client of this process")
     return ""
 
 
-def _holds(requests: LiveRequests, blocker: Blocker) -> bool:
-    """Return whether a blocker is a held lock among the requests of a client.
+def _is_held_by(requests: LiveRequests, blocker: Blocker) -> bool:
+    """Return whether a blocker is a lock that a client holds. `requests`: the requests of the client.
 
-    Compares the resource, too: a client may be connected to another server, where the same id means another lock.
+    Ids are unique only within one server, and clients of one process may use several servers. So the name of the
+    resource is compared, too.
     """
     lock = requests.by_id.get(blocker.id)
     if lock is None or lock.state is not RequestState.HELD:

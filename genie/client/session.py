@@ -216,7 +216,7 @@ class ClientSession:
     def request_next(self, watch: Watch, now: float) -> None:
         """Record that the consumer of a watch waits for the next change, and send the `watch` command if necessary.
 
-        The next change, or the end of the watch, is an outcome of the watch.
+        The next change, or the end of the watch, is returned later among the outcomes of a received message.
         """
         self._watches.request_next(watch)
         self._send_watches(now)
@@ -487,9 +487,9 @@ class ClientSession:
             outcomes.append(Outcome(release, result=errors.SUCCESS))
 
     def _finish_resumption(self, now: float) -> None:
-        """Complete the handshake, because the server has sent the state of all requests of the session.
+        """Complete the handshake, now that the server has sent the state of all requests of the session.
 
-        Sends what was deferred until now: releases, waiting requests, extensions and watches.
+        Sends the calls that were deferred until now: releases, waiting requests, extensions and watches.
         """
         self._phase = Phase.UP
         waiting: list[Request] = []
@@ -500,7 +500,9 @@ class ClientSession:
                 if not request.release.id:  # a release by `ref`; releases by id are in `_deferred_releases`
                     self._output.append(request.release.line)
             elif request.connection_number != self._connection_number:
-                self.send(Release(request.id), now)  # the resumption did not mention the lock: the reply says why
+                self.send(
+                    Release(request.id), now
+                )  # the server did not list the lock, so it is lost: the reply has the reason
         deferred, self._deferred_releases = self._deferred_releases, []
         for release in deferred:
             self.send(release, now)

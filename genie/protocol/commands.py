@@ -300,16 +300,19 @@ def _read_last_values(line: bytes) -> WireCommand:
 
 
 def _build_command(line: Line) -> WireCommand:
-    """Return the command of a decoded line of any type, wrapped in `Namespaced` if its payload names a namespace."""
+    """Build the command for a decoded line, and wrap it in `Namespaced` if its payload names a namespace."""
     payload = line.payload
     command: Any = _BUILDERS[type(line)](payload)
-    # The namespace of a `hello` is a field of `Hello`; some payloads have no namespace.
+    # `Hello` carries its namespace itself; some types of payloads have no namespace.
     namespace = None if payload is None or type(line) is HelloLine else getattr(payload, "namespace", None)
     return command if namespace is None else Namespaced(namespace, command)
 
 
 def _build_request(payload: RequestPayload) -> Request | Take:
-    """Return the command of a `request`. Raises ValueError for errors that the type of the payload does not exclude."""
+    """Return a `Request` if the payload has `resources`, otherwise a `Take`, which chooses from `anyOf`.
+
+    Raises ValueError for invalid input that decoding cannot detect, such as `resources` together with `anyOf`.
+    """
     resources = payload.resources
     if resources is None:
         return _build_take(payload)
@@ -320,7 +323,7 @@ def _build_request(payload: RequestPayload) -> Request | Take:
     name, queue_timeout, transaction_timeout = payload.transactionName, payload.queueTimeout, payload.transactionTimeout
     if name is not None:
         check_name(name)
-    request = Request(  # positional arguments take CPython half the time (measured)
+    request = Request(  # positional arguments: twice as fast as keywords in CPython (measured)
         shared,
         exclusive,
         DEFAULT_TIMEOUT_MS if queue_timeout is None else queue_timeout,
@@ -337,7 +340,7 @@ def _build_request(payload: RequestPayload) -> Request | Take:
 
 
 def _build_take(payload: RequestPayload) -> Take:
-    """Return the command of a `request` with `anyOf`. Raises ValueError for errors that the payload's type does not exclude."""
+    """Return the command of a `request` with `anyOf`. Raises ValueError for invalid input that decoding cannot detect."""
     any_of, target, timeout = payload.anyOf, payload.target, payload.transactionTimeout
     if any_of is None or target is None:
         raise ValueError("anyOf and target require each other")

@@ -355,7 +355,8 @@ class Dispatcher:
         """
         principal, notifier = connection.principal, self.notifier
         name = None if principal is None else principal.name
-        if hello.session is None or (principal is not None and not principal.has_permission(LOCK)):
+        may_lock = principal is None or principal.has_permission(LOCK)
+        if hello.session is None or not may_lock:  # a client that may not lock has no requests to resume
             connection.session.quiet = hello.quiet
             self._welcome(connection, hello, resumed=False)
             return
@@ -373,7 +374,7 @@ class Dispatcher:
         for request in session.bound.values():
             if request.state is State.HELD:
                 notifier.send(connection, replies.locked_again(request, notifier.now))
-            elif request.ref is None or not session.quiet:
+            elif request.ref is None or not session.quiet:  # a quiet client gets no `queued` for requests with a `ref`
                 notifier.send(connection, replies.queued(request))
 
     def _welcome(self, connection: Peer, hello: Hello, *, resumed: bool) -> None:
@@ -408,18 +409,20 @@ class Dispatcher:
         self.notifier.closing.append(connection)
 
     def _on_disconnect(self, connection: Peer) -> None:
-        """End the requests bound to a connection. If its session has a key, keep the requests until the session
-        is resumed or expires.
+        """End the watches of a disconnected connection, and the requests that are bound to the connection.
+
+        If the connection has a session with a key, the client can resume the session on another connection. Then the
+        session is detached instead, and its requests end only if the session expires.
         """
         session = connection.session
         self.watches.remove_all(connection)
         if session.key is not None:
-            if session.connection is connection:
+            if session.connection is connection:  # otherwise another connection has taken the session over
                 self.sessions.detach(session, self.notifier.now)
             return
         if session.bound:
             self._end_disconnected(list(session.bound.values()))
-        if connection.closed:
+        if connection.closed:  # otherwise only its input has ended, and replies are still sent
             session.end()
 
     def _end_session(self, session: Session) -> None:

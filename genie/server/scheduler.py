@@ -76,7 +76,9 @@ class CommandScheduler:
     def add(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of one connection in order. `size`: the bytes that were read for these commands.
 
-        Pauses reading from the connection if too many bytes are queued for it or for all connections together.
+        A connection without queued commands joins the queue `busy` if it sent many bytes at once or used much time
+        recently, otherwise the queue `light`. Reading from the connection is paused if too many bytes are queued for it
+        or for all connections together.
         """
         if not connection.input_queue:
             if size > SPLIT_BYTES or (connection.busy_until and connection.busy_until > self._clock()):

@@ -59,15 +59,20 @@ class Scanner:
         self._sweep.advance(result.compared)
 
     async def scan(self) -> ScanResult:
-        """Read the ledger's changes since the last run: new state changes, changed recheck windows,
-        due transfers, rows of other implementations and moved dates. Return them with a plan of
-        what to deliver and to write.
+        """Read what has changed in the ledger since the last run, and plan what to deliver and to write.
+
+        - new state changes: those after the segment, up to one batch
+        - recheck windows: ranges of ids that are counted again, because a transaction that was open
+          when they were read may have committed into them later
+        - due transfers: tracked transfers whose expiration date has passed
+        - unchecked rows: rows that another implementation has written to the handler's tables
+        - moved dates: expiration dates that were changed in the ledger
         """
         queries = self._queries
         async with self._database.reading() as connection:
             segment = Segment.of((await connection.execute(queries.segment())).first())
             change_count, last = (await connection.execute(queries.new_changes(segment.start, self._batch))).one()
-            # Read after the changes: every change that appears late among them belongs to a transaction that is open now.
+            # Read after the changes: if a change with an id below `last` becomes visible later, its transaction is open now.
             now = (await connection.execute(queries.now())).scalar_one()
             recounted = await self._recount(connection, now)
             rows = await self._rows(connection, queries.due(now, self._batch, self._due_after))

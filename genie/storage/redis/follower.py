@@ -311,11 +311,11 @@ class Follower:
         return True
 
     async def _restore(self, snapshot: Snapshot) -> StateMachine | None:
-        """Acquire leadership by writing `snapshot`, which has acknowledged commits that Redis lacks, to Redis.
+        """Acquire leadership by writing `snapshot` to Redis, which has lost acknowledged commits that the snapshot contains.
 
         Returns the state of the snapshot; None if another node was faster.
         """
-        self._log.warning("primary lacks acknowledged commits, restoring snapshot")
+        self._log.warning("redis lacks acknowledged commits, restoring them from memory")
         self.acquired_at = self._loop.time()
         try:
             await self._keyspace.restore_snapshot(self._node, snapshot.state, snapshot.history)

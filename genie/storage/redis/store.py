@@ -260,13 +260,13 @@ class RedisStore:
 
         Then commit an empty batch: replicas that have acknowledged the empty batch also have the snapshot.
         """
-        self._log.warning("primary rolled back acknowledged commits, restoring snapshot")
+        self._log.warning("redis lost acknowledged commits, restoring them from memory")
         history, snapshot = self._history_at(self._encoder.index), self._snapshot()
         await retry_until_done(
             lambda: self._keyspace.restore_snapshot(self._node, snapshot, history), new_backoff(), self._log
         )
         self._encoder = BatchEncoder(self._keyspace)
-        self._log.info("snapshot restored", epoch=self._keyspace.epoch.number)
+        self._log.info("snapshot written to redis", epoch=self._keyspace.epoch.number)
         connection = self._writer.connection
         if connection is not None and connection.address != self._primary.address:  # restored at a new primary
             self._writer.drop()

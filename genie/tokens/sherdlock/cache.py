@@ -489,8 +489,9 @@ class WalletCaches:
         return expected
 
     def on_issued(self, expected: Sequence[Token]) -> None:
-        """Add the outputs that `expect` has returned, which were issued, except outputs that are
-        spent already.
+        """Add the outputs of a spend that has succeeded. `expected`: the return value of `expect`.
+
+        An output that was spent meanwhile is no longer recorded in `_expected`, and is skipped.
         """
         for token in expected:
             if token.id in self._expected:

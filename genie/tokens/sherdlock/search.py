@@ -120,12 +120,14 @@ def pick_candidates(
     include_own: bool,
     spare_factor: int,
 ) -> Candidates | None:
-    """Draw tokens of a wallet to request, without tokens that are known to be held: in the
-    preferred order, or the largest first if more than `request.limit` tokens would be needed.
-    Returns None if too few tokens are left to reach the amount within the limit.
+    """Choose the tokens of a wallet whose locks are to be requested: enough for the amount, and some
+    spare tokens in case others hold some of them. Skips tokens that are known to be locked.
+
+    Uses the preferred order, or the largest tokens first if the preferred order would need more than
+    `request.limit` tokens. Returns None if the amount can't be reached within the limit.
 
     With `include_own`, tokens that the same transaction has locked are included, unless a selection
-    of this selector has reserved them. `spare_factor` multiplies the number of spare tokens.
+    of this selector has reserved them. `spare_factor` multiplies the usual number of spare tokens.
     """
     candidates = _take_candidates(
         request, cache.draw(request.prefer), tracker, now, include_own=include_own, spare_factor=spare_factor
