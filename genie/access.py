@@ -315,17 +315,17 @@ class AccessControl:
     def by_certificate(self, name: str) -> Principal | None:
         """Return the principal of a verified certificate with this name.
 
-        A name without a section in the token file gets the default permissions. None if the principal has a token:
-        then only the token authenticates this principal, not the certificate.
+        A principal without a section in the token file gets the default permissions. Returns None for a principal with
+        a token, because only the token authenticates such a principal.
         """
         if name in self._names_with_token:
             return None
         return self._principal_by_name.get(name) or Principal(name)
 
     def by_name(self, name: str) -> Principal | None:
-        """Return the principal `name`, which its token authenticated before the token file was reloaded.
+        """Return the current principal of a client that a token of the principal `name` has authenticated before.
 
-        None if the reloaded file has no token for this principal.
+        Returns None if the token file was reloaded since, and has no token for this principal anymore.
         """
         return self._principal_by_name[name] if name in self._names_with_token else None
 

@@ -38,20 +38,21 @@ async def run_to_completion(work: Coroutine[Any, Any, T], *, grace_s: float | No
 
     Args:
         work: the coroutine.
-        grace_s: the coroutine is cancelled, too, if it has not ended this long after the caller was cancelled. None: never.
+        grace_s: seconds after a cancellation of the caller at which the coroutine is cancelled as well. None: it is never
+            cancelled.
 
     """
     task, loop = asyncio.create_task(work), asyncio.get_running_loop()
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        grace_ends = math.inf if grace_s is None else loop.time() + grace_s
+        grace_ends_at = math.inf if grace_s is None else loop.time() + grace_s
         while not task.done():
             with suppress(asyncio.CancelledError):
-                if loop.time() >= grace_ends:
+                if loop.time() >= grace_ends_at:
                     await cancel_and_wait(task)
                 else:
-                    await asyncio.wait({task}, timeout=None if grace_s is None else grace_ends - loop.time())
+                    await asyncio.wait({task}, timeout=None if grace_s is None else grace_ends_at - loop.time())
         if not task.cancelled():
             task.exception()  # marks the error as retrieved, so that asyncio does not log it
         raise

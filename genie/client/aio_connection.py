@@ -89,6 +89,7 @@ class AsyncConnection:
         """The protocol state machine."""
         self.session.explain_unavailable = lambda: str(self._servers.unavailable_error())
         self._loop: asyncio.AbstractEventLoop
+        """The event loop in which the client was opened. Set by `open`."""
         self._handler: TransportHandler | None = None
         """The current connection or connection attempt; None: there is none."""
         self._connected_at = 0.0
@@ -137,8 +138,8 @@ class AsyncConnection:
         if self.session.close_reason:
             self._abandon_transport(handler, self.session.close_reason)
         elif was_up:
-            self._servers.on_success()
-        elif self.session.up:
+            self._servers.on_success()  # the server serves calls, so the backoff is reset
+        elif self.session.up:  # the received data has completed the handshake
             self._connected_at = time.monotonic()
             self._connected_event.set()
             handler.handshake_done.set()
@@ -186,10 +187,10 @@ class AsyncConnection:
     # -- connecting, and the timer ------------------------------------------------------------------------
 
     async def _try_all_servers(self) -> bool:
-        """Make one round of connection attempts over all servers, and follow redirects to the leader.
+        """Try to connect to each server once, and follow redirects to the leader.
 
-        Returns True as soon as a server accepts the client. After a round without success, the session learns which
-        servers rejected the client for good.
+        Returns True as soon as a server accepts the client, and False if none does. In the second case the errors of
+        the servers that rejected the client for good are recorded in the session.
         """
         rejections: list[RequestRejected | None] = []
         for address in self._servers.next_round():
@@ -206,7 +207,7 @@ class AsyncConnection:
             except BaseException:  # such as a cancellation
                 self._abandon_transport(handler, reason="")
                 raise
-            if handler is self._handler:
+            if handler is self._handler:  # a failed handshake would have reset `self._handler` to None
                 return True
             rejection = self.session.handshake_rejection
             rejections.append(rejection)
@@ -333,10 +334,10 @@ class AsyncConnection:
             await self._close_transport()
 
     async def call(self, call: Call) -> Any:
-        """Send a call and wait for its outcome. If this task is cancelled, a request is released.
+        """Send a call, wait for its outcome, and return its result or raise its error.
 
-        While disconnected a request is queued, for as long as its timeouts allow. Other calls wait for a connection, and
-        raise Unavailable after `connect_timeout`.
+        While disconnected a request is queued until its timeouts have passed. Any other call waits for a connection, and
+        raises Unavailable after `connect_timeout`. If this task is cancelled, a request is released.
         """
         self.check_open()
         if not self.session.up:
@@ -370,10 +371,10 @@ class AsyncConnection:
             raise self._servers.unavailable_error() from None
 
     async def wait_for_release(self, release: Release) -> str:
-        """Wait for the reply to a release, also across reconnects. Returns the reason for which the lock ended.
+        """Wait for the reply to a release, even if the client must reconnect. Returns the reason why the lock ended.
 
-        Raises Unavailable after `connect_timeout`. The client continues to send the release in the background, also if
-        this task is cancelled.
+        Raises Unavailable after `connect_timeout`. After a timeout or a cancellation of this task, the client still
+        retries the release in the background.
         """
         future = release.future = self._loop.create_future()
         timeout_handle = self._loop.call_later(self.connect_timeout, self._time_out_release, release)
@@ -478,9 +479,9 @@ class AsyncConnection:
             raise
 
     async def _close_transport(self) -> None:
-        """Stop the timer and the reconnect task, close the connection after sending its buffer, and fail all calls.
+        """Stop the timer and the reconnect task, fail all calls, and close the connection after sending its buffer.
 
-        Waits at most `connect_timeout` for the end of the connection, then aborts it.
+        Waits at most `connect_timeout` until the buffer is sent and the connection has ended, then aborts the connection.
         """
         if self._reconnect_task is not None:
             self._reconnect_task.cancel()
@@ -491,7 +492,7 @@ class AsyncConnection:
         if handler is not None and handler.transport is not None:
             handler.transport.close()  # sends the buffered data first
         self._deliver(self.session.finish_close(time.monotonic()))
-        self._connected_event.set()
+        self._connected_event.set()  # wakes the tasks in `wait_until_connected`, which then raise ConnectionLost
         try:
             if self._reconnect_task is not None:
                 await asyncio.wait({self._reconnect_task})

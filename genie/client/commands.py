@@ -244,7 +244,9 @@ class Release(Call):
 
     def __init__(self, id: int, request: Request | None = None) -> None:
         self.id = id
+        """The id of the released request; 0: not known, so that the release has the `ref` of the request."""
         self.request = request
+        """The released request; None: another client made it."""
         self.maybe_executed = False
         """Whether the release was sent on a connection that was lost, so that the server may have executed it."""
         if request is not None and not id:
@@ -269,7 +271,9 @@ class Extend(Call):
         super().__init__(messages.command("extend", id=_check_id(id), transactionTimeout=timeout_ms))
         self.id = id
         self.request = request
+        """The request of the lock; None: this client does not hold the lock."""
         self.transaction_timeout = transaction_timeout
+        """The new remaining time of the lock in seconds."""
         self.sent_at = math.inf
         """When the command was sent, in seconds of the monotonic clock; inf: not sent yet."""
 
@@ -539,7 +543,7 @@ def make_any_request(
     for weight in weights or ():
         _check_weight(weight, "a weight")
     _check_weight(target, "target")
-    as_strings = max([target, *(weights or ())]) > MAX_WEIGHT  # JSON numbers of the protocol have 64 bits
+    as_strings = max([target, *(weights or ())]) > MAX_WEIGHT  # greater numbers do not fit into 64 bits
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
     bound_to_session = is_bound_to_session(on_disconnect)

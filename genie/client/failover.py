@@ -35,6 +35,7 @@ class ServerList:
         self.answered = False
         """Whether any server has replied, even if only that it is not the leader."""
         self._backoff = Backoff()
+        """Computes `delay`."""
         self._leader: Address | None = None
         """The leader that the last server named; None: none was named, or the leader was tried since."""
         self._last_failure = "no answer"
@@ -72,7 +73,7 @@ class ServerList:
         self._last_failure = failure or self._last_failure
 
     def on_rejection(self, address: Address, error: RequestRejected) -> None:
-        """Record that a server rejected this client for good. Another server may still accept the client."""
+        """Record, for error messages, that a server rejected this client for good. The other servers are still tried."""
         self.answered = True
         self._rejection = f"{format_address(address)} answered {error}"
 
@@ -107,7 +108,7 @@ class ServerList:
         self.on_failure(reason)
         if connected_s >= STABLE_CONNECTION_S:
             self.on_success()
-        if address in self.order:
+        if address in self.order:  # a leader that a follower named may be missing from the list
             next_index = self.order.index(address) + 1
             self.order = self.order[next_index:] + self.order[:next_index]
         return f"the connection to {format_address(address)} was lost: {reason}"

@@ -76,14 +76,14 @@ def parse_inspected(payload: dict[str, Any]) -> Inspection:
     except msgspec.ValidationError as error:
         raise GenieError(f"the server's reply to inspect has an unknown format: {error}") from None
     return Inspection(
-        holders=tuple([_holder(row) for row in rows.holders]),
+        holders=tuple([_to_holder(row) for row in rows.holders]),
         holders_total=rows.holdersTotal,
-        queue=tuple([_waiter(row) for row in rows.queue]),
+        queue=tuple([_to_waiter(row) for row in rows.queue]),
         queue_total=rows.queueTotal,
     )
 
 
-def _holder(row: InspectedRow) -> Holder:
+def _to_holder(row: InspectedRow) -> Holder:
     """Convert a row about a held lock, with times in milliseconds, to a `Holder` with times in seconds."""
     return Holder(
         id=row.id,
@@ -98,7 +98,7 @@ def _holder(row: InspectedRow) -> Holder:
     )
 
 
-def _waiter(row: InspectedRow) -> Waiter:
+def _to_waiter(row: InspectedRow) -> Waiter:
     """Convert a row about a waiting request, with times in milliseconds, to a `Waiter` with times in seconds."""
     return Waiter(
         id=row.id,

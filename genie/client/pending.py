@@ -85,21 +85,21 @@ class LiveRequests:
     def start_hold(self, request: Request, since: float, remaining: float | None = None) -> None:
         """Start the expiry timer of a lock that the server has granted, extended or confirmed.
 
-        The lock expires `remaining` seconds after `since`; None: after its transaction timeout. If the lock has a
-        watchdog, the client extends it after a third of this time.
+        The lock expires `remaining` seconds after `since`; None: its transaction timeout after `since`. If the lock has
+        a watchdog, the client extends the lock when a third of these seconds has passed.
         """
-        duration = request.transaction_timeout if remaining is None else remaining
-        request.expires_at = since + duration
-        request.session_ends_at = math.inf
+        duration_s = request.transaction_timeout if remaining is None else remaining
+        request.expires_at = since + duration_s
+        request.session_ends_at = math.inf  # the server has confirmed the lock, so the session exists
         if request.watchdog:
-            request.renew_at = since + duration / 3
+            request.renew_at = since + duration_s / 3
         self._update_next_timer(request)
 
     def on_disconnected(self, session_ends_at: float, *, releases_were_sent: bool) -> None:
         """Start the session timers of held locks, and mark the releases by `ref` that the server may have executed.
 
         Unless the client reconnects before `session_ends_at`, the server may release the locks bound to the session.
-        `releases_were_sent`: releases were sent on the lost connection, as its handshake was complete.
+        `releases_were_sent` is True if the handshake of the lost connection was complete, since releases are sent then.
         """
         for request in self.by_ref.values():
             if request.release is not None and not request.release.id:
@@ -116,14 +116,14 @@ class LiveRequests:
                 self.next_timer = now
 
     def collect_timers(self, now: float) -> TimerEvents:
-        """Return the requests whose timers have fired, and compute `next_timer` from the other timers.
+        """Return the requests whose timers have fired, and compute `next_timer` from the timers that have not.
 
-        Restarts the timers of watchdogs. The caller must end the expired and the overdue requests.
+        The timer of a fired watchdog is restarted. The caller must end the expired and the overdue requests.
         """
         fired = TimerEvents()
         self.next_timer = math.inf
         for request in self.by_ref.values():
-            if request.state is RequestState.RELEASING:
+            if request.state is RequestState.RELEASING:  # has no timer in this class
                 continue
             if request.state is RequestState.WAITING:
                 if request.response_deadline <= now:
@@ -180,12 +180,14 @@ class Keepalive:
     def __init__(self, connect_timeout: float) -> None:
         self.next_timer = math.inf
         """The time at which `on_timer` must be called; inf: the timer is stopped."""
-        self._max_ping_interval_s = connect_timeout / 2  # a short `connect_timeout` shortens all intervals
+        self._max_ping_interval_s = connect_timeout / 2
+        """Upper bound of the ping interval, also for the interval that a server recommends."""
         self._ping_interval_s = min(PING_INTERVAL_S, self._max_ping_interval_s)
         """Seconds without a message from the server after which it is pinged."""
         self._timeout_step_s = min(PING_TIMEOUT_STEP_S, connect_timeout / 4)
         """Seconds of one step of the ping timeout."""
         self._last_message_at = 0.0
+        """When the last message arrived, or the timer was started, in seconds of the monotonic clock."""
         self._step_count = 0
         """Steps of the ping timeout since the last ping; 0: no reply to a ping is awaited."""
 

@@ -116,6 +116,7 @@ class ClientSession:
         self._session_timeout = session_timeout
         self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
         self._output: list[bytes] = []
+        """Encoded commands that the I/O layer has not written yet."""
         self._pending: dict[str, Call] = {}
         """The calls without a reply on this connection, by their `ref`. Requests, and releases by the `ref` of a request,
         are in `_requests`."""
@@ -251,10 +252,11 @@ class ClientSession:
         self._output += [self._encoded_hello, commands.RESUMPTION_PING]
 
     def on_disconnected(self, reason: str, now: float) -> list[Outcome]:
-        """Handle the end of the connection: calls other than requests, releases and watches fail.
+        """Handle the end of the connection. Returns the outcomes of the calls that fail with it.
 
-        Requests and locks are kept. Releases are sent again on the next connection. A lock that is bound to the session
-        is lost unless the client reconnects within the session timeout.
+        Requests, locks and watches are kept. Releases are sent again on the next connection. Any other call fails with
+        ConnectionLost. A lock that is bound to the session is lost unless the client reconnects within the session
+        timeout.
         """
         self._requests.on_disconnected(now + self._session_timeout, releases_were_sent=self.up)
         self._phase = Phase.DOWN
@@ -293,7 +295,7 @@ class ClientSession:
                 self._mark_ended(request)
                 continue
             self._requests.remove(request)
-            # A lock that is not bound to the session remains held: it is not lost, and can be released by its id.
+            # Any other lock remains held at the server, and can be released by its id.
             if request.bound_to_session:
                 self._mark_lost(request, errors.client_closed(request.id), outcomes)
         return outcomes
@@ -314,9 +316,9 @@ class ClientSession:
         self._rejection = rejections[-1] if is_rejected_by_all else None
 
     def fail_callers(self, now: float) -> list[Outcome]:
-        """Fail all waiting calls if all servers have rejected this client for good.
+        """Fail all waiting calls if all servers have rejected this client for good; else do nothing.
 
-        The requests of these calls are released when a server accepts the client again.
+        The requests of the failed calls are released when a server accepts the client again.
         """
         if self._rejection is None:
             return []
@@ -334,9 +336,9 @@ class ClientSession:
         return outcomes
 
     def on_timer(self, now: float) -> list[Outcome]:
-        """Handle the timers that are due: expire locks and requests, extend locks with a watchdog, ping a silent server.
+        """Handle the timers that are due, and return the outcomes of calls and locks that have timed out.
 
-        Sets `close_reason` if the server has not replied to a ping in time.
+        Extends the locks with a watchdog, and pings a server that was silent for too long. Sets `close_reason` if the server has not replied to a ping in time.
         """
         outcomes = self._handle_request_timers(now) if self._requests.next_timer <= now else []
         if self._keepalive.next_timer <= now:
@@ -359,7 +361,8 @@ class ClientSession:
         fired = self._requests.collect_timers(now)
         for request in fired.expired:
             if not self.up or request.connection_number != self._connection_number:
-                # Release the lock at the server, too: its clock stops during an outage, so it may hold the lock longer.
+                # This connection has not confirmed the lock. The server may hold it longer than this client, because the
+                # server's clock stops during an outage. So the lock is also released at the server.
                 self.send(Release(request.id), now)
             self._requests.remove(request)
             if request.session_ends_at < request.expires_at:
@@ -450,8 +453,8 @@ class ClientSession:
     def _handle_welcome(self, welcome: messages.Welcome.Payload, now: float, outcomes: list[Outcome]) -> None:
         """Start the resumption of the session.
 
-        If the server does not know the session, held locks are lost, waiting requests will be sent again with the rest of
-        their queue timeout, and unconfirmed releases are made by id.
+        If the server does not know the session, its held locks are lost. Waiting requests will be sent again with the rest
+        of their queue timeout. Unconfirmed releases will be sent again by id.
         """
         self._phase = Phase.RESUMING
         self._rejection = None
@@ -477,7 +480,7 @@ class ClientSession:
         """
         release = request.release
         self._requests.remove(request)
-        if release is None or release.id:
+        if release is None or release.id:  # a release by id needs no `ref`, and will be sent again unchanged
             return
         if request.id:
             release.use_id(request.id)
@@ -500,9 +503,8 @@ class ClientSession:
                 if not request.release.id:  # a release by `ref`; releases by id are in `_deferred_releases`
                     self._output.append(request.release.line)
             elif request.connection_number != self._connection_number:
-                self.send(
-                    Release(request.id), now
-                )  # the server did not list the lock, so it is lost: the reply has the reason
+                # The server did not list the lock, so the lock is lost. The reply to a release contains the reason.
+                self.send(Release(request.id), now)
         deferred, self._deferred_releases = self._deferred_releases, []
         for release in deferred:
             self.send(release, now)
@@ -547,20 +549,21 @@ class ClientSession:
     def _handle_released(self, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
         """Handle `released`: a request has ended, or had ended before this client released or extended it by its id.
 
-        The message has the `ref` of the request, or the `ref` of the release or extension.
+        The message has the `ref` of the request, or the `ref` of the release or extension. Completes the request, and
+        the release or extension, if a caller waits for them.
         """
         call = self._pending.pop(released.ref, None) if released.ref is not None else None
         request = self._find_request(released.ref) if call is None else self._requests.by_id.get(released.id)
         if request is not None:
             self._on_request_ended(request, released, outcomes)
-            if request.release is not None and not request.release.id:  # also the reply to the release by `ref`
+            if request.release is not None and not request.release.id:  # a release by `ref` has no other reply
                 outcomes.append(Outcome(request.release, result=released.reason))
         elif isinstance(call, Release) and call.request is not None:
             self._on_request_ended(call.request, released, outcomes)
         if isinstance(call, Release):
             outcomes.append(Outcome(call, result=released.reason))
             if request is None and call.request is None and released.reason == errors.SUCCESS:
-                self._resend_waiting()
+                self._resend_waiting()  # the released id was unknown here, and may belong to a waiting request
         elif isinstance(call, Extend):  # the lock had ended before the extension
             error = None if call.request is None else call.request.error
             outcomes.append(Outcome(call, error=errors.copy_lock_lost(error or errors.lock_ended(released))))
@@ -583,7 +586,7 @@ class ClientSession:
             find_hint = partial(hints.self_blocking_hint, request, self._requests)
             outcomes.append(Outcome(request, error=errors.not_granted_error(released, find_hint)))
             return
-        # A granted lock may have ended before the server executed this client's release. Then the lock was lost, too.
+        # A granted lock may have ended before the server executed this client's release. Then its owner had lost it.
         lost_before_release = request.fence and released.reason != errors.SUCCESS and request.error is None
         if state is RequestState.HELD or lost_before_release:
             self._mark_lost(request, errors.lock_lost(released), outcomes)
@@ -591,7 +594,8 @@ class ClientSession:
     def _handle_extended(self, extended: messages.Extended.Payload, now: float, outcomes: list[Outcome]) -> None:
         """Restart the expiry timer of an extended lock.
 
-        The timer starts when `extend` was sent, before the server's timer, so it never ends after the server's timer.
+        The client counts the new timeout from the time at which it sent `extend`. The server counts from a later time, so
+        the lock never ends at the server before it ends on this client's clock.
         """
         call = self._pop_pending(Extend, extended.ref)
         if call is None:
@@ -641,8 +645,8 @@ class ClientSession:
     def _handle_error(self, reply: messages.Error.Payload, outcomes: list[Outcome]) -> None:
         """Handle an `error` reply: fail the call with the same `ref`.
 
-        Closes the connection if the server can't serve this client: after `unavailable`, which keeps a request for the
-        next connection, and after any error during the handshake.
+        The connection is closed after `unavailable`, after any error during the handshake, and if the reply has no `ref`.
+        After `unavailable` requests, releases and watches do not fail, but are sent again on the next connection.
         """
         error = errors.from_error_reply(reply)
         unavailable = isinstance(error, Unavailable)
@@ -654,7 +658,8 @@ class ClientSession:
             self.handshake_rejection = error
         if unavailable or not self.up:
             self._request_close(f"the server answered {error}")
-            self.redirect = (reply.leader or "") if unavailable else self.redirect
+            if unavailable:
+                self.redirect = reply.leader or ""
         if not self.up:
             return
         request = self._find_request(reply.ref)
@@ -673,12 +678,12 @@ class ClientSession:
         """Handle an error reply with the `ref` of a request: the server rejected the request, or its release by `ref`."""
         release = request.release
         if request.state is RequestState.HELD or (release is not None and release.id):
-            return  # no command with this `ref` is unanswered
+            return  # every command with this `ref` has had its reply before
         self._mark_ended(request)
         if release is None:
             outcomes.append(Outcome(request, error=error))
             return
-        if release.maybe_executed and _is_unknown_id(error):  # executed on an earlier connection
+        if release.maybe_executed and _is_unknown_id(error):  # the server executed it on an earlier connection
             outcomes.append(Outcome(release, result=errors.SUCCESS))
             return
         if request.fence and _is_unknown_id(error):
@@ -686,7 +691,11 @@ class ClientSession:
         outcomes.append(Outcome(release, error=error))
 
     def _handle_call_error(self, call: Call, error: GenieError, outcomes: list[Outcome]) -> None:
-        """Handle an error reply to a call. After `unavailable`, releases and watches are sent again to another server."""
+        """Handle an error reply to a call other than a request.
+
+        After `unavailable`, releases and watches are sent again to the next server. Any other error fails the call, and a
+        lock whose release was rejected counts as held again.
+        """
         will_retry = isinstance(error, Unavailable)
         if isinstance(call, Release) and will_retry:
             self._deferred_releases.append(call)
@@ -705,8 +714,8 @@ class ClientSession:
     def _handle_unknown_id(self, call: Release | Extend, error: GenieError, outcomes: list[Outcome]) -> None:
         """Handle the error that the server does not know the id of a release or extension.
 
-        A lock of this client with this id is lost. But if the release was sent before, on a connection that was lost, the
-        server must have executed it then: the release has succeeded.
+        A lock of this client with this id is lost. There is one exception: if the same release was sent before, on a
+        connection that was lost, the server has executed the release then. So the release has succeeded.
         """
         own_request = call.request
         if isinstance(call, Release) and call.maybe_executed and own_request is not None:

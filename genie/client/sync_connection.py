@@ -65,7 +65,9 @@ class SyncConnection:
         )
         """The connection. Only the background thread changes it."""
         self.new_ref = self.aio.session.new_ref
+        """Returns a new reference for a request. Thread-safe."""
         self._loop: asyncio.AbstractEventLoop
+        """The event loop of the background thread."""
         self._thread: threading.Thread | None = None
         self._thread_id = 0
         """The identifier of the background thread; 0: it was not started yet."""
@@ -185,13 +187,13 @@ class SyncConnection:
     # -- calls --------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> Any:
-        """Send a call and wait for its outcome. If KeyboardInterrupt interrupts the wait, a request is released.
+        """Send a call, wait for its outcome, and return its result or raise its error.
 
-        While disconnected a request is queued, for as long as its timeouts allow. Other calls wait for a connection, and
-        raise Unavailable after `connect_timeout`.
+        While disconnected a request is queued until its timeouts have passed. Any other call waits for a connection, and
+        raises Unavailable after `connect_timeout`. If KeyboardInterrupt interrupts the wait, a request is released.
         """
         if self._state is not OPEN:
-            self._check_open()
+            self._check_open()  # raises an error
         future: Future[Any] = Future()
         try:
             self._submit(self._send, call, future)
@@ -257,10 +259,10 @@ class SyncConnection:
         self._execute_and_wait(self.aio.start_watch, watch)
 
     def next_change(self, watch: Watch) -> Change | None:
-        """Wait for the next change of a watch and return it, or None if the watch has ended.
+        """Wait for the next change of a watch and return the change, or None if the watch has ended.
 
-        Raises RuntimeError if another thread waits for a change of the same watch. KeyboardInterrupt and any other error
-        end the watch.
+        Raises RuntimeError if another thread already waits for a change of this watch; the watch then continues. Any
+        other error ends the watch, as does a KeyboardInterrupt.
         """
         try:
             while True:
@@ -304,17 +306,18 @@ class SyncConnection:
     def _submit(self, function: Callable[..., None], *arguments: object) -> None:
         """Queue a function for the background thread, and return at once.
 
-        The last argument of the function is a future for its result or error, or None.
+        The function must not raise an error. Instead it completes the future that is its last argument, if that is not
+        None. Raises an error if the client is not open.
         """
         if self._state is not OPEN:
-            self._check_open()
+            self._check_open()  # raises an error
         if threading.get_ident() == self._thread_id:
             raise RuntimeError(
                 "a call in the client's own thread, for example in a finalizer, would block itself forever"
             )
         self._submitted.append((function, arguments))
-        # Wake the loop on every call: a flag that saves wake-ups would be wrong after a KeyboardInterrupt between two
-        # statements.
+        # Wake the loop on every call. A flag "already woken" would save wake-ups, but a KeyboardInterrupt between setting
+        # the flag and waking the loop would block all later calls.
         try:
             self._loop.call_soon_threadsafe(self._execute_submitted)
         except RuntimeError:  # the event loop is closed
@@ -328,7 +331,7 @@ class SyncConnection:
         If the background thread has ended, or is this thread, the function is executed in this thread.
         """
         if self._state is _State.FORKED:
-            self._check_open()
+            self._check_open()  # raises an error
         if self._thread is None or threading.get_ident() == self._thread_id:
             function(*arguments)
             return
@@ -339,7 +342,7 @@ class SyncConnection:
             function(*arguments)
             return
         if self._loop_ended:
-            self._thread.join()
+            self._thread.join()  # the ending thread may still execute the function
             if not completion.done():  # the loop ended before it executed the function
                 function(*arguments)
                 return

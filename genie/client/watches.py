@@ -83,7 +83,7 @@ class Watch(Call):
         self.held_locks: dict[str, dict[int, Change]] = {}
         """The locks that are held after all `changes`, by resource and id."""
         self.wants_next = False
-        """Whether the consumer waits for a change."""
+        """Whether the consumer waits for a change, and was not woken yet."""
         self.truncated = False
         """Whether the last snapshot did not contain all held locks."""
         self.error: GenieError | None = None
@@ -101,9 +101,10 @@ class Watch(Call):
             raise error
 
     def apply_snapshot(self, rows: Sequence[HeldRow], truncated: bool) -> None:
-        """Append the differences between the reported locks and the held locks of a snapshot, as changes.
+        """Append the changes that lead from the locks reported so far to the held locks of a snapshot.
 
-        A reported lock that is missing from a truncated snapshot may still be held, so it is not reported as unlocked.
+        `truncated`: the snapshot does not contain all held locks. A reported lock that is missing from such a snapshot may
+        still be held, so no `unlocked` change is appended for it.
         """
         self.truncated = truncated
         if not truncated:
@@ -180,7 +181,7 @@ class Watches:
         watch.wants_next = True
 
     def close(self, watch: Watch, outcomes: list[Outcome]) -> bool:
-        """End a watch. Returns True if `unwatch` must be sent, because its prefix was subscribed only for this watch."""
+        """End a watch. Returns True if the caller must send `unwatch`, because no other open watch has the same prefix."""
         self._open.pop(watch, None)
         self._end(watch, error=None, outcomes=outcomes)
         if watch.prefix not in self._subscribed_prefixes or any(other.prefix == watch.prefix for other in self._open):
@@ -211,15 +212,15 @@ class Watches:
     def on_watching(self, watch: Watch, reply: Watching.Payload, outcomes: list[Outcome]) -> None:
         """Apply the snapshot in the reply to a `watch` command. After that the watch applies events."""
         self._unanswered.discard(watch)
-        if watch.state is WatchState.LAGGING:  # else the watch was closed since
+        if watch.state is WatchState.LAGGING:  # else the watch was closed while the reply was awaited
             watch.state = WatchState.LIVE
             watch.apply_snapshot(reply.held, reply.truncated)
             self._wake(watch, outcomes)
 
     def on_rejected(self, watch: Watch, error: GenieError, outcomes: list[Outcome]) -> None:
-        """End a watch that the server rejected.
+        """End a watch that the server rejected with `error`.
 
-        A waiting consumer gets the error as the outcome. Otherwise the error is kept for the next call of the consumer.
+        A consumer that waits for a change gets the error now. Otherwise the consumer gets it when it next asks for a change.
         """
         self._unanswered.discard(watch)
         self._open.pop(watch, None)
@@ -246,8 +247,8 @@ class Watches:
     def on_lagged(self) -> None:
         """Resynchronize all watches, because the server has ended all subscriptions of this connection.
 
-        Prefixes of `watch` commands without a reply remain subscribed: the server executes these commands later. This
-        includes the prefixes of watches that were closed since. Closing the last watch of a prefix sends `unwatch`.
+        The prefix of a `watch` command without a reply remains subscribed, because the server executes the command later.
+        This is also true if the watch was closed after the command was sent.
         """
         self._subscribed_prefixes &= {watch.prefix for watch in self._unanswered}
         for watch in self._open:

@@ -92,8 +92,9 @@ class FencedTable:
     def read(self, connection: Connection, key: Any, *, fence: int, shared: bool = False) -> Row[Any]:
         """Store the fence in a row, and return the row with all columns. `shared`: the lock is a shared lock.
 
-        After this method the row rejects writes of older holders: until the end of the transaction because the database
-        has locked the row, and after the commit because the fence is stored. After a rollback read again.
+        After this method the row rejects writes of older holders. Until the end of the transaction the database has
+        locked the row; after the commit the stored fence rejects such writes. A rollback discards the stored fence, so
+        read the row again.
         """
         self._check_arguments(connection, fence)
         key_matches = self._key_condition(key)

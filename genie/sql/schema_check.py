@@ -14,7 +14,7 @@ class WrongSchema(GenieError):
     """A table does not match its definition, or does not exist and can't be created."""
 
 
-def check(problems: Iterable[str]) -> None:
+def raise_problems(problems: Iterable[str]) -> None:
     """Raise one WrongSchema that lists all problems, unless `problems` is empty."""
     message = "; ".join(problems)
     if message:

@@ -28,9 +28,9 @@ from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from genie.sql.schema_check import (
     WrongSchema,
-    check,
     key_problems,
     missing_column,
+    raise_problems,
     reflected_columns,
     wrong_type,
 )
@@ -96,7 +96,7 @@ def create_tables(connection: Connection, tables: LedgerTables) -> None:
     problems += [
         f"table {table.name}: {problem}" for table in existing for problem in _problems(inspector, table, tables)
     ]
-    check(problems)
+    raise_problems(problems)
     if tables.transfer in existing:
         _adopt_id_type(connection, inspector, tables)
     for table in tables.all:
@@ -134,7 +134,7 @@ def check_tables(connection: Connection, tables: LedgerTables, required: Sequenc
         not_added = (column for column in table.columns if column.nullable and column.name not in reflected)
         problems += [f"table {table.name}: {missing_column(column)}" for column in not_added]
         problems += [f"table {table.name}: {problem}" for problem in _problems(inspector, table, tables)]
-    check(problems)
+    raise_problems(problems)
 
 
 def _absent_ledger_tables(connection: Connection, tables: LedgerTables, existing: list[Table]) -> list[Table]:

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
-from genie.sql.schema_check import check, key_problems, missing_column, reflected_columns, wrong_type
+from genie.sql.schema_check import key_problems, missing_column, raise_problems, reflected_columns, wrong_type
 from genie.tokens.token import Token
 
 _KEY = Text().with_variant(Text(collation="C"), "postgresql")
@@ -82,7 +82,7 @@ def create_tables(connection: Connection, tables: Sequence[Table]) -> None:
     inspector = inspect(connection)
     existing = set(inspector.get_table_names())
     _METADATA.create_all(connection, [table for table in tables if table.name not in existing], checkfirst=False)
-    check(
+    raise_problems(
         f"table {table.name}: {problem}"
         for table in tables
         if table.name in existing
