@@ -38,12 +38,13 @@ class Applier:
         fence: int | None,
         before_commit: Callable[[], None],
     ) -> None:
-        """Write the result of a scan and the ids of the `delivered` transfers, and move the
-        segment, in one transaction (steps 3, 6, 9 and 10 of the reference design).
+        """Write the result of a scan in one transaction (steps 3, 6, 9 and 10 of the reference
+        design).
 
-        Raises RunSuperseded if another run has written since the scan, or has a fencing token
-        greater than `fence` (None: this run has no token). `before_commit` is called last. If
-        either raises, the transaction is rolled back.
+        `delivered` are the ids of the transfers to mark as delivered. `fence` is the fencing token
+        of this run, or None. `before_commit` is called at the end of the transaction. Raises
+        RunSuperseded if another run has written since the scan, or had a greater fencing token. The
+        transaction is rolled back after RunSuperseded, and after an exception of `before_commit`.
         """
         async with self._locked_segment(result, fence) as connection:
             await self._write_timeouts(connection, result, delivered)
@@ -52,23 +53,25 @@ class Applier:
 
     @asynccontextmanager
     async def _locked_segment(self, result: ScanResult, fence: int | None) -> AsyncIterator[AsyncConnection]:
-        """Begin a transaction, lock the handler's row of the table `segment`, and check that no
-        other run has changed this row since the scan. At the end of the block, update the row: it
-        records the last state change that the scan has read.
+        """Begin a transaction, and lock the handler's row of the table `segment`. At the end of the
+        block, update the row: it records the last state change that the scan has read.
+
+        Raises RunSuperseded if another run has changed the row since the scan, or had a greater
+        fencing token.
         """
         table, scanned = self._tables.segment, result.segment
         async with self._database.writing() as connection:
-            current = Segment.of((await connection.execute(self._queries.segment().with_for_update())).first())
+            current = Segment.from_row((await connection.execute(self._queries.segment().with_for_update())).first())
             if fence is not None and current.fence is not None and current.fence > fence:
                 raise RunSuperseded(f"a run with fencing token {current.fence} has written, this one has {fence}")
             if (current.id, current.value, current.read) != (scanned.id, scanned.value, scanned.read):
                 raise RunSuperseded(f"another run has moved the segment from {scanned.value} to {current.value}")
             yield connection
             values = {
-                "value": max(current.value, result.last),  # another implementation may have moved it further
+                "value": max(current.value, result.last_change),  # another implementation may have read further
                 "changedDate": result.now,
                 "fence": current.fence if fence is None else fence,
-                "readValue": result.last,
+                "readValue": result.last_change,
             }
             if current.id is None:
                 await connection.execute(insert(table).values(**SEGMENT, **values))
@@ -109,16 +112,16 @@ class Applier:
         """
         if self._database.commits_in_order:
             return
-        interval, recounted = self._tables.interval, result.recounted
+        interval, recount = self._tables.interval, result.recounted
         window_id = interval.c.timeoutIntervalId
-        for window, change_count in recounted.changed:
+        for window, change_count in recount.changed:
             await connection.execute(update(interval).where(window_id == window.id).values(changes=change_count))
-        for ids in _batches(recounted.expired_ids):
+        for ids in _batches(recount.expired_ids):
             await connection.execute(delete(interval).where(window_id.in_(ids)))
         if result.change_count:
             values = {
                 "first": result.segment.start,
-                "last": result.last,
+                "last": result.last_change,
                 "changes": result.change_count,
                 "lookedDate": result.now,
             }

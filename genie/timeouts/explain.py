@@ -89,7 +89,7 @@ async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation
         async with database.reading() as connection:
             has_handler = await connection.run_sync(has_handler_tables, ledger.tables)
             segment_row = (await connection.execute(queries.segment())).first() if has_handler else None
-            last_read = Segment.of(segment_row).start
+            last_read = Segment.from_row(segment_row).start
             now = (await connection.execute(queries.now())).scalar_one()
             query = _expired_query(database, ledger, now, has_handler=has_handler).limit(limit)
             rows = [_Row(*row) for row in await connection.execute(query)]
@@ -103,15 +103,17 @@ async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation
             delivered_at=row.delivered_at,
         )
         for row in rows
-        if row.expires < now  # SQL takes a local time that occurs twice as the earlier time
+        if row.expires < now  # for a local time that occurs twice, SQL compares the earlier time
     ]
     return Explanation(now=now, segment=last_read, expired=expired)
 
 
 def _expired_query(database: Database, ledger: Ledger, now: datetime, *, has_handler: bool) -> Select[Any]:
-    """Return the reference design's query "Select transfers for expiration without intermediate
-    structures". It selects the columns of `_Row`. If the ledger has no handler tables
-    (`has_handler` is False), the columns of `transferTimeout` are NULL.
+    """Return a query for the expired transfers that reads only the ledger's tables. The reference
+    design calls the query "Select transfers for expiration without intermediate structures".
+
+    The query selects the columns of `_Row`. Without the handler's tables (`has_handler` is False)
+    the columns of `transferTimeout` are NULL.
     """
     transfer, changes, timeout = ledger.tables.transfer, ledger.tables.state_change, ledger.tables.timeout
     newest = select(changes.c.transferId, func.max(changes.c.transferStateChangeId).label("change"))

@@ -120,11 +120,13 @@ class TimeoutHandler:
         self._ledger = ledger
         self._on_expired, self._client = on_expired, client
         self._resource = f"exclusive:timeout-handler/{name}"
-        self._batch, self._every = batch, every
+        self._batch, self._interval_s = batch, every
         self._running = False
+        """Whether a call of `run_once` is in progress."""
         self._opened = False
+        """Whether the tables were created and checked."""
         self._opening = asyncio.Lock()
-        """Serializes `open`."""
+        """Held while the tables are created and checked, so that concurrent callers of `open` wait."""
         self._next_slice_at = 0.0
         """Event-loop time before which no slice of dates is compared."""
 
@@ -158,8 +160,8 @@ class TimeoutHandler:
         """Execute runs until cancelled. The pause between two runs is `every` seconds; there is no
         pause while the handler is lagging.
 
-        During a pause the dates of tracked transfers are compared with the ledger's, and the next
-        run starts early if a date was moved in the ledger. `on_result` is called with the result of
+        During a pause, the handler looks for expiration dates that were changed in the ledger. If
+        it finds such a date, the next run starts early. `on_result` is called with the result of
         each run: a `TimeoutRun`, None if another replica was running, or the exception that the run
         has raised. Exceptions do not end the loop.
         """
@@ -171,20 +173,19 @@ class TimeoutHandler:
                 result = error
             on_result(result)
             if not isinstance(result, TimeoutRun):
-                await asyncio.sleep(self._every)
+                await asyncio.sleep(self._interval_s)
             elif not result.lagging:
                 await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next run: for `every` seconds, or until a date is found that was moved in
-        the ledger.
+        """Wait until the next run: for `every` seconds, or until a rescheduled transfer is found.
 
-        During the wait the date of each tracked transfer is compared with the ledger's at most
-        once, in slices. If the database fails, no further slices are compared, and the next run
-        reports the error.
+        During the wait, the handler's copies of the expiration dates are compared with the dates in
+        the ledger, in slices, and each copy at most once. If the database fails, no further slices
+        are compared, and the next run reports the error.
         """
         loop = asyncio.get_running_loop()
-        next_run_at = loop.time() + self._every
+        next_run_at = loop.time() + self._interval_s
         sweep = self._scanner.start_idle_sweep()
         while not sweep.complete:
             await asyncio.sleep(max(0.0, min(next_run_at, self._next_slice_at) - loop.time()))
@@ -195,13 +196,14 @@ class TimeoutHandler:
                 await self._compare_slice(sweep)
             except DatabaseFailed:
                 break
-            if sweep.found:
+            if sweep.found_rescheduled:
                 return
         await asyncio.sleep(max(0.0, next_run_at - loop.time()))
 
     async def _compare_slice(self, sweep: IdleSweep) -> None:
-        """Compare the next slice of dates. Raises DatabaseFailed if that fails or takes longer than
-        `SLICE_TIMEOUT_S`.
+        """Compare the next slice of copied dates with the dates in the ledger.
+
+        Raises DatabaseFailed if the database fails, or takes longer than `SLICE_TIMEOUT_S`.
         """
         with translate_errors(self._database):
             async with asyncio.timeout(SLICE_TIMEOUT_S):
@@ -238,8 +240,8 @@ class TimeoutHandler:
         """Execute one run under a lock of Genie. Returns None, without a run, if another replica
         holds the lock.
 
-        If the lock or the connection to Genie is lost after the run was committed, the result is
-        returned nevertheless.
+        A loss of the lock, or of the connection to Genie, raises an exception only if the run has
+        not been committed. After the commit the result is returned.
         """
         committed: list[TimeoutRun] = []
         lock_context = client.lock(self._resource, queue_timeout=0, transaction_timeout=LOCK_TIMEOUT_S, watchdog=True)
@@ -251,7 +253,7 @@ class TimeoutHandler:
                     return None
                 await self._execute(lock, on_committed=committed.append)
         except (LockLost, Unavailable, ConnectionLost):
-            if not committed:  # else the lock was lost after the commit, which does not matter
+            if not committed:  # after the commit, the run no longer needs the lock
                 raise
         return committed[0]
 
@@ -278,7 +280,7 @@ class TimeoutHandler:
                 await self._apply(result, plan.expired.keys() - rejected, lock)
             self._scanner.advance(result, has_rejected=bool(rejected))
             run = TimeoutRun(
-                interval=(result.segment.start, result.last),
+                interval=(result.segment.start, result.last_change),
                 cleaned=len(plan.delete),
                 inserted=len(plan.insert),
                 expired=len(plan.expired),
@@ -291,8 +293,10 @@ class TimeoutHandler:
         return await run_to_completion(apply())  # the outcome of an interrupted commit would be unknown
 
     async def _apply(self, result: ScanResult, delivered: set[str], lock: Lock | None) -> None:
-        """Write the result of a scan in one transaction. Raises RunSuperseded, and rolls back, if
-        `lock` was lost meanwhile.
+        """Write the result of a scan in one transaction. `delivered` are the ids of the transfers
+        that `on_expired` has accepted.
+
+        Raises RunSuperseded, and rolls back, if `lock` was lost before the commit.
         """
 
         def check_lock() -> None:
@@ -309,8 +313,10 @@ class TimeoutHandler:
                 )
 
     async def _deliver(self, expired: list[ExpiredTransfer]) -> set[str]:
-        """Call `on_expired` with the expired transfers: in a thread, unless it is a coroutine
-        function. Returns the ids of the transfers that `on_expired` has rejected.
+        """Call `on_expired` with the expired transfers, and return the ids that it has rejected.
+
+        A coroutine function is called in the event loop. Any other function is called in a thread,
+        so that it may block. Without expired transfers there is no call.
         """
         if not expired:
             return set()
@@ -325,9 +331,10 @@ class TimeoutHandler:
 
 
 def _parse_rejected(returned: object, *, delivered_ids: set[str]) -> set[str]:
-    """Check the value that `on_expired` has returned, and return the rejected ids. Raises TypeError
-    if the value is neither None nor a collection of ids, and ValueError if it contains an id that
-    was not delivered.
+    """Check the value that `on_expired` has returned, and return the rejected ids.
+
+    Raises TypeError if the value is neither None nor a collection of ids. Raises ValueError if the
+    collection contains an id that was not delivered.
     """
     if returned is None:
         return set()

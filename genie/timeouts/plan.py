@@ -54,11 +54,13 @@ class Recount:
 def windows_to_recount(
     windows: Sequence[RecheckWindow], now: datetime, max_transaction_age: timedelta, max_changes: int
 ) -> list[RecheckWindow]:
-    """Return the windows to recount in this run: the oldest expired windows, with at most
-    `max_changes` state changes in total but at least one window, and the newest open windows.
+    """Return the windows to recount in this run: the oldest expired windows, and the newest open
+    windows.
 
-    A window expires `max_transaction_age` after its scan. It is recounted a last time then, which
-    finds every late commit. Recounting open windows finds most late commits sooner.
+    A window expires `max_transaction_age` after its scan. An expired window is recounted a last
+    time: every late commit is visible by then. Open windows are recounted to find most late commits
+    sooner. The expired windows have at most `max_changes` state changes in total, but one expired
+    window is always returned. The open windows have at most `MAX_OPEN_CHANGES`.
     """
     expired = [window for window in windows if now - window.scanned_at >= max_transaction_age]
     open_ = [window for window in windows if now - window.scanned_at < max_transaction_age]
@@ -88,13 +90,13 @@ def compare_counts(
     """Compare windows with their current numbers of state changes. Return the windows whose number
     has changed, and the ids of the windows that have expired.
     """
-    recounted = Recount()
+    recount = Recount()
     for window, change_count in counts:
         if change_count != window.change_count:
-            recounted.changed.append((window, change_count))
+            recount.changed.append((window, change_count))
         if now - window.scanned_at >= max_transaction_age:
-            recounted.expired_ids.append(window.id)
-    return recounted
+            recount.expired_ids.append(window.id)
+    return recount
 
 
 # -- results of the scan ----------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ class Segment:
     read: int | None = None
 
     @classmethod
-    def of(cls, row: Any) -> Self:
+    def from_row(cls, row: Any) -> Self:
         """Create the segment from the row that `Queries.segment` has selected. Without a row (None)
         the `id` of the segment is None.
         """
@@ -133,8 +135,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanResult:
-    """The result of the scan phase. `last` is the new value of the segment, `change_count` the
-    number of new state changes.
+    """The result of the scan phase. `last_change` is the id of the last state change that was
+    read, the new value of the segment. `change_count` is the number of new state changes.
 
     `due_until` is the date and id of the last due row that was read, if there may be further due
     rows. `more_unchecked` is True if there may be further rows of another implementation.
@@ -143,7 +145,7 @@ class ScanResult:
 
     now: datetime
     segment: Segment
-    last: int
+    last_change: int
     change_count: int
     due_until: tuple[datetime, int] | None
     more_unchecked: bool
@@ -155,7 +157,7 @@ class ScanResult:
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
         recounted = self.recounted.changed or self.recounted.expired_ids
-        return self.last == self.segment.start and not recounted and not self.plan
+        return self.last_change == self.segment.start and not recounted and not self.plan
 
 
 # -- the plan ----------------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ class TransferRow(NamedTuple):
     final_change: int | None
 
     @property
-    def moved(self) -> bool:
+    def is_rescheduled(self) -> bool:
         """Whether the ledger's date differs from the handler's copy by at least `DATE_TOLERANCE`.
         After a delivery only a later date counts.
         """
@@ -237,10 +239,10 @@ class Plan:
 
 
 def make_plan(rows: Iterable[TransferRow], now: datetime, ledger: Ledger, limit: int) -> Plan:
-    """Decide what to write, and which expired transfers to deliver: the longest expired, at most
-    `limit`.
+    """Decide what to write, and which expired transfers to deliver.
 
-    If several rows belong to the same transfer, only the last of them counts.
+    At most `limit` transfers are delivered, the longest expired first. If several rows belong to
+    the same transfer, the last row counts.
     """
     plan = Plan()
     expired: list[tuple[datetime, TransferRow]] = []
@@ -262,33 +264,34 @@ def make_plan(rows: Iterable[TransferRow], now: datetime, ledger: Ledger, limit:
 def _deduplicate(rows: Iterable[TransferRow]) -> dict[str, TransferRow]:
     """Return the last row of each transfer, by transfer id.
 
-    Only some rows of a transfer have a `final_change`. The returned row gets the greatest one.
+    Only some rows of a transfer have a `final_change`. The returned row gets the greatest
+    `final_change` of the transfer's rows.
     """
-    last: dict[str, TransferRow] = {}
+    last_rows: dict[str, TransferRow] = {}
     for row in rows:
-        previous = last.get(row.transfer_id)
+        previous = last_rows.get(row.transfer_id)
         if previous is not None and previous.final_change is not None:
-            last[row.transfer_id] = row._replace(final_change=max(previous.final_change, row.final_change or 0))
+            last_rows[row.transfer_id] = row._replace(final_change=max(previous.final_change, row.final_change or 0))
         else:
-            last[row.transfer_id] = row
-    return last
+            last_rows[row.transfer_id] = row
+    return last_rows
 
 
 def _plan_unfinished(row: TransferRow, plan: Plan, *, in_processing: bool) -> bool:
     """Add the writes for a transfer that is not final to the plan.
 
-    Returns whether the transfer must be delivered once its date has passed: it is in processing,
-    and it either was not delivered or is reopened after its delivery.
+    Returns whether the transfer must be delivered once its date has passed. That is so if it is in
+    processing, and was either not delivered or reopened after its delivery.
     """
     if row.timeout_id is None:
         if in_processing and row.expires is not None:
             plan.insert[row.transfer_id] = row
         return in_processing
-    if row.known_change is None:
+    if row.known_change is None:  # another implementation has written the row
         plan.mark_checked.append(row)
-    reopened = row.delivered_at is not None and (row.was_final_since or row.moved)
+    reopened = row.delivered_at is not None and (row.was_final_since or row.is_rescheduled)
     if reopened:
         plan.reopen.append(row.timeout_id)
-    if row.moved:
+    if row.is_rescheduled:
         plan.refresh.append(row.timeout_id)
     return in_processing and (row.delivered_at is None or reopened)

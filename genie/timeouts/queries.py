@@ -78,8 +78,8 @@ class Queries:
         return select(func.count(), func.max(ids.c[0])).select_from(ids)
 
     def count_changes(self, ranges: Sequence[tuple[int, int]]) -> CompoundSelect[Any]:
-        """For each range (`first`, `last`] of ids, select the range's index in the list, and its
-        number of state changes.
+        """Count the state changes in each range (`first`, `last`] of ids. Selects a row for each
+        range: the index of the range in `ranges`, and its number of state changes.
         """
         id = self._changes.c.transferStateChangeId
         return union_all(
@@ -108,7 +108,7 @@ class Queries:
             newest_ids.c.id == newest_change(self._changes, change),
         )
         is_due = and_(timeout.c.deliveredDate.is_(None), expires < now)
-        return _in_order(query.where(or_(timeout.c.transferTimeoutId.is_(None), self._date_moved(), is_due)))
+        return _keep_join_order(query.where(or_(timeout.c.transferTimeoutId.is_(None), self._is_rescheduled(), is_due)))
 
     def newly_final(self, first: int, last: int) -> Select[Any]:
         """Select tracked transfers with a final state change in the range (`first`, `last`] of ids
@@ -122,24 +122,28 @@ class Queries:
         finals_in_range = finals.where(id > first, id <= last, is_final).group_by(self._changes.c.transferId).subquery()
         source = finals_in_range.join(timeout, timeout.c.transferId == finals_in_range.c.transferId)
         query, _ = self._select_transfers(source, timeout, final=finals_in_range.c.final)
-        return _in_order(query.where(or_(self._state.in_(self._final_states), timeout.c.deliveredDate.is_not(None))))
+        return _keep_join_order(
+            query.where(or_(self._state.in_(self._final_states), timeout.c.deliveredDate.is_not(None)))
+        )
 
     def unchecked(self, limit: int) -> Select[Any]:
-        """Select at most `limit` rows that another implementation has inserted: the state changes
-        that made their transfers final may be at or below the segment (step 3 of the reference
-        design).
+        """Select at most `limit` tracked rows that another implementation has inserted (step 3 of
+        the reference design).
+
+        This handler must check such a row once. Its transfer may have become final by a state
+        change that the handler has already read.
         """
         timeout = self._timeout
         query, _ = self._select_transfers(timeout, timeout)
         query = query.where(timeout.c.stateChangeId.is_(None))
-        return _in_order(query.order_by(timeout.c.stateChangeId, timeout.c.transferTimeoutId).limit(limit))
+        return _keep_join_order(query.order_by(timeout.c.stateChangeId, timeout.c.transferTimeoutId).limit(limit))
 
     def due(self, now: datetime, limit: int, after: tuple[datetime, int] | None) -> Select[Any]:
         """Select tracked transfers whose date has passed and that were not delivered, the longest
         expired first (step 7 of the reference design).
 
-        `after` is the date and id of a row: only rows that follow this row in the order are
-        selected.
+        `after` is the date and id of a row. Only later rows in the order are selected; None
+        selects from the first row.
         """
         timeout = self._timeout
         query, expires = self._select_transfers(timeout, timeout)
@@ -162,25 +166,28 @@ class Queries:
         id = self._timeout.c.transferTimeoutId
         return select(id).where(id > after).order_by(id).limit(1).offset(size - 1)
 
-    def moved(self, first: int, last: int | None, before: datetime | None) -> Select[Any]:
+    def rescheduled(self, first: int, last: int | None, before: datetime | None) -> Select[Any]:
         """Select the tracked rows with ids in (`first`, `last`] whose date has changed in the
-        ledger, to a date before `before`. None for `last` or `before` means no limit.
+        ledger.
+
+        Only rows whose new date is before `before` are selected. None for `last` or `before` means
+        no limit.
         """
         timeout = self._timeout
         query, expires = self._select_transfers(timeout, timeout)
-        query = query.where(timeout.c.transferTimeoutId > first, self._date_moved())
+        query = query.where(timeout.c.transferTimeoutId > first, self._is_rescheduled())
         if before is not None:
             query = query.where(expires < before)
-        return _in_order(query if last is None else query.where(timeout.c.transferTimeoutId <= last))
+        return _keep_join_order(query if last is None else query.where(timeout.c.transferTimeoutId <= last))
 
-    def first_moved(self, first: int, last: int | None) -> Select[Any]:
+    def first_rescheduled(self, first: int, last: int | None) -> Select[Any]:
         """Select the first id of a tracked row in (`first`, `last`] whose date has changed in the
         ledger. None for `last` means no limit.
         """
         timeout, id = self._timeout, self._timeout.c.transferTimeoutId
         joined = timeout.join(self._transfer, self._transfer.c.transferId == timeout.c.transferId)
-        query = select(id).select_from(joined).where(id > first, self._date_moved()).order_by(id).limit(1)
-        return _in_order(query if last is None else query.where(id <= last))
+        query = select(id).select_from(joined).where(id > first, self._is_rescheduled()).order_by(id).limit(1)
+        return _keep_join_order(query if last is None else query.where(id <= last))
 
     def refresh_dates(self, timeout_ids: Sequence[int]) -> Update:
         """Copy the ledger's current dates to these tracked rows."""
@@ -225,8 +232,8 @@ class Queries:
         final_column = null() if final is None else final
         return select(*columns, *tracked_columns, final_column).select_from(joined), expires
 
-    def _date_moved(self) -> ColumnElement[bool]:
-        """Return the SQL condition for `TransferRow.moved`: the ledger's date differs from the
+    def _is_rescheduled(self) -> ColumnElement[bool]:
+        """Return the SQL condition for `TransferRow.is_rescheduled`: the ledger's date differs from the
         handler's copy. The raw columns are compared first, because that is faster than converting
         both dates.
         """
@@ -238,7 +245,7 @@ class Queries:
         return and_(copy_column != ledger_column, or_(is_later, is_earlier))
 
 
-def _in_order(query: Select[Any]) -> Select[Any]:
+def _keep_join_order(query: Select[Any]) -> Select[Any]:
     """Make MariaDB and MySQL join the tables in the given order. Other databases ignore this."""
     return query.prefix_with("STRAIGHT_JOIN", dialect="mysql").prefix_with("STRAIGHT_JOIN", dialect="mariadb")
 

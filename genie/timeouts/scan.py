@@ -49,9 +49,9 @@ class Scanner:
     def advance(self, result: ScanResult, *, has_rejected: bool) -> None:
         """Record that the result of a scan was applied, so that the next scan continues after it.
 
-        The due rows that a run has delivered are no longer due, so the next scan usually starts
-        with the first due row. If rows of this scan may still be due (`has_rejected`, or nothing
-        was written), the next scan continues after the last due row of this scan, so that such rows
+        Usually the next scan starts with the first due row, because delivered rows are no longer
+        due. Rows of this scan may still be due, e.g. if transfers were rejected (`has_rejected`).
+        Then the next scan continues after the last due row of this scan. So rejected transfers
         don't keep others from being delivered.
         """
         may_still_be_due = has_rejected or not result.plan or self._due_after is not None
@@ -70,31 +70,32 @@ class Scanner:
         """
         queries = self._queries
         async with self._database.reading() as connection:
-            segment = Segment.of((await connection.execute(queries.segment())).first())
-            change_count, last = (await connection.execute(queries.new_changes(segment.start, self._batch))).one()
-            # Read after the changes: if a change with an id below `last` becomes visible later, its transaction is open now.
+            segment = Segment.from_row((await connection.execute(queries.segment())).first())
+            new_changes = await connection.execute(queries.new_changes(segment.start, self._batch))
+            change_count, last_change = new_changes.one()
+            # Read after the changes: a change with a lower id that becomes visible later is of a transaction open now.
             now = (await connection.execute(queries.now())).scalar_one()
-            recounted = await self._recount(connection, now)
+            recount = await self._recount(connection, now)
             rows = await self._rows(connection, queries.due(now, self._batch, self._due_after))
             due_until = _due_position(rows[-1]) if len(rows) == self._batch else None
             unchecked = await self._rows(connection, queries.unchecked(self._batch))
-            moved, compared = await self._compare_dates(connection, now)
-            rows += [*unchecked, *moved]
-            ranges = [(window.first, window.last) for window, _ in recounted.changed]
+            rescheduled, compared = await self._compare_dates(connection, now)
+            rows += [*unchecked, *rescheduled]
+            ranges = [(window.first, window.last) for window, _ in recount.changed]
             if change_count:
-                ranges.append((segment.start, last))
+                ranges.append((segment.start, last_change))
             for first_id, last_id in ranges:
                 rows += await self._rows(connection, queries.newly_final(first_id, last_id))
                 rows += await self._rows(connection, queries.newly_processing(first_id, last_id, now))
         return ScanResult(
             now=now,
             segment=segment,
-            last=last if change_count else segment.start,
+            last_change=last_change if change_count else segment.start,
             change_count=change_count,
             due_until=due_until,
             more_unchecked=len(unchecked) == self._batch,
             compared=compared,
-            recounted=recounted,
+            recounted=recount,
             plan=make_plan(rows, now, self._ledger, self._batch),
         )
 
@@ -123,15 +124,15 @@ class Scanner:
     async def compare_slice(self, idle: IdleSweep) -> None:
         """Compare the dates of the next slice of rows with the ledger's.
 
-        If a date was moved, `idle.found` is set, and the next run begins with the row of this date.
+        If a date was moved, `idle.found_rescheduled` is set, and the next run begins with the row of this date.
         """
         async with self._database.reading() as connection:
             first = await self._sweep_position(connection)
             last = (await connection.execute(self._queries.last_of_batch(first, ROWS_PER_SLICE))).scalar()
-            moved = (await connection.execute(self._queries.first_moved(first, last))).scalar()
-        if moved is not None:
-            self._sweep.start_at(moved)
-            idle.found = True
+            rescheduled_id = (await connection.execute(self._queries.first_rescheduled(first, last))).scalar()
+        if rescheduled_id is not None:
+            self._sweep.start_at(rescheduled_id)
+            idle.found_rescheduled = True
         else:
             self._sweep.position = last or 0
             idle.advance(first, last)
@@ -148,11 +149,11 @@ class Scanner:
         return self._sweep.position
 
     async def _compare_dates(self, connection: AsyncConnection, now: datetime) -> tuple[list[TransferRow], Compared]:
-        """Compare the dates of the next batch of tracked rows with the ledger's. After the end of
-        the table, continue with its first rows.
+        """Compare the dates of the next batch of tracked rows with the dates in the ledger. After the
+        end of the table, continue with its first rows.
 
-        Returns the rows with moved dates, and which rows were compared. In the phase OVERDUE only
-        rows whose new date has passed are returned.
+        Returns the rows whose dates differ, and which rows were compared. In the phase OVERDUE,
+        only rows whose new date has passed are returned.
         """
         first, batch_size = await self._sweep_position(connection), self._sweep.rows
         last = (await connection.execute(self._queries.last_of_batch(first, batch_size))).scalar()
@@ -164,14 +165,14 @@ class Scanner:
             whole = end is None or end >= first
             last = first if whole else end
             ranges.append((0, last))
-        before = now if self._sweep.phase is Phase.OVERDUE else None
+        max_date = now if self._sweep.phase is Phase.OVERDUE else None
         rows: list[TransferRow] = []
         for range_first, range_last in ranges:
-            rows += await self._rows(connection, self._queries.moved(range_first, range_last, before))
-        moved = bool(rows)
-        if before is not None and not moved:  # there may be moved dates that have not passed
-            moved = any([(await connection.execute(self._queries.first_moved(*ids))).first() for ids in ranges])
-        return rows, Compared(first=first, last=last or 0, wrapped=wrapped, whole=whole, moved=moved)
+            rows += await self._rows(connection, self._queries.rescheduled(range_first, range_last, max_date))
+        found = bool(rows)
+        if max_date is not None and not found:  # look for changed dates that have not passed yet
+            found = any([(await connection.execute(self._queries.first_rescheduled(*ids))).first() for ids in ranges])
+        return rows, Compared(first=first, last=last or 0, wrapped=wrapped, whole=whole, found_rescheduled=found)
 
     async def _rows(self, connection: AsyncConnection, query: Select[Any]) -> list[TransferRow]:
         rows: Sequence[Any] = (await connection.execute(query)).all()

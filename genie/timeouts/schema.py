@@ -49,7 +49,7 @@ async def prepare(database: Database, ledger: Ledger) -> None:
     """
     with translate_errors(database):
         await database.connect()
-        async with database.creating() as connection:
+        async with database.schema_transaction() as connection:
             await connection.run_sync(create_tables, ledger.tables)
 
 
@@ -140,9 +140,10 @@ def check_tables(connection: Connection, tables: LedgerTables, required: Sequenc
 def _absent_ledger_tables(connection: Connection, tables: LedgerTables, existing: list[Table]) -> list[Table]:
     """Return the tables that only the ledger may create, and that don't exist.
 
-    Empty for a new ledger, because Genie may create its tables: all of them have their default
-    names, and the existing ones have no rows. One of the tables may exist after an interrupted
-    creation, because MariaDB commits each CREATE TABLE.
+    The list is empty for a new ledger, because Genie may create the tables of a new ledger. A
+    ledger is new if its tables have the default names, and the existing tables have no rows. One
+    of the tables may exist after an interrupted creation, because MariaDB commits each CREATE
+    TABLE.
     """
     renamed = any(table.name != table.info["reference_name"] for table in tables.ledger_owned)
     if not renamed and not any(_has_rows(connection, table) for table in tables.ledger_owned if table in existing):

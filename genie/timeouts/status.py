@@ -35,12 +35,12 @@ class Status:
 async def status(database: Database, ledger: Ledger) -> Status:
     """Read the status of a ledger's handler. Raises DatabaseFailed if the database can't be read."""
     queries, tables = Queries(ledger, database), ledger.tables
-    last = await last_change(database, ledger)
+    last_change_id = await last_change(database, ledger)
     change_id, delivered_date = tables.state_change.c.transferStateChangeId, tables.timeout.c.deliveredDate
     tracked = tracked_transfers(ledger, database)
     with translate_errors(database):
         async with database.reading() as connection:
-            segment = Segment.of((await connection.execute(queries.segment())).first()).start
+            segment = Segment.from_row((await connection.execute(queries.segment())).first()).start
             now = (await connection.execute(queries.now())).scalar_one()
             lag = (await connection.execute(select(func.count()).where(change_id > segment))).scalar_one()
             counts = select(func.count(), func.count(delivered_date)).select_from(tables.timeout)
@@ -54,7 +54,7 @@ async def status(database: Database, ledger: Ledger) -> Status:
             overdue = (await connection.execute(overdue_query)).scalar_one()
     return Status(
         segment=segment,
-        last=last,
+        last=last_change_id,
         lag=lag,
         pending=tracked_count - delivered,
         overdue=overdue,

@@ -43,16 +43,16 @@ class Compared:
     """The rows of `transferTimeout` that a run has compared: the rows with ids in (`first`,
     `last`].
 
-    `wrapped` is True if the end of the table was reached, and its first rows were compared too.
-    `whole` is True if all rows of the table were compared. `moved` is True if one of the rows has a
-    moved date.
+    `wrapped` is True if the end of the table was reached, and the comparison continued with the
+    first rows. `whole` is True if all rows of the table were compared. `found_rescheduled` is True
+    if one of the rows has a moved date.
     """
 
     first: int
     last: int
     wrapped: bool
     whole: bool
-    moved: bool
+    found_rescheduled: bool
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class IdleSweep:
     """Whether all rows were compared."""
     wrapped: bool = False
     """Whether the end of the table was reached."""
-    found: bool = False
+    found_rescheduled: bool = False
     """Whether a moved date was found."""
 
     def advance(self, first: int, last: int | None) -> None:
@@ -78,7 +78,8 @@ class IdleSweep:
         if self.begin is None:
             self.begin = first
         if last is None:
-            self.complete = self.wrapped or not self.begin  # not begin: the first slice began with the first row
+            # The sweep is complete if the first slice began with the first row of the table (`begin` is 0).
+            self.complete = self.wrapped or self.begin == 0
             self.wrapped = True
         else:
             self.complete = self.wrapped and last >= self.begin
@@ -116,11 +117,11 @@ class Sweep:
         self.wrapped = self.wrapped or compared.wrapped
         round_complete = compared.whole or (self.wrapped and compared.last >= self.begin)
         match self.phase:
-            case Phase.SAMPLE if compared.moved and not compared.whole:
+            case Phase.SAMPLE if compared.found_rescheduled and not compared.whole:
                 self._start(Phase.OVERDUE, compared.last)
-            case Phase.OVERDUE if round_complete or not compared.moved:
+            case Phase.OVERDUE if round_complete or not compared.found_rescheduled:
                 self._start(Phase.COPY, self.begin)
-            case Phase.COPY if round_complete or not compared.moved:
+            case Phase.COPY if round_complete or not compared.found_rescheduled:
                 self.phase = Phase.SAMPLE
 
     def start_at(self, row: int) -> None:

@@ -80,7 +80,7 @@ class Utc(TypeDecorator[datetime]):
             raise WrongDate(
                 f"date '{value}' has an offset from UTC: with the time zone {self.zone.key} dates must have none"
             )
-        # With `fold` 0 and 1 a local time that occurs twice is read as its first and its second occurrence.
+        # `fold` selects the first (0) or the second (1) occurrence of a local time that occurs twice.
         return max(_convert(value.replace(tzinfo=self.zone, fold=fold), UTC) for fold in (0, 1))
 
 

@@ -78,7 +78,7 @@ class Database(ABC):
             yield connection
 
     @asynccontextmanager
-    async def creating(self) -> AsyncIterator[AsyncConnection]:
+    async def schema_transaction(self) -> AsyncIterator[AsyncConnection]:
         """Provide a transaction for creating tables. Processes that create tables wait for each other."""
         async with self.writing() as connection:
             yield connection
@@ -111,9 +111,9 @@ class Database(ABC):
     ) -> None:
         """Update the given `columns` of many rows, each row with its own values.
 
-        Each row maps column keys to values: of the primary key, of the updated columns, and of all
-        other columns that an INSERT requires, because some databases update by INSERT … ON
-        DUPLICATE KEY UPDATE.
+        Each row maps column keys to values. It must contain the primary key and the updated
+        columns. It must also contain all other columns that an INSERT requires, because some
+        databases update by INSERT … ON DUPLICATE KEY UPDATE.
         """
         if not rows:
             return
@@ -129,8 +129,10 @@ class Database(ABC):
 def values_by_column(
     connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]
 ) -> tuple[list[str], list[Sequence[Any]]]:
-    """Transpose rows, for a bulk statement. Return the names of the columns in the database, and
-    for each column the list of its values, which are converted as the driver requires.
+    """Transpose rows, for a bulk statement.
+
+    Returns the names of the columns in the database, and a list of values for each column. The
+    values are converted as the driver requires.
     """
     columns = [table.c[key] for key in rows[0]]
     values_of_columns: list[Sequence[Any]] = []

@@ -41,16 +41,18 @@ class Mysql(Database):
         engine = server_engine(
             url,
             **SERVER_OPTIONS,
-            enable_from_linting=False,  # SQLAlchemy does not recognize the join by a correlated subquery as one
+            enable_from_linting=False,  # SQLAlchemy would report a join by a correlated subquery as a missing join
             connect_args={"connect_timeout": int(CONNECT_TIMEOUT_S), "init_command": settings},
         )
         super().__init__(url, engine)
 
     @asynccontextmanager
-    async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """Provide a transaction for creating tables, under a named lock. The lock serializes
-        processes, because each CREATE TABLE commits implicitly. Raises TimeoutError if another
-        process holds the lock for `LOCK_TIMEOUT_S`.
+    async def schema_transaction(self) -> AsyncIterator[AsyncConnection]:
+        """Provide a transaction for creating tables, under a named lock.
+
+        The lock serializes the processes that create tables. The transaction alone would not,
+        because each CREATE TABLE commits implicitly. Raises TimeoutError if another process holds
+        the lock for `LOCK_TIMEOUT_S`.
         """
         async with self._named_lock("tables", LOCK_TIMEOUT_S) as acquired, self.writing() as connection:
             if not acquired:

@@ -55,7 +55,7 @@ class Postgres(Database):
         self.driver_errors = (asyncpg.PostgresError, asyncpg.InterfaceError)
 
     @asynccontextmanager
-    async def creating(self) -> AsyncIterator[AsyncConnection]:
+    async def schema_transaction(self) -> AsyncIterator[AsyncConnection]:
         """Provide a transaction for creating tables, under an advisory lock that serializes
         processes.
         """

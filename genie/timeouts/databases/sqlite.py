@@ -55,7 +55,7 @@ class Sqlite(Database):
             yield connection
 
     @asynccontextmanager
-    async def creating(self) -> AsyncIterator[AsyncConnection]:
+    async def schema_transaction(self) -> AsyncIterator[AsyncConnection]:
         """Provide a transaction for creating tables. The WAL mode of a new file is enabled first."""
         async with self.reading() as connection:
             is_empty = not (await connection.exec_driver_sql("PRAGMA schema_version")).scalar_one()
@@ -71,17 +71,18 @@ class Sqlite(Database):
 
         The operating system releases the lock when the process ends.
         """
-        holder = await asyncio.to_thread(self._try_lock_file)
+        lock_connection = await asyncio.to_thread(self._try_lock_file)
         try:
-            yield holder is not None
+            yield lock_connection is not None
         finally:
-            if holder is not None:
-                holder.close()
+            if lock_connection is not None:
+                lock_connection.close()  # releases the lock
 
     def _try_lock_file(self) -> sqlite3.Connection | None:
-        """Lock the lock file by an exclusive transaction, without waiting. Returns the connection,
-        which holds the lock until the connection is closed, or None if another process holds the
-        lock.
+        """Lock the lock file by an exclusive transaction, without waiting.
+
+        Returns the connection that holds the lock, or None if another process holds the lock.
+        Closing the connection releases the lock.
         """
         path = self._file + LOCK_SUFFIX
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -95,11 +96,11 @@ class Sqlite(Database):
         return connection
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Return an SQL expression that converts a date to a form that can be compared as text,
-        because other programs may write dates in other forms.
+        """Return an SQL expression that converts a date to one text format, so that dates can be
+        compared as text. Programs that write to the ledger may use several formats.
 
-        Two kinds of dates are not converted, and are rejected when they are read: invalid dates,
-        and dates with an offset from UTC if the ledger has a time zone.
+        Invalid dates are not converted. If the ledger has a time zone, dates with an offset from
+        UTC are not converted. Both are rejected when they are read.
         """
         normalized: ColumnElement[Any] = func.strftime("%Y-%m-%d %H:%M:%f", column, type_=column.type)
         if isinstance(column.type, Utc) and column.type.zone is not None:

@@ -6,7 +6,7 @@ from genie.timeouts.sweep import ROWS_PER_RUN, ROWS_PER_SLICE, SLICE_INTERVAL_S,
 
 
 def compared(first: int, last: int, *, moved: bool = False, wrapped: bool = False, whole: bool = False) -> Compared:
-    return Compared(first=first, last=last, wrapped=wrapped, whole=whole, moved=moved)
+    return Compared(first=first, last=last, wrapped=wrapped, whole=whole, found_rescheduled=moved)
 
 
 def test_a_million_rows_are_compared_in_half_a_minute() -> None:
