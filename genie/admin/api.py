@@ -229,10 +229,10 @@ class Api:
         ]
 
     async def state(self, request: web.Request) -> web.StreamResponse:
-        """Respond with an overview of the server. Unlike the other paths, a follower responds, too."""
+        """Respond with an overview of the server. On a follower the numbers of locks are 0."""
         check_parameters(request)
         server, namespace = self._server, self._namespace(request)
-        # The key contains the roles, so that a response from before a change of leadership is not served after it.
+        # The cache key contains the roles, so that a change of leadership invalidates the cached responses.
         key = "state", namespace, *((view.role, view.leader) for view in server.namespaces.values())
         body = await self._cache.get_or_compute(key, lambda: self._encode(views.state(server, namespace, self._budget)))
         return await send(request, body)
@@ -350,7 +350,7 @@ class Api:
             return await self._encode(build(view, manager))
 
         body = await self._cache.get_or_compute((namespace, *key), compute)
-        _manager_of_leader(view)  # raises if this server is not the leader any more
+        _manager_of_leader(view)  # raises if this server has lost the leadership in the meantime
         return await send(request, body)
 
     async def _encode(self, response: Awaitable[models.ApiModel]) -> Body:

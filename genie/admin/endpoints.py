@@ -88,7 +88,10 @@ class MetricsEndpoint:
         return [web.get("/metrics", self.metrics, allow_head=False)]
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Respond with all metrics. The handler yields to the event loop as the work budget requires."""
+        """Respond with all metrics, from the cache if possible.
+
+        The header Accept selects the format. Between two metrics, the work budget may yield to the event loop.
+        """
         as_openmetrics = OPENMETRICS in request.headers.get("Accept", "")
         write = openmetrics.generate_latest if as_openmetrics else exposition.generate_latest
         content_type = openmetrics.CONTENT_TYPE_LATEST if as_openmetrics else exposition.CONTENT_TYPE_PLAIN_0_0_4
@@ -96,7 +99,7 @@ class MetricsEndpoint:
         async def compute() -> Body:
             blocks: list[bytes] = []
             previous_name = ""
-            # One metric of several namespaces comes as several consecutive parts with the same name.
+            # A metric of several namespaces consists of several consecutive parts with the same name, one per namespace.
             for part in self._metrics.parts():
                 block = write(_SingleMetric(part)).removesuffix(OPENMETRICS_EOF)
                 blocks.append(_without_header(block) if part.name == previous_name else block)

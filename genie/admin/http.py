@@ -87,7 +87,10 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002 - not used, because aiohttp's message quotes the input
     ) -> web.StreamResponse:
-        """Return the JSON error for a request that could not be parsed or whose handler failed, and log the error."""
+        """Return a JSON error response, log the error, and close the connection after the response.
+
+        aiohttp calls this method if a request could not be parsed or if its handler failed.
+        """
         if status >= web.HTTPInternalServerError.status_code:
             log.error("admin request failed", exc_info=exc)
             problem = Problem(code="defect", message=DEFECT)
@@ -111,29 +114,33 @@ class _IdleTimer:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Postpone the idle timeout of the connection while a request is handled; restart the timeout afterwards."""
+        """Call the handler of a request. The idle timeout of the connection restarts when the handler has finished.
+
+        While the handler runs, the timeout is `RESPONSE_TIMEOUT_S` longer.
+        """
         now = asyncio.get_running_loop().time
         self._last_active[request.protocol] = now() + RESPONSE_TIMEOUT_S
         try:
             return await handler(request)
         finally:
-            if request.protocol in self._last_active:  # else the connection was closed in the meantime
+            if request.protocol in self._last_active:  # absent if the connection was closed in the meantime
                 self._last_active[request.protocol] = now()
 
     def start(self, connection: web.RequestHandler) -> None:
         """Start the timer of a new connection."""
         loop = asyncio.get_running_loop()
         self._last_active[connection] = loop.time()
-        loop.call_later(IDLE_TIMEOUT_S, self._check, connection)
+        loop.call_later(IDLE_TIMEOUT_S, self._close_if_idle, connection)
 
-    def _check(self, connection: web.RequestHandler) -> None:
+    def _close_if_idle(self, connection: web.RequestHandler) -> None:
         """Close a connection that has been idle for too long; else schedule the next check of the connection."""
-        if connection.transport is None:
+        if connection.transport is None:  # already closed
             self._last_active.pop(connection, None)
             return
         remaining_s = self._last_active[connection] + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
         if remaining_s > 0:
-            asyncio.get_running_loop().call_later(min(remaining_s, IDLE_TIMEOUT_S), self._check, connection)
+            # The deadline is earlier once a running request ends: check again after at most the idle timeout.
+            asyncio.get_running_loop().call_later(min(remaining_s, IDLE_TIMEOUT_S), self._close_if_idle, connection)
         else:
             del self._last_active[connection]
             connection.transport.abort()
@@ -161,10 +168,13 @@ class AdminServer:
     def __init__(self, server: ServerView) -> None:
         self._server = server
         self._runner: web.AppRunner | None = None
+        """Runs the aiohttp application; None before `start`."""
         self._listener: asyncio.Server | None = None
+        """The listening socket; None before `start`."""
         self.address: tuple[str, int] | None = None
         """The bound host and port; None before `start`."""
         self.budget = WorkBudget()
+        """Shared by all endpoints, so that together they yield to the event loop often enough."""
 
     async def start(self) -> None:
         """Bind the port and accept connections. Raises OSError if the port cannot be bound."""

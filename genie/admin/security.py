@@ -66,6 +66,7 @@ class RequestGuard:
         self._on_unauthenticated = on_unauthenticated
         self._access = access
         self._host = host.strip("[]").lower()
+        """In lower case, and an IPv6 address without brackets, as in the result of `urlsplit`."""
         self._certificate = certificate
 
     def install(self, app: web.Application) -> None:
@@ -73,13 +74,13 @@ class RequestGuard:
 
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self.check(request, handler)
+            return await self.handle_if_allowed(request, handler)
 
         app.middlewares.append(guarded)
         app.on_response_prepare.append(_add_headers)
 
-    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Call the handler if the request is allowed; else return an error response."""
+    async def handle_if_allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Return the response of the handler if the request is allowed, else an error response."""
         PRINCIPAL.set(None)
         error = self._check_request(request)
         if error is not None:
@@ -87,7 +88,11 @@ class RequestGuard:
         return await handler(request)
 
     def _check_request(self, request: web.Request) -> web.Response | None:
-        """Return an error response if the request is not allowed, else None. Sets `PRINCIPAL`."""
+        """Return an error response if the request is not allowed, else None. Sets `PRINCIPAL`.
+
+        Public paths are always allowed. Without authentication the Host header must be trusted; otherwise the request
+        must be authorized. Requests that change something are checked for forgery (CSRF) as well.
+        """
         if not _is_guarded(request):
             return None
         access = self._access()

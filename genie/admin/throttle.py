@@ -35,7 +35,7 @@ class WorkBudget:
     async def spend(self, work: int) -> bool:
         """Count work units, and yield to the event loop if the current slice is used up.
 
-        Returns whether it yielded. The lock tables may have changed then.
+        Returns whether it yielded. While it yields, the lock tables may change.
         """
         self._spent += work
         self.max_spent = max(self.max_spent, self._spent)
@@ -77,7 +77,8 @@ class ResponseCache:
     async def get_or_compute(self, key: Hashable, compute: Callable[[], Awaitable[Body]]) -> Body:
         """Return the cached response for the key. If none is cached, compute and cache it.
 
-        Only one response is computed at a time; other callers wait. Raises ApiError 503 if too many callers wait.
+        Only one response is computed at a time; other callers wait. Raises ApiError 503 if `MAX_WAITING_REQUESTS`
+        callers are waiting already.
         """
         if self._waiting_count >= MAX_WAITING_REQUESTS:
             raise ApiError(

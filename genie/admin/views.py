@@ -87,8 +87,8 @@ async def _oldest_waiter_by_resource(table: LockTable, budget: WorkBudget) -> tu
 async def ongoing_waits(table: LockTable, now_unix_ms: float, budget: WorkBudget) -> dict[str, float]:
     """Return the total time (ms) that the oldest waiting requests have waited so far, by resource.
 
-    The wait of a request for several resources counts for each resource on which one of its first ten blockers blocks
-    it.
+    A request may wait for several resources. Its wait then counts only for the resources of its first ten blockers.
+    Stops early when too much work has been done, so the times of further requests may be missing.
     """
     waited_ms: dict[str, float] = {}
     total_work = 0
@@ -133,7 +133,10 @@ def _queue_summary(table: LockTable, name: str, since: int) -> models.QueueSumma
 
 
 async def graph(table: LockTable, max_nodes: int, budget: WorkBudget) -> models.Waits:
-    """Return the wait-for graph of the oldest waiting requests, with at most `max_nodes` nodes."""
+    """Return the wait-for graph of the oldest waiting requests.
+
+    The graph has at most `max_nodes` nodes and `MAX_EDGES` edges. Requests beyond these limits are omitted.
+    """
     nodes: dict[int, models.Node] = {}
     edges: list[models.Edge] = []
     for request in list(islice(table.waiting.values(), max_nodes)):
@@ -149,7 +152,7 @@ async def graph(table: LockTable, max_nodes: int, budget: WorkBudget) -> models.
                     edges.append(_edge(request.id, blocker))
             await budget.spend(checks + NODE_WORK * (1 + len(blockers)))
     shown_count = sum(1 for node in nodes.values() if node.state == "queued")
-    # Shown requests may have ended in the meantime. `max` keeps the total from being less than the number shown.
+    # Shown requests may have ended in the meantime. The total must not be less than the number of shown requests.
     return models.Waits(
         nodes=list(nodes.values()),
         edges=edges,
@@ -159,7 +162,10 @@ async def graph(table: LockTable, max_nodes: int, budget: WorkBudget) -> models.
 
 
 def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -> models.Node | None:
-    """Return the node of a request, after adding it to `nodes` if it is missing. None: the graph has `max_nodes` nodes."""
+    """Return the node of a request. A missing node is created and added to `nodes`.
+
+    Returns None if the node is missing and the graph already has `max_nodes` nodes.
+    """
     node = nodes.get(request.id)
     if node is None and len(nodes) < max_nodes:
         node = nodes[request.id] = models.Node(
@@ -187,7 +193,10 @@ def _edge(waiter: int, blocker: Blocker) -> models.Edge:
 
 
 async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) -> models.Resource:
-    """Return the holders of a resource, and its wait queue in queue order. `now` is the time of the lock manager (ms)."""
+    """Return the first holders of a resource, and the first entries of its wait queue: at most `MAX_ROWS` of each.
+
+    `now` is the time of the lock manager (ms).
+    """
     locked_resource = table.lookup(name)
     if locked_resource is None:
         return models.Resource(resource=name, holders=[], holders_total=0, queue=[], queue_total=0)
@@ -338,8 +347,8 @@ def _add_ongoing_waits(
 ) -> Iterator[tuple[str, Contention]]:
     """Yield each resource once, with the total time of its ended and its ongoing waits.
 
-    `entries` contains the resources with ended waits, `ongoing` the time (ms) of ongoing waits by resource. `ongoing`
-    is modified.
+    `entries` are the resources with ended waits. `ongoing` contains the total time (ms) of the ongoing waits by
+    resource. The function removes the resources of `entries` from `ongoing`.
     """
     for name, contention in entries:
         yield name, Contention(contention.conflicts, contention.waited_ms + ongoing.pop(name, 0.0))

@@ -195,7 +195,10 @@ class LoadConnection:
         return b"".join(commands)
 
     def _on_message(self, message: messages.Message | None, now_ns: int, commands: list[bytes]) -> None:
-        """Handle a message from the server, and append the commands to send to `commands`. Ignores other messages."""
+        """Handle a message from the server, and append the commands to send to `commands`.
+
+        Only messages about requests matter to the benchmark. Other messages are ignored.
+        """
         match message:
             case messages.Queued():
                 self._on_queued(message.payload.id, commands)
@@ -225,7 +228,8 @@ class LoadConnection:
     def _on_released(self, released: messages.Released.Payload, now_ns: int, commands: list[bytes]) -> None:
         """Complete a cycle of a slot and start the next cycle.
 
-        If this connection did not release the request, the end is counted as an error, and the slot becomes idle.
+        If the request ended without a release by this connection, e.g. by a timeout, the end is counted as an error,
+        and the slot becomes idle. After `stop` no cycle is started.
         """
         slot = self._by_id.pop(released.id, None)
         if slot is None:  # the reply to a release that was sent when the request had already ended

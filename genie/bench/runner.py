@@ -163,9 +163,10 @@ class LoadRunner:
         """The time limit for opening connections, while they are being opened."""
 
     def interrupt(self) -> None:
-        """End the run early. The first call stops new requests; the run still waits until all releases are confirmed.
+        """End the run early.
 
-        The second call ends that wait, too.
+        After the first call no new requests are sent, and the run waits until the server has confirmed all releases.
+        The second call ends this wait.
         """
         self.interrupts += 1
         self._wake.set()
@@ -173,9 +174,10 @@ class LoadRunner:
             self._connect_timeout.reschedule(0)  # stop opening connections
 
     def on_connection_lost(self, protocol: _LoadProtocol, reason: str) -> None:
-        """Remove a lost connection, and count an error.
+        """Remove a lost connection. Count an error unless this process closed the connection.
 
-        No error is counted if this process closed the connection, or has already counted an error of this connection.
+        If an error of this connection was counted before, its loss is not counted as a second error. The loss of the
+        last connection ends the run.
         """
         self.protocols.discard(protocol)
         if not protocol.closing:
@@ -220,7 +222,10 @@ class LoadRunner:
         )
 
     async def _connect(self, workload: str) -> bool:
-        """Open all connections; return False after an interrupt. Raises Unavailable if a connection fails."""
+        """Open all connections, `MAX_CONCURRENT_CONNECTS` at a time. Return False after an interrupt.
+
+        Raises Unavailable if a connection fails, or if not all connections are open within the timeout.
+        """
         options = self._options
         prefix, slot_count = f"{self._prefix}{workload}/", options.connections * options.depth
         slots = WORKLOADS[workload].encode_slots(prefix, options.parameters, slot_count)
@@ -247,18 +252,18 @@ class LoadRunner:
         return True
 
     async def _open(self, protocols: list[_LoadProtocol]) -> None:
-        """Open connections concurrently. If an attempt fails, raise its error after all other attempts have ended.
+        """Open connections concurrently. If attempts fail, raise the error of one of them.
 
-        So no connection is opened after this method has failed.
+        The error is raised after all attempts have ended. So no connection is opened after this method has failed.
         """
         loop = asyncio.get_running_loop()
         host, port, tls = self._options.address
         attempts = [
             loop.create_connection(lambda protocol=protocol: protocol, host, port, ssl=tls) for protocol in protocols
         ]
-        for outcome in await asyncio.gather(*attempts, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        for connection_or_error in await asyncio.gather(*attempts, return_exceptions=True):
+            if isinstance(connection_or_error, BaseException):
+                raise connection_or_error
 
     async def _measure(self, workload: str) -> tuple[float, float]:
         """Record durations for the configured time; return the elapsed time and the CPU time, in seconds."""

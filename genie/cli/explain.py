@@ -87,7 +87,7 @@ def _report_lines(replies: Replies, now_ms: float) -> Iterator[str]:
 def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float) -> Iterator[str]:
     """Yield the lines that describe a waiting request: its blockers, and how each blocker stops blocking.
 
-    If a blocker may hold its lock for longer than the request waits, a last line says that the request times out first.
+    A last line says that the request times out first, if a blocker may hold its lock until after that timeout.
     """
     yield f"{_format_request(row)} has waited for {duration(now_ms - row['since'])} and {_wait_timeout(row)}."
     names = join_names(row["resources"], total=row["resourcesTotal"], columns=COLUMNS - len("Requests: "))
@@ -169,9 +169,9 @@ def _waiter_lines(holder: Row, resource: str, reply: Reply, now_ms: float) -> It
 def _waits_for(waiter: Row, holder: Row, resource: str) -> bool:
     """Return whether a request in the wait queue of a resource waits for the request `holder`.
 
-    The waiter waits for the holder if one of the two locks is exclusive and the transactions differ. A row lists only
-    ten resources. If the resource is not listed, the mode of the waiter is unknown, but the holder may be listed as a
-    blocker.
+    The waiter waits for the holder if one of the two locks is exclusive and the transactions differ. The server lists
+    only ten resources of a waiter. If the resource is not listed, the mode of the waiter is unknown. Then the waiter
+    waits for the holder if the holder is listed as a blocker.
     """
     owner = waiter.get("transactionName")
     if owner is not None and owner == holder.get("transactionName"):

@@ -91,8 +91,8 @@ def wrap_text(text: str, columns: int) -> list[str]:
 def join_names(names: Sequence[str], total: int, columns: int) -> str:
     """Join the first names with spaces, and append the number of omitted names: `a b +3`.
 
-    As many names are joined as fit into `columns`, but at least one, which is truncated if necessary. `names` may
-    contain only the first of `total` names.
+    As many names are joined as fit into `columns`. The first name is always joined, and is truncated if it does not
+    fit. `total` is the number of all names, of which `names` may contain only the first ones.
     """
     shown: list[str] = []
     for name in names:

@@ -334,10 +334,11 @@ def query(
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in a new event loop. Ctrl-C cancels the coroutine, and then raises KeyboardInterrupt.
 
-    With `asyncio.run` alone, Ctrl-C cancels the task within a signal handler. The handler may interrupt a callback that
-    is about to set the result of a pending future, and asyncio then logs an InvalidStateError. This function lets the
-    event loop handle the first Ctrl-C between two callbacks. The second Ctrl-C raises KeyboardInterrupt immediately,
-    because the event loop may be blocked, for example by a terminal that does not read.
+    The event loop handles the first Ctrl-C between two callbacks. The second Ctrl-C raises KeyboardInterrupt
+    immediately, because the event loop may be blocked, for example by a terminal that does not read.
+
+    `asyncio.run` alone would cancel the task within a signal handler. The handler may interrupt a callback that is about
+    to set the result of a future, and asyncio would then log an InvalidStateError.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     # Only the main thread can set signal handlers, and a handler that is not Python's default must be kept.

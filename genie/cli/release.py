@@ -129,11 +129,11 @@ async def _list_transaction(client: Querier, transaction: str) -> ReleaseList:
 async def _list_prefix(client: Querier, prefix: str) -> ReleaseList:
     """Query the locks on resources whose names start with `prefix`.
 
-    The reply to `watch` contains the ids of the held locks; then an `inspect` queries each of them.
+    The reply to `watch` contains the ids of the held locks. The details of each lock are then queried by `inspect`.
     """
     ids: dict[int, None] = {}  # a dict instead of a set keeps the order of the reply
     async with client.watch(prefix) as watch:
-        await client.ping()  # the server replies in order: now the reply to `watch` has arrived, too
+        await client.ping()  # the server replies in order, so the reply to `watch` has arrived before this one
         with suppress(TimeoutError):
             async with asyncio.timeout(0):  # read only the changes that have already arrived
                 async for change in watch:
@@ -150,8 +150,8 @@ async def _list_prefix(client: Querier, prefix: str) -> ReleaseList:
 def _sort_key(row: Row, prefix: str) -> list[tuple[int, int, str]]:
     """Return a key that sorts locks by name.
 
-    The key is the smallest `natural_key` of the listed resources that have the prefix. A row lists only ten resources;
-    if none of them has the prefix, all listed resources count.
+    The key is the smallest `natural_key` of the listed resources whose names start with the prefix. The server lists
+    only ten resources of a lock. If no listed name starts with the prefix, all listed names count.
     """
     names = [bare_name(resource) for resource in row["resources"]]
     with_prefix = [name for name in names if name.startswith(prefix)]

@@ -79,8 +79,11 @@ class LockedCommand:
     def __init__(self, options: RunOptions) -> None:
         self._options = options
         self._task: asyncio.Task[object] | None = None
+        """The task of `run`, which a signal before the start cancels."""
         self._child: subprocess.Popen[bytes] | None = None
+        """The process of the command; None before the start."""
         self._ended = asyncio.Event()
+        """Set when the command has ended."""
         self._status: int | None = None
         """Exit status of genie that takes precedence over the exit status of the command; None if there is none."""
         self._stop_signal: int | None = None
@@ -110,7 +113,8 @@ class LockedCommand:
     async def _run_with_locks(self, client: Client) -> None:
         """Acquire the locks, start the command, and wait until the command ends.
 
-        If a lock is lost, the command is ended. If the user set no queue timeout, a request that times out is repeated.
+        If a lock is lost, the command is ended. Without a queue timeout of the user, genie waits without a limit: it
+        repeats a request that times out.
         """
         options = self._options
         while True:
@@ -149,9 +153,9 @@ class LockedCommand:
             await self._terminate_child()
 
     def _fail(self, error: Exception, status: int) -> None:
-        """Print an error, and set the exit status of genie.
+        """Print an error, and set the exit status of genie if the command was not started.
 
-        If the command was started, the exit status of the command counts instead of `status`.
+        Otherwise genie exits with the status of the command.
         """
         if self._child is None:
             self._status = status
@@ -204,8 +208,8 @@ class LockedCommand:
     def _exit_status(self) -> int | None:
         """Return the exit status of genie.
 
-        An error of genie takes precedence over the exit status of the command, and that over a signal before the start.
-        None: there was neither an error, nor a completed command, nor a signal.
+        An error of genie has the highest precedence, then the exit status of the command, then a signal before the
+        start. None: there was no error, no completed command and no signal.
         """
         if self._status is not None:
             return self._status
@@ -233,6 +237,7 @@ class LockedCommand:
     def _on_signal(self, number: int) -> None:
         """Forward a signal to the running command. If the command is not running, cancel the task, which ends genie."""
         if self._child is not None and self._child.poll() is None:
+            # The terminal itself sends keyboard signals to a command in the foreground.
             if not (number in KEYBOARD_SIGNALS and _is_in_foreground()):
                 self._send_signal(number)
         elif self._task is not None:

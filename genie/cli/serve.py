@@ -212,7 +212,7 @@ async def _serve(settings: Settings) -> int:
     server = Server(settings)
     if server.access.allows_anonymous:
         _check_exposure(settings)
-    # Bind the main port before the admin port. If a second server is started by mistake, the error names the main port.
+    # If a second server is started by mistake, both ports are in use. Bind the main port first: the error then names it.
     server.bind_address()
     if settings.admin.port is None:
         return await server.run()

@@ -38,6 +38,7 @@ class KeyReader:
 
     def __init__(self, source: TextIO | None, on_keys: Callable[[str], None]) -> None:
         self._file = source.fileno() if source is not None and source.isatty() else None
+        """File descriptor of the terminal; None if `source` is not a terminal."""
         self._on_keys = on_keys
         self._saved_attributes: list[Any] = []
         """The terminal mode to restore at the end."""
@@ -187,7 +188,8 @@ def _share_lines(sections: list[Section], free_lines: int | None) -> Iterator[tu
     """Yield the sections that fit on the screen, each with the number of rows to show.
 
     `free_lines` is the number of lines for all sections; None: no limit. A section that is not empty needs at least one
-    row. If the sections do not fit, the last sections are dropped. The remaining lines are shared evenly.
+    row. If the sections do not fit, the last sections are dropped. The sections share the remaining lines evenly, but
+    no section gets more than `MAX_ROWS` rows.
     """
     wanted_rows = [min(MAX_ROWS, len(section.rows)) for section in sections]
     if free_lines is None:
@@ -295,7 +297,9 @@ def _waits(waits: Waits, now_ms: float) -> Section:
     rows = []
     for waiter in sorted((node for node in waits.nodes if node.state == "queued"), key=lambda node: node.since):
         waiter_cells = [_label(waiter.id, waiter.transaction_name), str(waiter.id), duration(now_ms - waiter.since)]
-        if waiter.id not in edges_by_waiter:  # the blockers have ended, or did not fit into the response
+        if (
+            waiter.id not in edges_by_waiter
+        ):  # the graph does not contain the blockers: they have ended, or were omitted
             resource = waiter.resources[0] if waiter.resources else "-"
             rows.append([*waiter_cells, "-", "-", "", resource, "-", "-"])
             continue
@@ -465,7 +469,11 @@ class _Screen:
         self._live.update(text, refresh=True)
 
     def _status_lines(self, columns: int) -> list[Line]:
-        """Return the lines to show without a snapshot: that a query is running, or its error and the last response's age."""
+        """Return the lines to show before the first snapshot, or after a failed query.
+
+        Before the first snapshot they say that a query is running. After a failed query they contain the error, and the
+        time since the last response.
+        """
         if not self._error:
             return [Line(line, BOLD) for line in wrap_items([f"querying {self._client.address}", "q: quit"], columns)]
         retry = f"Retrying every {self._interval_s:g} s."

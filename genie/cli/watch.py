@@ -47,7 +47,7 @@ def watch(prefix: str, as_json: bool, host: str, port: int, namespace: str | Non
     try:
         run_async(watching)
     except BrokenPipeError:
-        # The program that reads the pipe has exited. Redirect stdout, so that the flush at exit does not fail, too.
+        # The program that reads the pipe has exited. Redirect stdout, so that the flush at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -106,9 +106,12 @@ class _PipeMonitor:
 
     def __init__(self) -> None:
         self.reader_exited = False
+        """Whether the program that reads the pipe has exited."""
         self._task = asyncio.current_task()
+        """The task to cancel when the program exits."""
         self._loop = asyncio.get_running_loop()
         self._pipe: int | None = None
+        """File descriptor of stdout while it is monitored; None if stdout is not a pipe, or after `close`."""
         with suppress(OSError, ValueError):  # stdout may have no file descriptor, or a closed one
             stdout = sys.stdout.fileno()
             if stat.S_ISFIFO(os.fstat(stdout).st_mode):

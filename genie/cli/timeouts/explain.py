@@ -79,7 +79,7 @@ def _describe(transfer: Explained, explanation: Explanation) -> str:
 
 
 def _describe_progress(transfer: Explained, segment: int) -> str:
-    """Describe what the handler has done with a transfer, and what it does next.
+    """Describe what the handler has done with a transfer, and what the handler will do next.
 
     `segment` is the number of the last state change that the handler has read. A transfer that was delivered earlier
     is delivered again if it has left and re-entered a processing state, or if its expiration date was changed.

@@ -37,6 +37,7 @@ class CommandDelivery:
         if not command.strip():
             raise ValueError("--on-expired: the command must not be empty")
         self._command = command
+        """A line for the shell."""
         self.last_error = ""
         """Why the last batch was rejected; empty if it was accepted."""
 
@@ -65,7 +66,7 @@ class StdoutDelivery:
     async def deliver(self, expired: list[ExpiredTransfer]) -> None:
         """Write a batch to stdout. Raises BrokenPipeError if the program that reads the pipe has exited.
 
-        A write blocks while the pipe is full. A daemon thread writes, so that genie can still exit then.
+        A write blocks while the pipe is full. So that genie can exit during a blocked write, a daemon thread writes.
         """
         loop = asyncio.get_running_loop()
         written: asyncio.Future[None] = loop.create_future()
@@ -247,7 +248,7 @@ class _Service:
         return 1 if run.rejected else 0
 
     def _on_run(self, outcome: TimeoutRun | Exception | None) -> None:
-        """Print the outcome of a run: the results, or an error unless the previous run has failed with the same error.
+        """Print the results of a run, or its error. A repetition of the previous error is not printed again.
 
         `outcome` is None if the handler did nothing because another replica is running.
         """
@@ -265,8 +266,8 @@ class _Service:
     def _print_results(self, run: TimeoutRun) -> None:
         """Print the progress of the handler, and the number of expired transfers in a run.
 
-        The progress is printed while the handler lags, at most once for every `progress_every` state changes, and once
-        when the handler has caught up.
+        While the handler lags, the progress is printed at most once for every `progress_every` state changes. It is
+        printed once more when the handler has caught up.
         """
         first, last = run.interval
         every = self.options.progress_every
