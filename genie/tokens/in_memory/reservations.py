@@ -30,23 +30,24 @@ likely to have the same duration.
 
 
 class Reservation:
-    """Tokens that are held for a transaction, for `duration` seconds from the last `renew`.
-
-    `deadline` is when the reservation expires, by the table's clock; -inf once the reservation has
-    ended. `pending_ids` are the ids of tokens that were reserved by `restore` before they were
-    loaded from the store. `superseded` is True if some of the tokens were transferred to a newer
-    reservation of the same transaction.
-    """
+    """Tokens that are held for a transaction, for `duration` seconds from the last `renew`."""
 
     __slots__ = ("deadline", "duration", "entries", "pending_ids", "superseded", "transaction")
 
     def __init__(self, transaction: str, duration: float) -> None:
         self.transaction = transaction
         self.duration = duration
+        """Seconds from the last `renew` until the reservation expires."""
         self.deadline = -math.inf
+        """When the reservation expires, by the table's clock. -inf before the first `renew`, and
+        once the reservation has ended.
+        """
         self.entries: list[TokenEntry] = []
+        """The entries of the tokens. Some may be spent, or held by another reservation by now."""
         self.pending_ids: tuple[str, ...] = ()
+        """Ids of tokens that `restore` has reserved before they were loaded from the store."""
         self.superseded = False
+        """Whether some tokens were transferred to a newer reservation of the same transaction."""
 
     @property
     def held_entries(self) -> Iterator[TokenEntry]:
@@ -70,7 +71,9 @@ class ReservationTable:
 
     def __init__(self, buckets: Buckets, clock: Callable[[], float]) -> None:
         self.buckets = buckets
+        """The unspent tokens."""
         self.clock = clock
+        """Returns a monotonic time in seconds."""
         self._queues: dict[float, OrderedDict[Reservation, None]] = {}
         """Expiry queues: the active reservations by duration, the first to expire first."""
         self._by_transaction: dict[str, set[Reservation]] = {}
@@ -131,8 +134,8 @@ class ReservationTable:
         return [id for id in reservation.pending_ids if self._pending.get(id) is reservation]
 
     def expire(self) -> None:
-        """Release the reservations that have expired. There are no timers, so this must be called
-        before each selection.
+        """Release the reservations that have expired. Must be called before each selection, because
+        there are no timers.
         """
         now = self.clock()
         if now < self._next_deadline:
@@ -140,6 +143,7 @@ class ReservationTable:
         for queue in list(self._queues.values()):
             for expired in list(takewhile(lambda reservation: reservation.deadline <= now, queue)):
                 self.release(expired)
+        # The first reservation of each queue expires first.
         self._next_deadline = min(
             (next(iter(queue)).deadline for queue in self._queues.values() if queue), default=math.inf
         )
@@ -181,7 +185,7 @@ class ReservationTable:
         for id in reservation.pending_ids:
             self._supersede(self._pending.get(id))
             self._pending[id] = reservation
-        for entry in filter(None, map(self.buckets.entry, ids)):
+        for entry in filter(None, map(self.buckets.entry, ids)):  # the tokens that are loaded
             if entry.reservation is None:
                 reserve_entries([entry], reservation)
             else:  # a reservation of the same transaction
@@ -244,10 +248,7 @@ class TokenEntry:
     """A token in one or two buckets: the bucket of its owner, and the bucket of its account if it
     has one.
 
-    `reservation` is None while the token is free, else the reservation that holds the token, or
-    `SPENT`. `token` is None if only the id and the amount are kept in memory. `stack_flags` are the
-    flags of the buckets on whose stacks the entry is. A reserved entry stays on the stack of its
-    other bucket until the entry is popped there.
+    A reserved entry stays on the stack of its other bucket until the entry is popped there.
     """
 
     __slots__ = ("account", "amount", "id", "owner", "reservation", "stack_flags", "token")
@@ -256,10 +257,15 @@ class TokenEntry:
         self.id = token.id
         self.amount = token.amount
         self.token: Token | None = token
+        """None if only the id and the amount are kept in memory."""
         self.owner = owner
+        """The bucket of the owner's wallet."""
         self.account = account
+        """The bucket of the account's wallet, or None if the token has no account."""
         self.reservation: object | None = None
+        """None while the token is free, else the reservation that holds the token, or `SPENT`."""
         self.stack_flags = 0
+        """The flags of the buckets on whose stacks the entry is."""
 
     def push(self) -> None:
         """Push a free entry onto the stacks of its owner's and its account's bucket, except a stack
@@ -288,14 +294,15 @@ class Bucket:
     def __init__(self, wallet: Wallet) -> None:
         self.wallet = wallet
         self.flag = BY_OWNER if wallet.account is None else BY_ACCOUNT
+        """Set in the `stack_flags` of the entries that are on this bucket's stack."""
         self.stack: list[TokenEntry] = []
         """All free entries, and perhaps reserved and spent ones."""
         self.count = 0
         """The number of tokens."""
         self.total = 0
-        """The sum of the tokens."""
+        """The total amount of the tokens."""
         self.reserved = 0
-        """The sum of the reserved tokens."""
+        """The total amount of the reserved tokens."""
 
     @property
     def free(self) -> int:
@@ -408,8 +415,11 @@ class Buckets:
     def __init__(self, max_tokens: int | None = None) -> None:
         self._buckets: dict[Wallet, Bucket] = {}
         self._entries: dict[str, TokenEntry] = {}
+        """The entries of all unspent tokens, by token id."""
         self._max_tokens = max_tokens
+        """Maximum number of tokens in memory. None: no limit."""
         self._cached_count = 0
+        """The number of tokens in memory."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -438,7 +448,7 @@ class Buckets:
         wallets = wallets_of(token)
         entry = TokenEntry(token, self._bucket(wallets[0]), self._bucket(wallets[1]) if len(wallets) > 1 else None)
         self._entries[entry.id] = entry
-        entry.token = None  # `cache_token` sets the token if there is room in memory
+        entry.token = None  # unless `cache_token` finds room in memory
         self.cache_token(entry, token)
         self._update_totals(entry, 1)
         entry.push()
@@ -451,8 +461,8 @@ class Buckets:
             self._cached_count += 1
 
     def remove(self, id: str) -> bool:
-        """Remove a spent token, and mark its entry as spent, for a reservation that holds the
-        entry. Returns whether the token was present.
+        """Remove a spent token. Marks the token's entry as spent, so that a reservation that
+        contains the entry can report the token. Returns whether the token was present.
         """
         entry = self._entries.pop(id, None)
         if entry is None:

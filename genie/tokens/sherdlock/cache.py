@@ -56,11 +56,11 @@ class TokenPool:
     def pop(self, id: str) -> Token:
         """Remove a token that is in the pool, and return it."""
         position = self._positions.pop(id)
-        last = self._tokens.pop()
-        if last.id == id:
-            return last
-        token, self._tokens[position] = self._tokens[position], last  # the last token fills the gap
-        self._positions[last.id] = position
+        last_token = self._tokens.pop()
+        if last_token.id == id:
+            return last_token
+        token, self._tokens[position] = self._tokens[position], last_token  # the last token fills the gap
+        self._positions[last_token.id] = position
         return token
 
     def draw(self) -> Iterator[Token]:
@@ -72,12 +72,12 @@ class TokenPool:
         tokens, positions = self._tokens, self._positions
         count = len(tokens)
         for position in range(count):
-            other = position + int(random() * (count - position))  # noqa: S311 - no secret
-            token = tokens[other]
-            if other != position:
-                tokens[other] = moved = tokens[position]
+            drawn = position + int(random() * (count - position))  # noqa: S311 - no secret
+            token = tokens[drawn]
+            if drawn != position:  # swap the tokens at the two positions
+                tokens[drawn] = displaced_token = tokens[position]
                 tokens[position] = token
-                positions[moved.id], positions[token.id] = other, position
+                positions[displaced_token.id], positions[token.id] = drawn, position
             yield token
 
 
@@ -88,10 +88,13 @@ class AmountIndex:
 
     def __init__(self, tokens: Iterable[Token]) -> None:
         self._positions: dict[str, int] = {}
+        """By token id: the token's position in its pool. All pools share this mapping."""
         self._pools: dict[int, TokenPool] = {}
+        """By amount: the tokens that have this amount."""
         for token in tokens:
             self._pool(token.amount).add(token)
         self._amounts = sorted(self._pools)
+        """The amounts that have a pool, the smallest first."""
 
     def add(self, token: Token) -> None:
         """Add a token that is not in the index."""
@@ -136,6 +139,7 @@ class Load:
         self.feed_epoch = feed_epoch
         """The number of the change feed's connection when the load began; 0: not connected."""
         self.page_count = 0
+        """The number of pages read so far."""
         self.tokens: dict[str, Token] = {}
         """The tokens of all pages, by id."""
         self.added: set[str] = set()
@@ -143,7 +147,7 @@ class Load:
         self.spent: set[str] = set()
         """Ids of tokens spent during the load: the pages may contain them."""
         self.error: Exception | None = None
-        """The error with which the load has failed."""
+        """The error with which the load has failed, or None."""
 
 
 class Waiter:
@@ -222,17 +226,21 @@ class WalletCache:
     def __init__(self, wallet: Wallet, caches_with_waiters: set[WalletCache]) -> None:
         self.wallet = wallet
         self._caches_with_waiters = caches_with_waiters
+        """Shared by all caches: contains a cache while selections wait for the cache's tokens."""
         self._pool = TokenPool()
+        """The tokens."""
         self._by_amount: AmountIndex | None = None
-        """Built when it is first needed, then kept current."""
+        """The tokens by amount. Built when a selection first prefers small or large tokens, then kept
+        current.
+        """
         self._waiters: dict[Waiter, None] = {}
         """The selections that wait for tokens, the longest waiting first."""
         self.load_count = 0
         """The number of loads begun so far."""
         self.load: Load | None = None
-        """The load in progress."""
+        """The load in progress, or None."""
         self.last_load: Load | None = None
-        """The last successful load."""
+        """The last successful load, or None."""
         self.load_started_at = -float("inf")
         """When the last load began, successful or not."""
         self.last_used_at = -float("inf")
@@ -330,11 +338,12 @@ class WalletCache:
             waiter.on_free(token)
 
     async def wait(self, missing: int, surplus: int, where: Where | None, deadline: float | None) -> bool:
-        """Wait until tokens worth `missing` become free, until tokens worth more than `surplus` are
-        spent, or until a load ends. Only tokens that `where` accepts count.
+        """Wait until tokens worth `missing` become free, or a load of the wallet ends. Only tokens
+        that `where` accepts count.
 
-        Returns False if the `deadline` (event-loop seconds; None: no deadline) is reached first,
-        else True.
+        The wait also ends when tokens worth more than `surplus` are spent, because the wallet can
+        no longer reach the requested amount then. Returns False if the `deadline` is reached first
+        (event-loop seconds; None: no deadline), and True otherwise.
         """
         loop = asyncio.get_running_loop()
         waiter = Waiter(missing, surplus, where, loop.create_future())
@@ -410,12 +419,15 @@ class WalletCaches:
         tokens that are known to be spent.
         """
         self._feed_epoch = 0
-        """The number of the change feed's connection, from 1; 0 while it is not connected."""
+        """The number of the change feed's current connection, from 1. 0 while the feed is not
+        connected.
+        """
         self._feed_count = 0
         """The number of connections of the change feed so far."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """The background tasks: loads, and the one that follows the change feed."""
+        """The background tasks: the loads, and the task that follows the change feed."""
         self._open = False
+        """True between `start` and `close`."""
 
     def start(self) -> None:
         """Start to follow the store's change feed."""
@@ -436,8 +448,8 @@ class WalletCaches:
     # -- for selections -------------------------------------------------------------------------------------
 
     def get(self, wallet: Wallet, now: float) -> WalletCache:
-        """Return the cache of a wallet, which is created on first use. Creating a cache evicts the
-        idle caches.
+        """Return the cache of a wallet. Creates the cache on first use; before that, evicts the
+        caches that are idle at the time `now`.
         """
         cache = self._caches.get(wallet)
         if cache is None:
@@ -449,8 +461,10 @@ class WalletCaches:
         return cache
 
     def refresh(self, cache: WalletCache, now: float) -> None:
-        """Begin to load a cache, unless the cache is current, is being loaded, or was loaded at
-        most `max_cache_age` seconds ago.
+        """Begin to load a cache that may be outdated.
+
+        Does nothing if the change feed keeps the cache current, if a load is in progress, or if the
+        last load began at most `max_cache_age` seconds ago.
         """
         if cache.load is None and not self.is_current(cache) and now - cache.load_started_at > self._max_cache_age:
             self.load(cache)
@@ -584,7 +598,7 @@ class WalletCaches:
                             cache.on_free(token)
         except Exception as error:  # noqa: BLE001 - the selections that wait for the load raise it
             cache.finish_load(error)
-        except BaseException:
+        except BaseException:  # `close` has cancelled the task
             cache.finish_load(RuntimeError("the selector was closed"))
             raise
         else:
@@ -597,7 +611,9 @@ class WalletCaches:
             self._tokens.pop(token.id, None)
 
     def _evict_idle(self, now: float) -> None:
-        """Evict the least recently used caches that no selection has used for `IDLE_TIMEOUT_S`."""
+        """Evict caches that no selection has used for `IDLE_TIMEOUT_S`, the least recently used
+        first. Stops at the first cache that was used since, is being loaded, or has waiters.
+        """
         while self._caches:
             wallet, cache = next(iter(self._caches.items()))  # the least recently used
             if now - cache.last_used_at < IDLE_TIMEOUT_S or cache.load is not None or cache.has_waiters:

@@ -31,6 +31,7 @@ class Grants:
 
     def __init__(self, requested_at: float, tracker: LockTracker) -> None:
         self._tracker = tracker
+        """Is told which locks were released."""
         self.requested_at = requested_at
         """When the first lock was requested (event-loop seconds)."""
         self.locks: list[Lock] = []
@@ -76,8 +77,9 @@ class Shortfall(NamedTuple):
 async def acquire(
     client: LockClient, tracker: LockTracker, tokens: Sequence[Token], amount: int, transaction: str, lease: float
 ) -> Grants | Shortfall:
-    """Lock free tokens, in the given order, until their sum reaches `amount`. If it can't be
-    reached, lock nothing and return a Shortfall. The locks expire after `lease` seconds.
+    """Lock free tokens, in the given order, until their sum reaches `amount`. The locks expire
+    after `lease` seconds. If the free tokens don't reach the amount, lock nothing and return a
+    Shortfall.
 
     A single request is atomic. If the names of the tokens do not fit into one request, the tokens
     locked by each request stay locked while the next request is made.
@@ -137,10 +139,11 @@ async def _acquire_chunk(
     is_last: bool,
 ) -> Shortfall:
     """Lock free tokens of `chunk` in one request, until the sum of all `grants` reaches `amount`.
+    Adds the granted lock to `grants`.
 
-    If the chunk does not suffice, locks all of its free tokens; or none if `is_last`, because no
-    further chunk can supply the rest. Returns the free and the locked amount that Genie has
-    reported in its last rejection, or zeros if there was none.
+    If the chunk does not suffice, locks all of its free tokens. But if the chunk is the last
+    (`is_last`), locks none, because no further chunk can supply the rest. Returns the free and the
+    locked amount from Genie's last rejection, or zeros if Genie has not rejected any attempt.
     """
     requested = {EXCLUSIVE_TOKEN_PREFIX + token.id: token for token in chunk}
     weights = [token.amount for token in chunk]
@@ -164,7 +167,7 @@ async def _acquire_chunk(
 
 def split_by_request(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
     """Split tokens into chunks. The resource names of each chunk fit into one request."""
-    if len(tokens) <= ALWAYS_FITTING_NAMES:  # they fit into one request whatever their sizes
+    if len(tokens) <= ALWAYS_FITTING_NAMES:  # the names fit into one request whatever their lengths
         yield tokens
         return
     start = size = 0

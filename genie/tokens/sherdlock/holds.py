@@ -39,9 +39,13 @@ class Reservation:
     def __init__(self, transaction: str, ids: Iterable[str]) -> None:
         self.transaction = transaction
         self.ids = set(ids)
+        """The ids of the tokens."""
         self.expires_at = inf
+        """The earliest time at which a lock expires (event-loop seconds). Infinite until Genie has
+        granted the locks.
+        """
         self.runs_to_expiry = False
-        """Whether its locks are never released, and end only when they expire."""
+        """Whether the locks are never released, and end only when they expire."""
 
     @property
     def pending(self) -> bool:
@@ -67,15 +71,17 @@ class LockTracker:
 
     def __init__(self, lease: float) -> None:
         self._trusted_s = TRUSTED_LEASES * lease
+        """How long a lock counts as held after the watch has reported it."""
         self.on_free: Callable[[str], object] = _ignore
+        """Called with the id of each token that becomes free."""
         self.reservations: dict[str, Reservation] = {}
-        """By token id. May contain expired ones."""
+        """By token id: this selector's reservation of the token, which may have expired."""
         self.observed: dict[str, ObservedLock] = {}
         """By token id: the lock that the watch has reported. Includes locks of this selector."""
         self._duplicates: dict[str, list[ObservedLock]] = {}
-        """By token id: further locks on the same token, which a transaction can lock twice."""
+        """By token id: further locks on the same token. A transaction can lock a token twice."""
         self._to_expire: deque[Reservation] = deque()
-        """Reservations with `runs_to_expiry`."""
+        """Reservations whose locks are not released (`runs_to_expiry`), the oldest first."""
         self._released: dict[int, None] = {}
         """Ids of locks released by this selector whose `unlocked` event is expected, oldest first.
         """
@@ -145,8 +151,8 @@ class LockTracker:
                     self.on_free(id)
 
     def keep_until_expiry(self, reservation: Reservation, now: float) -> None:
-        """Let a reservation end only when it expires. Also drops earlier such reservations that
-        have expired.
+        """Let a reservation end only when its locks expire. Drops the reservations from earlier
+        calls whose locks have expired by the time `now`.
         """
         if not reservation.runs_to_expiry:
             reservation.runs_to_expiry = True
@@ -186,8 +192,8 @@ class LockTracker:
             self.observed[id] = observed
 
     def on_unlocked(self, id: str, lock_id: int) -> None:
-        """Remove a lock whose end the watch has reported. If it was the only observed lock on the
-        token, the token is reported as free.
+        """Remove a lock whose end the watch has reported. If the token has no other observed lock,
+        the token is reported as free.
         """
         self._released.pop(lock_id, None)
         self._remove(id, lock_id)
@@ -255,12 +261,13 @@ class LockSubscription:
         self._needed_at = -inf
         """When the subscription was last needed."""
         self._waiters = 0
-        """The number of `with` blocks."""
+        """The number of `with` blocks in progress: they wait for tokens that others hold."""
         self._events = 0
         """The number of events since the last check."""
         self._watch: asyncio.Task[None] | None = None
         """The task that receives the lock events; None while not subscribed."""
         self._check_timer: asyncio.TimerHandle | None = None
+        """Calls `_check_need` while subscribed, and `start` after the selector has unsubscribed."""
         self._closing: set[asyncio.Task[None]] = set()
         """Cancelled watches that have not ended yet."""
         self._closed = False
@@ -274,7 +281,7 @@ class LockSubscription:
             if self._check_timer is not None:
                 self._check_timer.cancel()
             self._watch = loop.create_task(supervise("watching the locks of tokens", self._run_watch))
-            self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check)
+            self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check_need)
 
     def record_request(self, *, contended: bool) -> None:
         """Record a request for token locks, and subscribe if too large a share of the latest
@@ -309,7 +316,7 @@ class LockSubscription:
         self._needed_at = asyncio.get_running_loop().time()
         self.start()
 
-    def _check(self) -> None:
+    def _check_need(self) -> None:
         """Stay subscribed if that is cheap or needed; else unsubscribe, and subscribe again after
         `RESUBSCRIBE_AFTER_S`. A timer calls this every `CHECK_INTERVAL_S`.
         """
@@ -318,7 +325,7 @@ class LockSubscription:
         self._events = 0
         recently_needed = loop.time() - self._needed_at < KEEP_AFTER_USE_S
         if is_cheap or self._waiters or self._contention > UNSUBSCRIBE_BELOW or recently_needed:
-            self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check)
+            self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check_need)
         else:
             self._unsubscribe()
             self._check_timer = loop.call_later(RESUBSCRIBE_AFTER_S, self.start)
@@ -355,9 +362,11 @@ class LockSubscription:
                 await cancel_and_wait(snapshot_task)
 
     async def _await_snapshot(self, backoff: Backoff) -> None:
-        """Wait until the watch has reported all locks that existed when the watch began: the
-        server's reply to a `ping` follows these events. Then call `on_snapshot`, also if the `ping`
-        has failed.
+        """Wait until the watch has reported all locks that existed when the watch began, and then
+        call `on_snapshot`.
+
+        The server replies to a `ping` after these reports. If the `ping` fails, `on_snapshot` is
+        called at once.
         """
         try:
             await self._client.ping()

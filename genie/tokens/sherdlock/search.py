@@ -43,16 +43,16 @@ class TransactionMutex:
     @asynccontextmanager
     async def hold(self, transaction: str) -> AsyncIterator[None]:
         """Wait for the mutex of a transaction, and hold the mutex during the block."""
-        lock, users = self._locks.get(transaction) or (asyncio.Lock(), 0)
-        self._locks[transaction] = (lock, users + 1)
+        lock, user_count = self._locks.get(transaction) or (asyncio.Lock(), 0)
+        self._locks[transaction] = (lock, user_count + 1)
         try:
             async with lock:
                 yield
         finally:
-            _, users = self._locks[transaction]
-            if users > 1:
-                self._locks[transaction] = (lock, users - 1)
-            else:
+            _, user_count = self._locks[transaction]
+            if user_count > 1:
+                self._locks[transaction] = (lock, user_count - 1)
+            else:  # no other task holds the lock or waits for it
                 del self._locks[transaction]
 
 
@@ -66,10 +66,10 @@ def spare_count(needed: int) -> int:
     """Return the number of spare tokens to request in addition to the `needed` tokens: half as
     many, but at least `MIN_SPARES`.
 
-    With spares a request succeeds even if other clients have just locked some of its tokens. For
-    example, 5 needed tokens get 3 spares, so 3 of the 8 tokens may be locked; if others hold a
-    tenth of the tokens, 1 of 200 such requests fails. More spares would cost the server and the
-    client time, because each name must be parsed.
+    With spares, a request succeeds even if other clients have just locked some of its tokens. For
+    example, a request that needs 5 tokens gets 3 spares, so 3 of its 8 tokens may be locked. If
+    other clients hold a tenth of the tokens, 1 of 200 such requests fails. More spares would cost
+    the server and the client time, because each name must be parsed.
     """
     return max(needed // 2, MIN_SPARES)
 
@@ -155,9 +155,10 @@ def _take_candidates(
     the tokens don't reach the amount.
     """
     missing, where, transaction = request.amount, request.where, request.transaction
+    # Most tokens are in neither dict: looking them up here is faster than calling the tracker.
     reservations, observed = tracker.reservations, tracker.observed
     tokens: list[Token] = []
-    target_count = -1  # unknown until the amount is reached
+    target_count = -1  # the number of tokens to take, spares included; unknown until the amount is reached
     needed = skipped = 0
     for token in drawn:
         id = token.id
@@ -261,7 +262,11 @@ class Balance:
         return 1 if request.limit is not None else max(1, request.amount - self.free)
 
     def shortfall_error(self, request: SelectionRequest, wallet: Wallet) -> InsufficientFunds | TooManyTokens:
-        """Return the error for a request that can't be granted with this balance."""
+        """Return the error for a request that can't be granted with this balance.
+
+        InsufficientFunds: the wallet is worth less than the amount. TooManyTokens: the limit is too
+        low even if all tokens were free. FundsLocked: other transactions hold too many tokens.
+        """
         if self.free + self.locked < request.amount:
             return InsufficientFunds(request.amount, free=self.free, locked=self.locked, source=wallet)
         if request.limit is not None and self.largest < request.amount:
@@ -290,10 +295,11 @@ class RetryBudget:
 
     def __init__(self, stale_load: int, waits: int) -> None:
         self.stale_load = stale_load
-        """Only loads of the wallet with greater numbers began late enough for the request."""
+        """The number of the last load that began too early to count for the request."""
         self.waits_left = waits
         """How often the request may still wait for tokens that others hold."""
         self.has_waited = False
+        """Whether a wait has ended at its deadline."""
         self.wait_deadline: float | None = None
         """The end of the current wait (event-loop seconds), if there is one."""
         self.reloads_left = MAX_RELOADS
@@ -308,16 +314,16 @@ class RetryBudget:
     def must_load(self, cache: WalletCache, *, suffices: bool, is_current: bool) -> bool:
         """Return whether the wallet must be loaded from the store before the next attempt.
 
-        False if the wallet was loaded since the request began. Also False before the first wait if
-        the cache is current (`is_current`) and the wallet has enough tokens, free or locked
-        (`suffices`): then it is enough to wait for others.
+        Returns False if the wallet was loaded since the request began. Before the first wait,
+        returns False if the cache is current (`is_current`) and the wallet has enough tokens, free
+        or locked (`suffices`): then waiting for other transactions is enough.
         """
         can_wait_first = suffices and is_current and self.waits_left and not self.has_waited
         return not self.has_loaded(cache) and not can_wait_first
 
     def require_reload(self, cache: WalletCache) -> None:
-        """Use one of the reloads: the wallet must be loaded again, and only loads that begin from
-        now on count.
+        """Use up one of the reloads. From now on `has_loaded` returns False until a load succeeds
+        that begins after this call.
         """
         self.reloads_left -= 1
         self.stale_load = cache.load_count
@@ -335,16 +341,29 @@ class Search:
     arguments of `SherdlockSelector`.
     """
 
-    __slots__ = ("_backoff", "_caches", "_context", "_immediate_retries", "_retries", "_tracker", "collisions", "mutex")
+    __slots__ = (
+        "_backoff_s",
+        "_caches",
+        "_context",
+        "_immediate_retries",
+        "_retries",
+        "_tracker",
+        "collisions",
+        "mutex",
+    )
 
     def __init__(self, context: SelectorContext, *, retries: int, backoff: float, immediate_retries: int) -> None:
         self._context = context
         self._tracker = context.tracker
         self._caches = context.caches
         self._retries = retries
-        self._backoff = backoff
+        """How often a request may wait for tokens that other transactions hold."""
+        self._backoff_s = backoff
+        """Upper bound of the random duration of each wait."""
         self._immediate_retries = immediate_retries
+        """How often a request that was rejected is retried without a wait."""
         self.mutex = TransactionMutex()
+        """Prevents concurrent requests of the same transaction."""
         self.collisions = 0
         """The number of requests that Genie has rejected because other clients held more of the
         tokens than this selector knew.
@@ -359,21 +378,21 @@ class Search:
         """
         now = self._context.now()
         cache = self._caches.get(wallet, now)
-        budget = RetryBudget(cache.load_count, self._retries)
+        budget = RetryBudget(stale_load=cache.load_count, waits=self._retries)
         self._caches.refresh(cache, now)
         while True:
             self._caches.check_open()
             match = await self._attempt(request, cache, include_own=budget.has_loaded(cache))
             if match is not None:
                 return match
-            self._caches.check_open()
+            self._caches.check_open()  # `close` may have been called during the attempt
             balance = Balance.of(request, cache, self._tracker, self._context.now())
             suffices = balance.suffices(request)
             if budget.must_load(cache, suffices=suffices, is_current=self._caches.is_current(cache)):
                 await self._await_load(request, cache, balance, budget)
                 continue
             if not suffices:
-                await self._check_funds(request, cache)
+                await self._check_funds(request, cache)  # raises an error if the load was consistent
                 if budget.reloads_left:
                     budget.require_reload(cache)
                     continue
@@ -401,7 +420,7 @@ class Search:
             tracker.drop(reservation)
             raise
         if isinstance(result, Shortfall):
-            tracker.narrow(reservation, ())
+            tracker.narrow(reservation, ())  # no token stays reserved
         else:
             reservation.expires_at = result.requested_at + self._context.lease
             tracker.narrow(reservation, [token.id for token in result.tokens])
@@ -410,9 +429,10 @@ class Search:
     # -- attempts -------------------------------------------------------------------------------------------
 
     async def _attempt(self, request: SelectionRequest, cache: WalletCache, *, include_own: bool) -> Match | None:
-        """Request candidates, and retry at once with more spares if other clients hold too many of
-        the requested tokens. Returns None if too few tokens are known to be free, or if all retries
-        have failed.
+        """Request the locks of candidates. If other clients hold too many of them, retry at once
+        with more spares; a request with a `limit` is first retried with the largest tokens.
+
+        Returns None if too few tokens are known to be free, or if all retries have failed.
         """
         spare_factor = 1
         for retries_left in range(self._immediate_retries, -1, -1):
@@ -469,7 +489,7 @@ class Search:
             return result
         balance = Balance.of(request, cache, self._tracker, self._context.now())
         if result is not None and request.limit is None and balance.suffices(request):
-            # The free amount is the one that Genie has reported: it knows all locks.
+            # Report the free amount from Genie's reply, because Genie knows all locks.
             locked = balance.free + balance.locked - result.free
             raise FundsLocked(request.amount, free=result.free, locked=locked, source=cache.wallet)
         if not balance.suffices(request) and cache.last_load is not None:
@@ -483,16 +503,19 @@ class Search:
     async def _await_load(
         self, request: SelectionRequest, cache: WalletCache, balance: Balance, budget: RetryBudget
     ) -> None:
-        """Load the wallet from the store, and wait until the load has ended, or until the tokens
-        loaded so far may suffice. Raises the store's error if the load fails.
+        """Load the wallet from the store, or join the load in progress. Wait until the load has
+        ended, or until the tokens loaded so far may suffice.
+
+        A request with a `limit` waits for the end of the load. Raises the store's error if the load
+        fails, unless the load began too early to count for the request.
         """
-        load = self._caches.load(cache)
-        # With a limit, a single token may suffice, but only the complete load shows which tokens are the largest.
+        current_load = self._caches.load(cache)
+        # With a limit, wait for more than any wallet has: only the complete load shows which tokens are the largest.
         missing = balance.missing(request) if request.limit is None else MAX_AMOUNT
         await cache.wait(missing, balance.surplus(request), request.where, deadline=None)
         self._caches.check_open()
-        if load.error is not None and load.number > budget.stale_load:
-            raise load.error
+        if current_load.error is not None and current_load.number > budget.stale_load:
+            raise current_load.error
 
     async def _check_funds(self, request: SelectionRequest, cache: WalletCache) -> None:
         """Raise InsufficientFunds or TooManyTokens if the last load of the wallet was consistent
@@ -503,7 +526,8 @@ class Search:
             loaded = cache.last_load.tokens.values()
             balance = Balance.of(request, loaded, self._tracker, self._context.now())
             if not balance.suffices(request):
-                raise (await self._query_balance(request, loaded, balance)).shortfall_error(request, cache.wallet)
+                reported_balance = await self._query_balance(request, loaded, balance)
+                raise reported_balance.shortfall_error(request, cache.wallet)
 
     async def _query_balance(self, request: SelectionRequest, tokens: Iterable[Token], balance: Balance) -> Balance:
         """Return a balance with the free and the locked amount that Genie reports, for an error
@@ -527,7 +551,7 @@ class Search:
                     context.client,
                     self._tracker,
                     not_reserved_here,
-                    amount=total + 1,
+                    amount=total + 1,  # so that Genie rejects the request
                     transaction=request.transaction,
                     lease=context.lease,
                 )
@@ -540,17 +564,18 @@ class Search:
     async def _await_release(
         self, request: SelectionRequest, cache: WalletCache, balance: Balance, budget: RetryBudget
     ) -> bool:
-        """Wait until the missing amount is free, but at most for a random part of `backoff`
-        seconds. Returns False, without waiting, if no waits are left.
+        """Wait until the missing amount is free, but at most for a random part of the selector's
+        `backoff`. Returns False, without waiting, if no waits are left, and True otherwise.
 
-        If the wait ends early, the next call continues the same wait: its deadline stays in the
-        budget.
+        If the wait ends before its deadline, the deadline stays in the budget: the next call
+        continues the same wait. At the deadline, the wallet must be loaded again unless its cache
+        is current.
         """
         if budget.wait_deadline is None:
             if not budget.waits_left:
                 return False
             budget.waits_left -= 1
-            budget.wait_deadline = self._context.now() + random() * self._backoff  # noqa: S311 - no secret
+            budget.wait_deadline = self._context.now() + random() * self._backoff_s  # noqa: S311 - no secret
         with self._context.subscription:
             woken = await cache.wait(
                 balance.missing(request), balance.surplus(request), request.where, deadline=budget.wait_deadline

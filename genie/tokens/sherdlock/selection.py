@@ -57,8 +57,13 @@ class SherdlockSelection(Selection):
         super().__init__(context.store, grants.tokens, target, reservation.transaction, context.guard)
         self._context = context
         self._grants = grants
+        """The locks on the tokens."""
         self._reservation = reservation
+        """Keeps the tokens from other selections of this selector."""
         self._earlier_locks = tuple(earlier_locks)
+        """Ids of the original selection's locks on the tokens. Empty if this selection was not
+        restored.
+        """
 
     @property
     def held(self) -> bool:
