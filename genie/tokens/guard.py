@@ -46,9 +46,13 @@ class ThreadGuard:
 
     def __init__(self, advice: str) -> None:
         self._advice = advice
+        """The end of the error message: what to use from other threads."""
         self._ident: int | None = None
+        """The id of the thread to which the selector is confined; None before `bind`."""
         self._name = ""
+        """The name of this thread, for the error message."""
         self._clock: Callable[[], float]
+        """Returns the time of this thread's event loop; set by `bind`."""
 
     def bind(self) -> None:
         """Confine the selector to the calling thread, and use the clock of the thread's running

@@ -25,7 +25,8 @@ def read_checkpoint(data: Mapping[str, Any]) -> tuple[str, int, list[Token]]:
         tokens = [Token(**token) for token in data["tokens"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the checkpoint of a selection: {error!r}") from None
-    if type(transaction) is not str or type(amount) is not int or len({token.id for token in tokens}) < len(tokens):
+    has_duplicates = len({token.id for token in tokens}) < len(tokens)
+    if type(transaction) is not str or type(amount) is not int or has_duplicates:
         raise ValueError("not the checkpoint of a selection: a token is contained twice, or a field has a wrong type")
     return transaction, amount, tokens
 
@@ -67,9 +68,11 @@ class Selection(ABC):
     def __init__(self, store: TokenStore, tokens: Sequence[Token], target: int, transaction: str, guard: Guard) -> None:
         self._store = store
         self._guard = guard
+        """Rejects calls from threads that may not use the selection."""
         self._state = State.HELD
         self.tokens = tuple(tokens)
         self.target = target
+        """The requested amount."""
         self.transaction = transaction
 
     @property
@@ -110,10 +113,10 @@ class Selection(ABC):
     async def spend(self, outputs: Sequence[Token] = ()) -> None:
         """Spend the tokens and issue `outputs`, all or nothing.
 
-        Raises SelectionEnded if the tokens are no longer held, SpentAlready if another transaction
-        has spent some of them without holding them, and ValueError if the outputs can't be issued.
-        After any other error of the store the outcome is unknown, and the same spend can be
-        retried.
+        Raises SelectionEnded if the tokens are no longer held. Raises SpentAlready if another
+        transaction has spent any of the tokens without holding them. Raises ValueError if the
+        outputs can't be issued. After any other error of the store the outcome is unknown, and the
+        same spend can be retried.
         """
         self._guard.check()
         self._check_active()

@@ -86,14 +86,14 @@ def tokens_by_id(tokens: Sequence[Token]) -> dict[str, Token]:
 
 
 def is_first_spend(ids: Iterable[str], spent_by: Mapping[str, str | None], transaction: str) -> bool:
-    """Check that a transaction may spend tokens. Returns True if all of them are unspent, and False
-    if the transaction has spent all of them before: then the call retries a spend that has
+    """Check that a transaction may spend tokens. Returns True if all tokens are unspent. Returns
+    False if the transaction has spent all of them: then an earlier attempt of this spend has
     succeeded.
 
     `spent_by` maps the id of each existing token to the transaction that has spent the token, or to
-    None. Raises SpentAlready with the ids of the tokens that do not exist or that other
-    transactions have spent. If there are none, but this transaction has spent only some of the
-    tokens, raises SpentAlready with the ids of these.
+    None. Raises SpentAlready if a token does not exist, or if another transaction has spent it; the
+    error has the ids of these tokens. Also raises SpentAlready, with the ids of the spent tokens,
+    if this transaction has spent only some of the tokens.
     """
     spent_by_this: list[str] = []
     unavailable: list[str] = []
@@ -111,8 +111,8 @@ def is_first_spend(ids: Iterable[str], spent_by: Mapping[str, str | None], trans
 
 
 def check_issued(ids: Iterable[str], issued: Mapping[str, object] | set[str], transaction: str) -> None:
-    """Check the outputs of a spend that is retried. Raises ValueError unless all of these `ids`
-    were issued before.
+    """Check the outputs of a spend that is retried: the first attempt must have issued the same
+    outputs. Raises ValueError if any of the outputs' `ids` is not among the `issued` ids.
     """
     missing = [id for id in ids if id not in issued]
     if missing:

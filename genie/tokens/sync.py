@@ -40,14 +40,17 @@ class InMemorySelector:
 
     def __init__(self, store: TokenStore, *, auto_unlock: float = 300.0, max_tokens: int | None = None) -> None:
         self._background = Background("genie-tokens")
+        """The event loop that executes calls that wait for the store."""
         self._store = store
         self._selector = selector.InMemorySelector.guarded_by(
             self._background.mutex, store, auto_unlock=auto_unlock, max_tokens=max_tokens
         )
         self._spends = _Spends()
+        """The spends that `close` waits for."""
         self._started = False
+        """Whether `start` was called: it can be called only once."""
         self._resources = AsyncExitStack()
-        """Closes the selector and the store."""
+        """Closes the selector and the store. Empty until both are open."""
         self._closing = asyncio.Lock()
         """Serializes `_close`."""
 
@@ -83,7 +86,7 @@ class InMemorySelector:
         try:
             self._background.run(self._close())
         except Closed:
-            pass
+            pass  # `close` was called before
         finally:
             self._background.stop()
 
@@ -184,8 +187,8 @@ class InMemorySelector:
         inner = self._background.call(
             lambda: self._selector.restore(data, auto_unlock=auto_unlock), undo=_release_unclaimed
         )
-        facade = Consolidation if isinstance(inner, selector.Consolidation) else InMemorySelection
-        return facade(inner, self._background, self._spends)
+        selection_type = Consolidation if isinstance(inner, selector.Consolidation) else InMemorySelection
+        return selection_type(inner, self._background, self._spends)
 
     # -- in the event loop ----------------------------------------------------------------------------------
 
@@ -197,7 +200,7 @@ class InMemorySelector:
             if isinstance(self._store, AbstractAsyncContextManager):
                 await stack.enter_async_context(self._store)
             await stack.enter_async_context(self._selector)
-            self._resources = stack.pop_all()
+            self._resources = stack.pop_all()  # not reached after an error, which exits what was entered
 
     async def _close(self) -> None:
         """Wait for spends in progress, and close the selector and the store."""
@@ -218,8 +221,10 @@ class InMemorySelection:
 
     def __init__(self, inner: selection.InMemorySelection, background: Background, spends: _Spends) -> None:
         self._inner = inner
+        """The asyncio selection, which only `_background` may call."""
         self._background = background
         self._spends = spends
+        """The spends that the selector's `close` waits for."""
 
     @property
     def tokens(self) -> tuple[Token, ...]:
@@ -308,6 +313,7 @@ class _Spends:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        """The tasks that execute a spend."""
         self._closed = False
 
     async def spend(self, inner: selection.InMemorySelection, outputs: Sequence[Token]) -> None:

@@ -125,19 +125,21 @@ class _Call(Generic[T]):
     def __init__(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None) -> None:
         self._coroutine = coroutine
         self._undo = undo
-        """Called with the result if the calling thread was interrupted, or None."""
+        """Called with the result if the calling thread was interrupted. None: nothing to undo."""
         self._task: asyncio.Task[None] | None = None
+        """Executes the coroutine; None until the loop has started it."""
         self._abandoned = False
+        """Whether the calling thread was interrupted, and will not get the result."""
         self.posted = False
         """Whether the call was passed to the loop, or an attempt to do so was interrupted."""
         self.future: Future[T] = Future()
+        """The result, for which the calling thread waits."""
 
     def begin(self) -> None:
         """Start the coroutine."""
         self._task = asyncio.get_running_loop().create_task(self._execute())
-        self._task.add_done_callback(
-            lambda _: self._coroutine.close()
-        )  # a task that is cancelled before it begins does not close it
+        # A task that is cancelled before it begins does not close its coroutine.
+        self._task.add_done_callback(lambda _: self._coroutine.close())
 
     def abandon(self) -> None:
         """Cancel the coroutine, or undo its result if the coroutine has succeeded. Called when the
@@ -186,15 +188,21 @@ class Background:
 
     def __init__(self, name: str) -> None:
         self.mutex = Mutex()
+        """Held by the thread that executes a call."""
         self._name = name
+        """The name of the background thread."""
         self._main_thread = threading.main_thread().ident
+        """The id of the main thread, which never acquires the mutex."""
         self._calls: set[_Call[Any]] = set()
         """The calls that have not returned yet."""
         self._start_lock = threading.Lock()
         """Serializes `_start` and `stop`."""
         self._thread: threading.Thread | None = None
+        """The background thread; None until the first call that needs the loop."""
         self._loop: asyncio.AbstractEventLoop
+        """Set before `_thread`."""
         self._stopping = asyncio.Event()
+        """Set in the loop to end it."""
         self.stopped = False
         """Whether the loop is ending or has ended, or will never start."""
 
@@ -226,7 +234,7 @@ class Background:
         """Execute a coroutine in the event loop, and wait for the coroutine's result.
 
         KeyboardInterrupt in the waiting thread cancels the coroutine. If the coroutine has
-        succeeded by then, the loop calls `undo` with the result. Raises Closed if the loop ends
+        succeeded already, the loop calls `undo` with the result. Raises Closed if the loop ends
         before the coroutine.
         """
         call = _Call(coroutine, undo)
@@ -244,7 +252,9 @@ class Background:
             self._calls.discard(call)
 
     def stop(self) -> None:
-        """Cancel the calls in progress, end the event loop, and wait until its thread has ended."""
+        """Cancel the calls in progress, end the event loop, and wait until the background thread has
+        ended. Later calls raise Closed.
+        """
         self.mutex.check_not_held()
         with self._start_lock:
             if self._thread is None:
@@ -316,7 +326,7 @@ def run_without_waiting(coroutine: Coroutine[Any, Any, T]) -> T:
     RuntimeError if the coroutine suspends.
     """
     try:
-        coroutine.send(None)
+        coroutine.send(None)  # runs the coroutine until it ends or suspends
     except StopIteration as stop:
         result: T = stop.value
         return result

@@ -53,8 +53,11 @@ class StoreFollower:
         self._first_load: asyncio.Future[None] | None = None
         """Done when the first load has succeeded or failed; None before `start`."""
         self._backoff = Backoff()
+        """The pauses after errors of the store."""
         self._unconfirmed: set[str] = set()
-        """Ids of tokens that this process has spent, and the change feed has not reported yet."""
+        """Ids of tokens that this process has spent. The change feed has not reported these spends
+        yet.
+        """
         self._expected: set[str] = set()
         """Ids of the tokens that spends in progress in this process are about to issue, except
         tokens that are known to be spent.
@@ -131,9 +134,10 @@ class StoreFollower:
         self._expected.update(token.id for token in outputs)
 
     def on_issued(self, outputs: Iterable[Token]) -> None:
-        """Add the `expect`ed outputs, which were issued, except outputs that are spent already. So
-        the outputs can be selected as soon as the spend that issues them returns, however late the
-        change feed reports them.
+        """Add outputs that were passed to `expect`, and are issued now. Outputs that were spent
+        meanwhile are skipped.
+
+        So the outputs can be selected at once, even if the change feed reports them late.
         """
         for token in outputs:
             if token.id in self._expected:

@@ -43,7 +43,7 @@ class Reservation:
         once the reservation has ended.
         """
         self.entries: list[TokenEntry] = []
-        """The entries of the tokens. Some may be spent, or held by another reservation by now."""
+        """The entries of the tokens. Some may be spent, or held by a newer reservation."""
         self.pending_ids: tuple[str, ...] = ()
         """Ids of tokens that `restore` has reserved before they were loaded from the store."""
         self.superseded = False

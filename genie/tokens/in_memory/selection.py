@@ -35,8 +35,11 @@ class InMemorySelection(Selection):
         self._restored = restored
         """Whether the selection was created from a checkpoint: the transaction may have spent the tokens before."""
         self._reservation = reservation
+        """The reservation of this selection's tokens."""
         self._reservations = reservations
+        """All reservations of the selector."""
         self._follower = follower
+        """Keeps the selector's tokens current. Its methods must be called before and after a spend."""
 
     @property
     def held(self) -> bool:

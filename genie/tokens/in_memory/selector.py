@@ -51,9 +51,11 @@ class TokenPicker:
     async def pick(
         self, reservation: Reservation, wallet: Wallet, target: int, where: Where | None, limit: int | None
     ) -> list[Token]:
-        """Reserve tokens of a wallet whose sum reaches `target`, at most `limit` tokens, and return
-        them. Only tokens that `where` accepts are reserved. After any exception nothing stays
-        reserved.
+        """Reserve free tokens of a wallet that together reach `target`, and return the tokens: at
+        most `limit` tokens, and only tokens that `where` accepts.
+
+        Raises InsufficientFunds, FundsLocked or TooManyTokens if that is impossible. After any
+        exception nothing stays reserved.
         """
         try:
             while True:
@@ -65,9 +67,8 @@ class TokenPicker:
                 if tokens is None:
                     tokens = await self.load(reservation)
                     if sum(token.amount for token in tokens) < target:
-                        self._reservations.release(
-                            reservation
-                        )  # some tokens turned out to be spent: retry without them
+                        # Some tokens turned out to be spent: try again without them.
+                        self._reservations.release(reservation)
                         continue
                 return tokens
         except BaseException:
@@ -75,8 +76,10 @@ class TokenPicker:
             raise
 
     async def load(self, reservation: Reservation) -> list[Token]:
-        """Return the tokens of a reservation, and renew the reservation. Tokens that are not in
-        memory are read from the store; tokens that turn out to be spent are removed.
+        """Return the unspent tokens of a reservation, and renew the reservation.
+
+        Tokens that are not in memory are read from the store, in batches. Tokens that turn out to
+        be spent are removed from memory and from the reservation.
         """
         loaded: dict[str, Token] = {}
         for batch in _batches([entry for entry in reservation.entries if entry.token is None]):
@@ -89,7 +92,7 @@ class TokenPicker:
             else:
                 self._buckets.cache_token(entry, token)
                 tokens.append(token)
-        reservation.entries = list(reservation.held_entries)
+        reservation.entries = list(reservation.held_entries)  # without the spent tokens
         self._reservations.renew(reservation)
         return tokens
 
@@ -102,8 +105,10 @@ class TokenPicker:
 
     def _reserve_any(self, reservation: Reservation, wallet: Wallet, target: int, limit: int | None) -> None:
         """Reserve free tokens of a wallet, in any order, until their sum reaches `target`. If that
-        takes more than `limit` tokens, reserve the largest free tokens instead. Raises
-        InsufficientFunds, FundsLocked or TooManyTokens.
+        takes more than `limit` tokens, reserve the largest free tokens instead.
+
+        Raises InsufficientFunds if the wallet is worth less than `target`, FundsLocked if other
+        transactions hold too much of it, and TooManyTokens if `limit` tokens can't reach `target`.
         """
         bucket = self._buckets.find(wallet)
         if bucket is None:
@@ -162,11 +167,11 @@ class TokenPicker:
         self, reservation: Reservation, wallet: Wallet, target: int, where: Where, limit: int | None
     ) -> None:
         """Reserve free tokens of a wallet that `where` accepts, until their sum reaches `target`.
-        If that takes more than `limit` tokens, reserve the largest of them instead. Raises
-        InsufficientFunds, FundsLocked or TooManyTokens.
-
         Tokens that are not in memory are read from the store only if the tokens in memory do not
         suffice.
+
+        If that takes more than `limit` tokens, reserve the largest accepted tokens instead. Raises
+        InsufficientFunds, FundsLocked or TooManyTokens if the target can't be reached.
         """
         bucket = self._buckets.find(wallet)
         if bucket is None:
@@ -183,6 +188,7 @@ class TokenPicker:
         if reached < target:
             raise await self._shortfall_error_where(reservation, bucket, target, free=reached, where=where)
         if limit is not None and len(reservation.entries) > limit:
+            # Start again with all accepted tokens, to find the largest.
             self._reservations.release(reservation)
             matching = await self.matching(bucket.free_entries(), where)
             free = [entry for entry in matching if entry.reservation is None]
@@ -219,8 +225,11 @@ class TokenPicker:
     async def _shortfall_error_where(
         self, reservation: Reservation, bucket: Bucket, target: int, *, free: int, where: Where
     ) -> InsufficientFunds:
-        """Return the error for a wallet that does not have enough free tokens: the free tokens that
-        `where` accepts are worth only `free`, which is less than `target`.
+        """Return the error for a wallet whose free tokens are worth only `free`, which is less than
+        `target`. Counts only tokens that `where` accepts.
+
+        The error is FundsLocked if the tokens that other transactions hold would suffice in
+        addition, else InsufficientFunds.
         """
         locked = await self.matching(self._reserved_by_others(bucket, reservation), where)
         return _shortfall_error(target, free, _total(locked), bucket.wallet)
@@ -293,9 +302,18 @@ class Consolidation(InMemorySelection):
         *,
         restored: bool = False,
     ) -> None:
-        target = sum(token.amount for token in tokens)
-        super().__init__(store, tokens, target, reservation, reservations, follower, guard, restored=restored)
+        super().__init__(
+            store=store,
+            tokens=tokens,
+            target=sum(token.amount for token in tokens),
+            reservation=reservation,
+            reservations=reservations,
+            follower=follower,
+            guard=guard,
+            restored=restored,
+        )
         self.amounts = split(self.amount, into)
+        """The amounts of the `into` outputs to spend the tokens with, the largest first."""
 
     def checkpoint(self) -> dict[str, Any]:
         """Return JSON-compatible data for `restore`; see `InMemorySelection.checkpoint`."""
@@ -363,7 +381,9 @@ class InMemorySelector:
         return selector
 
     def _set_up(self, store: TokenStore, *, auto_unlock: float, max_tokens: int | None, guard: Guard) -> None:
-        """Initialize the selector. Both `__init__` and `guarded_by` call this method."""
+        """Initialize the selector; `auto_unlock` is in seconds. Called by `__init__` and by
+        `guarded_by`.
+        """
         if max_tokens is not None and max_tokens < 0:
             raise ValueError(f"max_tokens must be at least 0, not {max_tokens!r}")
         self._store = store
@@ -449,9 +469,15 @@ class InMemorySelector:
             self._guard.check_can_wait()
             await self._follower.wait_loaded()
         self._reservations.expire()  # reads the guard's clock, which rejects calls of other threads
-        tokens = await self._picker.pick(reservation, wallet, amount, where, limit)
+        tokens = await self._picker.pick(reservation, wallet, target=amount, where=where, limit=limit)
         return InMemorySelection(
-            self._store, tokens, amount, reservation, self._reservations, self._follower, self._guard
+            store=self._store,
+            tokens=tokens,
+            target=amount,
+            reservation=reservation,
+            reservations=self._reservations,
+            follower=self._follower,
+            guard=self._guard,
         )
 
     async def consolidate(
@@ -497,6 +523,7 @@ class InMemorySelector:
                 tokens = cached_tokens(reservation.entries) or await self._picker.load(reservation)
                 if len(tokens) > into:
                     return self._consolidation(tokens, into=into, reservation=reservation)
+                # Too many tokens turned out to be spent: try again without them.
                 self._reservations.release(reservation)
         except BaseException:
             self._reservations.release(reservation)

@@ -31,7 +31,7 @@ class Grants:
 
     def __init__(self, requested_at: float, tracker: LockTracker) -> None:
         self._tracker = tracker
-        """Is told which locks were released."""
+        """Records which locks were released."""
         self.requested_at = requested_at
         """When the first lock was requested (event-loop seconds)."""
         self.locks: list[Lock] = []
