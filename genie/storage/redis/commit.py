@@ -200,9 +200,11 @@ class CommitWriter:
         self._ack_attempts = 0
         """How many waits for acknowledgements of the batch in flight have failed on this connection."""
         self._timeout_s = COMMIT_TIMEOUT_S
+        """How long the batch in flight may be without progress; doubled after each timeout."""
         self._backoff: Backoff | None = None
         """Set during an outage of Redis; None while commits succeed."""
         self._unavailable_since = 0.0
+        """When the outage began (event-loop time)."""
         self._recovery: asyncio.Task[None] | None = None
         """Runs while commits are impossible: reconnects, or restores the snapshot, and then sends a batch."""
         self._timeout_timer: asyncio.TimerHandle | None = None
@@ -377,9 +379,10 @@ class CommitWriter:
         return connection
 
     async def _retry(self, error: RedisFailure) -> None:
-        """Send the batch in flight again, to the current primary; wait first unless this is the first failure.
+        """Connect to the current primary, and send the batch in flight again.
 
-        The first failure after a successful commit is logged, and begins an outage.
+        The first failure after a successful commit begins an outage, is logged, and is retried at once. Before every later
+        attempt there is a pause.
         """
         self.failure_count += 1
         if self._backoff is None:

@@ -167,9 +167,10 @@ def _parse_slots(node: Address, ranges: list[Any]) -> list[tuple[int, int, list[
 async def _query_all(
     nodes: Iterable[Address], login: Login, parse: Callable[..., T], *commands: tuple[object, ...]
 ) -> tuple[list[T], str]:
-    """Run commands on all nodes in parallel; return the parsed replies, and the errors of the other nodes as text.
+    """Run commands on all nodes in parallel. Returns the parsed replies, and the errors of the other nodes as text.
 
-    Returns soon after a majority has replied, and cancels the other queries, so that a node that hangs delays nothing.
+    After the first reply, the other nodes have only `FIRST_REPLY_GRACE_S` to reply; once a majority has replied, only
+    `MAJORITY_GRACE_S`. Then the remaining queries are cancelled, so a node that hangs causes no long delay.
     """
     loop = asyncio.get_running_loop()
     pending = queries = [asyncio.ensure_future(_query(node, login, parse, *commands)) for node in nodes]

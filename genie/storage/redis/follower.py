@@ -107,7 +107,7 @@ class Follower:
         expired, self._candidacy.expired = self._candidacy.expired, None
         match decision.action:
             case Action.LOAD_SNAPSHOT:
-                await self._load()
+                await self._load_replica()
             case Action.DISCARD_REPLICA:
                 self._log.warning("replica diverged from primary, discarding it")
                 self._replica.discard()
@@ -153,11 +153,11 @@ class Follower:
         lease_s = leader.lease_ms / 1000
         wait_s = lease_s + rank_delay_s(meta, candidacy, self._replica)
         while True:
-            left_s = candidacy.last_sign_of_life + wait_s - self._loop.time()
-            entries = await self._read_log(min(ceil(left_s * 1000), MAX_READ_WAIT_MS) if left_s > 0 else None)
+            remaining_s = candidacy.last_sign_of_life + wait_s - self._loop.time()
+            entries = await self._read_log(min(ceil(remaining_s * 1000), MAX_READ_WAIT_MS) if remaining_s > 0 else None)
             if entries is None:
                 return
-            if not entries and left_s <= 0:
+            if not entries and remaining_s <= 0:
                 candidacy.expired = meta.epoch
                 return
             for entry in entries:
@@ -182,7 +182,7 @@ class Follower:
             entries = await self._reader.read(wait_ms)
         except LogTruncated:
             self._log.info("log truncated, loading snapshot")
-            await self._load()
+            await self._load_replica()
             return None
         for entry in entries:
             if isinstance(entry, BatchCommitted):
@@ -207,7 +207,7 @@ class Follower:
                 return  # as the leader, this node could not open a connection for commits
             await self._keyspace.request_transfer(self._node.address, self._balancer.count(self._node.address))
 
-    async def _load(self) -> None:
+    async def _load_replica(self) -> None:
         """Replace the replica by the stored state; the replica stays unloaded if the namespace is empty.
 
         The old replica is dropped first, because loading moves the position of the log reader: after an interruption the
@@ -229,8 +229,8 @@ class Follower:
     async def _compete(self, decision: Decision, meta: Meta | None, *, lease_expired: bool) -> StateMachine | None:
         """Wait as the decision says, then acquire leadership and return the state.
 
-        Returns None if the wait has not ended or another node was faster: then read `meta` and decide again.
-        `lease_expired`: whether the lease of the leader in `meta` has expired, for the log.
+        Returns None if the wait has not ended or another node was faster: the caller then reads `meta` and decides again.
+        `lease_expired` tells whether the lease of the leader in `meta` has expired, which is logged.
         """
         if decision.rolled_back and meta is not None:
             self._candidacy.note_rollback(meta, self._loop.time())
@@ -259,14 +259,17 @@ class Follower:
         history = self._replica.history
         position = (0, 0) if history is None else history.last_committed
         outranked = await self._keyspace.publish_position_and_compare(position)
-        left_s = not_before - self._loop.time()
-        if outranked or left_s > 0:
-            await asyncio.sleep(POLL_INTERVAL_S if outranked else min(left_s, POLL_INTERVAL_S))
+        remaining_s = not_before - self._loop.time()
+        if outranked or remaining_s > 0:
+            await asyncio.sleep(POLL_INTERVAL_S if outranked else min(remaining_s, POLL_INTERVAL_S))
             return False
         return True
 
     async def _wait_election_delay(self, meta: Meta | None) -> bool:
-        """Wait for the election delay, in which less loaded nodes can take over; return whether none has (`meta` is current)."""
+        """Wait for the election delay, so that nodes that lead fewer namespaces can take over first.
+
+        Returns whether no node has taken over: `meta` is still current.
+        """
         self._balancer.set_leader(self._keyspace.name, None)
         delay_s = self._balancer.election_delay_s(self._node.address, self._keyspace.name)
         if not delay_s:
@@ -278,8 +281,9 @@ class Follower:
     async def _acquire(self, meta: Meta | None, *, unmoved: bool) -> StateMachine | None:
         """Acquire leadership, and return the state to continue from; None if another node was faster.
 
-        `unmoved`: fail if the leader has committed since `meta` was read. After the acquisition no earlier leader can
-        commit, so the rest of the log is final: it is read now. If Redis lacks commits of this node, they are restored.
+        With `unmoved`, the acquisition fails if the leader has committed since `meta` was read. After the acquisition no
+        earlier leader can commit, so the replica applies the rest of the log. If Redis lacks acknowledged commits that this
+        node has, they are restored.
         """
         await self._keyspace.verify()  # last: another Redis may have become the primary while this node waited
         self.acquired_at = self._loop.time()
@@ -298,7 +302,7 @@ class Follower:
         # Commits that Redis lacks, and that were acknowledged to no client, must be dropped from the replica.
         has_unacknowledged = self._reader.history.has_commits_beyond(history)
         if not self._replica.is_loaded or has_unacknowledged or not await self._catch_up_to(base):
-            await self._load()
+            await self._load_replica()
         replica = self._replica.lazy
         self._has_acquired = replica is not None  # None: Redis has lost everything since the acquisition
         return None if replica is None else replica.state_machine()

@@ -97,7 +97,9 @@ class Keyspace:
         self._positions = f"{prefix}positions"
         self._transfer_request = f"{prefix}transfer_request"
         self.name = name
+        """The name of the namespace."""
         self._candidate_id = secrets.token_hex(8)
+        """Identifies this node among the candidates."""
         self._publish_count = 0
         """How often this node has published a position."""
         self._rivals: dict[bytes, tuple[bytes, float]] = {}
@@ -167,7 +169,8 @@ class Keyspace:
         """Publish this candidate's replicated position; return whether another candidate has published a later one.
 
         The position must be published again within `POSITION_TTL_S`; positions that are not published again are ignored.
-        Each publication contains a count, so that other nodes recognize a repetition without comparing clocks.
+        Each publication has a new count. Other nodes measure the time since the value last changed, so clocks of different
+        nodes are not compared.
         """
         now, self._publish_count = asyncio.get_running_loop().time(), self._publish_count + 1
         published = f"{position[0]}-{position[1]} {self._publish_count}"
@@ -260,8 +263,8 @@ class Keyspace:
     async def resign(self, last_index: int) -> None:
         """Store that the namespace has no leader. `last_index` is the index of the last batch that this node has sent.
 
-        Does nothing if this Redis lacks that batch. Followers may have read the batch from another Redis, and the
-        resignation would get the same index.
+        Does nothing if this Redis lacks that batch. Otherwise the resignation would get the index of the missing batch, which
+        followers may have read from another Redis.
         """
         await self._primary.eval(_RESIGN, [self.meta, self.log], self.epoch.number, self.epoch.nonce, last_index)
 

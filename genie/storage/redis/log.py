@@ -202,9 +202,9 @@ class LogRetention:
     def __init__(self) -> None:
         self._sizes: deque[int] = deque()
         """The sizes in bytes of the retained entries of this leader, oldest first."""
-        self._bytes = 0
+        self._total_bytes = 0
         """The sum of `_sizes`."""
-        self._trimming = False
+        self._has_exceeded_limit = False
         """Whether this leader's own entries have exceeded a limit."""
 
     def add(self, size: int, change_count: int) -> int:
@@ -215,8 +215,8 @@ class LogRetention:
         sizes = self._sizes
         part_count = 1 + max(0, 2 * change_count - 1) // MAX_ENTRY_FIELDS  # a large batch is several entries
         sizes.extend([size // part_count] * part_count)
-        self._bytes += size // part_count * part_count
-        while (self._bytes > MAX_LOG_BYTES or len(sizes) > MAX_LOG_ENTRIES) and len(sizes) > 1:
-            self._bytes -= sizes.popleft()
-            self._trimming = True
-        return len(sizes) if self._trimming else MAX_LOG_ENTRIES
+        self._total_bytes += size // part_count * part_count
+        while (self._total_bytes > MAX_LOG_BYTES or len(sizes) > MAX_LOG_ENTRIES) and len(sizes) > 1:
+            self._total_bytes -= sizes.popleft()
+            self._has_exceeded_limit = True
+        return len(sizes) if self._has_exceeded_limit else MAX_LOG_ENTRIES

@@ -41,7 +41,7 @@ class Primary:
     def __init__(self, url: RedisUrl, key: str, min_replicas: int = 0, *, fsync: bool = False) -> None:
         self._login = url.login
         self.has_sentinels = url.kind == "sentinel"
-        """Whether the primary is discovered by sentinels, which a leader must query regularly."""
+        """Whether sentinels report the primary. If so, a leader must query the sentinels regularly."""
         self._discovery = discovery_for(url, key)
         self._min_replicas = min_replicas
         self._fsync = fsync

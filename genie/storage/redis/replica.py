@@ -27,28 +27,28 @@ class LazyReplica:
         self._state_machine = state_machine
         self._decoder = RecordDecoder()
         self._pending: dict[bytes, bytes] = {}
-        """Last encoded record by id, not yet applied to the state machine; empty if the id was deleted."""
-        self._counters = b""
+        """The last encoded record of each id that is not applied to the state machine yet; b"" if the id was deleted."""
+        self._encoded_counters = b""
         """The encoded counters of the last batch; empty if all batches were applied."""
 
     def append(self, entry: BatchCommitted) -> None:
         """Add the records of one batch, undecoded; if there are too many, apply all of them."""
         self._pending |= entry.records
-        self._counters = entry.counters
+        self._encoded_counters = entry.counters
         if len(self._pending) > MAX_PENDING_IDS:
             self._apply_pending()
 
     def state_machine(self) -> StateMachine:
         """Apply the undecoded records, and return the state after all batches that were appended."""
-        if self._counters:
+        if self._encoded_counters:
             self._apply_pending()
         return self._state_machine
 
     def _apply_pending(self) -> None:
         """Decode the pending records and apply them as one batch. Deletions of ids that are not in the state are left out."""
         pending, self._pending = self._pending, {}
-        _, batch = decode_counters(self._counters)
-        self._counters = b""
+        _, batch = decode_counters(self._encoded_counters)
+        self._encoded_counters = b""
         batch.changes = {
             id_: change
             for id_, change in sorted(decode_records(pending, self._decoder).items())
@@ -139,7 +139,9 @@ class LocalReplica:
     ) -> None:
         self._reader = reader
         self._led = None if led is None else led.snapshot
+        """The state as a former leader, until a later state is loaded or another leader was seen alive."""
         self._acknowledged = None if led is None else led.acknowledged
+        """The position of the last batch that this node acknowledged to clients as the leader."""
         self._unacknowledged = unacknowledged
         self.lazy: LazyReplica | None = None
         """The loaded state, to which the log is applied; None before the first load, and while the state is loaded again."""
@@ -178,7 +180,10 @@ class LocalReplica:
         return history is not None and history.has_commits_beyond(other)
 
     def missing_from(self, history: EpochHistory) -> Snapshot | None:
-        """Return the snapshot to restore if Redis has the lineage `history`; None if Redis lacks no acknowledged commit."""
+        """Return the snapshot to restore if Redis, whose state has the lineage `history`, lacks acknowledged commits.
+
+        Returns None if Redis has all acknowledged commits. Batches that were acknowledged to no client may be missing.
+        """
         stored, own = history.without(self._unacknowledged), self.history
         if own is None or not own.has_commits_beyond(stored):
             return None

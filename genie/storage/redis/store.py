@@ -74,6 +74,7 @@ class RedisStore:
         self._failure_count = 0
         self._node = Node()
         self._snapshot: Callable[[], Batch] = Batch
+        """Returns the current state of the namespace; set by `open`."""
         self._encoder = BatchEncoder(self._keyspace)
         self._sent_at = 0.0
         """When the last batch was first sent (event-loop time)."""
@@ -84,6 +85,7 @@ class RedisStore:
         self._unacknowledged: deque[Position] = deque(maxlen=MAX_EPOCHS)
         """Positions of the batches that were in flight when this node stepped down. Redis may or may not have them."""
         self._primary_watch: asyncio.Task[None] | None = None
+        """Queries the sentinels while this node leads."""
 
     @property
     def failure_count(self) -> int:
@@ -148,13 +150,13 @@ class RedisStore:
                 return state_machine
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Write a batch, then call `done`: with None when it is stored, or with an error. The batch is applied only once."""
+        """Write a batch, then call `done`: with None when the batch is stored, or with an error. Retries apply the batch only once."""
         self._sent_at = self._loop.time()
         self._done = done
         self._writer.write(self._encoder.encode(batch))
 
     async def wait_for_transfer_request(self) -> None:
-        """Return when a node has requested this namespace that leads at least `MIN_IMBALANCE` namespaces fewer.
+        """Wait until another node requests this namespace and leads at least `MIN_IMBALANCE` namespaces fewer than this node.
 
         The transfer is then recorded in the balancer; the caller must resign.
         """

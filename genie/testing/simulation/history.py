@@ -152,8 +152,8 @@ class StoreState:
 def skip_takeovers(state: StoreState | None, node: str | None = None) -> StoreState | None:
     """Return the latest state, up to `state`, that a client may have observed.
 
-    Late writes are skipped, and so are takeovers that no batch has followed: no client observed those states. With `node`,
-    only the takeovers of that server are skipped.
+    Late writes and takeovers are skipped, because no client can have observed the state directly after such a write. If
+    `node` is given, takeovers by other servers are not skipped.
     """
     while state is not None and (
         state.is_late or (node in (None, state.writer) and not state.is_batch and not state.is_snapshot)
@@ -249,15 +249,17 @@ class StoreRecorder:
     def __init__(self, redis: SimRedis, history: History, namespace: str = "genie") -> None:
         self._keys = redis.keys
         self._history = history
-        self._meta = f"{{{namespace}}}:meta".encode()
+        self._meta_key = f"{{{namespace}}}:meta".encode()
         self._records_key = b""
+        """The key of the hash with the records, after the last write."""
         self._nonce = b""
-        self._counters = b""
-        """The counters after the last write."""
-        self._writer = ""
+        """The nonce of the leader's epoch, after the last write."""
+        self._encoded_counters = b""
+        """The field `counters` of the key `meta`, after the last write."""
+        self._last_writer = ""
         """The name of the node that made the last write."""
         self._writer_has_committed = False
-        """Whether this writer has committed a batch."""
+        """Whether the last writer has committed a batch since it took over."""
         self._has_lost_writes = False
         """Whether the store has lost writes that were not restored yet."""
         self._records: dict[int, Message] = {}
@@ -266,38 +268,38 @@ class StoreRecorder:
 
     def detect_lost_writes(self) -> None:
         """Detect whether the store has lost writes. The leader is expected to restore them from its memory."""
-        meta = self._keys.hash(self._meta)
-        if meta.get(b"counters", b"") != self._counters or meta.get(b"records", b"") != self._records_key:
+        meta = self._keys.hash(self._meta_key)
+        if meta.get(b"counters", b"") != self._encoded_counters or meta.get(b"records", b"") != self._records_key:
             self._has_lost_writes = True
 
     def stored_records(self) -> dict[int, Message]:
         """Return the records that the store holds now, by request id."""
-        records = self._keys.hash(self._keys.hash(self._meta).get(b"records", b""))
+        records = self._keys.hash(self._keys.hash(self._meta_key).get(b"records", b""))
         return {int(field): json.loads(record) for field, record in records.items() if record}
 
     def _on_write(self, undo: list[Undo], sender: str) -> None:
-        """Record an atomic write that changed the key `meta`: a batch, a takeover or a restored snapshot.
+        """Record an atomic write. Every batch, takeover and restored snapshot changes the key `meta`; other writes are ignored.
 
-        `undo` lists the changed keys and fields, `sender` is the name of the server's node.
+        `undo` lists the changed keys and fields. `sender` is the name of the node that sent the write.
         """
-        meta = self._keys.hash(self._meta)
-        if not meta or all(key != self._meta for key, _, _ in undo):
+        meta = self._keys.hash(self._meta_key)
+        if not meta or all(key != self._meta_key for key, _, _ in undo):
             return
         records_key, nonce, counters = meta.get(b"records", b""), meta.get(b"nonce", b""), meta[b"counters"]
         index, clock, next_id, next_fence = counters.split()[:4]
         if self._has_lost_writes and int(index) == 0 and meta.get(b"base", b""):
             return  # a server took over from the remaining writes, and may still restore a later state
-        # A server that has committed must restore the lost writes, even if it stepped down since. Other servers cannot know
-        # these writes.
-        unrecoverable = self._has_lost_writes and (sender != self._writer or not self._writer_has_committed)
+        # A writer that has committed must restore the lost writes, even if it has stepped down meanwhile. No other server can
+        # restore the lost writes, because no other server knows them.
+        unrecoverable = self._has_lost_writes and (sender != self._last_writer or not self._writer_has_committed)
         is_snapshot = self._has_lost_writes or records_key != self._records_key or nonce != self._nonce
         written, removed = self._diff_with_store() if is_snapshot else self._apply_batch(undo, records_key)
         self._has_lost_writes = False
         # A server that has taken over but has not committed yet may not know the records.
         self._writer_has_committed = int(index) > 0 or (
-            self._writer_has_committed and sender == self._writer and not unrecoverable
+            self._writer_has_committed and sender == self._last_writer and not unrecoverable
         )
-        self._records_key, self._nonce, self._counters, self._writer = records_key, nonce, counters, sender
+        self._records_key, self._nonce, self._encoded_counters, self._last_writer = records_key, nonce, counters, sender
         change = Change(
             written=written,
             removed=removed,
@@ -309,7 +311,7 @@ class StoreRecorder:
         self._history.append(STORE, sender, change)
 
     def _diff_with_store(self) -> tuple[dict[int, Message], dict[int, Message]]:
-        """Return the written and the removed records, by comparing all stored records with those after the last write."""
+        """Compare all stored records with the records after the last write. Returns the written and the removed records."""
         stored = self.stored_records()
         written = {id_: record for id_, record in stored.items() if self._records.get(id_) != record}
         removed = {id_: record for id_, record in self._records.items() if id_ not in stored}
@@ -317,7 +319,10 @@ class StoreRecorder:
         return written, removed
 
     def _apply_batch(self, undo: list[Undo], records_key: bytes) -> tuple[dict[int, Message], dict[int, Message]]:
-        """Return the written and the removed records of a batch; the undo information tells which records changed."""
+        """Return the written and the removed records of a batch.
+
+        The undo information tells which records changed, so a batch costs no comparison of all records.
+        """
         records = self._keys.hash(records_key)
         written, removed = {}, {}
         changed_names = [name for key, name, _ in undo if key == records_key and name is not None]
@@ -344,11 +349,11 @@ class LineageRecorder:
     ) -> None:
         self._history = history
         self._min_replicas = min_replicas
-        self._meta = f"{{{namespace}}}:meta".encode()
-        self._log = f"{{{namespace}}}:log".encode()
-        self._known: dict[str, StoreState] = {}
+        self._meta_key = f"{{{namespace}}}:meta".encode()
+        self._log_key = f"{{{namespace}}}:log".encode()
+        self._known_states: dict[str, StoreState] = {}
         """The latest state that each server demonstrably knows, by server; later states on other lineages do not count."""
-        self._stored: dict[str, StoreState] = {}
+        self._last_stored_states: dict[str, StoreState] = {}
         """The state that each server has stored last, by server, whether or not the server got the reply."""
         self._states: dict[tuple[tuple[int, int], str], StoreState] = {}
         """All states, by position and writer."""
@@ -367,13 +372,13 @@ class LineageRecorder:
 
     def stored_records(self, redis: ReplicatedRedis) -> dict[int, Message]:
         """Return the records that a Redis holds now, by request id."""
-        return _records(redis, redis.keys.hash(self._meta).get(b"records", b""))
+        return _decode_records(redis, redis.keys.hash(self._meta_key).get(b"records", b""))
 
     def _write_observer(self, redis: ReplicatedRedis) -> Callable[[list[Undo], str], None]:
         """Return a callback for `on_write` of a Redis, which records the writes that change the key `meta`."""
 
         def on_write(undo: list[Undo], sender: str) -> None:
-            if any(key == self._meta for key, _, _ in undo):
+            if any(key == self._meta_key for key, _, _ in undo):
                 self._on_write(redis, redis.log[-1], undo, sender)
 
         return on_write
@@ -386,23 +391,23 @@ class LineageRecorder:
 
         def on_blocking_read(reader: str, read: StreamRead) -> None:
             """Record the state that `reader` knows, unless the reader demonstrably knows a later state."""
-            epoch, sequence = read.after.get(self._log, (0, 0))
+            epoch, sequence = read.after.get(self._log_key, (0, 0))
             # The id of a log entry is `epoch-sequence`, with sequence = 1000 * index + part.
             position = epoch, sequence // 1000
             state = self.head(redis)
             while state is not None and state.position > position:
                 state = state.parent
-            latest_known = self._known.get(reader)
+            latest_known = self._known_states.get(reader)
             if state is None or state.position != position:
                 return
             # If the reader already knows a descendant of the state, only Redis has rolled back.
             if latest_known is None or not latest_known.descends_from(state):
-                self._known[reader] = state
+                self._known_states[reader] = state
 
         return on_blocking_read
 
     def _check_acknowledged(self, write: Write) -> None:
-        """Mark the state of a write as acknowledged once the primary and `min_replicas` replicas have it."""
+        """Mark the state of a write as acknowledged once the primary and `min_replicas` replicas have the write."""
         state: StoreState | None = write.state
         if state is not None and state.acknowledged_at is None and len(write.hosts) > self._min_replicas:
             state.acknowledged_at = self._history.clock()
@@ -410,9 +415,10 @@ class LineageRecorder:
     def _on_write(self, redis: ReplicatedRedis, write: Write, undo: list[Undo], sender: str) -> None:
         """Record the state after a write as a node of the tree, and the change relative to the parent state.
 
-        `undo` lists the changed keys and fields, `sender` is the name of the server's node.
+        A repeated batch gets the earlier state, and is not recorded again. `undo` lists the changed keys and fields. `sender`
+        is the name of the node that sent the write.
         """
-        meta, replaced = redis.keys.hash(self._meta), self.head(redis)
+        meta, replaced = redis.keys.hash(self._meta_key), self.head(redis)
         index, clock, next_id, next_fence = meta[b"counters"].split()
         position, records_key = (int(meta[b"epoch"]), int(index)), meta[b"records"]
         if replaced is not None and replaced.records_key == records_key:
@@ -427,13 +433,13 @@ class LineageRecorder:
                 else:
                     records[int(name)] = json.loads(record)
         else:
-            records = _records(redis, records_key)
+            records = _decode_records(redis, records_key)
         earlier = self._states.get((position, sender))
         if earlier is not None and replaced in (earlier, earlier.parent) and earlier.records == records:
             write.state = earlier  # the server has repeated a batch
             return
         is_snapshot = index == b"0" and not meta.get(b"base")  # a takeover without a snapshot has a base
-        latest_known = self._known.get(sender)
+        latest_known = self._known_states.get(sender)
         epochs = EpochHistory(decode_ends(meta.get(b"history", b"")))
         parent = (
             self._snapshot_source(sender, latest_known=latest_known, replaced=replaced, records=records, epochs=epochs)
@@ -474,13 +480,13 @@ class LineageRecorder:
         If the writer has already stored a later state, the new state is only marked as late.
         """
         writer, replaced, latest_known = state.writer, state.replaced, state.known_to_writer
-        last_stored = self._stored.get(writer)
+        last_stored = self._last_stored_states.get(writer)
         if last_stored is not None and state.position < last_stored.position:
             state.is_late = True
             return
         if state.is_batch and replaced is not None:
             # Until the writer gets the reply, it knows only that its previous batch is stored.
-            self._known[writer] = replaced if replaced.writer == writer else state
+            self._known_states[writer] = replaced if replaced.writer == writer else state
         elif (
             state.is_snapshot
             or latest_known is None
@@ -488,9 +494,9 @@ class LineageRecorder:
             or not latest_known.descends_from(skip_takeovers(replaced, writer) or replaced)
         ):
             # The write is a snapshot, or a takeover from a state that is not older than the state that the writer knew.
-            self._known[writer] = state
+            self._known_states[writer] = state
         if state.is_batch or state.is_snapshot:
-            self._stored[writer] = state
+            self._last_stored_states[writer] = state
 
     def _snapshot_source(
         self,
@@ -506,7 +512,7 @@ class LineageRecorder:
         snapshot, and `epochs` is the lineage of the snapshot. A batch on too few replicas was not acknowledged to any client,
         so the writer may omit this batch; `epochs` tells whether the snapshot includes it.
         """
-        base, last_stored = skip_takeovers(replaced, writer), self._stored.get(writer)
+        base, last_stored = skip_takeovers(replaced, writer), self._last_stored_states.get(writer)
         if latest_known is not None and last_stored is not None and last_stored.descends_from(latest_known):
             includes_last = last_stored.acknowledged_at is not None or epochs.contains(last_stored.position)
             latest_known = last_stored if includes_last else latest_known
@@ -522,5 +528,6 @@ class LineageRecorder:
         return max(matching, key=lambda state: state.number, default=earliest)
 
 
-def _records(redis: ReplicatedRedis, key: bytes) -> dict[int, Message]:
+def _decode_records(redis: ReplicatedRedis, key: bytes) -> dict[int, Message]:
+    """Return the records in the hash `key` of a Redis, by request id."""
     return {int(field): json.loads(record) for field, record in redis.keys.hash(key).items() if record}

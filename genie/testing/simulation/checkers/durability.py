@@ -40,7 +40,7 @@ class SurvivingLineage:
         """The connections on which a server sent a message that depends on a diverged state."""
         self.violations: list[tuple[float, str]] = []
         """The time and the description of each violation."""
-        self._stored_last: dict[str, StoreState] = {}
+        self._last_stored: dict[str, StoreState] = {}
         """The state that each server has stored last, by server. The messages of the server depend on this state."""
         self._fences: dict[int, int] = {}
         """The request id of each fencing token."""
@@ -63,16 +63,18 @@ class SurvivingLineage:
         """Check an entry, and return whether it belongs to the surviving lineage."""
         if entry.kind == STORE:
             return self._check_change(entry, entry.data)
-        if entry.kind != SERVER_SENT or entry.node not in self._stored_last:
+        if entry.kind != SERVER_SENT or entry.node not in self._last_stored:
             return True
-        return self._check_message(entry, self._stored_last[entry.node])
+        return self._check_message(entry, self._last_stored[entry.node])
 
     def _check_change(self, entry: Entry, change: Change) -> bool:
         """Check a change of the store; return whether the changed state is on the surviving lineage."""
-        state, last = change.state, self._stored_last.get(entry.node)
+        state, last_stored = change.state, self._last_stored.get(entry.node)
         assert state is not None
-        if last is None or state.position > last.position:  # otherwise the write came late, from a replaced connection
-            self._stored_last[entry.node] = state
+        if (
+            last_stored is None or state.position > last_stored.position
+        ):  # otherwise the write came late, from a replaced connection
+            self._last_stored[entry.node] = state
             self.violations += [(entry.at, text) for text in _lineage_violations(state)]
         for id_, record in change.written.items():
             if "fence" in record and self._fences.setdefault(record["fence"], id_) != id_:
@@ -100,9 +102,9 @@ class SurvivingLineage:
     def _check_excuse(self, entry: Entry, state: StoreState) -> None:
         """Check that a fault excuses the loss of a notification, which depends on the diverged `state`.
 
-        The loss is excused if no running server could have preserved the state, or if the server that sent the notification
-        was impaired: within a lease before the earlier of two times (the notification, and the time at which the surviving
-        lineage continued without the state), or between these times.
+        Two times matter: when the notification was sent, and when the surviving lineage continued without the state. The loss
+        is excused if no server ran during the whole time between them. It is also excused if the host of the sender was
+        impaired between them, or within a lease before the earlier one.
         """
         fork: StoreState | None = state
         while fork is not None and fork not in self._path:
@@ -113,17 +115,18 @@ class SurvivingLineage:
         forked_at = entry.at if survivor is None else survivor.at
         if not any(started <= entry.at and forked_at <= ended for started, ended in self._lifetimes):
             return  # no server ran from the notification until the fork, so no server could have preserved the state
-        host, first, last = entry.node.partition(".")[0], min(forked_at, entry.at) - LEASE_S, max(forked_at, entry.at)
-        if not any(first <= impaired_at <= last for impaired_at in self._impaired.get(host, ())):
+        host = entry.node.partition(".")[0]
+        earliest, latest = min(forked_at, entry.at) - LEASE_S, max(forked_at, entry.at)
+        if not any(earliest <= impaired_at <= latest for impaired_at in self._impaired.get(host, ())):
             self.violations.append(
                 (entry.at, f"{entry.node} sends {entry.data}, which {survivor} lacks, though the host was not impaired")
             )
 
 
 def _lineage_violations(state: StoreState) -> list[str]:
-    """Return a description of the violation, in a list, if a write has lost data that the Redis or the writer had.
+    """Return a list with one description if a write has lost data that the Redis or the writer had.
 
-    The list is empty if the write was correct. `state` is the state after the write.
+    The list is empty if the write has lost nothing. `state` is the state after the write.
     """
     replaced, writer_knew = skip_takeovers(state.replaced), skip_takeovers(state.known_to_writer)
     while (

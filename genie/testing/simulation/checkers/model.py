@@ -172,19 +172,19 @@ class Model:
                     number, client=entry.node, server=entry.data, opened_at=entry.at, generation=(number, 0)
                 )
             case history.DISCONNECTED:
-                self._closed(entry)
+                self._record_closed(entry)
             case history.CLIENT_SENT:
-                self._client_sent(entry)
+                self._record_command(entry)
             case history.SERVER_SENT:
-                self._server_sent(entry)
+                self._record_message(entry)
             case history.CLIENT_RECEIVED:
-                self._client_received(entry)
+                self._record_received(entry)
             case history.STORE:
-                self._stored(entry, entry.data)
+                self._apply_change(entry, entry.data)
 
     # -- kinds of entries --------------------------------------------------------------------------------
 
-    def _closed(self, entry: Entry) -> None:
+    def _record_closed(self, entry: Entry) -> None:
         """Record when the client or the server ended a connection, or was notified of its end."""
         connection = self.connections[entry.connection]
         if entry.data.startswith("client"):
@@ -192,7 +192,7 @@ class Model:
         else:
             connection.server_closed_at = connection.server_closed_at or entry.at
 
-    def _client_sent(self, entry: Entry) -> None:
+    def _record_command(self, entry: Entry) -> None:
         """Record when a command was sent, so that checkers can find the cause of a later message."""
         command, payload = entry.data["command"], entry.data["payload"]
         connection = self.connections[entry.connection]
@@ -212,12 +212,12 @@ class Model:
             connection.session_timeout_ms = payload.get("sessionTimeout", 10_000)
             connection.quiet = payload.get("quiet", False)
 
-    def _server_sent(self, entry: Entry) -> None:
+    def _record_message(self, entry: Entry) -> None:
         """Update the connection and the request that a message of a server is about."""
         command, payload = entry.data["command"], entry.data["payload"]
         connection = self.connections[entry.connection]
         if command == "welcome":
-            self._welcomed(connection, payload["resumed"], entry.at)
+            self._record_welcome(connection, payload["resumed"], entry.at)
         elif command == "bye":
             connection.bye_answered_at = entry.at
         request = self.resolve_request(entry)
@@ -232,7 +232,7 @@ class Model:
         elif command == "released" and request.ended_at is None:
             request.ended_at, request.reason = entry.at, payload["reason"]
 
-    def _welcomed(self, connection: ConnectionHistory, resumed: bool, at: float) -> None:
+    def _record_welcome(self, connection: ConnectionHistory, resumed: bool, at: float) -> None:
         """Record that a `hello` was accepted, and whether its session is resumed or new. The session is the scope of refs."""
         connection.welcomed = True
         if resumed:
@@ -290,12 +290,12 @@ class Model:
             return request.connection.server != connection.server or request.ended_at < self.leadership_acquired_at
         return False
 
-    def _client_received(self, entry: Entry) -> None:
+    def _record_received(self, entry: Entry) -> None:
         request = self.resolve_request(entry)
         if request is not None and entry.data["command"] == "released":
             request.end_received = True
 
-    def _stored(self, entry: Entry, change: Change) -> None:
+    def _apply_change(self, entry: Entry, change: Change) -> None:
         """Apply a change of the store to the records, the locks and the leader."""
         self.next_id = change.counters[2]
         if entry.node != self.leader:
@@ -333,12 +333,12 @@ class Model:
             # The deadline is rounded up by at most 1 ms. Any other difference means that the lock was granted and extended
             # in the same batch.
             if not -1e-3 <= extension_ms <= 1.001 + 1e-3:
-                self._extended(lock, record, change)
+                self._record_extension(lock, record, change)
         elif lock.record["deadline"] != record["deadline"]:
-            self._extended(lock, record, change)
+            self._record_extension(lock, record, change)
         lock.record = record
 
-    def _extended(self, lock: HeldLock, record: Message, change: Change) -> None:
+    def _record_extension(self, lock: HeldLock, record: Message, change: Change) -> None:
         """Record an extension, and check that the deadline in the store matches an `extend` which a client has sent."""
         remaining_ms = record["deadline"] - change.counters[1]
         timeouts_at = [

@@ -21,29 +21,32 @@ class LockChecker(Checker):
         super().__init__(model)
         self._holders: dict[str, dict[int, tuple[str | int, str]]] = {}
         """The holders of each resource: the owner and the mode by request id."""
-        self._fence = 0
+        self._highest_fence = 0
         """The greatest fencing token so far."""
         self._granted: set[int] = set()
         """The ids of all requests that were ever granted."""
 
     def before(self, entry: Entry) -> None:
-        """Check that every request that ends by a change of the store had a cause to end."""
+        """Check that every request that a change of the store ends had a cause to end.
+
+        Also checks that no held request is stored as queued again. Ended requests are removed from the holders.
+        """
         if entry.kind != STORE:
             return
         change: Change = entry.data
         ends = [*change.removed, *[id_ for id_, record in change.written.items() if record.get("state") == "ended"]]
         for id_, record in change.written.items():
             if "fence" in self.model.records.get(id_, {}) and record.get("state") == "queued":
-                self._drop(id_, record)
+                self._remove_holder(id_, record)
                 if not change.unrecoverable and not self.model.is_loss_excused(id_):
                     self.model.add_violation(entry.at, f"{id_} was held, and is stored as queued again")
         for id_ in ends:
-            before = self.model.records.get(id_)
-            if before is None or before.get("state") == "ended":
+            last_record = self.model.records.get(id_)
+            if last_record is None or last_record.get("state") == "ended":
                 continue
-            self._drop(id_, before)
+            self._remove_holder(id_, last_record)
             if not change.unrecoverable and not self.model.is_loss_excused(id_):
-                self._check_reason(id_, before, entry)
+                self._check_cause(id_, last_record, entry)
 
     def after(self, entry: Entry) -> None:
         """Check the locks that a change of the store has granted or changed: no conflicts, and growing fencing tokens."""
@@ -52,14 +55,14 @@ class LockChecker(Checker):
         change: Change = entry.data
         held = {id_: record for id_, record in change.written.items() if "fence" in record}
         for id_, record in sorted(held.items(), key=lambda item: item[1]["fence"]):
-            self._add(id_, record, entry)
+            self._add_holder(id_, record, entry)
             if id_ not in self._granted:
                 self._granted.add(id_)
-                if record["fence"] <= self._fence:
+                if record["fence"] <= self._highest_fence:
                     self.model.add_violation(
-                        entry.at, f"{id_} was granted with fence {record['fence']} after {self._fence}"
+                        entry.at, f"{id_} was granted with fence {record['fence']} after {self._highest_fence}"
                     )
-                self._fence = max(self._fence, record["fence"])
+                self._highest_fence = max(self._highest_fence, record["fence"])
                 if record["fence"] >= change.counters[3]:
                     self.model.add_violation(
                         entry.at,
@@ -68,7 +71,7 @@ class LockChecker(Checker):
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _add(self, id: int, record: Message, entry: Entry) -> None:
+    def _add_holder(self, id: int, record: Message, entry: Entry) -> None:
         """Add a request to the holders of its resources, and check that the request conflicts with no other holder."""
         owner = record.get("transaction", id)
         for name, mode in stored_modes(record).items():
@@ -78,13 +81,13 @@ class LockChecker(Checker):
                     self.model.add_violation(entry.at, f"{id} and {other_id} both hold {name}, {mode} and {other_mode}")
             holders[id] = owner, mode
 
-    def _drop(self, id: int, record: Message) -> None:
+    def _remove_holder(self, id: int, record: Message) -> None:
         """Remove a request from the holders of the resources in its record."""
         for name in stored_modes(record):
             self._holders.get(name, {}).pop(id, None)
 
-    def _check_reason(self, id: int, record: Message, entry: Entry) -> None:
-        """Check that a request that leaves the store was released, has timed out, or was disconnected.
+    def _check_cause(self, id: int, record: Message, entry: Entry) -> None:
+        """Check that a request that ended was released, has timed out, or lost its connection or session.
 
         `record` is the last record of the request.
         """
@@ -93,20 +96,20 @@ class LockChecker(Checker):
             return
         lock = model.locks.get(id)
         if record.get("state") == "queued":
-            if self._queue_timed_out(id, record, entry.at) or self._disconnected(id, record, entry):
+            if self._has_queue_timed_out(id, record, entry.at) or self._is_disconnected(id, record, entry):
                 return
             model.add_violation(entry.at, f"{id} left the queue without a cause: {record}")
         elif lock is not None:
             if lock.earliest_timeout_at <= entry.at + TOLERANCE_S:
                 return
-            if record.get("release_on_disconnect") and self._disconnected(id, record, entry):
+            if record.get("release_on_disconnect") and self._is_disconnected(id, record, entry):
                 return
             model.add_violation(
                 entry.at,
                 f"{id} ended without a cause, {lock.earliest_timeout_at - entry.at:.3f} s before its timeout: {record}",
             )
 
-    def _queue_timed_out(self, id: int, record: Message, at: float) -> bool:
+    def _has_queue_timed_out(self, id: int, record: Message, at: float) -> bool:
         """Return whether the queue timeout of a request had passed at the time `at`, counted from the sending."""
         request = self.model.requests.get(id)
         sent_at = request.sent_at if request is not None else self._sent_at(record)
@@ -117,8 +120,11 @@ class LockChecker(Checker):
         times = [sent_at for (_, ref), (_, sent_at, _) in self.model.requests_sent.items() if ref == record.get("ref")]
         return min(times, default=None)
 
-    def _disconnected(self, id: int, record: Message, entry: Entry) -> bool:
-        """Return whether the connection of a request has ended or, for a request with a session, the session."""
+    def _is_disconnected(self, id: int, record: Message, entry: Entry) -> bool:
+        """Return whether the session of a request has ended or, without a session, the connection.
+
+        A connection without a session also ends when another server becomes the leader.
+        """
         model, request = self.model, self.model.requests.get(id)
         if request is None:
             return True  # no message about the request was sent, so its connection has ended
@@ -132,12 +138,12 @@ class LockChecker(Checker):
         ):
             return True
         return all(
-            self._session_timed_out(connection, entry)
+            self._has_session_timed_out(connection, entry)
             for connection in model.connections.values()
             if connection.session == request.connection.session and connection.welcomed
         )
 
-    def _session_timed_out(self, connection: ConnectionHistory, entry: Entry) -> bool:
+    def _has_session_timed_out(self, connection: ConnectionHistory, entry: Entry) -> bool:
         """Return whether a connection ended at least a session timeout before an entry.
 
         Connections to other servers than the writer of the entry count as ended when the writer became the leader.

@@ -85,7 +85,10 @@ class NotificationChecker(Checker):
             self._repeats[key] = self._repeats.get(key, -1) + 1
 
     def _check_message(self, entry: Entry) -> None:
-        """Check a message of a server: only the leader sends messages, nothing follows `bye`; then check its command."""
+        """Check a message of a server, then do the checks of its kind.
+
+        Only the leader may send messages other than `error`. After the reply to `bye`, nothing may be sent.
+        """
         command, payload = entry.data["command"], entry.data["payload"]
         if command != "error" and self.model.leader not in ("", entry.node):
             self.model.add_violation(entry.at, f"{entry.node} sends {command}, but {self.model.leader} is the leader")
@@ -102,7 +105,7 @@ class NotificationChecker(Checker):
             self._check_notification(entry)
 
     def _check_notification(self, entry: Entry) -> None:
-        """Check a `queued`, `locked` or `released`, unless the loss of its request is excused."""
+        """Check and record a `queued`, `locked` or `released`. Nothing is checked if the loss of the request is excused."""
         command, id_ = entry.data["command"], entry.data["payload"]["id"]
         if entry.connection in self._resumed_connections:
             self._resumed_connections[entry.connection][1].add(id_)
@@ -113,7 +116,7 @@ class NotificationChecker(Checker):
         sent.append(command)
 
     def _check_welcome(self, entry: Entry) -> None:
-        """Check a `welcome`: a session is not resumed after it ended by `bye`."""
+        """Check a `welcome`: a session that has ended by `bye` is not resumed. Also schedule the check of a resumed session."""
         model, payload = self.model, entry.data["payload"]
         session = model.connections[entry.connection].session
         if payload["resumed"]:
@@ -244,7 +247,7 @@ class NotificationChecker(Checker):
         if record is not None and record.get("state") != "ended":
             self.model.add_violation(at, f"released ({reason}) is sent for {id_}, which is still stored: {record}")
         command_count = self._commands_by_id.get((entry.connection, id_), 0)
-        released_count = sent.count("released") + 1  # with this one
+        released_count = sent.count("released") + 1  # including this message
         for blocker in payload.get("blockers", ()):
             self._check_note(blocker, entry)
         if request is None:

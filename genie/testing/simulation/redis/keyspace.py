@@ -23,7 +23,9 @@ class Keyspace:
     def __init__(self) -> None:
         self._keys: dict[bytes, Any] = {}
         self._pending_changes: list[Undo] = []
+        """The changes since the last call of `end_write`."""
         self._writes: deque[list[Undo]] = deque(maxlen=MAX_UNDO_WRITES)
+        """The last atomic writes, oldest first."""
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -108,11 +110,11 @@ class Keyspace:
     # -- undoing -----------------------------------------------------------------------------------------
 
     def end_write(self) -> list[Undo]:
-        """End an atomic write; return its undo information, which lists every change. The list is empty without changes."""
-        written, self._pending_changes = self._pending_changes, []
-        if written:
-            self._writes.append(written)
-        return written
+        """End an atomic write, and return how to undo each of its changes. The list is empty if nothing was changed."""
+        undo, self._pending_changes = self._pending_changes, []
+        if undo:
+            self._writes.append(undo)
+        return undo
 
     def undo_last_writes(self, count: int) -> int:
         """Undo the last `count` writes, or all recorded writes if there are fewer; return how many were undone."""

@@ -50,6 +50,7 @@ class Upstream(asyncio.Protocol):
         self._queue: deque[tuple[float, list[bytes]]] = deque()
         """The received messages, each with the time at which the replica applies it."""
         self._last_apply_at = 0.0
+        """When the last received message is applied (virtual time)."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.transport: Any = None
@@ -203,7 +204,7 @@ class ReplicatedRedis(SimRedis):
         PSYNC begins the replication, and REPLCONF acknowledges a number of writes.
         """
         if command[0] == b"PSYNC":
-            self._attach(connection, count=int(command[1]), last=int(command[2]))
+            self._attach(connection, count=int(command[1]), last_number=int(command[2]))
         elif command[0] == b"REPLCONF":
             if connection in self._replicas:
                 self._replicas[connection] = int(command[1])
@@ -216,14 +217,15 @@ class ReplicatedRedis(SimRedis):
         """Remove a replica whose connection has ended."""
         self._replicas.pop(connection, None)
 
-    def _attach(self, connection: RedisConnection, count: int, last: int) -> None:
-        """PSYNC: send a replica the missing data. The replica has executed `count` writes, the last with the number `last`.
+    def _attach(self, connection: RedisConnection, count: int, last_number: int) -> None:
+        """PSYNC: send a replica the missing data, or close the connection if this Redis is not a master.
 
-        If these writes are a prefix of this master's log, the replica gets the missing writes, otherwise a full copy.
+        The replica has executed `count` writes, and `last_number` is the number of the last one. If these writes are a prefix
+        of this master's log, the replica gets the missing writes. Otherwise the replica gets a full copy.
         """
         if self.master is not None:  # this Redis is a replica now
             connection.cut()
-        elif count <= len(self.log) and (not count or self.log[count - 1].number == last):
+        elif count <= len(self.log) and (not count or self.log[count - 1].number == last_number):
             self._replicas[connection] = count
             for write in self.log[count:]:
                 connection.send_reply([b"WRITE", b"%d" % write.number])
@@ -273,8 +275,8 @@ class ReplicatedRedis(SimRedis):
                 pass
             else:
                 self._upstream = upstream
-                last = self.log[-1].number if self.log else 0
-                upstream.transport.write(encode_command(b"PSYNC", b"%d" % len(self.log), b"%d" % last))
+                last_number = self.log[-1].number if self.log else 0
+                upstream.transport.write(encode_command(b"PSYNC", b"%d" % len(self.log), b"%d" % last_number))
                 await upstream.ended.wait()
                 self._upstream = None
             await asyncio.sleep(self._random.uniform(*RETRY_DELAY_S))

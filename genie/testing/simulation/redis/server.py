@@ -36,7 +36,7 @@ class RedisConnection(asyncio.Protocol):
         self._write_offset = 0
         """The replication offset after the last write of this connection."""
         self._queued_commands: list[list[bytes]] = []
-        self._blocked_reply: Callable[[], object] | None = None
+        self._try_reply: Callable[[], object] | None = None
         """A function that returns the reply to the blocking command, or `NOT_YET`; None if no command blocks."""
         self._timer: asyncio.TimerHandle | None = None
         """The timeout of the blocking command."""
@@ -47,10 +47,10 @@ class RedisConnection(asyncio.Protocol):
         self._registry[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Remove the connection from the registry, and cancel the blocking command."""
+        """Forget the connection, and cancel its blocking command."""
         self._registry.pop(self, None)
         self._redis.on_disconnect(self)
-        self._blocked_reply = None
+        self._try_reply = None
         if self._timer is not None:
             self._timer.cancel()
 
@@ -64,8 +64,8 @@ class RedisConnection(asyncio.Protocol):
 
     def reply_if_unblocked(self) -> None:
         """Reply to the blocking command if there is one and its reply is available now."""
-        if self._blocked_reply is not None:
-            reply = self._blocked_reply()
+        if self._try_reply is not None:
+            reply = self._try_reply()
             if reply is not NOT_YET:
                 self._unblock(reply)
 
@@ -82,13 +82,13 @@ class RedisConnection(asyncio.Protocol):
         """Reply to the blocking command, and execute the commands that were queued after it."""
         if self._timer is not None:
             self._timer.cancel()
-        self._blocked_reply = self._timer = None
+        self._try_reply = self._timer = None
         self.send_reply(reply)
         self._execute_queued()
 
     def _execute_queued(self) -> None:
         """Execute queued commands until one blocks or the connection is closed."""
-        while self._queued_commands and self._blocked_reply is None and not self._transport.is_closing():
+        while self._queued_commands and self._try_reply is None and not self._transport.is_closing():
             self._execute(self._queued_commands.pop(0))
 
     def _execute(self, command: list[bytes]) -> None:
@@ -104,7 +104,7 @@ class RedisConnection(asyncio.Protocol):
             reply = self._reply_to(command)
             if fault is CUT_AFTER:
                 self.cut()
-            elif self._blocked_reply is None:
+            elif self._try_reply is None:
                 self.send_reply(reply)
 
     def _reply_to(self, command: list[bytes]) -> object:
@@ -124,7 +124,10 @@ class RedisConnection(asyncio.Protocol):
         return reply
 
     def _read(self, command: list[bytes]) -> object:
-        """XREAD: return the newer entries. If there are none, block if the command has the option BLOCK, else return None."""
+        """XREAD: return the newer entries, or None if there are none.
+
+        With the option BLOCK and without newer entries, blocks the connection; the returned None is then not a reply.
+        """
         read = StreamRead(self._redis.keys, command)
         available = read.entries()
         if read.block_ms is not None:
@@ -142,7 +145,8 @@ class RedisConnection(asyncio.Protocol):
     def _wait(self, replicas: int, timeout_ms: int) -> object:
         """WAIT: return how many replicas have the writes of this connection.
 
-        Blocks until `replicas` replicas have these writes, or the timeout passes (0: no timeout).
+        If fewer than `replicas` replicas have the writes, blocks the connection until enough have them or the timeout
+        passes (0: no timeout). The returned None is then not a reply.
         """
         if self._redis.read_only:
             return Failure("ERR WAIT cannot be used with replica instances.")
@@ -162,7 +166,7 @@ class RedisConnection(asyncio.Protocol):
 
         After `timeout_ms` milliseconds the reply is the result of `on_timeout` instead. A timeout of 0 means no timeout.
         """
-        self._blocked_reply = try_reply
+        self._try_reply = try_reply
         if timeout_ms:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(timeout_ms / 1000, lambda: self._unblock(on_timeout()))
@@ -213,19 +217,19 @@ class SimRedis(Commands):
         self.keys.clear()
 
     def execute_write(self, command: list[bytes], sender: str = "") -> object:
-        """Execute one command as an atomic write, which is replicated or lost as a whole; return the reply.
+        """Execute one command as an atomic write, and return the reply, which is a `Failure` if the command fails.
 
-        If the command fails, the returned reply is a `Failure`.
+        If the command changed keys, the change is replicated, and blocking commands that waited for it get their replies.
         """
         try:
             reply = self.execute(command)
         except Failure as failure:
             reply = failure
         effects, self._effects = self._effects, []
-        written = self.keys.end_write()
-        if written:
+        undo = self.keys.end_write()
+        if undo:
             self.replicate(effects, sender)
-            self.on_write(written, sender)
+            self.on_write(undo, sender)
             self.reply_if_unblocked()
         return reply
 
