@@ -172,14 +172,14 @@ MUTANTS = [
     Mutant(
         "a former leader does not know what it acknowledged",
         "storage/redis/replica.py",
-        "None if led is None else led.snapshot",
+        "None if prior_leadership is None else prior_leadership.snapshot",
         "None",
         first=FIRST_REPLICATED_SEED + 90143,
     ),
     Mutant(
         "the result of WAIT is ignored",
         "storage/redis/commit.py",
-        "(unmet := self._ack_policy.unmet(acknowledged))",
+        "(unmet := self._ack_policy.unmet(ack_reply))",
         '(unmet := "")',
         first=FIRST_REPLICATED_SEED,
     ),

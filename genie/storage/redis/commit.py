@@ -55,6 +55,7 @@ class BatchEncoder:
         keys = (keyspace.meta, epoch.records, keyspace.log)
         head = ("EVALSHA", _SHA, len(keys), *keys, epoch.number, epoch.nonce)
         self._head, self._head_length = b"".join(map(encode_bulk, head)), len(head)
+        """The encoded arguments that all batches of the epoch have in common, and the number of these arguments."""
         self._retention = LogRetention()
         self.index = 0
         """The index of the last encoded batch; 0 before the first."""
@@ -279,14 +280,14 @@ class CommitWriter:
         """
         if not self._in_flight:
             return
-        acknowledged: object = None
+        ack_reply: object = None
         if type(reply) is list:
-            reply, acknowledged = reply
+            reply, ack_reply = reply
         if isinstance(reply, RedisFailure):
             self._on_failure(reply)
             return
-        if reply == b"ok" and acknowledged is not None and (unmet := self._ack_policy.unmet(acknowledged)):
-            self._wait_for_acks(acknowledged, unmet)
+        if reply == b"ok" and ack_reply is not None and (unmet := self._ack_policy.unmet(ack_reply)):
+            self._wait_for_acks(ack_reply, unmet)
             return
         self._timeout_s = COMMIT_TIMEOUT_S
         if self._backoff is not None:
@@ -300,7 +301,7 @@ class CommitWriter:
         self._in_flight = False
         self._on_reply(reply)
 
-    def _wait_for_acks(self, acknowledged: object, unmet: str) -> None:
+    def _wait_for_acks(self, ack_reply: object, unmet: str) -> None:
         """Repeat WAIT or WAITAOF: the primary has applied the batch in flight, but acknowledgements are missing (`unmet`).
 
         The batch is sent again only after the last repetition or a lost connection, because each new write would need to
@@ -308,16 +309,16 @@ class CommitWriter:
         """
         self._ack_attempts += 1
         commands = self._ack_policy.commands
-        if self._connection is None or isinstance(acknowledged, RedisFailure) or self._ack_attempts >= len(commands):
+        if self._connection is None or isinstance(ack_reply, RedisFailure) or self._ack_attempts >= len(commands):
             self._on_failure(RedisFailure(f"commit not acknowledged: {unmet}"))
             return
         self._progress_at = self._loop.time()
         self._connection.send(commands[self._ack_attempts], self._on_acks)
 
-    def _on_acks(self, acknowledged: object) -> None:
+    def _on_acks(self, ack_reply: object) -> None:
         """Handle the reply to a repeated WAIT or WAITAOF, as if it were part of the reply to a commit that was applied."""
-        connection_lost = isinstance(acknowledged, RedisFailure) and not isinstance(acknowledged, ErrorReply)
-        self._on_commit_reply(acknowledged if connection_lost else [b"ok", acknowledged])
+        connection_lost = isinstance(ack_reply, RedisFailure) and not isinstance(ack_reply, ErrorReply)
+        self._on_commit_reply(ack_reply if connection_lost else [b"ok", ack_reply])
 
     @property
     def _uses_oom_script(self) -> bool:

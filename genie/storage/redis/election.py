@@ -240,8 +240,8 @@ class LeadershipBalancer:
     def election_delay_s(self, own: str, namespace: str) -> float:
         """Return how long this node, at address `own`, waits before it competes for a vacant namespace.
 
-        The delay grows with the number of namespaces that this node leads, and with the difference to the least loaded
-        node. It is longer for a namespace that this node has just transferred.
+        The delay grows with the number of namespaces that this node leads, and with the difference to the node that leads the
+        fewest; both parts are limited. For a namespace that this node has just transferred, the delay is longer.
         """
         count = self.count(own)
         surplus = count - min(Counter(self._leaders.values()).values(), default=0)
@@ -251,10 +251,11 @@ class LeadershipBalancer:
         return delay_s + (TRANSFERRED_DELAY_S if namespace in self._transferred else 0)
 
     def start_transfer(self, namespace: str, own: str, other: str, count: int) -> bool:
-        """Return whether this node, at `own`, should transfer a namespace to the node at `other`; if so, record the transfer.
+        """Decide whether this node, at address `own`, transfers a namespace to the node at `other`, and record the transfer.
 
-        `count` is how many namespaces `other` led when it sent the request. Namespaces that are already being transferred
-        to `other` count as led by `other`, so that repeated requests do not transfer too many.
+        Returns False if the difference between the two nodes is less than `MIN_IMBALANCE`. `count` is how many namespaces
+        `other` led when it sent the request. Namespaces that are already being transferred to `other` count as led by
+        `other`, so that repeated requests do not transfer too many.
         """
         transferred = sum(receiver == other for receiver in self._transferred.values())
         if other == own or self.count(own) - max(count, self.count(other) + transferred) < MIN_IMBALANCE:

@@ -50,7 +50,7 @@ POLL_INTERVAL_S = 0.1
 class Follower:
     """Follows one namespace on a node that does not lead it, until the node has acquired leadership.
 
-    `on_leader_changed` is called with the leader's address, or with None while the leader is unknown. `led` is the state of
+    `on_leader_changed` is called with the leader's address, or with None while the leader is unknown. `prior_leadership` is the state of
     this node as a former leader, if it has led. `unacknowledged` are the positions of batches that this node sent as the
     leader without acknowledging them to clients.
     """
@@ -62,7 +62,7 @@ class Follower:
         node: Node,
         balancer: LeadershipBalancer,
         on_leader_changed: Callable[[str | None], None],
-        led: PriorLeadership | None = None,
+        prior_leadership: PriorLeadership | None = None,
         unacknowledged: Collection[Position] = (),
     ) -> None:
         self._log = log.bind(namespace=keyspace.name)
@@ -72,7 +72,7 @@ class Follower:
         self._balancer = balancer
         self._on_leader_changed = on_leader_changed
         self._loop = asyncio.get_running_loop()
-        self._replica = LocalReplica(reader, led, unacknowledged)
+        self._replica = LocalReplica(reader, prior_leadership, unacknowledged)
         self._candidacy = Candidacy(
             last_sign_of_life=self._loop.time(), has_seen_leader=not keyspace.primary_may_change
         )

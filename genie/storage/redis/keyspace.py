@@ -109,7 +109,9 @@ class Keyspace:
         self._highest_epoch = 0
         """The highest epoch number that this node has read or chosen."""
         self.meta = meta_key(name)
+        """The key of the hash that describes the leader and the stored state."""
         self.log = f"{prefix}log"
+        """The key of the replication log."""
         self.epoch = LeaderEpoch(0, "", "")
         self.history = EpochHistory()
         """The lineage up to the start of `epoch`."""
@@ -139,16 +141,16 @@ class Keyspace:
         index, state = decode_counters(meta["counters"])
         return Meta(epoch, decode_node(meta["node"]), index, state, decode_ends(meta.get("history", b"")))
 
-    async def acquire_leadership(self, node: Node, before: Meta | None, *, unmoved: bool) -> Position | None:
+    async def acquire_leadership(self, node: Node, observed: Meta | None, *, unmoved: bool) -> Position | None:
         """Start a new epoch with `node` as the leader; afterwards no earlier leader can commit.
 
-        Returns the position from which the epoch continues. Returns None if `meta` has changed since `before` was read,
+        Returns the position from which the epoch continues. Returns None if `meta` has changed since `observed` was read,
         because another node has taken over. With `unmoved`, a commit of the leader also counts as a change.
         """
         epoch, self._attempted = self._next_epoch(), None
-        if before is not None:
-            epoch = LeaderEpoch(epoch.number, epoch.nonce, before.epoch.records)
-        return await self._acquire(node, epoch, before, unmoved=unmoved)
+        if observed is not None:  # continue with the stored records
+            epoch = LeaderEpoch(epoch.number, epoch.nonce, observed.epoch.records)
+        return await self._acquire(node, epoch, observed, unmoved=unmoved)
 
     async def verify(self) -> None:
         """Query discovery, and raise RedisFailure if the connected Redis is no longer the primary."""
@@ -282,19 +284,20 @@ class Keyspace:
         self,
         node: Node,
         epoch: LeaderEpoch,
-        before: Meta | None,
+        observed: Meta | None,
         *,
         unmoved: bool,
         snapshot: tuple[bytes, int, str] = (b"", 0, ""),
     ) -> Position | None:
-        """Run `acquire.lua` for the new `epoch`, with the same result as `acquire_leadership`.
+        """Run `acquire.lua` for the new `epoch`.
 
-        `snapshot` is used when a snapshot is restored: its counters, number of records and lineage. Raises RedisFailure if
-        records of that snapshot are missing.
+        `observed`, `unmoved` and the result are those of `acquire_leadership`. `snapshot` has the counters, the number of
+        records and the lineage of a snapshot that was just written, if there is one. Raises RedisFailure if Redis has lost
+        records of that snapshot.
         """
         expected: tuple[object, object, object] = ("", "", "")
-        if before is not None:
-            expected = (before.epoch.number, before.epoch.nonce, before.index if unmoved else "")
+        if observed is not None:
+            expected = (observed.epoch.number, observed.epoch.nonce, observed.index if unmoved else "")
         await self._register_snapshot(epoch)
         status, base, history = await self._primary.eval(
             _ACQUIRE,

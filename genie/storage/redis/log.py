@@ -135,7 +135,7 @@ class LogReader:
     def __init__(self, primary: Primary, key: str) -> None:
         self._primary = primary
         self._key = key
-        self._parts: dict[bytes, bytes] = {}
+        self._partial_records: dict[bytes, bytes] = {}
         """The records of a large batch of which only some parts were read."""
         self._part_count = 0
         """How many parts of that batch were read."""
@@ -154,7 +154,7 @@ class LogReader:
         self.history = history
         epoch, index = history.position
         self._cursor = f"{epoch}-{1000 * index + 999}"  # after the last possible part of the batch
-        self._parts, self._part_count = {}, 0
+        self._partial_records, self._part_count = {}, 0
 
     async def read(self, wait_ms: int | None) -> list[LogEntry]:
         """Return the next entries, and move the reader to the last one.
@@ -181,7 +181,7 @@ class LogReader:
                 base = decode_position(fields[b"base"])
                 if base != self.position:
                     raise LogTruncated
-                self.seek(self.history.advanced_to(position))
+                self.seek(self.history.advanced_to(position))  # the batches of the new epoch follow
                 yield EpochStarted(position, base, decode_node(fields[b"node"]))
                 continue
             if position != (self.position[0], self.position[1] + 1) or part != self._part_count:
@@ -189,9 +189,9 @@ class LogReader:
             self._cursor = id_.decode()
             self._part_count += 1
             counters, resigned = fields.pop(b"counters", None), fields.pop(b"resigned", None)
-            self._parts |= fields
+            self._partial_records |= fields
             if counters is not None:  # the last part of the batch
-                records, self._parts, self._part_count = self._parts, {}, 0
+                records, self._partial_records, self._part_count = self._partial_records, {}, 0
                 self.history = self.history.advanced_to(position)
                 yield BatchCommitted(position, records, counters, resigned is not None)
 

@@ -46,6 +46,7 @@ class Primary:
         self._min_replicas = min_replicas
         self._fsync = fsync
         self._connection: RedisConnection | None = None
+        """The shared connection for `call`; None while disconnected."""
         self._call_lock = asyncio.Lock()
         """Held during a call: the connection has one command in flight."""
 
@@ -77,7 +78,7 @@ class Primary:
             raise RedisFailure(str(error) if location is None else f"{location.address}: {error}") from error
         connection.asking = location.asking
         if self._connection is not None and self._connection.address != connection.address:
-            self.drop()  # a demoted primary may still accept writes until it notices the demotion
+            self.drop()  # the former primary may still accept writes until it notices its demotion
         return connection
 
     async def call(self, *parts: object, wait_s: float = 0.0) -> Any:
@@ -110,7 +111,7 @@ class Primary:
     async def eval(self, script: bytes, keys: list[str], *arguments: object) -> Any:
         """Run a script, also while Redis is out of memory (Redis 7 or newer)."""
         async with self._call_lock:
-            if self._connection is None:
+            if self._connection is None:  # connect first, because the script depends on the version of Redis
                 self._connection = await self.connect()
             script = allowing_oom(script, self._connection)
         return await self.call("EVAL", script, len(keys), *keys, *arguments)
@@ -140,6 +141,7 @@ class Primary:
 
         A primary that was isolated or suspended does not notice immediately that it was replaced, and still accepts writes.
         """
+        # A node that is importing the slot (`asking`) is not yet the primary that discovery reports.
         if self._discovery.primary_may_change and not connection.asking:
             with suppress(RedisFailure):  # discovery got no reply: assume that the primary has not changed
                 return (await self._discovery.find()).address != connection.address

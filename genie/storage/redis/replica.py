@@ -128,19 +128,22 @@ class PriorLeadership(NamedTuple):
 
 
 class LocalReplica:
-    """The latest state that this node has in memory: its replica, or its state as a former leader (`led`).
+    """The latest state that this node has in memory: its replica, or its state as a former leader (`prior_leadership`).
 
     `unacknowledged` are positions of batches that this node sent as the leader without acknowledging them to clients. Redis
     may or may not have these batches.
     """
 
     def __init__(
-        self, reader: LogReader, led: PriorLeadership | None = None, unacknowledged: Collection[Position] = ()
+        self,
+        reader: LogReader,
+        prior_leadership: PriorLeadership | None = None,
+        unacknowledged: Collection[Position] = (),
     ) -> None:
         self._reader = reader
-        self._led = None if led is None else led.snapshot
+        self._snapshot_as_leader = None if prior_leadership is None else prior_leadership.snapshot
         """The state as a former leader, until a later state is loaded or another leader was seen alive."""
-        self._acknowledged = None if led is None else led.acknowledged
+        self._acknowledged = None if prior_leadership is None else prior_leadership.acknowledged
         """The position of the last batch that this node acknowledged to clients as the leader."""
         self._unacknowledged = unacknowledged
         self.lazy: LazyReplica | None = None
@@ -159,19 +162,21 @@ class LocalReplica:
     @property
     def history(self) -> EpochHistory | None:
         """The lineage of the latest state that this node could restore; None if this node has no state."""
-        if self._led is None or (self.lazy is not None and self._led.history.position < self._reader.position):
+        if self._snapshot_as_leader is None or (
+            self.lazy is not None and self._snapshot_as_leader.history.position < self._reader.position
+        ):
             return None if self.lazy is None else self._reader.history
-        return self._led.history
+        return self._snapshot_as_leader.history
 
     @property
     def has_led_last(self) -> bool:
         """Whether this node has read no commit that is later than its own leadership."""
-        return self._led is not None and self.history is self._led.history
+        return self._snapshot_as_leader is not None and self.history is self._snapshot_as_leader.history
 
     def snapshot(self) -> Snapshot | None:
         """Return the latest state that this node could restore, with its lineage; None if this node has no state."""
         if self.has_led_last:
-            return self._led
+            return self._snapshot_as_leader
         return None if self.lazy is None else Snapshot(self._reader.history, self.lazy.state_machine().snapshot())
 
     def has_commits_missing_from(self, other: EpochHistory) -> bool:
@@ -195,8 +200,8 @@ class LocalReplica:
 
     def replace(self, state_machine: StateMachine) -> None:
         """Use a state that was just loaded as the replica. The state as a former leader is kept only if it is later."""
-        if self._led is not None and not self._led.history.extends(self._reader.position):
-            self._led = None
+        if self._snapshot_as_leader is not None and not self._snapshot_as_leader.history.extends(self._reader.position):
+            self._snapshot_as_leader = None
         self.lazy = LazyReplica(state_machine)
 
     def append(self, entry: BatchCommitted) -> None:
@@ -210,12 +215,12 @@ class LocalReplica:
 
     def discard_own_leadership_state(self) -> None:
         """Drop the state as a former leader, because another leader was seen alive and its state is valid."""
-        self._led = None
+        self._snapshot_as_leader = None
 
     def discard(self) -> None:
         """Drop the replica and the state as a former leader, because Redis has another lineage (a fork)."""
-        self.lazy = self._led = None
+        self.lazy = self._snapshot_as_leader = None
 
     def keep_only(self, snapshot: Snapshot) -> None:
         """Keep only the snapshot that is being restored, so that a failed attempt can be repeated."""
-        self._led, self.lazy = snapshot, None
+        self._snapshot_as_leader, self.lazy = snapshot, None

@@ -105,8 +105,8 @@ class RedisStore:
         If this node has led before, its former state is kept until it is clear that Redis has lost none of it.
         """
         self._loop = asyncio.get_running_loop()
-        led = self._prior_leadership() if self._keyspace.epoch.number else None
-        if self._done is not None:
+        prior_leadership = self._prior_leadership() if self._keyspace.epoch.number else None
+        if self._done is not None:  # a batch is in flight
             self._unacknowledged.append((self._keyspace.epoch.number, self._encoder.index))
         await self._step_down()
         self._node, self._snapshot = node, snapshot
@@ -117,7 +117,7 @@ class RedisStore:
             node,
             self._balancer,
             on_leader_changed=on_leader_changed,
-            led=led,
+            prior_leadership=prior_leadership,
             unacknowledged=self._unacknowledged,
         )
         backoff = new_backoff()
@@ -125,6 +125,7 @@ class RedisStore:
         last_error: str | None = None
         while True:
             try:
+                # If this node already leads, only connecting has failed: do not follow again.
                 state_machine = state_machine or await follower.run()
                 await self._writer.open()
                 await warn_if_lossy(self._primary)
@@ -221,7 +222,8 @@ class RedisStore:
     def _on_reply(self, reply: object) -> None:
         """Handle the reply of `commit.lua`: finish the batch in flight, or restore the snapshot if Redis was rolled back.
 
-        The snapshot may be restored only within the lease: afterwards another node may have led.
+        The snapshot may be restored only within the lease: afterwards another node may have led. For any other reply, and
+        after the lease, the batch fails with LeadershipLost.
         """
         if reply == b"ok":
             self._lease_start = self._sent_at

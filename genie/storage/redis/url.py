@@ -149,6 +149,7 @@ def _address(text: str, default_port: int, number: int) -> Address:
         host, own_port = parse_host_port(text)
     except ValueError:
         host, own_port = "", None
+    # Rejected: no host, an IPv6 address without brackets, and a colon without a port.
     if not host or (":" in host and not text.startswith("[")) or (own_port is None and not text.endswith((host, "]"))):
         raise ValueError(
             f"the Redis URL: host {number} must be HOST, HOST:PORT, [IPv6] or [IPv6]:PORT; {ENCODING_HINT}"
@@ -181,6 +182,7 @@ def _login(options: dict[str, Any]) -> Login:
     encrypted = options.pop("connection_class", None) is SSLConnection
     tls = {key: options.pop(key) for key in list(options) if key.startswith("ssl_")}
     login = Login(options.pop("username", None), options.pop("password", None), int(options.pop("db", 0)))
+    # An @ after the ? suggests a password with an unescaped ?, so the options must not be repeated in an error message.
     if options and any("@" in str(value) for value in (options | tls).values()):
         raise ValueError(f"the Redis URL: the text after the ? must be options, and contains an @; {ENCODING_HINT}")
     if options or (tls and not encrypted):

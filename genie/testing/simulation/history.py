@@ -508,9 +508,9 @@ class LineageRecorder:
     ) -> StoreState | None:
         """Return the state that a restored snapshot continues: the latest state with `records` that the writer may know.
 
-        `latest_known` is the latest state that the writer demonstrably knows, `replaced` is the state of the Redis before the
-        snapshot, and `epochs` is the lineage of the snapshot. A batch on too few replicas was not acknowledged to any client,
-        so the writer may omit this batch; `epochs` tells whether the snapshot includes it.
+        `latest_known` is the latest state that the writer demonstrably knows. `replaced` is the state of the Redis before the
+        snapshot. `epochs` is the lineage of the snapshot. If the last batch of the writer is on too few replicas, no client
+        got an acknowledgement, so the writer may omit the batch; `epochs` tells whether the snapshot includes this batch.
         """
         base, last_stored = skip_takeovers(replaced, writer), self._last_stored_states.get(writer)
         if latest_known is not None and last_stored is not None and last_stored.descends_from(latest_known):

@@ -257,6 +257,7 @@ class NotificationChecker(Checker):
                 )
             return
         command_count += self._releases_by_ref.get((entry.connection, request.payload["ref"]), 0)
+        # Allowed are one notification, one reply to each command, and the repetitions.
         if released_count > command_count + 1 + self._allowed_repetitions(entry.connection, request):
             self.model.add_violation(
                 at, f"released is sent {released_count} times for {id_}, after {command_count} commands"
@@ -325,7 +326,7 @@ class NotificationChecker(Checker):
     # -- checks that wait for the next time step, or the end ----------------------------------------------
 
     def _check_unstored(self, at: float) -> None:
-        """Report each notification before the time `at` that the store did not confirm and that no `released` followed."""
+        """Report the notifications before the time `at` that the store did not confirm, unless a `released` followed."""
         for id_, sent_at in list(self._unconfirmed.items()):
             if sent_at < at:
                 del self._unconfirmed[id_]
@@ -333,16 +334,18 @@ class NotificationChecker(Checker):
                     self.model.add_violation(sent_at, f"a notification is sent for {id_}, but not stored")
 
     def _check_resumed(self, at: float) -> None:
-        """Check the sessions that were resumed before the time `at`, because all their first notifications are known now."""
+        """Check the sessions that were resumed before the time `at`. All notifications that a resumption causes are sent at once."""
         for number, (resumed_at, notified_ids) in list(self._resumed_connections.items()):
             if resumed_at < at:
                 del self._resumed_connections[number]
                 self._check_complete(self.model.connections[number], resumed_at, notified_ids)
 
     def _check_complete(self, connection: ConnectionHistory, at: float, notified_ids: set[int]) -> None:
-        """Check that a resumed session got a notification about each live request and each end that it did not receive.
+        """Check that a resumed session got the notifications that it needs.
 
-        `notified_ids` are the ids in the notifications at the time `at`, when the session was resumed.
+        It needs one about each live request, and one about each ended request whose `released` the client has not received.
+        A quiet session needs none about requests that wait. `notified_ids` are the ids in the notifications at the time `at`,
+        when the session was resumed.
         """
         model = self.model
         for request in model.requests.values():

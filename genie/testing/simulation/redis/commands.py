@@ -84,6 +84,7 @@ class Commands:
     def __init__(self) -> None:
         self.keys = Keyspace()
         self._scripts: dict[bytes, bytes] = {}
+        """The cached scripts by SHA-1."""
         self._effects: list[list[bytes]] = []
         """The commands since the last atomic write that changed keys, including commands of scripts. They are replicated."""
 
@@ -247,7 +248,7 @@ class Commands:
         return 0 if stream is None else len(stream.entries)
 
     def read(self, command: list[bytes]) -> object:
-        """XREAD without BLOCK: return the streams that have newer entries, each with its entries, or None."""
+        """XREAD without BLOCK: return pairs of a stream and its newer entries; None if no stream has newer entries."""
         entries = StreamRead(self.keys, command).entries()
         return entries if entries is None else [list(item) for item in entries.items()]
 

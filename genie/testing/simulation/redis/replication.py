@@ -122,7 +122,9 @@ class ReplicatedRedis(SimRedis):
         self._replicas: dict[RedisConnection, int] = {}
         """The connections of replicas, each with the number of writes that the replica has acknowledged."""
         self._upstream: Upstream | None = None
+        """The connection to the master; None while disconnected."""
         self._following_task: asyncio.Task[None] | None = None
+        """Connects to the master again and again; None if this Redis is a master."""
         self.on_replicated: Callable[[Write], None] = lambda _write: None
         """Called with a write that this replica has executed for the first time."""
 
@@ -158,7 +160,10 @@ class ReplicatedRedis(SimRedis):
         self._follow()
 
     def call_in_process(self, callback: Callable[[], None]) -> None:
-        """Schedule a call as part of the process: soon, once the process continues if it is stopped, or never if it is dead."""
+        """Schedule a call as part of the process.
+
+        If the process is stopped, the call is made once the process continues. If the process is dead, it is never made.
+        """
         self._loop.call_soon(callback, context=self.process.context)
 
     def promote(self) -> None:
@@ -248,9 +253,9 @@ class ReplicatedRedis(SimRedis):
     # -- as a replica -------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Apply a change of the role: follow the current master, or no host if this Redis is a master itself.
+        """Apply a change of the role: end the replication from the former master, and begin it from the current one.
 
-        The replicas of this Redis are forgotten, and must send PSYNC again.
+        If this Redis is now a master itself, it replicates from no host. Its replicas are forgotten, and must send PSYNC again.
         """
         if self._following_task is not None:
             self._following_task.cancel()
@@ -286,7 +291,7 @@ class ReplicatedRedis(SimRedis):
         return self._random.uniform(0, self._max_lag_s) if self._random.random() < 0.5 else 0.0
 
     def apply(self, message: list[bytes]) -> None:
-        """Apply a replication message of the master, which is a write or a full copy, and acknowledge the message."""
+        """Apply a replication message of the master (a write or a full copy), and send the new number of writes back."""
         number = int(message[1])
         if message[0] == b"WRITE":
             write = self._replication_log.writes[number]

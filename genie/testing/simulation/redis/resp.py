@@ -16,6 +16,7 @@ class CommandParser:
 
     def __init__(self) -> None:
         self._data = b""
+        """The received bytes of a command that is not complete yet."""
 
     def feed(self, data: bytes) -> list[list[bytes]]:
         """Return the commands that are complete with `data`. The rest is kept for the next call."""

@@ -121,18 +121,18 @@ class SentinelQuorum:
                 sentinel.down_since = None
             elif sentinel.down_since is None:
                 sentinel.down_since = now
-        down_according_to = [
+        reporting_down = [
             sentinel
             for sentinel in self._agreeing_majority()
             if sentinel.down_since is not None and now - sentinel.down_since >= self._down_after_s
         ]
-        if len(down_according_to) < 2:
+        if len(reporting_down) < 2:  # no majority of the three sentinels
             self._election_at = None
         elif self._election_at is None:
             self._election_at = now + self._random.uniform(*ELECTION_DELAY_S)
         elif now >= self._election_at:
             self._election_at = None
-            elected = self._elect(down_according_to[0])
+            elected = self._elect(reporting_down[0])
             if elected:
                 self._on_action(f"failover to {elected}")
 
@@ -144,7 +144,7 @@ class SentinelQuorum:
                 for other in self.members
                 if self._reaches(sentinel.host, other.host) and other.epoch == sentinel.epoch
             ]
-            if len(agreeing) >= 2:
+            if len(agreeing) >= 2:  # a majority of the three sentinels
                 return agreeing
         return []
 
