@@ -265,10 +265,12 @@ class AccessControl:
         ]
         """The digest of each token, with the principal of the token."""
         self._principal_by_name = {credential.principal.name: credential.principal for credential in credentials}
+        """All configured principals, with and without a token."""
         self._names_with_token = {principal.name for _, principal in self._token_digests}
         """Names of the principals that have a token."""
         self._certificates_required = certificates_required
         self.world_readable = world_readable
+        """Whether every user of this machine can read the token file."""
 
     @classmethod
     def load(cls, token: str | None, token_file: str | None, *, certificates_required: bool = False) -> AccessControl:

@@ -130,8 +130,11 @@ class QueueTimeout(LockError, TimeoutError):
         hint: str = "",
     ) -> None:
         self.hint = hint
+        """A possible mistake of the program; empty: none was found."""
         self.waited = waited
+        """Seconds in the queue."""
         self.blockers = tuple(blockers)
+        """The first ten blockers."""
         self.blockers_total = len(self.blockers) if blockers_total is None else blockers_total
         omitted_count = self.blockers_total - len(self.blockers)
         message = f"request {id} was not granted within {waited:.3f} s"
@@ -153,6 +156,7 @@ class Deadlock(LockError):
 
     def __init__(self, *, id: int | None, cycle: Sequence[str], waits: Sequence[CycleStep] = ()) -> None:
         self.cycle = tuple(cycle)
+        """The names of the transactions of the cycle, beginning with that of this request."""
         self.waits = tuple(waits)
         closed_cycle = [*self.cycle, *self.cycle[:1]]  # ends with the first transaction
         super().__init__(f"request {id} would deadlock: {' → '.join(closed_cycle)}", id=id)

@@ -40,6 +40,7 @@ def parse_port(port: str | int, source: str) -> int:
 
     """
     text = str(port).strip()
+    # `int` alone would also accept signs, underscores and other digits, and would reject very long numbers.
     is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_PORT))
     number = int(text) if is_short_number else 0  # 0 is not a valid port
     if not 0 < number <= MAX_PORT:

@@ -24,7 +24,7 @@ def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None)
     key_variable = "GENIE_TLS_CERT" if key is None else "GENIE_TLS_KEY"
     _check_pem(key or certificate, key_variable, marker=b"PRIVATE KEY-----", kind="private key")
 
-    def no_password() -> str:  # OpenSSL asks for a password if the key is encrypted
+    def no_password() -> str:  # OpenSSL calls this function if the key is encrypted
         raise ValueError(f"{key_variable}: the key in {key or certificate} is encrypted; give one without a password")
 
     try:
@@ -65,7 +65,7 @@ def certificate_name(certificate: Mapping[str, Any] | None) -> str | None:
 
     `certificate` is the result of `getpeercert`. Returns None if there is no certificate, or no name in it.
     """
-    for attributes in (certificate or {}).get("subject", ()):
+    for attributes in (certificate or {}).get("subject", ()):  # a tuple of (kind, value) pairs for each level
         for kind, value in attributes:
             if kind == "commonName" and value:
                 return str(value)

@@ -255,7 +255,7 @@ class AsyncConnection:
                     future.set_exception(error)
 
     def _notify_lost(self, request: Request) -> None:
-        """Set the `lost` event of a lock, and cancel the block of its `async with` statement."""
+        """Set the `lost` event of a lock, if it is in use, and cancel the block of the lock's `async with` statement."""
         if request.lost is not None:
             request.lost.set()
         if request.on_lost is not None:
@@ -267,7 +267,7 @@ class AsyncConnection:
             return
         next_timer = self.session.next_timer
         if self._timer is not None:
-            if self._timer_at <= next_timer:
+            if self._timer_at <= next_timer:  # `_on_timer` will call this method again
                 return
             self._timer.cancel()
         # Stored because `self._timer.when()` is wrong in uvloop for a time in the past.
@@ -353,7 +353,7 @@ class AsyncConnection:
         self.flush_soon()
 
     def abandon(self, call: Call) -> None:
-        """Handle the cancellation of a caller: a request is released, the outcome of any other call is dropped."""
+        """Drop the outcome of a call whose caller was cancelled. A request is also released."""
         self.session.abandon(call, time.monotonic())
         self.flush_soon()
 

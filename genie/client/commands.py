@@ -236,8 +236,8 @@ class Request(Call):
 class Release(Call):
     """The command `release`, of a lock or a waiting request of any client.
 
-    `request` is the released request if this client made it, else None. As long as the id of such a request is unknown
-    (0), the release identifies the request by its `ref`.
+    `request` is the released request if this client made it, else None. If the id of such a request is not known yet
+    (0), the release contains the `ref` of the request instead.
     """
 
     __slots__ = ("id", "maybe_executed", "request")

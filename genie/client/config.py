@@ -121,15 +121,15 @@ def resolve_token(token: str | None = None) -> str | None:
     Returns None if no token is configured, or if the argument is an empty string.
 
     Raises:
-        ValueError: if the file can't be read, or does not contain exactly one word. A server's token file may contain
-            more.
+        ValueError: if the file can't be read, or does not contain exactly one word. So the file of a server that lists
+            several principals is rejected.
 
     """
     if token is not None:
         return token or None
-    variable = os.environ.get("GENIE_TOKEN")
-    if variable:
-        return variable
+    environment_token = os.environ.get("GENIE_TOKEN")
+    if environment_token:
+        return environment_token
     path = os.environ.get("GENIE_TOKEN_FILE")
     return _read_token_file(path) if path else None
 

@@ -27,8 +27,8 @@ SUCCESS = "success"
 def not_granted_error(released: Released.Payload, find_hint: Callable[[list[Blocker]], str]) -> LockError:
     """Return the error for a waiting request that the server ended before it was granted.
 
-    `find_hint` is called only for a queue timeout, with the blockers of the request. It returns a possible mistake of
-    the program, or an empty string.
+    `find_hint` is called only for a queue timeout, with the blockers of the request. It returns a text about a possible
+    mistake of the program, or an empty string.
     """
     match released.reason:
         case "queue-timeout":

@@ -34,7 +34,8 @@ def self_blocking_hint(request: Request, own_requests: LiveRequests, blockers: S
     transaction, the wait was intended, so there is no hint.
     """
     for blocker in blockers:
-        if blocker.state != "held" or (blocker.transaction is not None and request.transaction is not None):
+        both_have_transactions = blocker.transaction is not None and request.transaction is not None
+        if blocker.state != "held" or both_have_transactions:
             continue
         if _is_held_by(own_requests, blocker):
             return _hint_text(blocker, "this client")

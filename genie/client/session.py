@@ -543,7 +543,7 @@ class ClientSession:
             request.state = RequestState.HELD
             self._requests.start_hold(request, now, remaining_s)
             outcomes.append(Outcome(request))
-        elif request.state is RequestState.HELD and remaining_s is not None:
+        elif request.state is RequestState.HELD and remaining_s is not None:  # a resumption confirms the lock
             self._requests.start_hold(request, now, remaining_s)
 
     def _handle_released(self, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:

@@ -363,9 +363,9 @@ class SyncConnection:
             self.aio.flush()
 
     def _send(self, call: Call, future: Future[Any]) -> None:
-        """Send a call as `AsyncConnection.call` does, but create a task only if the call must wait for a connection.
+        """Send a call whose outcome completes `future`. An error that prevents sending also completes `future`.
 
-        `future` gets the outcome of the call, or the error if the call can't be sent.
+        Behaves like `AsyncConnection.call`, but creates a task only if the call must wait for a connection.
         """
         if future.done():  # the calling thread was interrupted, and has abandoned the call already
             return
@@ -395,7 +395,7 @@ class SyncConnection:
                 self._send(call, future)
 
     def _abandon(self, call: Call, future: Future[Any]) -> None:
-        """Handle the interruption of a caller: a request is released, the outcome of any other call is dropped."""
+        """Drop the outcome of a call whose caller was interrupted. A request is also released."""
         future.cancel()
         self.aio.abandon(call)
 
@@ -408,9 +408,9 @@ class SyncConnection:
             future.set_exception(error)
 
     def _send_lock_release(self, request: Request, future: Future[str] | None) -> None:
-        """Release a request. The reply completes `future` with the reason for which the lock ended.
+        """Release a request. The reply completes `future`, if there is one, with the reason why the lock ended.
 
-        If the request has ended before, `future` is completed at once with an empty string.
+        If the request has ended or is being released already, `future` is completed at once with an empty string.
         """
         try:
             release = self.aio.release_lock(request)

@@ -107,9 +107,9 @@ class FencedTable:
     ) -> Row[Any]:
         """Return a row as `read` does, after inserting the row with `values` if it does not exist.
 
-        Use this method instead of `read` for a row that may not exist: a missing row has no fence to reject an older
-        holder, which could insert the row later. In an existing row `values` change nothing. If `values` violate another
-        unique constraint, the error is SQLAlchemy's `IntegrityError`; on MariaDB and MySQL it is `ValueError`.
+        Use this method instead of `read` for a row that may not exist. A missing row has no fence, so an older holder could
+        still insert the row later. An existing row does not get `values`. If `values` violate another unique constraint,
+        SQLAlchemy's `IntegrityError` is raised; on MariaDB and MySQL it is `ValueError`.
         """
         self._check_arguments(connection, fence)
         fence_column = self._fence if not shared else self._shared_column()

@@ -18,17 +18,17 @@ WAL_RETRY_INTERVAL_S = 0.05
 """Pause between two attempts to set the journal mode."""
 
 
-def file_engine(url: URL, *, lock_timeout_s: float, pool_size: int, instead: str) -> AsyncEngine:
+def file_engine(url: URL, *, lock_timeout_s: float, pool_size: int, hint: str) -> AsyncEngine:
     """Create an engine for an SQLite file.
 
     `lock_timeout_s` bounds the wait for SQLite's file locks, and the wait for a free connection of the pool.
 
     Raises:
         ValueError: for an in-memory database, since each connection would have its own database. The message ends with
-            `instead`, which says what to use instead.
+            `hint`, which says what to use instead.
     """
     if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
-        raise ValueError(f"an SQLite database in memory belongs to one connection: {instead}")
+        raise ValueError(f"an SQLite database in memory belongs to one connection: {hint}")
     return create_async_engine(
         url,
         connect_args={"timeout": lock_timeout_s},

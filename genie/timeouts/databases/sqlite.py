@@ -39,7 +39,7 @@ class Sqlite(Database):
 
     def __init__(self, url: URL) -> None:
         engine = file_engine(
-            url, lock_timeout_s=LOCK_TIMEOUT_S, pool_size=2, instead="name a file, as in sqlite:///ledger.db"
+            url, lock_timeout_s=LOCK_TIMEOUT_S, pool_size=2, hint="name a file, as in sqlite:///ledger.db"
         )
         self._file = os.path.realpath(url.database or "")  # so that every path to the file has the same lock file
         super().__init__(url, engine)

@@ -39,7 +39,7 @@ class Sqlite(Backend):
 
     def __init__(self, url: URL) -> None:
         engine = file_engine(
-            url, lock_timeout_s=LOCK_TIMEOUT_S, pool_size=POOL_SIZE, instead="name a file, or use MemoryTokenStore"
+            url, lock_timeout_s=LOCK_TIMEOUT_S, pool_size=POOL_SIZE, hint="name a file, or use MemoryTokenStore"
         )
         super().__init__(url, engine, connect_args={"timeout": LOCK_TIMEOUT_S})
         self._write_lock = asyncio.Lock()

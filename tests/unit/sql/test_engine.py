@@ -18,7 +18,7 @@ from genie.sql.sqlite import file_engine
 async def test_a_connection_is_returned_if_the_task_is_cancelled(tmp_path: Path, moment: str) -> None:
     """In autocommit mode SQLAlchemy still waits for the driver after the checkout, to set that mode."""
     url = URL.create("sqlite+aiosqlite", database=str(tmp_path / "some.db"))
-    engine = file_engine(url, lock_timeout_s=5, pool_size=1, instead="name a file")
+    engine = file_engine(url, lock_timeout_s=5, pool_size=1, hint="name a file")
     autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     async def query() -> None:
