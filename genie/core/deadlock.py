@@ -91,11 +91,11 @@ def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
 
 
 def creates_cycle(table: LockTable, new_request: Request) -> bool:
-    """Return whether a new request closed a cycle through its owner.
+    """Return whether a new request closed a cycle in the wait-for graph.
 
-    A cycle requires another owner that waits for the owner of the new request: because of the locks
-    and requests that the owner already has, or because the new request is before others in a queue.
-    No cycle is possible if all requests in the queue, including the new request, are simple.
+    In a cycle, another owner waits for the owner of the new request. The other owner waits either for
+    an earlier lock or request of this owner, or for the new request, which overtook it in a queue. No
+    cycle is possible if all requests in the queue, including the new request, are simple.
     """
     if new_request.simple and not table.wait_queue(new_request.names()[0]).non_simple_count:
         return False
@@ -145,9 +145,10 @@ def is_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> bool
 
 
 def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Iterator[Owner]) -> Iterator[bool]:
-    """Search the graph depth first from `start`, whose neighbours are `first`.
+    """Search the graph depth first from `start`. `first` yields the neighbours of `start`.
 
-    Yields after each edge: True if the edge leads back to `start`, else False.
+    Yields after each edge, so that the caller can interrupt the search: True if the edge leads back to
+    `start`, else False.
     """
     visited = {start}
     stack = []
@@ -215,11 +216,11 @@ def find_deadlock(table: LockTable, victim: Owner) -> Cycle | None:
 def _unsearched_holders(
     table: LockTable, request: Request, name: str, exclusive: bool, victim: Owner, searched: set[str]
 ) -> Iterator[Request]:
-    """Yield the holders of `name` that block a waiting request, but search each resource only once.
+    """Yield the holders of `name` that block a waiting request, but yield all holders only once for each resource.
 
-    Otherwise n waiters for m holders would cost n·m steps. After the first waiter of a resource, all
-    its holders are visited. Only `victim`, the target of the search, must be yielded again for later
-    waiters.
+    Yielding them for each of n waiters would cost n·m steps for m holders. For later waiters of the
+    resource, all holders are already visited, except `victim`, the target of the search: only requests
+    of `victim` are yielded again.
     """
     if name not in searched:
         for holder in conflicting_holders(table, request, name, exclusive):
@@ -229,12 +230,12 @@ def _unsearched_holders(
         yield from (holder for holder in conflicting_holders(table, request, name, exclusive) if holder.owner == victim)
 
 
-def _build_cycle(victim: Owner, steps: dict[Owner, tuple[Owner, Wait]], owner: Owner, last: Wait) -> Cycle:
-    """Return the cycle that is closed by the edge `last`, which leads from `owner` to `victim`.
+def _build_cycle(victim: Owner, steps: dict[Owner, tuple[Owner, Wait]], owner: Owner, last_wait: Wait) -> Cycle:
+    """Return the cycle that `last_wait` closes: the edge from `owner` to `victim`.
 
     `steps` maps each owner to the previous owner on the search path, and to the edge between them.
     """
-    owners, waits = [owner], [last]
+    owners, waits = [owner], [last_wait]
     while owner != victim:
         owner, wait = steps[owner]
         owners.append(owner)
@@ -246,11 +247,12 @@ def _build_cycle(victim: Owner, steps: dict[Owner, tuple[Owner, Wait]], owner: O
 
 
 def topological_ranks(table: LockTable, owners: Sequence[Owner]) -> dict[Owner, int]:
-    """Return a rank for each owner of a component: greater than the ranks of the owners it waits for by hard edges.
+    """Return a rank for each owner of a component. In the queues, lower ranks are before higher ranks.
 
-    Owners that this rule does not order keep their order in the queues. Ranks are assigned from the
-    last to the first, as in PostgreSQL: requests that must overtake others move forward, and no other
-    request moves back without need. There must be no cycle of hard edges.
+    The rank of an owner is greater than the ranks of all owners for which it waits by hard edges. Owners
+    that this rule does not order keep their order in the queues. Ranks are assigned from the last to the
+    first, as in PostgreSQL, so that as few requests as possible move back. There must be no cycle of hard
+    edges.
     """
     members = set(owners)
     holders: dict[Owner, set[Owner]] = {}
@@ -291,9 +293,9 @@ def rearranged_order(queue: WaitQueue, name: str, ranks: Mapping[Owner, int]) ->
 
     `ranks` contains the owners of one component of the wait-for graph; only their requests move. A
     request of another owner (an outsider) is never between two conflicting requests of the
-    component: its owner would be in the component, too. So no outsider is between the first and the
-    last exclusive request of the component. The outsiders among the component's other requests are
-    shared, and stay before or after these exclusive requests.
+    component, because then its owner would also be in the component. So no outsider is between the
+    first and the last exclusive request of the component. Outsiders between the component's shared
+    requests are shared as well, and stay before or after these exclusive requests.
     """
     requests = [entry[2] for entry in queue.entries()]
     # All following lists contain positions in the queue.

@@ -35,9 +35,10 @@ def grant_candidates(table: LockTable, affected: AffectedQueues, new_request: Re
 def _candidates_in_queue(table: LockTable, name: str, include_shared: bool, after: QueueEntry | None) -> list[Request]:
     """Return the waiters of one queue that may have become grantable, each once.
 
-    These are the first exclusive waiter, and the other waiters of the owner that blocks the rest of
-    the queue. With `include_shared`, because an exclusive request left the position `after` (None: it
-    held the resource), also the shared waiters from there to the first exclusive waiter.
+    If the resource is held in exclusive mode, these are the waiters of the owner that holds it.
+    Otherwise they are the first exclusive waiter and all waiters of its owner. With `include_shared`,
+    an exclusive request left the position `after` (None: it held the resource): then the shared waiters
+    between this position and the first exclusive waiter are added.
     """
     resource = table.resources.get(name)
     queue = None if resource is None else resource.wait_queue

@@ -59,10 +59,15 @@ class LockTable:
         self.queue_entries = 0
         """The number of wait-queue entries of all resources."""
         self.held: dict[int, Request] = {}
+        """Held requests by id."""
         self.waiting: dict[int, Request] = {}
+        """Waiting requests by id, in order of arrival."""
         self.uncontended: dict[str, Request] = _dict_with_stored_hashes()
+        """The only holder of each uncontended resource, by resource name."""
         self.resources: dict[str, LockedResource] = {}
+        """All other resources that are held or waited for, by name."""
         self.transactions: dict[str, Transaction] = {}
+        """Transactions with held or waiting requests, by name."""
 
     @property
     def locks(self) -> int:
@@ -155,7 +160,10 @@ class LockTable:
         return affected
 
     def enqueue(self, request: Request) -> dict[Request, None]:
-        """Add a request to the wait queues of its resources. Return the requests whose positions changed (an ordered set)."""
+        """Add a new waiting request to the wait queues of its resources.
+
+        Return the requests whose positions in a queue changed: a dict without values, used as an ordered set.
+        """
         request.state = WAITING
         request.queue_entry = (-request.priority, request.id, request)
         self.waiting[request.id] = request
@@ -219,7 +227,7 @@ class LockTable:
         return queue
 
     def _leave_queue(self, name: str, request: Request, exclusive: bool) -> None:
-        """Remove a request from one wait queue. Also remove the queue and the resource if they are empty then."""
+        """Remove a request from one wait queue. If this leaves the queue or the resource empty, remove it from the table."""
         resource = self.resources[name]
         queue = resource.wait_queue
         assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
@@ -239,7 +247,7 @@ class LockTable:
         return transaction
 
     def _remove_grants(self, owner: str, request: Request) -> None:
-        """Remove a held request from its transaction `owner`. Also remove the transaction if it is empty then."""
+        """Remove a held request from its transaction `owner`. Remove the transaction if it has no requests left."""
         transaction = self.transactions[owner]
         del transaction.held[request.id]
         for name in request.names():

@@ -46,6 +46,7 @@ class RecentOutcomes:
 
     def __init__(self) -> None:
         self._newer: dict[int, Reason] = {}
+        """Reasons by id of the request; `_older` likewise, for requests that ended earlier."""
         self._older: dict[int, Reason] = {}
 
     def add(self, id: int, reason: Reason) -> None:
@@ -80,7 +81,9 @@ class LockManager:
         self.table = LockTable()
         self.deadlines = Deadlines()
         self.next_id = next_id
+        """The id of the next request."""
         self.next_fence = next_fence
+        """The fencing token of the next grant."""
         self.unix_offset_ms = unix_offset_ms
         self.max_queue_entries = max_queue_entries
         """Maximum number of wait-queue entries. A request that would exceed it is rejected."""
@@ -127,7 +130,7 @@ class LockManager:
             self.table.dequeue(request)
 
     def add_outcome(self, id: int, reason: Reason) -> None:
-        """Store the outcome of a request that ended before the state was loaded."""
+        """Remember why a request ended that ended before the state was loaded."""
         self._outcomes.add(id, reason)
 
     def outcome(self, id: int) -> Reason | None:
@@ -179,8 +182,9 @@ class LockManager:
     def _queue(self, request: Request, now: float, events: list[Event]) -> None:
         """Enqueue a new request, and resolve the cycle that it may create in the wait-for graph.
 
-        The request ends immediately if the cycle is a deadlock, or if it has a queue timeout of 0 and
-        cannot be granted. After such a timeout, rearranged queues get their previous order back.
+        The new request ends immediately if the cycle is a deadlock. Another cycle is resolved by
+        rearranging wait queues. A request with a queue timeout of 0 that cannot be granted also ends
+        immediately, and rearranged queues get their previous order back.
         """
         table = self.table
         request.since = now
@@ -264,7 +268,7 @@ class LockManager:
         """End several requests together: waiting requests, and held requests with `release_on_disconnect`.
 
         All of them are removed before any waiter is granted. Otherwise the removal of one request
-        could grant another request that is to be ended, too.
+        could grant another request of `requests`, which is to be ended.
         """
         affected: AffectedQueues = []
         for request in requests:
@@ -315,7 +319,7 @@ class LockManager:
         events.append(event)
 
     def _time_out(self, request: Request, events: list[Event]) -> None:
-        """End a waiting request with `queue-timeout` and its blockers."""
+        """End a waiting request with the reason `queue-timeout`. The event lists the blockers of the request."""
         blockers, total = find_blockers(self.table, request)
         self.table.dequeue(request)
         self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, blockers, total), events)
@@ -370,10 +374,10 @@ class LockManager:
     def _grant_waiters(
         self, affected: AffectedQueues, now: float, events: list[Event], new_request: Request | None = None
     ) -> None:
-        """Grant all grantable requests of the affected queues, in queue order.
+        """Grant all grantable requests of the affected queues, and `new_request` if it is grantable.
 
-        One pass is enough, because a grant makes no other request grantable: a request that blocked
-        others as an earlier waiter blocks them as a holder after its grant.
+        Requests are granted in queue order. One pass is enough, because a grant makes no other request
+        grantable: a request that blocked others as an earlier waiter blocks them as a holder now.
         """
         for request in grant_candidates(self.table, affected, new_request):
             if is_grantable(self.table, request):

@@ -22,11 +22,11 @@ MAX_COUNTED_BLOCKERS = 1000
 def find_blockers(table: LockTable, request: Request) -> tuple[tuple[Blocker, ...], int]:
     """Return the first blockers of a waiting request, and the number of all its blockers.
 
-    A request that blocks it on two resources counts twice. At most `MAX_LISTED_BLOCKERS` are
-    returned, and at most `MAX_COUNTED_BLOCKERS` are counted.
+    A blocker on two resources counts twice. At most `MAX_LISTED_BLOCKERS` blockers are returned, and at
+    most `MAX_COUNTED_BLOCKERS` are counted.
     """
     blockers = _blockers(table, request)
-    listed = tuple(_blocker(table, *blocker) for blocker in islice(blockers, MAX_LISTED_BLOCKERS))
+    listed = tuple(_to_blocker(table, *blocker) for blocker in islice(blockers, MAX_LISTED_BLOCKERS))
     return listed, len(listed) + sum(1 for _ in islice(blockers, MAX_COUNTED_BLOCKERS - len(listed)))
 
 
@@ -47,7 +47,7 @@ def sample_blockers(
             continue
         total += 1
         if len(listed) < MAX_LISTED_BLOCKERS:
-            listed.append(_blocker(table, name, other, held))
+            listed.append(_to_blocker(table, name, other, held))
         if not count and total == MAX_LISTED_BLOCKERS:
             break
     return tuple(listed), total, scanned
@@ -66,20 +66,20 @@ def blocked_resources(table: LockTable, request: Request) -> Iterator[str]:
             yield name
 
 
-def _blocker(table: LockTable, name: str, other: Request, held: bool) -> Blocker:
-    """Return the description of a request that blocks another one on the resource `name`."""
+def _to_blocker(table: LockTable, name: str, other: Request, held: bool) -> Blocker:
+    """Describe the request `other` as a blocker on the resource `name`. `held`: it holds the resource; else it waits."""
     return Blocker(
         id=other.id,
         transaction=other.transaction,
         resource=name,
-        mode=_mode(table, name, other) if held else other.mode(name),
+        mode=_held_mode(table, name, other) if held else other.mode(name),
         held=held,
         since_unix_ms=int(other.since_unix_ms),
         note=other.note,
     )
 
 
-def _mode(table: LockTable, name: str, holder: Request) -> Mode:
+def _held_mode(table: LockTable, name: str, holder: Request) -> Mode:
     """Return the mode in which `holder` holds `name`.
 
     A holder may hold thousands of resources, so its names are searched only if `name` is held in
@@ -108,9 +108,10 @@ def _blockers_on(table: LockTable, request: Request, name: str, exclusive: bool)
 
 
 def _scan(table: LockTable, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
-    """Yield the blockers like `_blockers`, and an item with None for everything else that the search reads.
+    """Yield the blockers of a waiting request like `_blockers`, but in bounded steps.
 
-    So a caller that limits the number of items also limits the work.
+    For every resource or request that the search reads and that is not a blocker, an item with None is
+    yielded. So a caller that limits the number of items also limits the work.
     """
     for name, exclusive in request.modes():
         yield from _scan_resource(table, request, name, exclusive)
@@ -124,7 +125,7 @@ def _scan_resource(
     yield name, None, False
     resource = table.resources[name]
     for holder in resource.holders.values() if exclusive or resource.exclusive_count else ():
-        blocks = exclusive or _mode(table, name, holder) is Mode.EXCLUSIVE
+        blocks = exclusive or _held_mode(table, name, holder) is Mode.EXCLUSIVE
         yield name, holder if blocks and holder.owner != owner else None, True
     for entry in _earlier_entries(table, request, name, exclusive):
         yield name, entry[2] if entry[2].owner != owner else None, False

@@ -132,6 +132,7 @@ class LockedResource:
         self.exclusive_count = exclusive_count
         """Number of exclusive holders. If it is not 0, all holders have the same owner."""
         self.wait_queue: WaitQueue | None = None
+        """The waiting requests; None if there are none."""
 
 
 class WaitQueue:
@@ -165,8 +166,8 @@ class WaitQueue:
     def insert(self, name: str, request: Request, exclusive: bool, moved: dict[Request, None]) -> None:
         """Insert a new request after the last request of the same or a higher priority.
 
-        Adds the requests whose positions changed to `moved`, an ordered set. There are none unless
-        `priority_inverted`.
+        Other requests change their positions only if the queue is `priority_inverted`. They are added to
+        `moved`, an ordered set.
         """
         if not request.simple:
             self.non_simple_count += 1
@@ -175,8 +176,8 @@ class WaitQueue:
             return
         # The sorted position may be before requests of higher priority: put the new request after them.
         order = [entry[2] for entry in self.entries() if entry[2] is not request]
-        last = max((i for i, other in enumerate(order) if other.priority >= request.priority), default=-1)
-        order.insert(last + 1, request)
+        last_before = max((i for i, other in enumerate(order) if other.priority >= request.priority), default=-1)
+        order.insert(last_before + 1, request)
         moved |= dict.fromkeys(self.rearrange(name, order))
 
     def rearrange(self, name: str, order: Sequence[Request]) -> list[Request]:

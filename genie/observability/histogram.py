@@ -125,7 +125,10 @@ class RateWindow:
         )
 
     def wait_quantile(self, share: float) -> float | None:
-        """Return the quantile `share` (0 to 1) of the wait times in ms of requests granted in the last minute; None without any."""
+        """Return the quantile `share` (0 to 1) of the wait times, in ms, of requests granted in the last minute.
+
+        None: no request was granted after a wait.
+        """
         new, old = self._ends((MAX_SAMPLES - 1) * SECOND_MS)
         return quantile(BOUNDS_MS, list(map(sub, new.waited, old.waited)), share)
 

@@ -45,7 +45,7 @@ def configure(level: str, form: str) -> None:
 
 
 class _TolerantLogger:
-    """Drops all log lines after a write to stdout has failed, so that the server survives the reader of a pipe."""
+    """Drops all log lines after a write to stdout has failed, so that the server outlives the process that reads its log."""
 
     def __init__(self, logger: structlog.PrintLogger | structlog.BytesLogger) -> None:
         self._write = logger.msg

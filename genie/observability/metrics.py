@@ -104,15 +104,15 @@ class Metrics(Collector):
         self._server = server
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics, each with the samples of all namespaces."""
+        """Yield all metrics. The parts of a metric, one for each namespace, are merged."""
         for _, parts in groupby(self.parts(), lambda part: part.name):
-            family, *further_parts = parts
+            metric, *further_parts = parts
             for part in further_parts:
-                family.samples += part.samples
-            yield family
+                metric.samples += part.samples
+            yield metric
 
     def parts(self) -> Iterator[Metric]:
-        """Yield a part for each metric and namespace, so that the caller can let the event loop run between two parts."""
+        """Yield each metric once for each namespace. These parts are small, so the caller can let the event loop run between them."""
         namespaces = self._server.namespaces
         yield from _request_metrics({name: namespace.stats for name, namespace in namespaces.items()})
         yield from _lock_table_metrics(namespaces)
@@ -193,7 +193,10 @@ class _TableSample:
 
 
 def _sample_lock_table(namespace: NamespaceView) -> _TableSample:
-    """Return the current sizes of a lock table: zeros on a follower. Rearrangements include past epochs as leader."""
+    """Return the current sizes of the lock table of a namespace; zeros on a follower.
+
+    Rearrangements are counted since the start of the process, over all epochs as leader.
+    """
     manager, past_rearrangements = namespace.manager, namespace.stats.rearrangements
     if manager is None:
         return _TableSample(waiting=0, longest_wait_s=0.0, held=0, locks=0, rearrangements=past_rearrangements)
@@ -301,7 +304,11 @@ def _histogram(name: str, text: str, histograms: ByNamespace[Histogram], unit: f
 
 
 def _cumulative_buckets(histogram: Histogram, unit: float) -> tuple[list[tuple[str, float]], float]:
-    """Return the cumulative buckets of a histogram and its sum. Bounds and sum are divided by `unit`."""
+    """Return the buckets of a histogram as Prometheus expects them, and the sum of all values.
+
+    A bucket is a pair: its upper bound as text, and the number of all values up to this bound. Bounds and sum are divided
+    by `unit`.
+    """
     buckets: list[tuple[str, float]] = []
     cumulative = 0
     for bound, count in zip([*histogram.bounds, inf], histogram.counts, strict=True):

@@ -34,10 +34,12 @@ class ContentionStats:
 
     def __init__(self) -> None:
         self._current: dict[str, Contention] = {}
+        """Contention by resource name in the current window; `_previous` likewise for the previous window."""
         self._previous: dict[str, Contention] = {}
         self._window_start_ms = 0.0
+        """Monotonic time at which the current window started."""
 
-    def rotate(self, now: float) -> None:
+    def start_window_if_due(self, now: float) -> None:
         """Start a new window if the current window is over. `now` is monotonic, in ms."""
         if now - self._window_start_ms >= WINDOW_MS:
             # After two window lengths the current window is too old to become the previous window.
@@ -56,7 +58,10 @@ class ContentionStats:
             self.entry(name).waited_ms += waited_ms
 
     def entries(self) -> Iterator[tuple[str, Contention]]:
-        """Yield each resource once, with its contention over both windows, in no order. Later changes do not affect the iteration."""
+        """Yield each resource once, in no order, with its total contention in both windows.
+
+        The iteration continues with the state at its start, even if conflicts are recorded meanwhile.
+        """
         previous, current = self._previous.copy(), self._current.copy()
         for name, earlier in previous.items():
             later = current.pop(name, Contention())
@@ -171,9 +176,9 @@ class Stats:
         }
         return {"granted": self.granted, "waited": self.waited, **ungranted}
 
-    def rotate(self, now: float) -> None:
-        """Rotate the contention windows and take a rate sample if one is due. `now` is monotonic, in ms."""
-        self.contention.rotate(now)
+    def sample(self, now: float) -> None:
+        """Start a contention window if it is due, and take a rate sample if it is due. `now` is monotonic, in ms."""
+        self.contention.start_window_if_due(now)
         if self.rate_window.should_sample(now):
             self.rate_window.add(
                 Sample(
@@ -189,9 +194,9 @@ class Stats:
             )
 
     def record_queued(self, request: Request, table: LockTable) -> None:
-        """Count a request that was not granted immediately.
+        """Count a request that was not granted immediately. If the request waits, also count its conflicts by resource.
 
-        The request waits, or it has ended in the same step: then the caller also calls `record_ended`.
+        For a request that ended in the same step, the caller also calls `record_ended`.
         """
         self.queued += 1
         if request.state is WAITING:
@@ -211,10 +216,13 @@ class Stats:
         self._record_wait(event.request, event.waited_ms)
 
     def record_ended(self, event: Released, now: float) -> None:
-        """Count a request that ended. `now` is the lock manager's time (ms)."""
+        """Count a request that ended: its hold time if it was held, otherwise its reason and wait time.
+
+        `now` is the lock manager's time (ms).
+        """
         request, reason = event.request, event.reason
         lasted_ms = now - request.since
-        if request.fence:
+        if request.fence:  # the request was held
             self.holds.add(lasted_ms)
             if reason is not Reason.SUCCESS:
                 self.lost_holds[reason] += 1
@@ -222,13 +230,18 @@ class Stats:
         self.not_granted[reason] += 1
         if isinstance(event, Deadlocked):
             self._record_deadlock(event)
-        elif isinstance(event, TimedOut) and lasted_ms == 0 and request.queue_timeout_ms <= 0:  # it never waited
+        elif (
+            isinstance(event, TimedOut) and lasted_ms == 0 and request.queue_timeout_ms <= 0
+        ):  # the request never waited
             self.contention.record_conflict({blocker.resource for blocker in event.blockers})
         else:
             self._record_wait(request, lasted_ms)
 
     def take_unreported_deadlocks(self) -> tuple[list[Deadlock], int]:
-        """Return the deadlocks since the last call that are still in memory, and the number of all deadlocks since then."""
+        """Return the deadlocks since the last call, and their number.
+
+        The number may be greater than the length of the list, because only recent deadlocks are kept in memory.
+        """
         count, self._unreported_deadlocks = self._unreported_deadlocks, 0
         return list(self.deadlocks)[-count:] if count else [], count
 
@@ -238,7 +251,7 @@ class Stats:
             self.recent_waiters = deque(request for request in self.recent_waiters if request.state is WAITING)
 
     def start_epoch(self) -> None:
-        """Drop references to requests of an earlier epoch as leader."""
+        """Drop references to requests of the previous epoch, because this server becomes the leader again."""
         self.recent_waiters.clear()
         self._blocked_resources.clear()
 

@@ -309,7 +309,7 @@ def _build_command(line: Line) -> WireCommand:
 
 
 def _build_request(payload: RequestPayload) -> Request | Take:
-    """Return a `Request` if the payload has `resources`, otherwise a `Take`, which chooses from `anyOf`.
+    """Return a `Request` if the payload has `resources`. Otherwise return a `Take`, which chooses from `anyOf`.
 
     Raises ValueError for invalid input that decoding cannot detect, such as `resources` together with `anyOf`.
     """
@@ -423,8 +423,8 @@ _UNRECOGNIZED = (Code.BAD_JSON, Code.BAD_MESSAGE, Code.UNKNOWN_COMMAND)
 def read_hello(line: bytes) -> Hello | RequestRejected | None:
     """Decode a line that may be a `hello`. Return None if the line is another command.
 
-    Return the error for an invalid `hello`, and for a line that contains `hello` but is not a valid
-    command: later lines may depend on the session that the client tried to start.
+    An invalid `hello` returns its error. So does an invalid line that contains the word `hello`: the
+    client may have tried to start a session, on which later lines depend.
     """
     contains_hello = b"hello" in line.lower()
     if not contains_hello and b"\\u" not in line:  # JSON may contain escapes in the word `hello`

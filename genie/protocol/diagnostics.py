@@ -271,10 +271,10 @@ def bad_json(error: str) -> RequestRejected:
 
 
 def explain(line: bytes) -> RequestRejected | None:
-    """Return the error for a line that the typed decoder rejected, or None if the line is valid.
+    """Return the error for a line that the typed decoder rejected, or None if the line is valid after all.
 
-    The typed decoder checks every value of a duplicate key, but only the last value counts. So a line
-    that it rejected can be valid.
+    Only the last value of a duplicate key counts, but the typed decoder checks every value. So it may
+    reject a valid line.
     """
     try:
         message = codec.loads(line)
@@ -377,7 +377,10 @@ def _combination_error(payload: Mapping[str, Any]) -> str | None:
 
 
 def _is_deeper_than(value: object, depth: int) -> bool:
-    """Return whether lists and objects are nested deeper than `depth` levels. Iterative: deep input can't exhaust the stack."""
+    """Return whether lists and objects are nested deeper than `depth` levels.
+
+    The search is iterative, so that deeply nested input can't exhaust the stack.
+    """
     level: Iterable[object] = [value]
     for _ in range(depth + 1):
         level = [  # the values inside the lists and objects of the level above

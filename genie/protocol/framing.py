@@ -70,16 +70,17 @@ class LineReader:
     def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
         self._limit = limit
         self.partial = bytearray()
-        """The incomplete line."""
+        """The bytes of the incomplete last line."""
 
     def clear(self) -> None:
         """Drop the incomplete line."""
         self.partial = bytearray()
 
     def feed(self, data: bytes) -> list[bytes] | UnsplitLines:
-        """Add received bytes, and return the lines that they complete, without the LF. A CR before the LF is kept.
+        """Add received bytes and return all complete lines, without the LF. A CR before the LF is kept.
 
-        Large input is returned as `UnsplitLines`. Raises LineTooLong if a line exceeds the limit.
+        The lines of large input are returned as `UnsplitLines`, to be split later. Raises LineTooLong if a line exceeds
+        the limit.
         """
         if len(data) > SPLIT_BYTES and len(self.partial) + len(data) <= self._limit:  # large input: split it later
             end = data.rfind(b"\n") + 1

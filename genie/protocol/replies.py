@@ -139,7 +139,10 @@ def released(event: Released, now: float, ref: str | None) -> bytes:
 
 
 def _released_insufficient(event: core.Insufficient) -> bytes:
-    """Encode `released` with the reason `insufficient`: by formatting, as the JSON library can't encode integers over 64 bits."""
+    """Encode `released` with the reason `insufficient`.
+
+    The line is built by formatting, because the JSON library can't encode integers over 64 bits.
+    """
     request = event.request
     pattern = b'"%d"' if event.as_strings else b"%d"
     line = b'{"command":"released","payload":{"id":%d,"reason":"insufficient","free":%b,"locked":%b%b}}\n'
@@ -165,13 +168,13 @@ def inspected(
     Rows beyond `MAX_INSPECTED_BYTES` are omitted. With `prefixes`, a resource is named only if its
     name begins with one of the prefixes; all other resources are only counted.
     """
-    room = MAX_INSPECTED_BYTES
+    remaining_bytes = MAX_INSPECTED_BYTES
     encoded: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
     rows = [("holders", row) for row in inspection.holders] + [("queue", row) for row in inspection.queue]
     for field, row in rows:
         encoded_row = codec.dumps(_row_fields(row, now, prefixes))
-        room -= len(encoded_row)
-        if room < 0:
+        remaining_bytes -= len(encoded_row)
+        if remaining_bytes < 0:
             break
         encoded[field].append(codec.Fragment(encoded_row))
     return message(

@@ -22,7 +22,7 @@ CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str, what: str = "a name") -> str:
-    """Return `name` if it is a valid name. Raises ValueError otherwise; its message begins with `what`."""
+    """Return `name` if it is a valid name. Otherwise raise ValueError with a message that begins with `what`."""
     if not 0 < len(name) <= MAX_NAME:
         raise ValueError(f"{what} must have 1 to {MAX_NAME} characters, not {len(name)}")
     if not name.isprintable() and CONTROL_CHARACTERS.search(name):
@@ -31,7 +31,10 @@ def check_name(name: str, what: str = "a name") -> str:
 
 
 def parse_resource(resource: str) -> tuple[bool, str]:
-    """Return whether a resource like `exclusive:NAME` is exclusive, and its name. Raises ValueError if it is invalid."""
+    """Split a resource such as `exclusive:NAME`. Return whether the mode is exclusive, and the name.
+
+    Raises ValueError if the mode or the name is invalid.
+    """
     if resource.startswith(EXCLUSIVE):
         return True, check_name(resource[_EXCLUSIVE_LENGTH:], "the name of a resource")
     if resource.startswith(SHARED):

@@ -51,11 +51,12 @@ class Server:
         self.tls = make_tls_contexts(settings.tls)
         self._bind_to = bind_to
         self.connections: AdmissionControl[Connection] = AdmissionControl(settings.limits)
+        """The open connections of all namespaces, and their limits."""
         self._ready = asyncio.Event()
         """Set when a namespace knows its leader, or has failed."""
         stores = make_stores(settings) if store is None else [store]
         self.namespaces = {
-            name: Namespace(name, store, settings, connections=self.connections, ready=self._ready)
+            name: Namespace(name, store, settings, admission=self.connections, ready=self._ready)
             for name, store in zip(settings.namespaces, stores, strict=True)
         }
         self.default_namespace = self.namespaces[settings.namespaces[0]]
@@ -68,6 +69,7 @@ class Server:
         self._address_lock: socket.socket | None = None
         """Keeps other servers that are starting from binding the same address."""
         self._listener: asyncio.Server | None = None
+        """Accepts connections without TLS; `_tls_listener` is used instead if TLS is configured."""
         self._tls_listener: TlsListener[Connection] | None = None
         self._stopped = asyncio.Event()
         """Set by SIGTERM, SIGINT or the failure of a namespace: the server is to stop."""
@@ -104,7 +106,7 @@ class Server:
             raise
 
     def release_address(self) -> None:
-        """Close the bound socket and its lock, because the server does not start."""
+        """Close the bound socket and the lock on its address, because the server does not start."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -113,10 +115,10 @@ class Server:
             self._address_lock = None
 
     async def start(self) -> tuple[str, int]:
-        """Start all namespaces, listen as soon as one namespace knows its leader, and return the address.
+        """Start all namespaces, listen as soon as one namespace knows its leader, and return the host and port.
 
-        The address is bound before the namespaces start, unless `bind_address` was called earlier. So a second server
-        that is started by mistake fails with OSError before it uses the store.
+        The address is bound before the namespaces start. So a second server that is started by mistake fails with OSError
+        before it uses the store. If the start fails, all namespaces are stopped.
         """
         if self._sock is None:
             self.bind_address()
@@ -150,11 +152,11 @@ class Server:
             raise self._failure
 
     def _on_namespace_ended(self, role_loop: asyncio.Task[None]) -> None:
-        """Stop the server, because the role loop of a namespace failed. Does nothing if the role loop was cancelled."""
+        """Stop the server, because the role loop of a namespace failed. Do nothing if the role loop was cancelled."""
         if role_loop.cancelled():
             return
         error = role_loop.exception()
-        if self._ready.is_set():  # before that, `start` raises the error, and the caller logs it
+        if self._ready.is_set():  # before `_ready` is set, `start` raises the error, and the caller logs it
             log.error("namespace failed, server stops", reason=str(error), exc_info=error)
         self._failure = self._failure or error
         self._ready.set()
@@ -203,7 +205,7 @@ class Server:
     # -- reload -------------------------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Read the certificates and the token file again. An invalid file is logged, and the previous content stays in use."""
+        """Read the certificates and the token file again. If a file is invalid, log the error and keep the previous content."""
         if self.tls is None and self.settings.token_file is None:
             log.info("reload skipped", reason="neither GENIE_TOKEN_FILE nor GENIE_TLS_CERT is set")
         self._reload_certificates()
@@ -236,13 +238,16 @@ class Server:
             connection.reauthorize(current_principal)
             if not all(namespace.may_keep_watches(connection) for namespace in self.namespaces.values()):
                 connection.reauthorize(None)  # revokes all permissions and closes the connection
-            closed += connection.closing
+            closed += connection.closing  # `reauthorize(None)` closes the connection
         log.info("token file reloaded", file=self.settings.token_file, connections_closed=closed)
 
     # -- run and stop -------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Start, serve until SIGTERM or SIGINT, then drain and stop. Return the exit status: 1 if a namespace failed, else 0."""
+        """Start, serve until SIGTERM or SIGINT, then drain and stop. SIGHUP reloads tokens and certificates.
+
+        Return the exit status: 1 if a namespace failed, else 0.
+        """
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._stopped.set)
@@ -290,7 +295,7 @@ class Server:
             self._address_lock.close()
 
     async def _close_connections(self) -> None:
-        """Close all connections after their messages are sent; abort those still open after the drain timeout."""
+        """Close each connection after its messages are sent. Abort the connections that are open after the drain timeout."""
         for connection in list(self.connections):
             connection.finish()
         with contextlib.suppress(TimeoutError):

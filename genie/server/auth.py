@@ -90,8 +90,8 @@ class Authenticator:
     def begin(self, certificate: str | None, max_line: int) -> tuple[Handshake | None, Principal | None]:
         """Start to authenticate a connection. `certificate` is the name in the client's verified certificate, if any.
 
-        Returns a pair: the handshake that the client's first line completes, or None if the client needs no token; and
-        the principal of the certificate, or None.
+        Return a pair. The first item is the handshake, which the client's first line completes; None if no handshake is
+        needed. The second item is the principal of the certificate, or None.
         """
         access = self.access
         principal = None if certificate is None else access.by_certificate(certificate)
@@ -100,7 +100,7 @@ class Authenticator:
         return None, principal
 
     def authenticate(self, line: bytes, by_certificate: Principal | None) -> Principal | None:
-        """Return the principal of a connection: by the token in its first line, or without a token, `by_certificate`.
+        """Return the principal of the token in a `hello`; without a token, `by_certificate`, the principal of the certificate.
 
         None: the token is unknown, or there is neither a token nor a certificate.
         """
@@ -125,7 +125,7 @@ class Authenticator:
         return NO_TOKEN if hello_token(line) is None else UNKNOWN_TOKEN
 
     def count(self, error: RequestRejected) -> None:
-        """Count an error in the statistics that is sent before the connection has a command handler."""
+        """Count an error that is sent before the connection has a command handler, which counts later errors."""
         self._stats.errors[error.code] += 1
 
 
@@ -143,6 +143,7 @@ class Handshake:
         self.received = bytearray()
         """Bytes received so far."""
         self._max_bytes = MAX_HELLO_BYTES if principal is None else max_line
+        """Maximum bytes of the first line. A client with a certificate is already known, so it may send a long command."""
         self._timer: asyncio.TimerHandle | None = None
 
     def start_timer(self, on_timeout: Callable[[], None]) -> None:
@@ -167,7 +168,7 @@ class Handshake:
         too_long = len(line) - line.endswith(b"\r") > self._max_bytes
         if end < 0 and not too_long and not received.startswith(TLS_RECORD):
             return None
-        if end < 0 or too_long:
+        if end < 0 or too_long:  # the line contains no valid `hello`, so only the certificate counts
             return self.principal or NO_HELLO
         principal = self._authenticator.authenticate(bytes(line), self.principal)
         return self._authenticator.denial(bytes(line)) if principal is None else principal

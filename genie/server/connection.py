@@ -87,8 +87,10 @@ class Connection(Peer, asyncio.Protocol):
         self.handler = handler
         """The handler that commands are submitted to. It is replaced when the server's role changes."""
         self._find_handler = find_handler
+        """Selects the handler of a `hello`. None: `handler` serves every `hello`."""
         self._limits = limits
         self._admission = admission
+        """The open connections of the server, and their limits."""
         self._authenticator = authenticator
         self._handshake: Handshake | None = None
         """The authentication in progress, which the first line completes."""
@@ -96,6 +98,7 @@ class Connection(Peer, asyncio.Protocol):
         """The name in the client's verified certificate; None if a token authenticated the client."""
         self._transport: asyncio.Transport | None = None
         self._lines = LineReader(limits.max_line)
+        """Splits the input into lines, and keeps the incomplete last line."""
         self._postponed_lines: Iterator[bytes] | None = None
         """Lines after a rejected `hello` that are not processed yet. Reading is paused until they are processed. None: no lines."""
         self._partial_bytes = 0
@@ -147,17 +150,18 @@ class Connection(Peer, asyncio.Protocol):
             self._count_partial_line(new=type(completed) is not list or bool(completed))
 
     def eof_received(self) -> bool:
-        """The client half-closed the connection, like `printf … | nc`: close it after the replies to the commands that were read.
+        """Close the connection after the replies to all commands that were read, because the client has half-closed it.
 
-        Return whether the transport stays open for these replies. With TLS, which has no half-close, it does not.
+        A client that is not authenticated is rejected. Return True to keep the transport open for the replies. TLS has no
+        half-close, so with TLS the transport is closed.
         """
         self._eof = True
-        if self._lingers_until:
+        if self._lingers_until:  # all replies are sent
             return False
         if self.state is not ConnectionState.AUTHENTICATING or self.principal is not None:
             if not self.closing:
                 self._submit_end()
-        elif self._handshake is not None and self._handshake.received:
+        elif self._handshake is not None and self._handshake.received:  # an incomplete first line
             self.reject_unauthenticated()
         else:
             self.finish()
@@ -185,7 +189,7 @@ class Connection(Peer, asyncio.Protocol):
     # -- output -------------------------------------------------------------------------------------------
 
     def _write(self, data: bytes) -> None:
-        """Write to the client, or disconnect a slow consumer whose output buffer limit is exceeded."""
+        """Write to the client. If the client has too many unread bytes (a slow consumer), disconnect it instead."""
         transport = self._transport
         if not data or self.closed or transport is None or self._lingers_until:
             return
@@ -247,9 +251,9 @@ class Connection(Peer, asyncio.Protocol):
     # -- the end ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Send all messages, half-close, and close after a while. Until then input from the client is discarded.
+        """Send all messages and close the connection gracefully: half-close first, then linger, that is, discard input.
 
-        If the connection were closed with unread input, the kernel would reset it and the last messages could be lost.
+        Closing a connection with unread input would make the kernel reset it, and the client could lose the last messages.
         """
         if self.deferred:
             self.flush_deferred()
@@ -285,13 +289,16 @@ class Connection(Peer, asyncio.Protocol):
             loop.call_later(LINGER_IDLE_S, self._end_lingering, self._lingered)
 
     def _discard(self, data: bytes) -> None:
-        """Discard input of a connection that is being closed."""
+        """Discard input of a closing connection. Close it immediately after more than `MAX_LINGER_BYTES`."""
         self._lingered += len(data)
         if self._lingers_until and self._lingered > MAX_LINGER_BYTES and self._transport is not None:
             self._transport.close()
 
     def _submit_end(self, error: RequestRejected | None = None) -> None:
-        """Accept no further input. After the replies to the commands that were read, send `error`, if any, and close."""
+        """Accept no further input, and close the connection after the replies to the commands that were read.
+
+        `error`, if given, is sent after these replies.
+        """
         if error is None:  # the client closed its sending side: there is no input to pause
             self.closing = True
         else:
@@ -304,7 +311,7 @@ class Connection(Peer, asyncio.Protocol):
     # -- incomplete and long lines ------------------------------------------------------------------------
 
     def _count_partial_line(self, *, new: bool) -> None:
-        """Report the bytes of the incomplete line to `admission`, which may close the connection.
+        """Report the size of the incomplete line to the limits for incomplete lines, which may close the connection.
 
         `new`: the line started in this read.
         """
@@ -321,7 +328,7 @@ class Connection(Peer, asyncio.Protocol):
             self._submit_end(rejection)
 
     def _reject_long_line(self, too_long: LineTooLong) -> None:
-        """Execute the lines before the line that is too long, then send an error and close."""
+        """Execute the complete lines before a line that is too long. Then send an error and close the connection."""
         lines = too_long.lines if self.state is READY else self._process_opening_lines(iter(too_long.lines))
         if lines:
             self.handler.submit(self, lines, size=0)
@@ -342,10 +349,13 @@ class Connection(Peer, asyncio.Protocol):
                 self._handshake.start_timer(self.reject_unauthenticated)
 
     def _receive_before_ready(self, data: bytes) -> bytes:
-        """Handle input of a connection that is not READY. Return the bytes that may be executed."""
+        """Authenticate a connection that is not READY, or detect a TLS client on a port without TLS.
+
+        Return the bytes that may be processed as lines; b"" if there are none yet.
+        """
         if self._handshake is not None:
             data = self._authenticate(self._handshake, data)
-        elif self.state is ConnectionState.AUTHENTICATING:  # rejected: TLS may still deliver input that came before
+        elif self.state is ConnectionState.AUTHENTICATING:  # rejected, but TLS may deliver input received earlier
             return b""
         if self.state is ConnectionState.AWAIT_HELLO and data.startswith(TLS_RECORD) and not self.closing:
             # The client sends no line end, so it would wait forever.
@@ -377,9 +387,10 @@ class Connection(Peer, asyncio.Protocol):
             self._reject_connection(denial.error)
 
     def _reject_connection(self, error: RequestRejected) -> None:
-        """Send an error and close, without a command handler, so that an unavailable store does not delay the error.
+        """Send an error and close the connection.
 
-        If too many rejected connections are open, close without waiting for the client to read the error.
+        The error does not pass through the command handler, so an unavailable store does not delay the error. If too many
+        rejected connections are open, the connection is closed without waiting until the client has read the error.
         """
         self.enter_state(ConnectionState.AUTHENTICATING)
         self.closing = True
@@ -395,7 +406,10 @@ class Connection(Peer, asyncio.Protocol):
             self._transport.close()
 
     def reauthorize(self, principal: Principal | None) -> None:
-        """Change the permissions to those of `principal`. None: revoke all permissions, and close after the pending replies."""
+        """Give the connection the permissions of `principal`.
+
+        None revokes all permissions, and closes the connection after the pending replies.
+        """
         if principal is None and self.principal is not None:
             self.principal = Principal(self.principal.name, permissions=frozenset())
             if not self.closing:
@@ -408,15 +422,15 @@ class Connection(Peer, asyncio.Protocol):
     def _process_opening_lines(self, lines: Iterator[bytes]) -> list[bytes]:
         """Process the first lines of a connection until it is READY. Return the lines that the handler is to execute.
 
-        A connection becomes READY with an accepted `hello`, or if its first line is another command than `hello`. After
-        a rejected `hello` every line except another `hello` is rejected. Many such lines are processed a few at a time.
-        They wait until a follower has rejected its queued lines: the next `hello` may be for another handler, and the
-        replies must be in the order of the lines.
+        A connection becomes READY with an accepted `hello`, or if its first line is a command other than `hello`. After
+        a rejected `hello`, every line except another `hello` is rejected. If there are many lines, the rest is postponed
+        so that other connections can run. All lines are also postponed while earlier lines of the connection are queued:
+        the next `hello` may select another handler, and the replies must be in the order of the lines.
         """
         if self._postponed_lines is not None:
             self._postponed_lines = chain(self._postponed_lines, lines)
             return []
-        if self.input_queue:
+        if self.input_queue:  # the handler has not replied to earlier lines yet
             self._postpone_opening_lines(lines)
             return []
         end = time.monotonic() + OPENING_QUANTUM_S
@@ -450,7 +464,7 @@ class Connection(Peer, asyncio.Protocol):
         self._update_reading()
 
     def _process_opening_line(self, line: bytes) -> bool:
-        """Submit or reject a `hello`; reject any other line that follows a rejected `hello`.
+        """Submit or reject a `hello`. Reject an HTTP request, and any other line after a rejected `hello`.
 
         Return True if the connection is READY now, or if the line is a first command other than `hello`.
         """
@@ -467,9 +481,10 @@ class Connection(Peer, asyncio.Protocol):
         return self.state is READY
 
     def _authenticate_again(self, hello: bytes) -> bool:
-        """Authenticate a `hello` that follows a rejected `hello`. If this fails, close the connection and return False.
+        """Authenticate a `hello` that follows a rejected `hello`, by its token or else by the client's certificate.
 
-        Return True if the client is authenticated, or needs no authentication.
+        Return True if the client is authenticated or needs no authentication. Otherwise close the connection and return
+        False.
         """
         authenticator = self._authenticator
         if self.state is not ConnectionState.HELLO_REJECTED or self.principal is None or authenticator is None:
@@ -504,9 +519,10 @@ class Connection(Peer, asyncio.Protocol):
         handler.submit(self, [hello], size=0)
 
     def _reject_line(self, line: bytes, rejection: RequestRejected | None) -> None:
-        """Send the error for a line before the connection is READY, immediately, because no other message is pending.
+        """Send the error for a line that arrived before the connection is READY. Does nothing if `rejection` is None.
 
-        On a follower, the handler sends `unavailable` with the leader's address instead: the leader may accept the line.
+        The error is sent immediately, because no other message is pending. A follower sends `unavailable` with the leader's
+        address instead, because the leader may accept the line. An unknown namespace has no leader.
         """
         if rejection is None:
             return

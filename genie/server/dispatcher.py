@@ -109,7 +109,7 @@ class Dispatcher:
     def snapshot(self, next_id: int) -> Batch:
         """Return a snapshot of all requests and retained replies, which the store can write to Redis.
 
-        `next_id` is a bound of the ids: a later leader assigns ids from it on.
+        `next_id` is greater than all assigned ids: a later leader assigns ids from `next_id` on.
         """
         retained = {reply.id: reply for session in self.sessions for reply in session.retained_replies or ()}
         return snapshot_of(self.manager, retained, next_id, self.notifier.now)
@@ -248,7 +248,10 @@ class Dispatcher:
         return False
 
     def _authorize(self, connection: Peer, principal: Principal, command: WireCommand) -> bool:
-        """Return whether a principal may execute a command; otherwise send the error. Log a release of another principal's request."""
+        """Return whether a principal may execute a command. If not, send the error.
+
+        A release of another principal's request, which an operator may execute, is logged.
+        """
         rejection = authorize(principal, command, self._table)
         if rejection is not None:
             self.notifier.reject(connection, rejection)
@@ -261,10 +264,10 @@ class Dispatcher:
         return rejection is None
 
     def _admit_request(self, connection: Peer, request: Request, lock_count: int) -> bool:
-        """Return whether a request for `lock_count` locks is new and within all limits.
+        """Return whether to execute a request for `lock_count` locks: it must be new and within all limits.
 
-        For a retry, recognized by its `ref`, send the reply of the earlier request again. If a limit is exceeded, send
-        an error.
+        A retry is recognized by its `ref`, and the reply to the earlier request is sent again. If a limit is exceeded, an
+        error is sent.
         """
         session, reason = connection.session, ""
         if request.ref is not None:
@@ -285,9 +288,10 @@ class Dispatcher:
         return not reason
 
     def _repeat_reply(self, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
-        """Reply to a retry with the id and the current state of the earlier request with the same `ref`.
+        """Reply to a retry: send the id and the current state of `earlier`, the request with the same `ref`.
 
-        Reject the retry if the parameters of the two requests differ.
+        `earlier` is a retained reply if that request has ended. The retry is rejected if its parameters differ from those
+        of the earlier request.
         """
         send, session = self.notifier.send, connection.session
         earlier_request = earlier.request if isinstance(earlier, RetainedReply) else earlier
@@ -303,7 +307,10 @@ class Dispatcher:
             send(connection, replies.locked_again(earlier, self.notifier.now))
 
     def _release_by_ref(self, connection: Peer, command: ReleaseByRef) -> None:
-        """Release the request of the session with this `ref`. If the request has ended, send the reason again."""
+        """Release the request that has this `ref` in the session of the connection.
+
+        If the request has ended, send its reason again. If the `ref` is unknown, send an error.
+        """
         notifier = self.notifier
         found = connection.session.find(command.ref)
         if found is None:
@@ -316,7 +323,7 @@ class Dispatcher:
             notifier.handle_events(events, connection, command.ref)
 
     def _inspect(self, connection: Peer, command: Inspect) -> None:
-        """Send the held and waiting requests that match an `inspect`. Resources that the principal may not see are not named."""
+        """Send the held and waiting requests that match an `inspect`, without the names that the principal may not see."""
         inspection = core.inspect(
             self._table,
             resource=command.resource,
@@ -329,7 +336,10 @@ class Dispatcher:
         self.notifier.send(connection, replies.inspected(inspection, self.notifier.now, prefixes, command.ref))
 
     def _watch(self, connection: Peer, command: Watch) -> None:
-        """Subscribe a connection to a prefix, and send the held locks with the prefix. Reject more than `MAX_WATCHES` prefixes."""
+        """Subscribe a connection to a prefix, and send the held locks on names with this prefix.
+
+        Send an error instead if the connection already watches `MAX_WATCHES` prefixes.
+        """
         if self.watches.add(connection, command.prefix):
             rows, truncated = self.watches.encode_held_locks(command.prefix)
             self.notifier.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
@@ -409,32 +419,35 @@ class Dispatcher:
         self.notifier.closing.append(connection)
 
     def _on_disconnect(self, connection: Peer) -> None:
-        """End the watches of a disconnected connection, and the requests that are bound to the connection.
+        """End the watches of a disconnected connection, and detach its session or end the bound requests.
 
-        If the connection has a session with a key, the client can resume the session on another connection. Then the
-        session is detached instead, and its requests end only if the session expires.
+        A session with a key is detached: the client can resume it on another connection, and its requests end only if the
+        session expires. Without a key the requests that are bound to the connection end now.
         """
         session = connection.session
         self.watches.remove_all(connection)
         if session.key is not None:
-            if session.connection is connection:  # otherwise another connection has taken the session over
+            if session.connection is connection:  # a newer connection may have taken the session over
                 self.sessions.detach(session, self.notifier.now)
             return
         if session.bound:
             self._end_disconnected(list(session.bound.values()))
-        if connection.closed:  # otherwise only its input has ended, and replies are still sent
+        if connection.closed:  # after a half-close replies are still sent, so the session is kept
             session.end()
 
     def _end_session(self, session: Session) -> None:
-        """End a session with a key, with its waiting requests. Its held locks stay held, without a session."""
+        """End a session with a key, its waiting requests, and its held requests with `onDisconnect: release`.
+
+        Other held requests stay held, without a session. The retained replies are deleted from the store.
+        """
         requests = list(session.bound.values())
         for request in requests:
-            request.origin = None  # the session, which has ended
+            request.origin = None  # the session has ended
             self.notifier.store(request)
         self._end_disconnected(requests)
         for id_ in self.sessions.remove(session):
             self.notifier.delete(id_)
 
     def _end_disconnected(self, requests: list[Request]) -> None:
-        """End those of the requests that wait, or that are held with `onDisconnect: release`."""
+        """End the waiting requests among `requests`, and the held requests with `onDisconnect: release`."""
         self.notifier.handle_events(self._step(Disconnect(requests), self.notifier.now), requester=None)

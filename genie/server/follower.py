@@ -32,13 +32,14 @@ class FollowerHandler:
         self._namespace = namespace
         self._scheduler = CommandScheduler(max_bytes)
         self._scheduled: asyncio.Handle | None = None
+        """The scheduled rejection of the next batch; None if no commands are queued."""
         self._leader_handler: CommandHandler | None = None
         """The pipeline to which the connections of `_awaiting_handover` are handed over. None: this server does not lead."""
         self._awaiting_handover: dict[Peer, Connection] = {}
         """Connections whose queued commands must be rejected before the handover. A peer, mapped to itself as a `Connection`."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands, and reject one batch of them immediately, the rest after other connections were read."""
+        """Queue commands and reject one batch immediately. The rest is rejected after other connections were read."""
         self._scheduler.add(connection, items, size)
         if self._scheduled is None:
             self._run()

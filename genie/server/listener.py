@@ -61,10 +61,10 @@ def _is_loopback(address: str) -> bool:
 def lock_address(address: tuple[str, int]) -> socket.socket | None:
     """Lock an address against other servers that are starting. Raises OSError if another server has locked it.
 
-    A server binds its address, loads the store, and only then listens. Before a server listens, Linux lets a second
-    server bind the same address, because both set SO_REUSEADDR, which a restart needs. The second server would take
-    leadership from the first. The lock is a Unix socket with an abstract name, which the kernel releases when the process
-    ends. Returns None on other systems than Linux.
+    A server binds its address, loads the store, and only then listens. Until the first server listens, Linux lets a
+    second server bind the same address, because both set SO_REUSEADDR for quick restarts. The second server would then
+    take leadership from the first. The lock is a Unix socket with an abstract name: the kernel releases the name when the
+    process ends. Returns None on systems other than Linux.
     """
     if sys.platform != "linux":
         return None
@@ -102,6 +102,7 @@ class AdmissionControl(Generic[C]):
         self._by_address: Counter[str] = Counter()
         """Number of connections and handshakes, by client address."""
         self.partial_lines = PartialLines(limits.max_partial)
+        """The incomplete lines of all connections, and their limits."""
 
     def __len__(self) -> int:
         return len(self._open) - self._rejected_count + len(self._handshakes)
@@ -110,7 +111,10 @@ class AdmissionControl(Generic[C]):
         return iter(self._open)
 
     def admit(self, connection: C, address: str) -> str | None:
-        """Count an established connection and return None. Beyond a limit, return the error text instead of counting it."""
+        """Count an established connection and return None. If it exceeds a limit, register it as rejected instead.
+
+        Return the error text for a rejected connection.
+        """
         reason = self._limit_exceeded(address)
         if reason is None:
             self._open[connection] = address
@@ -134,10 +138,10 @@ class AdmissionControl(Generic[C]):
         return self._rejected_count > REJECT_SLOTS
 
     def admit_handshake(self, handshake: Hashable, address: str) -> bool:
-        """Count a TLS handshake until it ends; `admit` then counts its connection instead.
+        """Count a TLS handshake until it ends; after that, `admit` counts the established connection.
 
-        A handshake beyond the limits may still complete, so that the client can be sent the error over TLS. Return False
-        if too many such handshakes are in progress: then the caller must close the socket.
+        A few handshakes beyond the limits may complete, so that their clients receive the error over TLS. Return False if
+        there are already too many: then the caller must close the socket.
         """
         if self._limit_exceeded(address) is None:
             self._handshakes[handshake] = address
@@ -194,8 +198,11 @@ class TlsListener(Generic[C]):
         self._admission = admission
         self._make_connection = make_connection
         self._sock: socket.socket | None = None
+        """The listening socket; None before `listen`."""
         self._accepting: asyncio.Task[None] | None = None
+        """The task that accepts connections."""
         self._handshakes: set[asyncio.Task[None]] = set()
+        """One task for each TLS handshake in progress."""
 
     def listen(self, sock: socket.socket, backlog: int) -> None:
         """Listen on the socket, and accept connections until `close`."""
@@ -253,7 +260,7 @@ class _TlsHandshake(asyncio.Protocol, Generic[C]):
                 ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
                 ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S,
             )
-        except OSError as error:  # TLS errors are OSErrors, too
+        except OSError as error:  # includes ssl.SSLError
             timed_out = isinstance(error, ConnectionAbortedError)  # how asyncio reports a handshake timeout
             reason = f"timed out after {HANDSHAKE_TIMEOUT_S:g} s" if timed_out else describe_error(error)
             log.info("TLS handshake failed", peer=peer, reason=reason)
@@ -261,7 +268,10 @@ class _TlsHandshake(asyncio.Protocol, Generic[C]):
             self._admission.end_handshake(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Replace this protocol by a `Connection`, because the handshake is complete. The new connection is counted instead."""
+        """Replace this protocol with a `Connection`, because the handshake is complete.
+
+        The connection is counted from now on, instead of the handshake.
+        """
         self._admission.end_handshake(self)
         connection = self._make_connection()
         cast("asyncio.Transport", transport).set_protocol(connection)

@@ -37,7 +37,7 @@ class Monitor:
         self._slow_wait_ms = slow_wait_ms
         stats.tracks_recent_waiters = slow_wait_ms > 0
         self._loop = asyncio.get_running_loop()
-        stats.rotate(self._loop.time() * 1000)
+        stats.sample(self._loop.time() * 1000)
         self._next_at = self._loop.time() + SAMPLE_INTERVAL_S
         """Event-loop time of the next sample."""
         self._timer = self._loop.call_at(self._next_at, self._sample)
@@ -49,10 +49,10 @@ class Monitor:
         self._timer.cancel()
 
     def _sample(self) -> None:
-        """Record the event-loop lag, rotate the statistics, log slow waits and deadlocks, and set the timer again."""
+        """Record the event-loop lag, sample the statistics, log slow waits and deadlocks, and set the timer again."""
         now = self._loop.time()
         self._stats.lag.add((now - self._next_at) * 1000)
-        self._stats.rotate(now * 1000)
+        self._stats.sample(now * 1000)
         if self.pipeline is not None:
             self._log_slow_waits(self.pipeline)
         self._log_deadlocks()
@@ -60,7 +60,10 @@ class Monitor:
         self._timer = self._loop.call_at(self._next_at, self._sample)
 
     def _log_slow_waits(self, pipeline: Pipeline) -> None:
-        """Log each request that still waits after `slow_wait_ms`, once. `recent_waiters` is in order of arrival."""
+        """Log each request once that has waited for `slow_wait_ms`: at most `MAX_LOGGED_EVENTS` in a sample.
+
+        `recent_waiters` is in order of arrival, so the loop ends at the first request that has waited for less time.
+        """
         recent, now, logged, omitted = self._stats.recent_waiters, pipeline.now, 0, 0
         while recent and (recent[0].state is not WAITING or recent[0].since <= now - self._slow_wait_ms):
             request = recent.popleft()

@@ -58,9 +58,8 @@ class _InternalClient(Peer):
 class Namespace:
     """One namespace on this server, which leads the namespace or follows the server that leads it.
 
-    `connections` are all connections of the server; a connection belongs to this namespace if it has its handler. `ready`
-    is set as soon as the leader is known. `task` runs until the server stops; it fails with a defect, or with an error
-    that a retry cannot resolve.
+    `admission` contains all connections of the server. A connection belongs to this namespace if its handler is the
+    pipeline or the follower's handler of this namespace. `ready` is set as soon as the leader is known.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Namespace:
         name: str,
         store: Store,
         settings: Settings,
-        connections: AdmissionControl[Connection],
+        admission: AdmissionControl[Connection],
         ready: asyncio.Event,
     ) -> None:
         self.name = name
@@ -77,6 +76,8 @@ class Namespace:
         self.draining = False
         """Whether the server is shutting down."""
         self.task: asyncio.Task[None] | None = None
+        """The role loop, which runs until the server stops. It fails with a defect, or with an error that a retry cannot
+        resolve. None before `start`."""
         self.monitor: Monitor | None = None
         """None in a simulated server: the monitor's timer, ten times a second, would slow down the simulation."""
         self.pipeline: Pipeline | None = None
@@ -84,11 +85,13 @@ class Namespace:
         because the store may need a snapshot of its state."""
         self.is_leader = False
         self._settings = settings
-        self._connections = connections
+        self._admission = admission
         self._ready = ready
         self._internal_clients: set[_InternalClient] = set()
+        """The clients inside this process that wait for a reply."""
         self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending)
         self._leadership_lost = asyncio.Event()
+        """Set when this server has lost leadership; cleared when it leads again."""
         self._failure: BaseException | None = None
         """The defect that ended the pipeline; the role loop raises it."""
 
@@ -196,7 +199,10 @@ class Namespace:
             pipeline.dispose()
 
     async def _lead(self, state: StateMachine) -> None:
-        """Become the leader with the replicated state: recover it, then serve connections."""
+        """Become the leader: recover the replicated state, wait until the recovery is stored, then serve connections.
+
+        Return without serving if leadership is lost during the recovery.
+        """
         self._dispose_pipeline()
         self._leadership_lost.clear()
         self.stats.start_epoch()
@@ -215,10 +221,10 @@ class Namespace:
         self._ready.set()
 
     def _make_pipeline(self, state: StateMachine) -> Pipeline:
-        """Return a pipeline for the replicated state, whose clock continues that of the previous leader."""
+        """Return a pipeline for the replicated state. The clock of the pipeline continues the previous leader's clock."""
         settings, loop = self._settings, asyncio.get_running_loop()
         manager, offset_ms = state.manager, state.clock_ms - loop.time() * 1000
-        # So ids and fencing tokens stay unique even if the store lost the last batches.
+        # Starting at the Unix time keeps ids and fencing tokens unique even if the store lost the last batches.
         unix_us = time.time_ns() // 1000
         manager.next_id = max(manager.next_id, unix_us)
         manager.next_fence = max(manager.next_fence, unix_us)
@@ -241,7 +247,10 @@ class Namespace:
         )
 
     async def _wait_until_leadership_ends(self) -> None:
-        """Wait until leadership is lost, or until a server that leads fewer namespaces requests it: then transfer it."""
+        """Wait until leadership is lost, or until a server that leads fewer namespaces requests leadership.
+
+        On such a request, transfer leadership to that server.
+        """
         lost = asyncio.create_task(self._leadership_lost.wait())
         requested = asyncio.create_task(self.store.wait_for_transfer_request())
         try:
@@ -269,7 +278,10 @@ class Namespace:
             connection.finish()
 
     async def drain(self) -> bool:
-        """Stop reading commands, and wait until the commands that were read are stored. Return False after the drain timeout."""
+        """Stop reading commands, wait until the commands that were read are stored, and stop the pipeline.
+
+        Return False if the commands were not stored within the drain timeout.
+        """
         pipeline = self._current_pipeline
         self._follower.cancel_handover()
         for connection in self._connections_of(pipeline):
@@ -295,13 +307,13 @@ class Namespace:
             self.monitor.stop()
 
     def _connections_of(self, handler: CommandHandler) -> list[Connection]:
-        return [connection for connection in self._connections if connection.handler is handler]
+        return [connection for connection in self._admission if connection.handler is handler]
 
     def _step_down(self) -> None:
         """End leadership on this server: commands are rejected from now on."""
         self.is_leader, self._follower.leader = False, None
         self._follower.cancel_handover()
-        # Keep the count of the lock manager, which is freed with the pipeline.
+        # The lock manager, which counts rearrangements, is freed with the pipeline: add its count to the statistics.
         self.stats.rearrangements += self._current_pipeline.manager.rearrangements
         if self.monitor is not None:
             self.monitor.pipeline = None
@@ -309,9 +321,10 @@ class Namespace:
             client.abort()
 
     def _on_leadership_lost(self, error: BaseException) -> None:
-        """Step down, and abort all connections of the namespace without sending replies: their commands may not be stored.
+        """Step down, and abort all connections of the namespace without sending replies.
 
-        Any other error than `LeadershipLost` is a defect, which ends the role loop.
+        A reply could confirm a command that is not stored. An error other than `LeadershipLost` is a defect, and ends the
+        role loop.
         """
         self._step_down()
         for connection in self._connections_of(self._current_pipeline):

@@ -42,6 +42,7 @@ class Notifier:
         self.now = 0.0
         """The lock manager's time of the batch (ms)."""
         self.durable = durable
+        """Whether the changes of the batch are collected for a store."""
         self.sessions = sessions
         self.watches = watches
         self.write_set: dict[int, Change] = {}
@@ -56,7 +57,10 @@ class Notifier:
     # -- messages -----------------------------------------------------------------------------------------
 
     def send(self, connection: Outbound | None, message: bytes) -> None:
-        """Send a reply, or the outcome of a client's own request, when the batch is stored. Does nothing if the connection is lost."""
+        """Add a message to the outbox of a connection. The pipeline sends the message when the batch is stored.
+
+        For replies, and for the outcome of a client's own request. Does nothing if the connection is lost.
+        """
         if connection is not None and not connection.closed:
             if not connection.outbox:
                 self.dirty.append(connection)
@@ -98,7 +102,7 @@ class Notifier:
                     self._send_event(connection, message)
 
     def _send_event(self, connection: Outbound, message: bytes) -> None:
-        """Add a watch event to the outbox. Unlike `send` this leaves `has_reply` unset, so the event may be deferred."""
+        """Add a watch event to the outbox. Unlike `send`, do not set `has_reply`, so that the event may be deferred."""
         if not connection.outbox:
             self.dirty.append(connection)
         connection.watch_bytes += len(message)
@@ -162,7 +166,10 @@ class Notifier:
             self.publish(request, "locked")
 
     def on_released(self, event: Released, requester: Outbound | None, ref: str | None) -> None:
-        """Send `released` to the requester, and to the client of the ended request if that is another connection."""
+        """Send `released` to the requester, and to the connection of the ended request if that is another connection.
+
+        Also count the end of the request, retain the reply, and send watch events.
+        """
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
         if request.fence and event.reason is SUCCESS:
@@ -170,7 +177,7 @@ class Notifier:
         else:
             self.stats.record_ended(event, self.now)
         is_own = requester is not None and session is not None and requester is session.connection
-        # Without a message, the session retains only the outcome: the requester is sent the reply below.
+        # A client that released its own request gets the reply below, so the session retains only the reason.
         message = b"" if is_own and event.reason is SUCCESS else replies.released(event, self.now, request.ref)
         self._end(request, event.reason, message)
         if session is not None and not is_own:
@@ -181,7 +188,11 @@ class Notifier:
             self.publish(request, "unlocked")
 
     def _end(self, request: Request, reason: core.Reason, message: bytes) -> None:
-        """Remove an ended request from its session and from the store. A session with a key retains the reply `message`."""
+        """Remove an ended request from its session, and from the store if it may have a record there.
+
+        The session retains `message`, the reply to the request, if the client can ask for it: after a reconnect, or with a
+        retry by `ref`.
+        """
         session: Session | None = request.origin  # type: ignore[assignment]
         change: Change = request
         if session is not None:
@@ -201,7 +212,8 @@ class Notifier:
     def retain_reply(self, session: Session, request: Request, reason: core.Reason, message: bytes) -> Change:
         """Retain the terminal reply of a request in its session, and return the change for the write set.
 
-        A session without a key retains only the reason, in order to recognize a retry by its `ref`.
+        A session without a key cannot be resumed, so it retains only the reason, in order to answer a retry with the same
+        `ref`. The oldest replies beyond the limits are dropped.
         """
         if session.key is None:
             if session.connection is None:  # the connection is lost: no client can use the `ref`

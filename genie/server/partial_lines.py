@@ -81,7 +81,10 @@ class PartialLines:
             self._close(connection, RequestRejected(Code.TOO_MANY, reason))
 
     def _close_oldest(self) -> None:
-        """Close connections whose line is older than `MAX_LINE_AGE_S`, and set the timer for the next oldest line."""
+        """Close connections whose line is older than `MAX_LINE_AGE_S`, and set the timer for the next oldest line.
+
+        A line is not too old if the server itself has paused reading: its age starts again.
+        """
         self._timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()

@@ -108,6 +108,7 @@ class Peer:
         self.principal: Principal | None = None
         """The identity and permissions of the client. None: authentication is not required, everything is permitted."""
         self.session = Session(self)
+        """The session of the connection. A `hello` may replace it with a session that has a key."""
         self.input_queue: InputQueue = deque()
         """Queued commands. Each entry contains the commands of one read."""
         self.queued_bytes = 0
@@ -131,7 +132,7 @@ class Peer:
         """Whether the connection is lost, so that nothing can be sent."""
 
     def enter_state(self, state: ConnectionState) -> None:
-        """Change the state. RuntimeError if `TRANSITIONS` does not permit the change."""
+        """Change the state. Raises RuntimeError if `TRANSITIONS` does not permit the change."""
         if state is not self.state:
             if state not in TRANSITIONS[self.state]:
                 raise RuntimeError(f"{self.state} does not become {state}")

@@ -80,12 +80,14 @@ class Pipeline:
         self._loop = asyncio.get_running_loop()
         self._scheduler = CommandScheduler(limits.max_pending)
         self._light, self._busy = self._scheduler.light, self._scheduler.busy
+        """The scheduler's queues of connections; references, because every read from a client checks them."""
         self._dispatcher = Dispatcher(manager, limits, stats, durable=store.durable, namespace=namespace)
         self._notifier = self._dispatcher.notifier
         self._request_deadlines = manager.deadlines
         self._session_deadlines = self._dispatcher.sessions.deadlines
         self._durable = store.durable
         self._execute_directly = not store.durable
+        """Whether `submit` may execute commands immediately. False after `stop`."""
         self._last_connection: Peer | None = None
         """The connection that submitted last. If it also submits next, it is the only active connection."""
         self._scheduled: asyncio.Handle | None = None
@@ -140,11 +142,16 @@ class Pipeline:
         self._enqueue(connection, items, size)
 
     def on_disconnect(self, connection: Peer) -> None:
-        """End or keep the requests that are bound to a lost connection, as soon as the store is available."""
+        """Queue the end of a lost connection after its commands. The dispatcher then ends or keeps the bound requests.
+
+        After `stop` no request ends any more: only the memory of the session is freed.
+        """
         if connection is self._last_connection:
             self._last_connection = None
         if self._stopped:
-            if connection.session.key is None:  # a session with a key is part of the snapshot until `dispose`
+            if (
+                connection.session.key is None
+            ):  # a session with a key belongs to the snapshot, so it is kept until `dispose`
                 connection.session.dispose()
         else:
             self._enqueue(connection, [END_OF_INPUT], size=0)
@@ -209,7 +216,11 @@ class Pipeline:
             self._schedule()  # in the next iteration of the event loop, after other connections were read
 
     def _deliver(self) -> None:
-        """Send the messages of the batch, close the connections that ended with it, and set the expiry timer."""
+        """Send the messages of the batch, because all its changes are stored.
+
+        Then close the connections whose input ended in the batch, set the expiry timer, and complete `drained` if nothing
+        is left. Watch events without a reply are deferred.
+        """
         notifier = self._notifier
         for connection in notifier.dirty:
             if connection.has_reply:
@@ -242,7 +253,10 @@ class Pipeline:
     # -- commits ------------------------------------------------------------------------------------------
 
     def _needs_commit(self) -> bool:
-        """Return whether to commit an empty write set, because the lease has expired or an id was used that is not reserved."""
+        """Return whether a batch without changes needs a commit.
+
+        The lease may have expired, or an id that is not reserved in the store may have been assigned.
+        """
         if self._loop.time() - self._committed_at > self._lease_s:
             return True
         return self.manager.next_id > self._ids_reserved_below and self._durable
@@ -250,8 +264,8 @@ class Pipeline:
     def _commit(self, write_set: dict[int, Change], now: float) -> None:
         """Send a batch to the store, with the high-water mark of ids.
 
-        More ids are reserved once half of the last reservation is used. A later leader never assigns a reserved id, so
-        `queued` with an id may be sent before its request is stored.
+        More ids are reserved once half of the last reservation is used. A later leader never assigns a reserved id. So an
+        id may be sent to its client in `queued` although the request itself is not stored.
         """
         manager = self.manager
         self._notifier.stored_below = manager.next_id
@@ -289,9 +303,9 @@ class Pipeline:
             self._run_batch()
 
     def _on_tick(self) -> None:
-        """Detect a store timeout or an expired lease; commit a heartbeat if the leader is idle.
+        """Detect a store timeout or an expired lease. Commit a heartbeat if the leader is idle.
 
-        One timer recurs, because a timer for each commit would cost more than the commit (measured).
+        A single timer recurs, because a separate timer for each commit would cost more than the commit (measured).
         """
         if self._stopped:
             return
@@ -321,9 +335,9 @@ class Pipeline:
         return self._clock()
 
     def _set_expiry_timer(self) -> None:
-        """Set the timer for the earliest deadline of all requests and sessions.
+        """Set the timer to the earliest deadline of all requests and sessions, unless it fires earlier anyway.
 
-        If the request is released earlier, the timer still fires and finds nothing to expire.
+        The timer is not cancelled when a request ends before its deadline: it then fires and finds nothing to expire.
         """
         deadline = min(self._request_deadlines.next, self._session_deadlines.next)
         if deadline < self._expiry_at:
@@ -361,11 +375,12 @@ class Pipeline:
     def _reject(self, connection: Peer, items: Iterator[Item]) -> bool:
         """Reject commands because the store is unavailable. The errors follow replies that wait for the batch in flight.
 
-        Always returns False: the connection's turn need not end early.
+        A connection with too many messages in its outbox is aborted. Always returns False: the connection's turn need not
+        end early.
         """
         errors: list[RequestRejected] = []
         if self._collect_errors(connection, items, errors):
-            # Commands after a rejected `hello` must not be executed without its session when the store answers.
+            # Otherwise the commands after the `hello` could be executed later, without the session that it requested.
             for later_items in self._scheduler.take_all(connection):
                 self._collect_errors(connection, later_items, errors)
         had_replies = bool(connection.outbox)
@@ -377,7 +392,7 @@ class Pipeline:
     def _collect_errors(self, connection: Peer, items: Iterator[Item], errors: list[RequestRejected]) -> bool:
         """Append the errors for rejected items to `errors`. Return whether the items include a `hello`.
 
-        The end of a connection is not rejected: it is handled when the store is available again.
+        The end of a connection is kept in `_disconnected` until the store is available again.
         """
         has_hello = False
         for item in items:
@@ -411,7 +426,10 @@ class Pipeline:
         return self._dispatcher.snapshot(max(self.manager.next_id, self._ids_reserved_below))
 
     def recover(self, replies: Iterable[RetainedReply]) -> None:
-        """Restore sessions from the loaded state, and end requests that were bound to a connection of the previous leader."""
+        """Restore sessions and retained replies from the loaded state, and schedule the commit of the changes.
+
+        Requests that were bound to a connection of the previous leader end.
+        """
         self._notifier.now = self._clock()
         self._dispatcher.recover(replies)
         self._schedule()
@@ -423,7 +441,10 @@ class Pipeline:
             await self._drained
 
     def stop(self) -> None:
-        """Stop executing commands and sending replies. The outcome of a batch in flight is ignored."""
+        """Stop executing commands and sending replies.
+
+        Whether the store acknowledges the batch in flight is ignored. A call of `drained` returns.
+        """
         self._stopped, self._execute_directly = True, False
         for timer in (self._ticker, self._expiry_timer):
             if timer is not None:

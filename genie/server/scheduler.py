@@ -96,7 +96,10 @@ class CommandScheduler:
                 connection.pause_input()
 
     def run_batch(self, execute: Execute) -> None:
-        """Run queued commands for the time of one batch: light connections first, then busy ones."""
+        """Run queued commands up to the limits of one batch: first of light connections, then of busy connections.
+
+        Busy connections that had commands at the start of the batch get at least one turn.
+        """
         light, busy, clock = self.light, self.busy, self._clock
         now = clock()
         end = now + BATCH_S

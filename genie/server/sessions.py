@@ -138,13 +138,16 @@ class Session:
         return reply
 
     def on_disconnect(self, now: float) -> None:
-        """Record the loss of the connection, and the time until which the client presumably received its replies."""
+        """Record that the connection is lost, and up to which time its replies were presumably received.
+
+        Replies of the last `PRESUMED_RECEIVED_MS`, and all replies of a shorter connection, may be lost.
+        """
         self.connection = None
         if self.connected_at <= now - PRESUMED_RECEIVED_MS:
             self._received_until = now - PRESUMED_RECEIVED_MS
 
     def unreceived_replies(self) -> Iterator[RetainedReply]:
-        """Return the replies that may have been lost with the last connection, oldest first."""
+        """Return the replies, oldest first, that the client may not have received before the last connection was lost."""
         return (reply for reply in self.retained_replies or () if reply.message and reply.at > self._received_until)
 
     def find(self, ref: str) -> Request | RetainedReply | None:
@@ -152,7 +155,10 @@ class Session:
         return self._refs.get(ref)
 
     def end(self) -> None:
-        """Drop the connection, the refs and the replies. Held requests may refer to an ended session for long, so it must be small."""
+        """Drop the connection, the refs and the replies of an ended session.
+
+        A held request may refer to its ended session for a long time, so the session must not keep memory.
+        """
         self.connection = None
         self._refs.clear()
         self.retained_replies = None
@@ -191,7 +197,7 @@ def _has_same_resources(one: Request, other: Request) -> bool:
 def session_key(secret: str, principal: str | None = None) -> str:
     """Return the key of a session: a digest, so that no store, log or memory dump contains the client's secret.
 
-    The digest includes the name of the principal, so another principal with the same secret has another session.
+    The digest includes the name of the principal, so two principals with the same secret have different sessions.
     """
     text = secret if principal is None else f"{len(principal)} {principal} {secret}"
     return blake2b(text.encode(), digest_size=16).hexdigest()
@@ -217,7 +223,10 @@ class SessionTable:
         return iter(self._by_key.values())
 
     def attach(self, secret: str, timeout_ms: float, principal: str | None = None) -> tuple[Session, bool]:
-        """Return the session of a secret for a new connection, and whether it existed before. Create it if needed."""
+        """Return the session that a secret identifies, and whether the session existed before. Create it if needed.
+
+        The session has a connection now, so it does not expire. `timeout_ms` applies after the connection is lost.
+        """
         key = session_key(secret, principal)
         session = self._by_key.get(key)
         resumed = session is not None
@@ -228,7 +237,10 @@ class SessionTable:
         return session, resumed
 
     def detach(self, session: Session, now: float) -> None:
-        """Keep a session for its timeout after its connection is lost, or remove a session with nothing to resume."""
+        """Let a session expire after its timeout, because its connection is lost.
+
+        A session without bound requests and retained replies is removed immediately: there is nothing to resume.
+        """
         session.on_disconnect(now)
         if not session.bound and not session.retained_replies:
             del self._by_key[session.key or ""]  # every session in the table has a key
@@ -238,7 +250,11 @@ class SessionTable:
         self.deadlines.add(session.expires_at, session.number)
 
     def restore(self, requests: Iterable[Request], replies: Iterable[RetainedReply], now: float) -> None:
-        """Recreate the sessions of loaded requests and replies. Their timeouts start at `now` (ms, lock manager's clock)."""
+        """Recreate the detached sessions of loaded requests and replies.
+
+        The timeouts of the sessions start at `now` (ms, lock manager's clock). A request whose session ended with its
+        connection gets no session.
+        """
         restored: dict[str, Session] = {}
         for request in requests:
             origin = request.origin
@@ -251,7 +267,7 @@ class SessionTable:
                 session.add_queued(request)
                 session.live_requests += 1
             else:
-                request.origin = None  # its connection was to another server, or to this one before a restart
+                request.origin = None  # the connection of the request ended with the previous leader
         for reply in sorted(replies, key=lambda reply: reply.at):
             key, timeout_ms = reply.origin.key or "", reply.origin.timeout_ms
             session = restored.get(key) or restored.setdefault(
@@ -264,7 +280,11 @@ class SessionTable:
             self.detach(session, now)
 
     def retain(self, session: Session, reply: RetainedReply) -> list[int]:
-        """Retain a terminal reply in a session. Return the ids of requests whose replies were dropped because of the limits."""
+        """Retain a terminal reply in a session. Drop the oldest replies beyond the limits.
+
+        One limit is for the session, one for all sessions together. Returns the ids of the requests whose replies were
+        dropped.
+        """
         session.retain(reply)
         self._session_by_request[reply.id] = session
         dropped: list[int] = []
@@ -276,7 +296,7 @@ class SessionTable:
         return dropped
 
     def remove(self, session: Session) -> list[int]:
-        """End a session and drop its retained replies. Return the ids of their requests."""
+        """End a session and drop its retained replies. Return the ids of the requests that these replies answered."""
         self._cancel_expiry(session)
         self._by_key.pop(session.key or "", None)
         dropped = [reply.id for reply in session.retained_replies or ()]
@@ -297,7 +317,10 @@ class SessionTable:
             session.dispose()
 
     def _drop_oldest_reply(self, session: Session) -> list[int]:
-        """Drop the oldest retained reply of a session. Return the id of its request in a list, which is empty without replies."""
+        """Drop the oldest retained reply of a session.
+
+        Return a list with the id of the request that it answered; an empty list if the session retains no reply.
+        """
         reply = session.drop_oldest_reply()
         if reply is None:
             return []

@@ -88,7 +88,10 @@ class _Handshake(ssl.SSLObject):
     """File descriptor of the socket; None if it is unknown."""
 
     def do_handshake(self) -> None:
-        """Continue the handshake. If it fails, send the TLS alert, or an unencrypted error to a client that does not use TLS."""
+        """Continue the handshake. If it fails, send the TLS alert to the client and raise the error.
+
+        A client that does not use TLS is sent an unencrypted error instead of the alert.
+        """
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

@@ -82,12 +82,15 @@ class WatchRegistry:
         return too_many or connection.watch_bytes + connection.unread_bytes > self._max_unread_bytes
 
     def encode_held_locks(self, prefix: str) -> tuple[list[bytes], bool]:
-        """Return the held locks on names with a prefix, as encoded rows of `watching`, and whether rows beyond a limit are omitted."""
+        """Return the held locks on names with a prefix, as encoded rows of `watching`.
+
+        Also return whether rows were omitted because of a limit.
+        """
         rows: list[bytes] = []
-        room = MAX_WATCHING_BYTES
+        remaining_bytes = MAX_WATCHING_BYTES
         for row in self._held_rows(prefix):
-            room -= len(row)
-            if room < 0 or len(rows) >= MAX_WATCHING_ROWS:
+            remaining_bytes -= len(row)
+            if remaining_bytes < 0 or len(rows) >= MAX_WATCHING_ROWS:
                 return rows, True
             rows.append(row)
         return rows, False
@@ -105,7 +108,7 @@ class WatchRegistry:
         for name, resource in table.resources.items():
             if not name.startswith(prefix):
                 continue
-            # Otherwise one transaction holds the resource in both modes.
+            # All holders have the same mode, unless one transaction holds the resource in both modes.
             same_mode = resource.exclusive_count in (0, len(resource.holders))
             for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
                 exclusive = resource.exclusive_count > 0 if same_mode else holder.is_exclusive(name)

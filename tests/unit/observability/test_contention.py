@@ -20,16 +20,16 @@ def test_resources_are_ranked_by_wait_time_then_by_conflicts() -> None:
 
 def test_two_windows_are_added_and_older_ones_dropped() -> None:
     contention = ContentionStats()
-    contention.rotate(WINDOW_MS)
+    contention.start_window_if_due(WINDOW_MS)
     contention.record_wait(["a"], 1)
-    contention.rotate(2 * WINDOW_MS)
+    contention.start_window_if_due(2 * WINDOW_MS)
     contention.record_wait(["a", "b"], 2)
     assert [(name, entry.waited_ms) for name, entry in most_contended(contention.entries(), 10)] == [("a", 3), ("b", 2)]
-    contention.rotate(2 * WINDOW_MS + 1)
+    contention.start_window_if_due(2 * WINDOW_MS + 1)
     assert len(most_contended(contention.entries(), 10)) == 2
-    contention.rotate(3 * WINDOW_MS)
+    contention.start_window_if_due(3 * WINDOW_MS)
     assert [(name, entry.waited_ms) for name, entry in most_contended(contention.entries(), 10)] == [("a", 2), ("b", 2)]
-    contention.rotate(5 * WINDOW_MS)
+    contention.start_window_if_due(5 * WINDOW_MS)
     assert names(contention) == []
 
 
@@ -41,7 +41,7 @@ def test_memory_is_bounded_and_the_most_contended_resources_are_kept() -> None:
             contention.record_conflict([f"{window}/{number}"])
         assert len(contention._current) <= MAX_RESOURCES
         contention.record_wait(["hot"], 1_000)
-        contention.rotate(window * WINDOW_MS)
+        contention.start_window_if_due(window * WINDOW_MS)
     assert sum(1 for _ in contention.entries()) <= 2 * MAX_RESOURCES
     assert names(contention, 1) == ["hot"]
 
@@ -52,5 +52,5 @@ def test_entries_are_not_affected_by_changes_during_the_iteration() -> None:
     found = contention.entries()
     next(found)
     contention.record_conflict(f"more-{number}" for number in range(100))
-    contention.rotate(WINDOW_MS)
+    contention.start_window_if_due(WINDOW_MS)
     assert len(list(found)) == 99

@@ -150,15 +150,15 @@ def test_all_deadlocks_are_counted_and_the_recent_ones_recorded(
 
 def test_a_rate_sample_is_taken_each_second(counted: CountedLockManager) -> None:
     stats = counted.stats
-    stats.rotate(1_000)
+    stats.sample(1_000)
     holder = counted.request("a")
     counted.request("a")
     counted.step(Release(holder.id), 30)
     stats.granted += 1
     stats.errors["bad-json"] += 4
-    stats.rotate(1_900)
+    stats.sample(1_900)
     assert stats.rate_window.rates().grants == 0, "less than a second has passed"
-    stats.rotate(3_000)
+    stats.sample(3_000)
     rates = stats.rate_window.rates()
     assert (rates.grants, rates.releases, rates.waits, rates.errors) == (1, 0.5, 0.5, 2)
     assert stats.rate_window.wait_quantile(1.0) == 50
