@@ -184,7 +184,7 @@ class LockContext:
         note about the failed release.
         """
         lock, task, request = self._lock, self._task, self._request
-        if lock is None or task is None:
+        if lock is None or task is None:  # the block was never entered
             return
         request.on_lost = None  # the rest of the task must not be cancelled
         if request.state is RequestState.DETACHED:
@@ -575,13 +575,13 @@ class Client:
         await self._connection.call(Ping())
 
     async def release(self, id: int) -> str:
-        """Release a lock, or cancel a waiting request, of any client by its id.
+        """Release a lock, or cancel a waiting request, by its id. Any client may have made the request.
 
-        Thus a transaction can begin in one service and end in another service. For a lock of this client prefer
+        So a transaction can begin in one service and end in another service. For a lock of this client prefer
         `lock.release()`.
 
         Returns:
-            The reason for which the lock ended: `success`, or another reason if the lock had ended before.
+            The reason why the lock ended: `success`, or another reason if the lock had ended before.
 
         Raises:
             RequestRejected: (`unknown-id`) if the server does not know the id.
@@ -611,5 +611,5 @@ class Client:
         await self._connection.call(Extend(id, seconds, self._connection.find_held_lock(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
-        """Make a request with a new `ref`. Raises ValueError or TypeError for invalid arguments."""
+        """Make the object of a request, which is not sent yet. Raises ValueError or TypeError for invalid arguments."""
         return commands.make_request(self._connection.session.new_ref(), resources, **options)

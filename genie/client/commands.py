@@ -403,7 +403,7 @@ def _queue_timeout_ms(seconds: float | None) -> float:
 def is_bound_to_session(on_disconnect: OnDisconnect) -> bool:
     """Return whether a lock ends with the client's session: True for "release", False for "keep".
 
-    Raises ValueError for any other value.
+    Raises ValueError if `on_disconnect` has any other value.
     """
     if on_disconnect not in ("keep", "release"):
         raise ValueError(f'on_disconnect must be "keep" or "release", not {on_disconnect!r}')

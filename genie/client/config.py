@@ -60,6 +60,7 @@ def parse_addresses(
     texts = [text.strip() for text in texts if text.strip()]
     if not texts:
         raise ValueError("host must contain at least one server address")
+    # One address with `genies://` selects TLS for all addresses without a prefix.
     use_tls = bool(ssl) or (ssl is None and any(text.startswith(TLS) for text in texts))
     for text in texts:
         if (text.startswith(PLAIN) and ssl) or (text.startswith(TLS) and ssl is False):

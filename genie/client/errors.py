@@ -32,7 +32,7 @@ def not_granted_error(released: Released.Payload, find_hint: Callable[[list[Bloc
     """
     match released.reason:
         case "queue-timeout":
-            blockers = [row.blocker() for row in released.blockers]
+            blockers = [row.to_blocker() for row in released.blockers]
             return QueueTimeout(
                 id=released.id,
                 waited=released.waited / 1000,

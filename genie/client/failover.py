@@ -67,7 +67,10 @@ class ServerList:
             yield address
 
     def on_failure(self, failure: str | BaseException) -> None:
-        """Record why a connection attempt failed or a connection ended. An empty text keeps the previous reason."""
+        """Record, for error messages, why a connection or an attempt to connect failed.
+
+        An empty text keeps the reason of the previous failure.
+        """
         if isinstance(failure, BaseException):
             failure = "no answer" if isinstance(failure, TimeoutError) else describe_error(failure)
         self._last_failure = failure or self._last_failure
@@ -80,7 +83,7 @@ class ServerList:
     def on_redirect(self, server: Address, leader: str) -> None:
         """Record that the follower `server` named the address of the leader. Empty: the follower knows no leader.
 
-        The client will connect to the leader with the TLS context of the follower. An invalid address is ignored.
+        The leader will be tried next, with the TLS context of the follower. An invalid address is ignored.
         """
         self.answered = True
         try:

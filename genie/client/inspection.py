@@ -107,7 +107,7 @@ def _to_waiter(row: InspectedRow) -> Waiter:
         priority=row.priority,
         since=row.since / 1000,
         expires_in=None if row.expiresIn is None else row.expiresIn / 1000,
-        blockers=tuple([blocker.blocker() for blocker in row.blockers]),
+        blockers=tuple([blocker_row.to_blocker() for blocker_row in row.blockers]),
         blockers_total=row.blockersTotal,
         transaction=row.transactionName,
         note=row.note,

@@ -722,6 +722,7 @@ class ClientSession:
             self._mark_ended(own_request)
             outcomes.append(Outcome(call, result=errors.SUCCESS))
             return
+        # A lock can also be released or extended by its id alone. Then this client may hold the lock with this id.
         is_own_release = isinstance(call, Release) and own_request is not None
         request = own_request if is_own_release else self.find_held_lock(call.id)
         if request is not None and request.state is not RequestState.ENDED:
@@ -733,7 +734,7 @@ class ClientSession:
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _request_close(self, reason: str) -> None:
-        """Make the I/O layer close the connection. The first of several reasons is kept."""
+        """Make the I/O layer close the connection. `close_reason` keeps the first reason of several calls."""
         self.close_reason = self.close_reason or reason
 
     def _send_with_ref(self, call: Call) -> None:

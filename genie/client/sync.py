@@ -129,7 +129,7 @@ class LockContext:
         """
         lock, request = self._lock, self._request
         if lock is None or request.state is RequestState.DETACHED or self._connection.forked:
-            return
+            return  # this process has no lock to release
         try:
             if error is None or self._connection.up:
                 lock.release()
@@ -433,7 +433,7 @@ class Client:
         self._connection.call(Ping())
 
     def release(self, id: int) -> str:
-        """Release a lock, or cancel a waiting request, of any client by its id.
+        """Release a lock, or cancel a waiting request, by its id. Any client may have made the request.
 
         Result and errors are those of `genie.Client.release`. For a lock of this client prefer `lock.release()`.
         """
@@ -447,5 +447,5 @@ class Client:
         self._connection.call(Extend(id, seconds, self._connection.find_held_lock(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
-        """Make a request with a new `ref`. Raises ValueError or TypeError for invalid arguments."""
+        """Make the object of a request, which is not sent yet. Raises ValueError or TypeError for invalid arguments."""
         return commands.make_request(self._connection.new_ref(), resources, **options)

@@ -109,7 +109,7 @@ class SyncConnection:
             self._stop_loop()
 
     def stop(self) -> None:
-        """End the background thread without a message to the server. The server ends the session after its timeout."""
+        """End the background thread without sending `bye`. The server ends the session after the session timeout."""
         self._state = _State.CLOSED
         self._stop_loop()
 
@@ -179,7 +179,7 @@ class SyncConnection:
         try:
             return future.result()
         except BaseException:
-            if not future.done():
+            if not future.done():  # this thread was interrupted while it waited for the result
                 self._loop.call_soon_threadsafe(cancel)
                 future.exception()  # waits until the coroutine has ended
             raise
@@ -217,7 +217,7 @@ class SyncConnection:
 
         Raises:
             Unavailable: if there is no reply within `connect_timeout`. The client continues to send the release in the
-                background, also if KeyboardInterrupt interrupts the wait.
+                background. It also continues if KeyboardInterrupt interrupts the wait.
         """
         future: Future[str] = Future()
         self._submit(self._send_release, release, future)

@@ -262,17 +262,17 @@ class Watches:
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _must_send(self, watch: Watch) -> bool:
-        """Return whether the consumer waits for a watch that needs a snapshot, which was not requested yet."""
+        """Return whether a snapshot must be requested now: the consumer waits, and no request for one is unanswered."""
         return watch.wants_next and watch not in self._unanswered and watch.state is WatchState.LAGGING
 
     def _wake(self, watch: Watch, outcomes: list[Outcome]) -> None:
-        """Append an outcome for a waiting consumer, if the watch has a change."""
+        """Append the outcome that wakes the consumer of a watch, if the consumer waits and the watch has a change."""
         if watch.wants_next and watch.changes:
             watch.wants_next = False
             outcomes.append(Outcome(watch))
 
     def _end(self, watch: Watch, error: GenieError | None, outcomes: list[Outcome]) -> None:
-        """End a watch. A waiting consumer gets `error`; None: its iteration ends."""
+        """End a watch. If the consumer waits, `error` is raised there; None: the consumer's iteration ends."""
         watch.state = WatchState.ENDED
         watch.changes.clear()
         watch.held_locks.clear()

@@ -26,7 +26,7 @@ class BlockerRow(Struct, gc=False):
     transactionName: str | None = None  # noqa: N815 - the wire's name
     note: str | None = None
 
-    def blocker(self) -> Blocker:
+    def to_blocker(self) -> Blocker:
         """Return the blocker in the form that exceptions of the client contain: times in seconds."""
         return Blocker(
             self.id, self.resource, self.mode, self.state, self.since / 1000, self.transactionName, self.note

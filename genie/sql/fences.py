@@ -83,8 +83,9 @@ class FencedTable:
         if "fence" not in table.c:
             raise ValueError(f"table {table.fullname} has no column 'fence': add Column('fence', BigInteger)")
         self._fence: Column[int] = table.c.fence
+        """The column with the greatest fence of exclusive locks."""
         self._shared_fence: Column[int] | None = table.c.get("shared_fence")
-        """None: rows of the table can't be read under shared locks."""
+        """The column with the greatest fence of shared locks. None: rows can't be read under shared locks."""
         for column in self._fence_columns():
             if not isinstance(column.type, BigInteger):
                 raise TypeError(f"column {column} must be a BigInteger, not {column.type!r}: fences have up to 53 bits")
