@@ -60,6 +60,6 @@ class SpentAlready(GenieError):
 
     def __init__(self, ids: Sequence[str]) -> None:
         self.ids = tuple(ids)
-        listed = ", ".join(self.ids[:MAX_LISTED_IDS])
+        listed_ids = ", ".join(self.ids[:MAX_LISTED_IDS])
         more = f" and {len(self.ids) - MAX_LISTED_IDS} more" if len(self.ids) > MAX_LISTED_IDS else ""
-        super().__init__(f"spent by another transaction, or never issued: {listed}{more}")
+        super().__init__(f"spent by another transaction, or never issued: {listed_ids}{more}")

@@ -39,7 +39,7 @@ class InMemorySelection(Selection):
         self._reservations = reservations
         """All reservations of the selector."""
         self._follower = follower
-        """Keeps the selector's tokens current. Its methods must be called before and after a spend."""
+        """Keeps the selector's tokens current. A spend reports to the follower which tokens were spent and issued."""
 
     @property
     def held(self) -> bool:

@@ -34,13 +34,16 @@ class ChangeFeed(AsyncIterator[Change]):
 
     def __init__(self, start: Callable[[], Awaitable[None]] | None = None) -> None:
         self._unread: deque[Change] = deque((Resync(),))
+        """The changes that the reader has not received yet. A `Resync` makes it read the store."""
         self._ready = asyncio.Event()
+        """Set when there are unread changes, or when the feed has ended."""
         self._start = start
+        """Awaited before the first change is returned; None afterwards."""
         self._ended = False
 
     def publish(self, changes: Sequence[Change]) -> None:
         """Append changes to the buffer of unread changes. If the buffer would become too large,
-        replace its content by a `Resync`.
+        replace its content by a `Resync`. Has no effect after `end`.
         """
         if self._ended:
             return
@@ -146,7 +149,7 @@ def encode_changes(*, added: Iterable[str] = (), spent: Iterable[str] = ()) -> I
     payload_lines: list[str] = []
     size = 0
     for line in (*(f"-{id}" for id in spent), *(f"+{id}" for id in added)):
-        line_size = len(line.encode()) + 1
+        line_size = len(line.encode()) + 1  # with the line break
         if size + line_size > MAX_PAYLOAD_BYTES:
             yield "\n".join(payload_lines)
             payload_lines, size = [], 0
@@ -157,8 +160,9 @@ def encode_changes(*, added: Iterable[str] = (), spent: Iterable[str] = ()) -> I
 
 
 async def decode_changes(payloads: Iterable[str], get: Get) -> list[Change]:
-    """Decode payloads. The added tokens are read from the store by `get`; tokens that were spent
-    since are left out.
+    """Decode payloads, which have a line `+id` for each added token, and `-id` for each spent token.
+
+    `get` reads the added tokens from the store. Added tokens that were spent since are omitted.
     """
     lines = [line for payload in payloads for line in payload.split("\n")]
     tokens = await get([line[1:] for line in lines if line[0] == "+"])
@@ -179,10 +183,13 @@ class ChangeListener(ABC):
 
     def __init__(self, feeds: ChangeFeeds, get: Get) -> None:
         self._feeds = feeds
+        """The feeds to which changes are published."""
         self._get = get
+        """Reads unspent tokens by id from the store."""
         self._task: asyncio.Task[None] | None = None
+        """The background task; None until `wait_started` is called."""
         self._connected = asyncio.Event()
-        """Set while connected, and after `stop`."""
+        """Set while the listener is connected to the database, and after `stop`."""
         self._wake = asyncio.Event()
         """Set when the task has something to do before its pause is over."""
         self._stopped = False
@@ -243,8 +250,9 @@ class ChangeListener(ABC):
             self._feeds.publish(await decode_changes(payloads, self._get))
 
     async def _wait_for_wake(self, seconds: float) -> bool:
-        """Wait at most `seconds` until `_wake` is set, and clear it for the next wait. Returns
-        whether it was set. After `stop` it stays set.
+        """Wait at most `seconds` until the event `_wake` is set. Returns whether the event was set.
+
+        Clears the event for the next wait. After `stop` the event stays set, so that no call waits.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -20,18 +20,19 @@ then most of it is spent.
 """
 
 
-class _WalletLog:
+class _IssuedTokens:
     """The tokens of one wallet in the order in which they were issued, including some spent ones.
 
     When most of the list is spent it is replaced by a compacted one. So spending takes constant
     time on average, and an iteration in progress is not disturbed.
     """
 
-    __slots__ = ("tokens", "unspent")
+    __slots__ = ("tokens", "unspent_count")
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
-        self.unspent = 0
+        """In the order in which they were issued; includes spent tokens until the list is compacted."""
+        self.unspent_count = 0
 
 
 class MemoryTokenStore:
@@ -39,8 +40,11 @@ class MemoryTokenStore:
 
     def __init__(self) -> None:
         self._unspent: dict[str, Token] = {}
+        """The unspent tokens, by id."""
         self._spent_by: dict[str, str] = {}
-        self._wallets: dict[Wallet, _WalletLog] = {}
+        """By id of a spent token: the transaction that has spent the token."""
+        self._wallets: dict[Wallet, _IssuedTokens] = {}
+        """The wallets that have unspent tokens."""
         self._feeds = ChangeFeeds()
 
     async def __aenter__(self) -> Self:
@@ -70,26 +74,31 @@ class MemoryTokenStore:
         token_type: str | None = None,
         identifier: str | None = None,
     ) -> AsyncIterator[list[Token]]:
-        """Iterate over the unspent tokens, in pages, filtered by the arguments that are not None."""
+        """Iterate over the unspent tokens, in pages, filtered by the arguments that are not None.
+
+        Reads only one wallet if the arguments determine the wallet, and searches all wallets
+        otherwise.
+        """
         by_account = owner is None and account is not None
         if token_type is not None and identifier is not None and (owner is not None or account is not None):
             wallet = Wallet(token_type, identifier, owner, account if by_account else None)
-            logs = [self._wallets[wallet]] if wallet in self._wallets else []
+            issued_lists = [self._wallets[wallet]] if wallet in self._wallets else []
         else:
-            # Each token is in its owner's wallet, and may be in an account's wallet too: search one kind only.
-            logs = [
-                log
-                for wallet, log in self._wallets.items()
+            # Each token is in an owner's wallet, and perhaps in an account's wallet: search wallets of one kind only,
+            # so that no token is found twice.
+            issued_lists = [
+                issued
+                for wallet, issued in self._wallets.items()
                 if (wallet.account == account if by_account else wallet.account is None)
                 and (owner is None or wallet.owner == owner)
                 and (token_type is None or wallet.token_type == token_type)
                 and (identifier is None or wallet.identifier == identifier)
             ]
-        for log in logs:
-            tokens = log.tokens
+        for issued in issued_lists:
+            tokens = issued.tokens
             for start in range(0, len(tokens), PAGE):
                 page = [token for token in tokens[start : start + PAGE] if token.id in self._unspent]
-                if owner is not None and account is not None:  # the log is the owner's
+                if owner is not None and account is not None:  # the list is that of the owner's wallet
                     page = [token for token in page if token.account == account]
                 if page:
                     yield page
@@ -104,8 +113,11 @@ class MemoryTokenStore:
         return self._feeds.open()
 
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
-        """Spend tokens and issue outputs, all or nothing. Raises SpentAlready if another
-        transaction has spent any of the tokens.
+        """Spend tokens and issue outputs, all or nothing. Has no effect if the same spend has
+        succeeded before.
+
+        Raises SpentAlready if another transaction has spent any of the tokens. Raises ValueError if
+        `tokens` is empty or has duplicates, or if the outputs can't be issued.
         """
         spent, new = tokens_by_id(tokens), tokens_by_id(outputs)
         if not spent:
@@ -138,20 +150,20 @@ class MemoryTokenStore:
         for token in tokens:
             self._unspent[token.id] = token
             for wallet in wallets_of(token):
-                log = self._wallets.get(wallet)
-                if log is None:
-                    log = self._wallets[wallet] = _WalletLog()
-                log.tokens.append(token)
-                log.unspent += 1
+                issued = self._wallets.get(wallet)
+                if issued is None:
+                    issued = self._wallets[wallet] = _IssuedTokens()
+                issued.tokens.append(token)
+                issued.unspent_count += 1
 
     def _remove(self, token: Token) -> None:
         """Subtract a spent token from the counts of its wallets. Compacts the list of a wallet if
         most tokens in the list are spent.
         """
         for wallet in wallets_of(token):
-            log = self._wallets[wallet]
-            log.unspent -= 1
-            if not log.unspent:
+            issued = self._wallets[wallet]
+            issued.unspent_count -= 1
+            if not issued.unspent_count:
                 del self._wallets[wallet]
-            elif len(log.tokens) > 2 * log.unspent + MAX_STALE_TOKENS:
-                log.tokens = [token for token in log.tokens if token.id in self._unspent]
+            elif len(issued.tokens) > 2 * issued.unspent_count + MAX_STALE_TOKENS:
+                issued.tokens = [token for token in issued.tokens if token.id in self._unspent]

@@ -35,11 +35,13 @@ class Postgres(Backend):
         event.listen(engine.sync_engine, "checkout", _reject_closed)
         super().__init__(url, engine, isolation_level="AUTOCOMMIT")
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        """For single statements, which need no transaction."""
         self.channel = ""
+        """The name of the channel for notifications; set by `prepare`."""
 
     async def prepare(self) -> None:
-        """Create the tables that don't exist, and check the others. Choose the channel for
-        notifications.
+        """Create the tables that don't exist, and check the others. Derive the name of the
+        notification channel from the name of the database schema.
 
         An advisory lock serializes processes, because CREATE TABLE fails if another process creates
         the same table concurrently.
@@ -88,11 +90,11 @@ class _NotificationListener(ChangeListener):
     async def _listen(self) -> None:
         """Receive notifications until the listener is stopped or the connection fails.
 
-        Callbacks of the driver buffer the notifications, and `_process` publishes them.
+        Callbacks of the driver buffer the notifications, and `_publish_buffered` publishes them.
         """
         async with self._backend.dedicated() as connection:
             driver: Any = (await connection.get_raw_connection()).driver_connection
-            buffer: deque[str] = deque(maxlen=MAX_BUFFERED_PAYLOADS + 1)
+            buffer: deque[str] = deque(maxlen=MAX_BUFFERED_PAYLOADS + 1)  # full: notifications may have been lost
 
             def on_notification(_connection: object, _process: int, _channel: str, payload: object) -> None:
                 buffer.append(str(payload))
@@ -105,16 +107,18 @@ class _NotificationListener(ChangeListener):
             await driver.add_listener(self._backend.channel, on_notification)
             try:
                 self._on_connected()
-                await self._process(driver, buffer)
+                await self._publish_buffered(driver, buffer)
             finally:
                 driver.remove_termination_listener(on_terminated)
                 if not driver.is_closed():
                     await driver.remove_listener(self._backend.channel, on_notification)
 
-    async def _process(self, driver: Any, buffer: deque[str]) -> None:
-        """Publish buffered notifications until the listener is stopped. Makes the readers resync if
-        the buffer has overflowed, and tests an idle connection by a query. Raises ConnectionError
-        if the connection was closed.
+    async def _publish_buffered(self, driver: Any, buffer: deque[str]) -> None:
+        """Publish buffered notifications until the listener is stopped.
+
+        If the buffer has overflowed, makes the readers resync. After `HEARTBEAT_INTERVAL_S` without
+        a notification, tests the connection by a query. Raises ConnectionError if the connection
+        was closed.
         """
         while not self._stopped:
             if driver.is_closed():

@@ -107,7 +107,9 @@ def _problems(inspector: Inspector, table: Table, dialect: str) -> Iterator[str]
 
 
 def _column_problems(column: Column[object], reflected: ReflectedColumn, dialect: str) -> Iterator[str]:
-    """Describe a column whose type or NOT NULL constraint differs from its definition."""
+    """Describe how an existing column differs from its definition: in its type, or by a NOT NULL
+    constraint where nulls are needed. A missing NOT NULL constraint is accepted.
+    """
     if isinstance(column.type, String):
         expected, has_expected_type = "TEXT", isinstance(reflected["type"], String)
     else:
@@ -148,9 +150,8 @@ def token_of(row: Row[Any]) -> Token:
 def unspent_page(filters: Mapping[str, str], after: Token | None) -> Select[Any]:
     """Select the next page of the unspent tokens that match the filters, after the token `after`.
 
-    `filters` maps column names to values. The rows are sorted like an index, so that the database
-    reads only the page's range of this index, whatever the filters and however many tokens are
-    spent.
+    `filters` maps column names to values. The rows are sorted in the order of an index of unspent
+    tokens. So the database reads only the page's range of this index, whatever the filters are.
     """
     holder = "account" if "account" in filters else "owner"
     order = [TOKENS.c[name] for name in ("token_type", "identifier", holder, "id") if name not in filters]

@@ -41,10 +41,13 @@ class SqlTokenStore:
             raise ValueError(f"the URL must begin with {' or '.join(_BACKENDS)}, not with {parsed.drivername}")
         self._backend = backend(parsed)
         self._feeds = ChangeFeeds()
+        """The change feeds of this process's readers."""
         self._listener = self._backend.listener(self._feeds, self._get)
+        """Publishes the changes of all processes to the feeds."""
         self._opening = asyncio.Lock()
         """Serializes `_open`."""
         self._opened = False
+        """Whether the tables were created or checked."""
         self._closed = False
         self._in_progress: set[asyncio.Task[Any]] = set()
         """The calls that `close` waits for."""
@@ -92,14 +95,14 @@ class SqlTokenStore:
         """
         arguments = {"owner": owner, "account": account, "token_type": token_type, "identifier": identifier}
         filters = {name: value for name, value in arguments.items() if value is not None}
-        last: Token | None = None
+        last_token: Token | None = None
         while True:
-            page = await self._run_to_completion(self._page(filters, last))
+            page = await self._run_to_completion(self._page(filters, last_token))
             if page:
                 yield page
-            if len(page) < schema.PAGE:
+            if len(page) < schema.PAGE:  # the last page
                 return
-            last = page[-1]
+            last_token = page[-1]
 
     async def get(self, ids: Sequence[str]) -> dict[str, Token]:
         """Return the unspent tokens with these ids, by id."""
@@ -110,8 +113,11 @@ class SqlTokenStore:
         return self._feeds.open(self._start_listener)
 
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
-        """Spend tokens and issue outputs, all or nothing. Raises SpentAlready if another
-        transaction has spent any of the tokens.
+        """Spend tokens and issue outputs, all or nothing. Has no effect if the same spend has
+        succeeded before.
+
+        Raises SpentAlready if another transaction has spent any of the tokens. Raises ValueError if
+        `tokens` is empty or has duplicates, or if the outputs can't be issued.
         """
         spent, new = tokens_by_id(tokens), tokens_by_id(outputs)
         if not spent:
@@ -180,8 +186,10 @@ class SqlTokenStore:
 
     async def _spend(self, ids: list[str], new: dict[str, Token], transaction_id: str) -> None:
         """Spend the tokens with these ids for the transaction `transaction_id`, insert the `new`
-        tokens, and publish all changes, in one database transaction. Has no effect if the call
-        retries a spend that has succeeded.
+        tokens (by id), and publish all changes. All of this is one database transaction.
+
+        Has no effect if the call retries a spend that has succeeded. Raises SpentAlready if another
+        transaction has spent any of the tokens, and ValueError if a new token exists already.
         """
         await self._open()
         has_id = self._backend.id_in(ids)
@@ -214,8 +222,8 @@ class SqlTokenStore:
         return set(rows.scalars())
 
     async def _raise_conflict(self, new: dict[str, Token], error: IntegrityError) -> None:
-        """Raise ValueError with the ids of `new` tokens that exist already. If none of them exists,
-        raise `error`.
+        """Find the cause of `error`, which was raised when `new` tokens were inserted. Raises
+        ValueError with the ids of the tokens that exist already, or `error` if none of them exists.
         """
         async with self._backend.writing() as connection:
             existing = await self._existing_ids(connection, new)

@@ -43,7 +43,8 @@ class Sqlite(Backend):
         )
         super().__init__(url, engine, connect_args={"timeout": LOCK_TIMEOUT_S})
         self._write_lock = asyncio.Lock()
-        self._rows_since_trim = TRIM_INTERVAL_ROWS  # so that the first write trims the log
+        """Serializes the write transactions of this process."""
+        self._rows_since_trim = TRIM_INTERVAL_ROWS  # so that the first write trims the change log
 
     async def prepare(self) -> None:
         """Enable the WAL mode, create the tables that don't exist, and check the others."""
@@ -54,8 +55,11 @@ class Sqlite(Backend):
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """Provide a connection in a transaction. Transactions of this process wait for each other
-        by a lock in memory, not by SQLite's polling.
+        """Provide a connection in a write transaction, which is committed if the block ends without
+        an error.
+
+        Write transactions of this process wait for each other by a lock in memory, because SQLite
+        would poll.
         """
         async with self._write_lock, write_transaction(self._engine) as connection:
             yield connection
@@ -94,12 +98,12 @@ class _LogPoller(ChangeListener):
         self._backend = backend
 
     async def _listen(self) -> None:
-        """Poll until the listener is stopped: publish the new rows of the change log whenever
-        another connection has committed.
+        """Check every `POLL_INTERVAL_S` whether another connection has committed, and then publish
+        the new rows of the change log. Returns when the listener is stopped.
         """
         async with self._backend.dedicated() as connection:
             previous_version = None
-            last = await self._newest_sequence(connection)
+            last_sequence = await self._newest_sequence(connection)
             self._on_connected()
             while not self._stopped:
                 # `data_version` changes with each commit of another connection, in any process. It is read before the
@@ -107,29 +111,29 @@ class _LogPoller(ChangeListener):
                 version = (await connection.exec_driver_sql("PRAGMA data_version")).scalar_one()
                 if version != previous_version:
                     previous_version = version
-                    last = await self._publish_log(connection, last)
+                    last_sequence = await self._publish_log(connection, last_sequence)
                 await self._wait_for_wake(POLL_INTERVAL_S)
 
     async def _newest_sequence(self, connection: AsyncConnection) -> int:
         return (await connection.execute(select(func.max(CHANGES.c.sequence)))).scalar_one() or 0
 
-    async def _publish_log(self, connection: AsyncConnection, last: int) -> int:
-        """Publish the rows of the change log after the sequence number `last`, and return the
-        sequence number of the last row read.
+    async def _publish_log(self, connection: AsyncConnection, last_sequence: int) -> int:
+        """Publish the rows of the change log after `last_sequence`, and return the sequence number
+        of the last row read.
 
-        If rows after `last` were deleted from the log, make the readers resync instead, and
-        continue with the newest row.
+        If rows after `last_sequence` were deleted from the log, make the readers resync instead,
+        and continue after the newest row.
         """
         query = select(CHANGES).where(CHANGES.c.sequence > bindparam("last"))
         query = query.order_by(CHANGES.c.sequence).limit(PAYLOADS_PER_BATCH)
         while not self._stopped:
-            rows = (await connection.execute(query, {"last": last})).all()
+            rows = (await connection.execute(query, {"last": last_sequence})).all()
             if not rows:
                 break
-            if rows[0].sequence != last + 1:  # rows in between were deleted
-                last = await self._newest_sequence(connection)
+            if rows[0].sequence != last_sequence + 1:  # rows in between were deleted
+                last_sequence = await self._newest_sequence(connection)
                 self._feeds.resync()
             else:
-                last = rows[-1].sequence
+                last_sequence = rows[-1].sequence
                 await self._publish([row.changes for row in rows])
-        return last
+        return last_sequence
