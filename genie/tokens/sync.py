@@ -65,7 +65,7 @@ class InMemorySelector:
         """Open the store, load its tokens, and begin to follow its changes.
 
         Raises the store's error if this first load fails. After an error or KeyboardInterrupt the
-        selector is closed.
+        selector is closed. Raises RuntimeError if `start` was called before.
         """
         if self._started:
             raise RuntimeError("a selector for threads can be started only once: create another one")
@@ -193,14 +193,14 @@ class InMemorySelector:
     # -- in the event loop ----------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Enter the selector, and before it the store if the store is a context manager. `_close`
-        exits both.
+        """Open the store, if it is a context manager, and then the selector. `_close` closes both. If
+        opening the selector fails, the store is closed.
         """
         async with AsyncExitStack() as stack:
             if isinstance(self._store, AbstractAsyncContextManager):
                 await stack.enter_async_context(self._store)
             await stack.enter_async_context(self._selector)
-            self._resources = stack.pop_all()  # not reached after an error, which exits what was entered
+            self._resources = stack.pop_all()  # keeps both open after this block
 
     async def _close(self) -> None:
         """Wait for spends in progress, and close the selector and the store."""

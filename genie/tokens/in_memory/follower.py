@@ -127,9 +127,11 @@ class StoreFollower:
             self._spent_during_load.add(id)
 
     def expect(self, outputs: Iterable[Token]) -> None:
-        """Begin to record which of these outputs are spent. Called before this process issues the
-        outputs, because the change feed may report that an output is spent before the issuing call
-        returns.
+        """Begin to record which of these outputs are spent: an output stays in `_expected` until it
+        is spent.
+
+        Must be called before this process issues the outputs, because the change feed may report
+        that an output is spent before the issuing call returns.
         """
         self._expected.update(token.id for token in outputs)
 
@@ -152,8 +154,8 @@ class StoreFollower:
     # -- changes ------------------------------------------------------------------------------------------
 
     async def _follow(self, first_load: asyncio.Future[None]) -> None:
-        """Apply the changes of the store's change feed. After an error, pause and connect to the
-        feed again; but end if the first load has failed.
+        """Apply the changes of the store's change feed. After an error, cancel the load in progress,
+        pause, and connect to the feed again. Returns if the first load has failed.
         """
         while not (first_load.done() and first_load.exception()):
             try:
@@ -197,7 +199,7 @@ class StoreFollower:
 
     async def _back_off(self, error: Exception, first_load: asyncio.Future[None]) -> None:
         """Record an error of the store, and pause before the next attempt, with exponential
-        backoff. If the first load is in progress, the load fails with this error.
+        backoff. If the first load has not succeeded yet, it fails with this error.
         """
         if not first_load.done():
             self._fail_first_load(error)

@@ -311,7 +311,7 @@ class WalletCache:
         """
         load, self.load = self.load, None
         if load is None:
-            return []
+            return []  # no load was in progress
         load.error = error
         removed: list[Token] = []
         if error is None:
@@ -492,11 +492,11 @@ class WalletCaches:
             cache.remove(id)
 
     def expect(self, outputs: Sequence[Token]) -> list[Token]:
-        """Begin to record which of these outputs are spent. Called before this process issues the
-        outputs, because the change feed may report that an output is spent before the issuing call
-        returns.
+        """Begin to record which of these outputs are spent. The outputs are recorded in `_expected`
+        until they are spent.
 
-        Returns the outputs that belong to a cached wallet; the others are not recorded.
+        Must be called before this process issues the outputs, because the change feed may report
+        that an output is spent before the issuing call returns. Returns the outputs that belong to a cached wallet; the others are not recorded.
         """
         expected = [token for token in outputs if self._caches_of(token)]
         self._expected.update(token.id for token in expected)
@@ -550,8 +550,8 @@ class WalletCaches:
                 cache.on_free(token)
 
     def _caches_of(self, token: Token | None) -> list[WalletCache]:
-        """Return the caches of a token's wallets. For an unknown token (None), return the caches
-        that are being loaded, because their loads may still find the token.
+        """Return the existing caches of a token's wallets. If the token is not in any cache (None),
+        return the caches that are being loaded, because their loads may still find the token.
         """
         if token is None:
             return [cache for cache in self._caches.values() if cache.load is not None]
@@ -606,7 +606,7 @@ class WalletCaches:
                 self._discard(token)
 
     def _discard(self, token: Token) -> None:
-        """Remove a token from the tokens by id, unless a cache still contains the token."""
+        """Remove a token from `_tokens`, the tokens by id, unless a cache still contains it."""
         if not any(token.id in cache for cache in self._caches_of(token)):
             self._tokens.pop(token.id, None)
 

@@ -219,8 +219,11 @@ class SpentLocks:
         """The releases in progress."""
 
     def add(self, locks: Iterable[Lock], expires_at: float, now: float) -> None:
-        """Add the locks of tokens that were spent; they expire at `expires_at`. Forgets the locks
-        that have expired, and releases the oldest locks if there are more than `MAX_SPENT_LOCKS`.
+        """Add the locks of tokens that were spent. The locks expire at `expires_at` (event-loop
+        seconds).
+
+        Removes locks that have expired by the time `now`. Releases the oldest locks, in background
+        tasks, if there are more than `MAX_SPENT_LOCKS`.
         """
         self._locks.extend((expires_at, lock) for lock in locks)
         while self._locks and self._locks[0][0] <= now:

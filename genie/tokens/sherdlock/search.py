@@ -223,7 +223,7 @@ class Balance:
     @classmethod
     def of(cls, request: SelectionRequest, tokens: Iterable[Token], tracker: LockTracker, now: float) -> Balance:
         """Compute the balance of `tokens` for a request. Excludes tokens that `where` rejects, and
-        tokens that the same transaction holds.
+        tokens that this selector holds for the same transaction.
         """
         free: list[int] = []
         locked: list[int] = []
@@ -479,8 +479,9 @@ class Search:
         return result if isinstance(result, Shortfall) else Match(result, reservation)
 
     async def _last_attempt(self, request: SelectionRequest, cache: WalletCache) -> Match:
-        """Request all tokens, even tokens that others are reported to hold. If that fails, raise
-        the InsufficientFunds, FundsLocked or TooManyTokens that ends the search.
+        """Request all tokens of the wallet, even tokens that others are reported to hold: the
+        reports may be outdated. Raises InsufficientFunds, FundsLocked or TooManyTokens if the
+        request fails.
         """
         async with self.mutex.hold(request.transaction):
             candidates = all_candidates(request, cache, self._tracker, self._context.now())

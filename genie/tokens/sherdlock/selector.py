@@ -84,14 +84,16 @@ class SherdlockSelector:
         self._search = Search(self._context, retries=retries, backoff=backoff, immediate_retries=immediate_retries)
 
     async def start(self) -> None:
-        """Start to follow the store's change feed, and to watch the locks of tokens."""
+        """Start to follow the store's change feed, and to watch the locks of tokens. Raises
+        RuntimeError if the selector is open already.
+        """
         self._context.caches.start()
         self._context.guard.bind()
         self._context.subscription.start()
 
     async def close(self) -> None:
-        """Stop the background tasks. Selections stay held. Calls of `select` that are in progress
-        raise RuntimeError.
+        """Stop the background tasks. Selections stay held until they are released or their lease
+        expires. Calls of `select` that are in progress raise RuntimeError.
         """
         self._context.guard.check()
         await self._context.spent_locks.close()
@@ -171,10 +173,12 @@ class SherdlockSelector:
         """Create a selection again from its `checkpoint`, in any replica, by locking its tokens for
         the same transaction.
 
-        Raises SelectionEnded if a selection of this selector still holds any of the tokens, or if
-        another transaction holds any of them, which is possible only after the lease has expired.
-        Does not check whether the tokens were spent: if this transaction has spent them, `spend`
-        has no effect, and if another transaction has, `spend` raises SpentAlready.
+        Raises SelectionEnded if a selection of this selector still holds any of the tokens. Also
+        raises SelectionEnded if another transaction holds any of them; that is possible only after
+        the lease has expired.
+
+        Does not check whether the tokens were spent. If this transaction has spent them, `spend`
+        has no effect. If another transaction has spent them, `spend` raises SpentAlready.
         """
         context = self._context
         context.caches.check_open()
