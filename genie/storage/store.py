@@ -170,7 +170,7 @@ class StateMachine:
 def snapshot_of(
     manager: LockManager, retained_replies: dict[int, RetainedReply], next_id: int, clock_ms: float
 ) -> Batch:
-    """Return the whole state as one batch: every request that must be stored (`is_stored`), and the retained replies."""
+    """Return the whole state as one batch, with all retained replies and the requests that must be stored (`is_stored`)."""
     changes: dict[int, Change] = {
         request.id: request
         for requests in (manager.table.held, manager.table.waiting)

@@ -232,7 +232,7 @@ class CommitWriter:
         self._recovery.add_done_callback(self._on_recovery_done)
 
     async def resubmit(self, command: bytes) -> None:
-        """Send an encoded batch after a recovery; first connect, with retries, if there is no connection.
+        """Send an encoded batch after a recovery. If there is no connection, first connect, and retry until that succeeds.
 
         May only be called by the coroutine that was passed to `recover`.
         """
@@ -302,7 +302,9 @@ class CommitWriter:
         self._on_reply(reply)
 
     def _wait_for_acks(self, ack_reply: object, unmet: str) -> None:
-        """Repeat WAIT or WAITAOF: the primary has applied the batch in flight, but acknowledgements are missing (`unmet`).
+        """Repeat WAIT or WAITAOF, because the primary has applied the batch in flight, but acknowledgements are missing.
+
+        `ack_reply` is the last reply to WAIT or WAITAOF, `unmet` describes the missing acknowledgements.
 
         The batch is sent again only after the last repetition or a lost connection, because each new write would need to
         be acknowledged as well.
@@ -346,7 +348,9 @@ class CommitWriter:
         self.recover(self._retry(error))
 
     def _check_timeout(self) -> None:
-        """Close the connection if the batch in flight makes no progress; the closed connection triggers a retry.
+        """Close the connection if the batch in flight makes no progress. Closing the connection triggers a retry.
+
+        Redis makes progress while it receives more of the batch. The timeout is doubled each time.
 
         Runs every quarter of `COMMIT_TIMEOUT_S`, because one timer per commit would cost more (measured).
         """
@@ -361,7 +365,7 @@ class CommitWriter:
             self.drop()
 
     def _on_recovery_done(self, task: asyncio.Task[None]) -> None:
-        """Call `on_defect` if the recovery failed: a recovery retries what can be retried, so its error is final."""
+        """Call `on_defect` if the recovery failed. The recovery has already retried all errors that a retry can change."""
         if self._recovery is task:
             self._recovery = None
         error = None if task.cancelled() else task.exception()

@@ -112,7 +112,11 @@ class ClusterDiscovery:
         """The target of the last redirection, until `find` returns it."""
 
     async def find(self) -> PrimaryLocation:
-        """Return the target of the last redirection, or else the node that most nodes report as the primary of the slot."""
+        """Return the target of the last redirection, which is used only once.
+
+        Without a redirection, queries the cluster nodes, and returns the node that most of them report as the primary of the
+        hash slot. Raises RedisFailure if no node reports one.
+        """
         redirect, self._redirect = self._redirect, None
         if redirect is not None:
             return redirect
@@ -121,9 +125,9 @@ class ClusterDiscovery:
         votes: Counter[Address] = Counter()
         reported_nodes: dict[Address, None] = {}
         for slot_ranges in replies:
-            for first, last, servers in slot_ranges:
+            for first_slot, last_slot, servers in slot_ranges:
                 reported_nodes |= dict.fromkeys(server for server in servers if server.host != UNKNOWN_HOST)
-                if first <= self._slot <= last and servers and servers[0].host != UNKNOWN_HOST:
+                if first_slot <= self._slot <= last_slot and servers and servers[0].host != UNKNOWN_HOST:
                     votes[servers[0]] += 1
         self._reported_nodes = tuple(reported_nodes) or self._reported_nodes
         if votes:
@@ -154,7 +158,7 @@ def _parse_master(_: Address, master: list[bytes], address: list[bytes]) -> tupl
 
 
 def _parse_slots(node: Address, ranges: list[Any]) -> list[tuple[int, int, list[Address]]]:
-    """Return the slot ranges of a reply to CLUSTER SLOTS: first slot, last slot, and the nodes, of which the first is primary.
+    """Return the slot ranges of a reply to CLUSTER SLOTS, each as first slot, last slot and nodes. The first node is the primary.
 
     A node that does not know its own host name reports an empty host: `node.host` is used instead.
     """
@@ -204,7 +208,8 @@ async def _query_all(
 async def _query(node: Address, login: Login, parse: Callable[..., T], *commands: tuple[object, ...]) -> T:
     """Run commands on a node over a temporary connection, and return `parse(node, *replies)`.
 
-    Raises RedisFailure, OSError or TimeoutError if that fails, also if the replies have an unexpected form.
+    Raises OSError or TimeoutError if the node is unreachable. Raises RedisFailure if a command fails, or if a reply has an
+    unexpected form.
     """
     async with asyncio.timeout(QUERY_TIMEOUT_S):
         connection = await RedisConnection.open(node, login)

@@ -84,12 +84,18 @@ class Follower:
         """When this node began to acquire leadership (event-loop time). Its first lease starts at that time."""
 
     def on_store_failure(self) -> None:
-        """Discard the observations of the leader, because Redis could not be reached: the full lease is waited for again."""
+        """Discard the observations of the leader, because Redis could not be reached. The full lease is waited for again.
+
+        The leader counts as unknown until `meta` is read again.
+        """
         self._candidacy.reset(self._loop.time(), primary_may_change=self._keyspace.primary_may_change)
         self._set_leader(None)
 
     async def run(self) -> StateMachine:
-        """Follow until this node leads, and return the state. After an error, call `run` again: the replica is kept."""
+        """Follow until this node leads, and return the state.
+
+        If `run` raises an error, call it again: the replica is kept, so it need not be loaded again.
+        """
         while True:
             state_machine = await self._step()
             if state_machine is not None:
@@ -98,9 +104,9 @@ class Follower:
                 return state_machine
 
     async def _step(self) -> StateMachine | None:
-        """Read `meta`, decide, and execute the decision.
+        """Read `meta`, decide what to do next, and do it.
 
-        Returns the state if this node has acquired leadership, otherwise None: call `_step` again.
+        Returns the state if this node has acquired leadership. Otherwise returns None, and `_step` must be called again.
         """
         meta = await self._read_meta()
         decision = decide(meta, self._candidacy, self._replica, self._node, self._loop.time())
@@ -125,7 +131,8 @@ class Follower:
     async def _read_meta(self) -> Meta | None:
         """Read `meta`, and record the leader, or since when the namespace is empty.
 
-        Returns None if the namespace is empty. Records nothing directly after an expired lease: `decide` uses the old values.
+        Returns None if the namespace is empty. Directly after an expired lease nothing is recorded, because `decide` needs
+        the observations from before.
         """
         meta, candidacy = await self._keyspace.read(), self._candidacy
         if candidacy.expired is not None:
@@ -190,7 +197,7 @@ class Follower:
         return entries
 
     async def _is_unchanged(self, meta: Meta) -> bool:
-        """Return whether Redis still has the epoch of `meta` and everything that this node has replicated.
+        """Return whether Redis still has the epoch of `meta` and all batches that this node has replicated.
 
         Reads `meta` again, because a rollback of Redis adds no entry to the log.
         """
@@ -198,7 +205,10 @@ class Follower:
         return stored is not None and stored.epoch == meta.epoch and stored.index >= self._reader.position[1]
 
     async def _request_transfer(self) -> None:
-        """Request this namespace if its leader leads too many namespaces; at most once per `TRANSFER_REQUEST_INTERVAL_S`."""
+        """Request this namespace if its leader leads too many namespaces.
+
+        Does so at most once per `TRANSFER_REQUEST_INTERVAL_S`, and only if this node can discover the primary.
+        """
         now, name = self._loop.time(), self._keyspace.name
         is_due = now - self._requested_transfer_at >= TRANSFER_REQUEST_INTERVAL_S
         if is_due and self._balancer.namespace_to_request(self._node.address) == name:
@@ -208,10 +218,10 @@ class Follower:
             await self._keyspace.request_transfer(self._node.address, self._balancer.count(self._node.address))
 
     async def _load_replica(self) -> None:
-        """Replace the replica by the stored state; the replica stays unloaded if the namespace is empty.
+        """Replace the replica by the stored state. If the namespace is empty, the replica stays unloaded.
 
-        The old replica is dropped first, because loading moves the position of the log reader: after an interruption the
-        old replica would no longer match that position.
+        The old replica is dropped first, because loading moves the position of the log reader. If loading was interrupted,
+        the old replica would not match the new position.
         """
         self._replica.unload()
         state = await load_snapshot(self._keyspace, self._reader, self._log)

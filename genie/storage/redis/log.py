@@ -157,10 +157,10 @@ class LogReader:
         self._partial_records, self._part_count = {}, 0
 
     async def read(self, wait_ms: int | None) -> list[LogEntry]:
-        """Return the next entries, and move the reader to the last one.
+        """Return the next entries, at most `MAX_READ_ENTRIES`, and move the reader to the last one.
 
-        Waits up to `wait_ms` for the first entry (None: do not wait); returns an empty list if there is no entry. Raises
-        LogTruncated if the log does not continue at this reader's position.
+        Waits up to `wait_ms` milliseconds for the first entry; with None, does not wait. Returns an empty list if there is no
+        entry. Raises LogTruncated if the log does not continue at the position of this reader.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
         command = ("XREAD", "COUNT", MAX_READ_ENTRIES, *block, "STREAMS", self._key, self._cursor)

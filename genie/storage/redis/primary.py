@@ -132,7 +132,7 @@ class Primary:
         return await self.eval(CALL_SCRIPT, [key], command, *arguments)
 
     def on_error(self, error: object, address: Address) -> None:
-        """Pass an error of the Redis at `address` to discovery: an error reply may be a redirection to the new primary."""
+        """Pass an error reply of the Redis at `address` to discovery, because it may be a redirection to the new primary."""
         if isinstance(error, ErrorReply):
             self._discovery.on_error_reply(error, address)
 
@@ -231,7 +231,10 @@ class Primary:
 
 
 async def _version(connection: RedisConnection) -> tuple[int, int]:
-    """Return the (major, minor) version that the server reports; (0, 0) if it does not report one, or INFO is not allowed."""
+    """Return the (major, minor) version that the server reports.
+
+    Returns (0, 0) if the server reports no version, or if INFO does not exist or is not allowed.
+    """
     try:
         match = VERSION.search(await connection.call("INFO", "server"))
     except ErrorReply as error:

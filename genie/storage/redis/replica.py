@@ -32,7 +32,7 @@ class LazyReplica:
         """The encoded counters of the last batch; empty if all batches were applied."""
 
     def append(self, entry: BatchCommitted) -> None:
-        """Add the records of one batch, undecoded; if there are too many, apply all of them."""
+        """Add the records of one batch without decoding them. If more than `MAX_PENDING_IDS` ids are pending, apply all records."""
         self._pending |= entry.records
         self._encoded_counters = entry.counters
         if len(self._pending) > MAX_PENDING_IDS:
@@ -45,7 +45,10 @@ class LazyReplica:
         return self._state_machine
 
     def _apply_pending(self) -> None:
-        """Decode the pending records and apply them as one batch. Deletions of ids that are not in the state are left out."""
+        """Decode the pending records and apply them as one batch.
+
+        An id that was added and deleted again while pending is not in the state, so its deletion is left out.
+        """
         pending, self._pending = self._pending, {}
         _, batch = decode_counters(self._encoded_counters)
         self._encoded_counters = b""
@@ -68,9 +71,9 @@ def decode_records(records: dict[bytes, bytes], decoder: RecordDecoder) -> dict[
 async def load_snapshot(keyspace: Keyspace, reader: LogReader, log: FilteringBoundLogger) -> Batch | None:
     """Load the state: scan all records, then apply the log entries since the start of the scan.
 
-    The leader may commit during the scan. That is harmless, because records contain absolute values. If the log is truncated
-    or another snapshot is restored meanwhile, loading starts again. Returns the state at the new position of `reader`; None
-    if the namespace is empty.
+    The leader may commit during the scan. Applying these commits again is harmless, because records contain absolute values.
+    If the log is truncated or another snapshot is restored during the scan, loading starts again. Returns the state at the
+    new position of `reader`, or None if the namespace is empty.
     """
     while True:
         meta = await keyspace.read()
@@ -91,7 +94,7 @@ async def load_snapshot(keyspace: Keyspace, reader: LogReader, log: FilteringBou
 
 
 async def _catch_up(keyspace: Keyspace, reader: LogReader, decoder: RecordDecoder, state: Batch) -> bool:
-    """Apply the log to the loaded records in `state`, up to the position that is stored in Redis now.
+    """Apply the log to the loaded records in `state`, up to the position that Redis has at the time of the call.
 
     Returns False if another snapshot was restored during loading: the loaded records must be discarded. Raises LogTruncated
     if the log ends before that position.

@@ -178,7 +178,8 @@ class RedisStore:
     async def resign(self) -> None:
         """Step down, and store in Redis that there is no leader, so that another node can take over at once.
 
-        If Redis is unavailable, this is only logged: the next leader then waits for the lease to expire.
+        Does nothing if this node has never led. If storing the resignation fails, a warning is logged, and the next leader
+        waits for the lease to expire.
         """
         if not self._keyspace.epoch.number:
             return
@@ -199,7 +200,7 @@ class RedisStore:
         self._primary.drop()
 
     def _prior_leadership(self) -> PriorLeadership:
-        """Return the state of this node, which was the leader: if Redis rolls back, this node can restore it.
+        """Return the state of this node, which was the leader until now. If Redis rolls back, this node can restore the state.
 
         The state includes a batch in flight, which was not acknowledged to any client.
         """
@@ -244,7 +245,7 @@ class RedisStore:
             done(error)
 
     async def _watch_primary(self) -> None:
-        """Query the sentinels regularly, and disconnect from a primary that was replaced: it would lose all later commits.
+        """Query the sentinels regularly, and disconnect if they have replaced the primary, which would lose all later commits.
 
         The interval is at most a quarter of the lease, because a follower that uses the new primary takes over when the
         lease has expired.

@@ -68,7 +68,11 @@ class SurvivingLineage:
         return self._check_message(entry, self._last_stored[entry.node])
 
     def _check_change(self, entry: Entry, change: Change) -> bool:
-        """Check a change of the store; return whether the changed state is on the surviving lineage."""
+        """Check that a change of the store loses no data and reuses no fencing token.
+
+        Returns whether the state after the change is on the surviving lineage. If it is not, the changed requests are recorded
+        as diverged.
+        """
         state, last_stored = change.state, self._last_stored.get(entry.node)
         assert state is not None
         if (
@@ -86,7 +90,11 @@ class SurvivingLineage:
         return state in self._path
 
     def _check_message(self, entry: Entry, state: StoreState) -> bool:
-        """Check a message of a server that has stored `state` last; return whether `state` is on the surviving lineage."""
+        """Check a message of a server, whose last stored state is `state`.
+
+        A notification needs enough acknowledgements of `state` and, if `state` is diverged, an excuse. Returns whether `state`
+        is on the surviving lineage.
+        """
         is_notification = entry.data["command"] in NOTIFICATIONS
         if entry.data["payload"].get("code") != "unavailable":  # this error does not depend on the state
             state.mark_observed()

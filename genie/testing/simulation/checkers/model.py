@@ -233,7 +233,10 @@ class Model:
             request.ended_at, request.reason = entry.at, payload["reason"]
 
     def _record_welcome(self, connection: ConnectionHistory, resumed: bool, at: float) -> None:
-        """Record that a `hello` was accepted, and whether its session is resumed or new. The session is the scope of refs."""
+        """Record that a `hello` was accepted, and whether its session is resumed or new.
+
+        A new session begins a new scope of refs (`generation`).
+        """
         connection.welcomed = True
         if resumed:
             self.resumed_at[connection.number] = at
@@ -296,7 +299,10 @@ class Model:
             request.end_received = True
 
     def _apply_change(self, entry: Entry, change: Change) -> None:
-        """Apply a change of the store to the records, the locks and the leader."""
+        """Apply a change of the store to the records, the locks and the leader.
+
+        If the change cannot restore lost writes, the loss of all requests known so far is excused.
+        """
         self.next_id = change.counters[2]
         if entry.node != self.leader:
             self.leader, self.leader_since = entry.node, entry.at
@@ -339,7 +345,10 @@ class Model:
         lock.record = record
 
     def _record_extension(self, lock: HeldLock, record: Message, change: Change) -> None:
-        """Record an extension, and check that the deadline in the store matches an `extend` which a client has sent."""
+        """Record an extension of a lock.
+
+        Checks that the deadline in the store matches an `extend` that a client has sent, unless a loss is excused.
+        """
         remaining_ms = record["deadline"] - change.counters[1]
         timeouts_at = [
             sent_at + timeout_ms / 1000

@@ -190,7 +190,10 @@ class FairnessChecker(Checker):
     # -- the order of grants ------------------------------------------------------------------------------
 
     def _check_order(self) -> None:
-        """Check all pairs of conflicting requests that waited. The order is by priority, then by id (order of arrival)."""
+        """Check the order of grants for all pairs of conflicting requests that waited.
+
+        The queue order is by priority, then by id, which is the order of arrival.
+        """
         model = self.model
         # A quiet connection gets no `queued`, so all its requests may have waited.
         waits = [
@@ -216,7 +219,7 @@ class FairnessChecker(Checker):
         later_lock: HeldLock | None,
         since: float | None,
     ) -> None:
-        """Check that the request `earlier`, which is ahead in the queue, was not overtaken by the request `later`.
+        """Check that the request `later` did not overtake the request `earlier`, which is ahead in the queue.
 
         If `earlier` arrived after `later` and is ahead only because of its priority, `since` is the time at which `earlier`
         was queued. A grant before `since` is not overtaking.
@@ -246,7 +249,7 @@ class FairnessChecker(Checker):
         self._unchecked.clear()
 
     def _check_deadlock(self, entry: Entry, request: RequestHistory) -> None:
-        """Check a `released` with a `cycle`: the cycle begins with the victim's transaction, and each wait is real."""
+        """Check a reported deadlock: `cycle` begins with the transaction of the victim `request`, and each wait is real."""
         payload = entry.data["payload"]
         cycle, waits = payload["cycle"], payload["waits"]
         if cycle[:1] != [request.payload.get("transactionName")] or len(cycle) != len(waits):

@@ -72,7 +72,7 @@ class NotificationChecker(Checker):
     # -- commands and messages ----------------------------------------------------------------------------
 
     def _count_command(self, entry: Entry) -> None:
-        """Count commands to which a notification may reply, so that repeated notifications can be justified."""
+        """Count the commands to which a notification may reply. The counts tell later how often a notification may be repeated."""
         command, payload = entry.data["command"], entry.data["payload"]
         if command in ("release", "extend") and "id" in payload:
             key = entry.connection, payload["id"]
@@ -121,7 +121,7 @@ class NotificationChecker(Checker):
         session = model.connections[entry.connection].session
         if payload["resumed"]:
             self._resumed_connections[entry.connection] = entry.at, set()
-            # After a loss of records, the store may have lost the end of the session, too.
+            # If records were lost since the `bye`, the store may have lost the end of the session as well.
             if session is not None and self._ended_by_bye.get(session) == model.lost_below_id:
                 model.add_violation(entry.at, f"the session of {entry.connection} is resumed after it ended by bye")
         elif session is not None:
@@ -363,7 +363,7 @@ class NotificationChecker(Checker):
                 model.add_violation(at, f"{request.id} has ended, but got no notification when its session was resumed")
 
     def _check_ended(self, request: RequestHistory) -> None:
-        """Check that `released` was sent for a request, unless its connection ended."""
+        """Check that `released` was sent for a request, unless its connection has ended or its loss is excused."""
         model = self.model
         if request.ended_at is None and request.connection.closed_at is None and not model.is_loss_excused(request.id):
             model.add_violation(float("inf"), f"released was never sent for {request.id}, whose connection is open")
@@ -489,13 +489,14 @@ class ReplyChecker(Checker):
             matching = sorted([*matching, requests[0]], key=pending.index)
         if matching and (matching[0].name == "request" or not notification_fields):
             pending.remove(matching[0])
-            if request is not None and request.ended_at is None:
+            if request is not None and request.ended_at is None:  # the first `released`: perhaps a notification
                 self._ambiguous.add((entry.connection, id_ if by_id else str(ref)))
 
     def _match_error(self, entry: Entry, pending: list[PendingCommand]) -> None:
         """Remove the command to which an error replies.
 
-        If no such command is pending, an earlier `released` was matched with the command, although it was a notification.
+        If no such command is pending, the command may have been removed by an earlier `released` that was in fact a
+        notification (`_ambiguous`). Then there is nothing to remove.
         """
         payload = entry.data["payload"]
         ref, id_ = payload.get("ref"), payload.get("id")
@@ -521,7 +522,7 @@ class ReplyChecker(Checker):
         pending.remove(matching[0])
 
     def _is_answered_in_order(self, pending: PendingCommand, connection: ConnectionHistory) -> bool:
-        """Return whether a command gets a reply that can be recognized, before the replies to all later commands."""
+        """Return whether a command gets a recognizable reply, and gets it before the replies to all later commands."""
         if pending.name in WITH_ID:
             return pending.ref is not None and not pending.is_release_by_ref
         if pending.name != "request" or not connection.quiet or pending.ref is None:

@@ -93,7 +93,10 @@ class Commands:
         self._scripts.clear()
 
     def execute(self, command: list[bytes]) -> object:
-        """Execute one command and return its reply. Raises Failure if the command fails or is unknown."""
+        """Execute one command and return its reply. A command that changed keys is collected for the replicas.
+
+        Raises Failure if the command fails, is unknown, or writes although this Redis is read-only.
+        """
         name = command[0].upper()
         method = _COMMANDS.get(name)
         if method is None:

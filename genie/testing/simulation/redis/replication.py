@@ -270,7 +270,7 @@ class ReplicatedRedis(SimRedis):
             )
 
     async def _connect_to(self, master: str) -> None:
-        """Replicate from a master until cancelled. When the connection ends, connect again after a random delay."""
+        """Replicate from the host `master` until cancelled. When connecting fails or the connection ends, retry after a delay."""
         while True:
             upstream = Upstream(self)
             try:
