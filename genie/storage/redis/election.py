@@ -221,9 +221,9 @@ class LeadershipBalancer:
 
     def __init__(self) -> None:
         self._leaders: dict[str, str] = {}
-        """Leader by namespace, for namespaces with a known leader."""
+        """The address of the leader by namespace, for namespaces with a known leader."""
         self._transferred: dict[str, str] = {}
-        """Receiver by namespace that this node has transferred, until the new leader is known."""
+        """The address of the receiver by namespace that this node has transferred, until the new leader is known."""
 
     def set_leader(self, namespace: str, address: str | None) -> None:
         """Record which node leads a namespace, or None if the leader is unknown."""
@@ -237,41 +237,44 @@ class LeadershipBalancer:
         """Return how many namespaces the node at `address` leads."""
         return sum(leader == address for leader in self._leaders.values())
 
-    def election_delay_s(self, own: str, namespace: str) -> float:
-        """Return how long this node, at address `own`, waits before it competes for a vacant namespace.
+    def election_delay_s(self, own_address: str, namespace: str) -> float:
+        """Return how long this node, at address `own_address`, waits before it competes for a vacant namespace.
 
         The delay grows with the number of namespaces that this node leads, and with the difference to the node that leads the
         fewest; both parts are limited. For a namespace that this node has just transferred, the delay is longer.
         """
-        count = self.count(own)
+        count = self.count(own_address)
         surplus = count - min(Counter(self._leaders.values()).values(), default=0)
         delay_s = min(DELAY_PER_NAMESPACE_S * count, MAX_DELAY_S)
-        if count:
+        if count:  # without a namespace, the surplus is negative or 0
             delay_s += min(DELAY_PER_NAMESPACE_S * surplus, MAX_DELAY_S)
         return delay_s + (TRANSFERRED_DELAY_S if namespace in self._transferred else 0)
 
-    def start_transfer(self, namespace: str, own: str, other: str, count: int) -> bool:
-        """Decide whether this node, at address `own`, transfers a namespace to the node at `other`, and record the transfer.
+    def start_transfer(self, namespace: str, own_address: str, other: str, count: int) -> bool:
+        """Decide whether this node, at address `own_address`, transfers a namespace to the node at `other`, and record the transfer.
 
         Returns False if the difference between the two nodes is less than `MIN_IMBALANCE`. `count` is how many namespaces
         `other` led when it sent the request. Namespaces that are already being transferred to `other` count as led by
         `other`, so that repeated requests do not transfer too many.
         """
-        transferred = sum(receiver == other for receiver in self._transferred.values())
-        if other == own or self.count(own) - max(count, self.count(other) + transferred) < MIN_IMBALANCE:
+        transferred_count = sum(receiver == other for receiver in self._transferred.values())
+        if (
+            other == own_address
+            or self.count(own_address) - max(count, self.count(other) + transferred_count) < MIN_IMBALANCE
+        ):
             return False
         self.set_leader(namespace, None)
         self._transferred[namespace] = other
         return True
 
-    def namespace_to_request(self, own: str) -> str | None:
-        """Return the namespace that this node, at `own`, should request from the most loaded node; None if balanced.
+    def namespace_to_request(self, own_address: str) -> str | None:
+        """Return the namespace that this node, at `own_address`, should request from the most loaded node; None if balanced.
 
-        The choice depends on a hash of `own` and the namespace, so that different nodes request different namespaces.
+        The choice depends on a hash of `own_address` and the namespace, so that different nodes request different namespaces.
         """
         counts = Counter(self._leaders.values())
         busiest, max_count = max(counts.items(), key=lambda item: item[1], default=("", 0))
-        if max_count - counts[own] < MIN_IMBALANCE:
+        if max_count - counts[own_address] < MIN_IMBALANCE:
             return None
         candidates = [namespace for namespace, leader in self._leaders.items() if leader == busiest]
-        return min(candidates, key=lambda namespace: blake2b(f"{own} {namespace}".encode()).digest())
+        return min(candidates, key=lambda namespace: blake2b(f"{own_address} {namespace}".encode()).digest())
