@@ -139,17 +139,17 @@ def schema() -> bytes:
     """Return the OpenAPI document of the API, encoded as JSON."""
     types = [*RESPONSES.values(), models.Release, models.Problem]
     refs, components = msgspec.json.schema_components(types, ref_template=_REF_TEMPLATE)
-    ref_of = dict(zip(types, refs, strict=True))
-    problem = {"description": "The error, and what would be valid", **_json_content(ref_of[models.Problem])}
+    ref_by_type = dict(zip(types, refs, strict=True))
+    problem = {"description": "The error, and what would be valid", **_json_content(ref_by_type[models.Problem])}
     paths: dict[str, Any] = {}
     for path, response_type in RESPONSES.items():
-        success = {"description": _first_doc_line(response_type), **_json_content(ref_of[response_type])}
+        success = {"description": _first_doc_line(response_type), **_json_content(ref_by_type[response_type])}
         operation: dict[str, Any] = {
             "parameters": _parameters(path),
             "responses": {"200": success, "default": problem},
         }
         if path == "/api/release":
-            operation["requestBody"] = {"required": True, **_json_content(ref_of[models.Release])}
+            operation["requestBody"] = {"required": True, **_json_content(ref_by_type[models.Release])}
             paths[path] = {"post": operation}
         else:
             paths[path] = {"get": operation}

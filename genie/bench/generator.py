@@ -59,7 +59,7 @@ def _encode_hot(prefix: str, _: WorkloadParameters, count: int) -> list[RequestL
 def _encode_mixed(prefix: str, parameters: WorkloadParameters, count: int) -> list[RequestLines]:
     """Return the same request lines for all slots: 100 for each key, of which `shared_percent` request a shared lock.
 
-    Since a slot chooses each of its lines with equal probability, this is also the percentage of shared requests.
+    A slot chooses each of its lines with equal probability. So `shared_percent` of all requests are shared.
     """
     modes = [SHARED] * parameters.shared_percent + [EXCLUSIVE] * (100 - parameters.shared_percent)
     keys = range(parameters.keys)

@@ -283,8 +283,8 @@ class LoadRunner:
         `on_tick` is called after each tick with the seconds since the start.
         """
         started_s = time.perf_counter()
-        while self.protocols and not self.interrupts and (left_s := seconds + started_s - time.perf_counter()) > 0:
-            await self._wait_for_tick(left_s)
+        while self.protocols and not self.interrupts and (remaining_s := seconds + started_s - time.perf_counter()) > 0:
+            await self._wait_for_tick(remaining_s)
             self._tick()
             on_tick(time.perf_counter() - started_s)
 
@@ -299,19 +299,19 @@ class LoadRunner:
         while (
             self.protocols
             and self.interrupts < INTERRUPTS_TO_ABORT
-            and (left_s := deadline_s - time.perf_counter()) > 0
+            and (remaining_s := deadline_s - time.perf_counter()) > 0
         ):
-            await self._wait_for_tick(left_s)
+            await self._wait_for_tick(remaining_s)
             self._tick()
         for protocol in self.protocols:
             protocol.closing = True  # `run` aborts the remaining connections
             self._tally.errors[NOT_RELEASED] += protocol.connection.unfinished
 
-    async def _wait_for_tick(self, left_s: float) -> None:
-        """Wait for the next tick, but at most `left_s` seconds. An interrupt or the loss of all connections ends the wait."""
+    async def _wait_for_tick(self, remaining_s: float) -> None:
+        """Wait for the next tick, but at most `remaining_s` seconds. An interrupt or the loss of all connections ends the wait."""
         self._wake.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(left_s, TICK_INTERVAL_S)):
+            async with asyncio.timeout(min(remaining_s, TICK_INTERVAL_S)):
                 await self._wake.wait()
 
     def _tick(self) -> None:

@@ -69,6 +69,7 @@ class AdminClient:
         self._token = _token()
         self._ssl = tls_context() if self._scheme == TLS else True  # True: the default of aiohttp, not used for HTTP
         self._session: aiohttp.ClientSession | None = None
+        """None until the client is entered as an async context manager."""
 
     async def __aenter__(self) -> Self:
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
@@ -82,7 +83,7 @@ class AdminClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._session is not None  # noqa: S101 - it was entered
+        assert self._session is not None  # noqa: S101 - set by `__aenter__`
         await self._session.close()
 
     async def get(self, path: str, limit: int | None = None) -> Any:
@@ -91,7 +92,7 @@ class AdminClient:
         `limit` is the maximum number of rows; None selects the default of the path. Raises RequestRejected
         if the server responds with an error, and Unavailable if it cannot be reached or is not an admin port.
         """
-        assert self._session is not None  # noqa: S101 - it was entered
+        assert self._session is not None  # noqa: S101 - set by `__aenter__`
         try:
             parameters = self._parameters | ({} if limit is None else {"limit": str(limit)})
             url = f"{self._scheme}{self.address}{path}"

@@ -316,7 +316,7 @@ def query(
         client = Querier(parse_addresses(host, port), connect_timeout=timeout_s, namespace=namespace)
         try:
             async with asyncio.timeout(None) as time_limit, AsyncExitStack() as stack:
-                # The client applies `connect_timeout` itself, and its error then contains the replies of the servers.
+                # While connecting, the client applies `connect_timeout`: its error contains the replies of the servers.
                 await stack.enter_async_context(client)
                 time_limit.reschedule(deadline)
                 try:

@@ -303,18 +303,18 @@ def _waits(waits: Waits, now_ms: float) -> Section:
             resource = waiter.resources[0] if waiter.resources else "-"
             rows.append([*waiter_cells, "-", "-", "", resource, "-", "-"])
             continue
-        first, *others = edges_by_waiter[waiter.id]
-        omitted_count = max(len(others), (waiter.blockers_total or 0) - 1)
-        blocker = nodes.get(first.blocker)
+        first_edge, *other_edges = edges_by_waiter[waiter.id]
+        omitted_count = max(len(other_edges), (waiter.blockers_total or 0) - 1)
+        blocker = nodes.get(first_edge.blocker)
         rows.append(
             [
                 *waiter_cells,
-                _label(first.blocker, blocker.transaction_name if blocker else None),
-                str(first.blocker),
+                _label(first_edge.blocker, blocker.transaction_name if blocker else None),
+                str(first_edge.blocker),
                 f"+{omitted_count:,}" if omitted_count else "",
-                f"{first.mode}:{first.resource}",
-                first.state,
-                duration(now_ms - first.since),
+                f"{first_edge.mode}:{first_edge.resource}",
+                first_edge.state,
+                duration(now_ms - first_edge.since),
             ]
         )
     return Section(

@@ -56,6 +56,7 @@ class Queries:
         self._state = self._last.c.transferStateId
         self._comparable_date = database.comparable_date
         self._shifted_date = database.shifted_date
+        """Like `_comparable_date`, a function that returns an SQL expression."""
 
     def segment(self) -> Select[Any]:
         """Select the handler's row of the table `segment` (steps 1 and 2 of the reference design)."""
@@ -190,7 +191,7 @@ class Queries:
         return _keep_join_order(query if last is None else query.where(id <= last))
 
     def refresh_dates(self, timeout_ids: Sequence[int]) -> Update:
-        """Copy the ledger's current dates to these tracked rows."""
+        """Update the copied dates of tracked rows: set them to the current dates in the ledger."""
         expires = select(self._comparable_date(self._transfer.c.expirationDate))
         expires = expires.where(self._transfer.c.transferId == self._timeout.c.transferId)
         is_listed = self._timeout.c.transferTimeoutId.in_(timeout_ids)

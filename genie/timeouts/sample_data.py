@@ -82,8 +82,10 @@ class Transfer(NamedTuple):
 
 
 def transfers(data_set: DataSet, ledger: Ledger, now: datetime) -> Iterator[Transfer]:
-    """Generate the transfers of a data set, with random states and dates. The ids depend only on
-    the seed, because they have a random number generator of their own.
+    """Generate the transfers of a data set, with random states and dates.
+
+    The ids have a random number generator of their own. So they depend only on the seed, not on the
+    other parameters of the data set.
     """
     id_random, value_random = random.Random(f"{data_set.seed} ids"), random.Random(data_set.seed)  # noqa: S311 - no secret
     paths = _state_paths(ledger)
@@ -119,7 +121,8 @@ def _state_paths(ledger: Ledger) -> list[tuple[str, ...]]:
     """
     processing, final = ledger.processing_states, ledger.final_states
     usual = (*processing, *final[:2])
-    others = [(*processing, state) for state in (final[:1] + final[2:] if len(final) > 1 else ())]
+    other_final_states = final[:1] + final[2:] if len(final) > 1 else ()
+    others = [(*processing, state) for state in other_final_states]
     return [processing, usual, *others]
 
 

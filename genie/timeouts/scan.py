@@ -36,6 +36,7 @@ class Scanner:
         self._queries = Queries(ledger, database)
         self._batch, self._max_transaction_age = batch, max_transaction_age
         self._sweep = Sweep(batch)
+        """Which rows have their dates compared with the ledger's next."""
         self._due_after: tuple[datetime, int] | None = None
         """Date and id of the row after which the next scan reads due rows; None: from the first."""
 
@@ -159,11 +160,11 @@ class Scanner:
         last = (await connection.execute(self._queries.last_of_batch(first, batch_size))).scalar()
         ranges = [(first, last)]
         wrapped = last is None  # the end of the table was reached
-        whole = wrapped and not first
+        whole = wrapped and first == 0  # whether all rows are compared
         if wrapped and first:  # continue with the first rows, at most to the row where this batch began
-            end = (await connection.execute(self._queries.last_of_batch(0, batch_size))).scalar()
-            whole = end is None or end >= first
-            last = first if whole else end
+            last_after_wrap = (await connection.execute(self._queries.last_of_batch(0, batch_size))).scalar()
+            whole = last_after_wrap is None or last_after_wrap >= first
+            last = first if whole else last_after_wrap
             ranges.append((0, last))
         max_date = now if self._sweep.phase is Phase.OVERDUE else None
         rows: list[TransferRow] = []

@@ -107,8 +107,8 @@ class Sweep:
         return ROWS_PER_RUN if self.phase is Phase.SAMPLE else max(self.batch, ROWS_PER_RUN)
 
     def advance(self, compared: Compared) -> None:
-        """Record the rows that a run has compared, and change the phase if that is due. Called
-        after the results of the run were written.
+        """Record the rows that a run has compared, and change the phase if necessary. Called after
+        the results of the run were written.
 
         The phase SAMPLE changes to OVERDUE when a moved date is found. The phases OVERDUE and COPY
         end when a batch has no moved date, or when all rows were compared since the phase began.

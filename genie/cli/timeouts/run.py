@@ -273,7 +273,8 @@ class _Service:
         every = self.options.progress_every
         has_caught_up = self.was_lagging and last > first
         has_passed_multiple = last // every > first // every  # of `progress_every`
-        if has_passed_multiple if run.lagging else has_caught_up:
+        is_progress_due = has_passed_multiple if run.lagging else has_caught_up
+        if is_progress_due:
             total = f" of {self.last_change:,}" if last <= self.last_change else ""
             _print_message(f"read up to state change {last:,}{total}")
         self.was_lagging = run.lagging

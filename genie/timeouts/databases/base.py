@@ -38,8 +38,10 @@ class Database(ABC):
 
     def __init__(self, url: URL, engine: AsyncEngine) -> None:
         self.name = url.set(query={}).render_as_string(hide_password=True)  # the query may have a password
+        """The URL without its password and its query, for error messages."""
         self._engine = engine
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        """The same connection pool, with each statement in a transaction of its own."""
 
     async def connect(self) -> None:
         """Check that a connection to the database is possible. Raises ValueError if the driver
@@ -85,8 +87,8 @@ class Database(ABC):
 
     @abstractmethod
     def try_lock(self) -> AbstractAsyncContextManager[bool]:
-        """Try to acquire the database's run lock, without waiting, and yield whether the lock was
-        acquired. The lock is released at the end of the block.
+        """Try to acquire the run lock, without waiting; yield whether the lock was acquired. The lock
+        is released at the end of the block. It serializes the runs of all replicas.
         """
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
