@@ -128,7 +128,7 @@ class StoreFollower:
 
     def expect(self, outputs: Iterable[Token]) -> None:
         """Begin to record which of these outputs are spent: an output stays in `_expected` until it
-        is spent.
+        is spent, or `stop_expecting` is called.
 
         Must be called before this process issues the outputs, because the change feed may report
         that an output is spent before the issuing call returns.

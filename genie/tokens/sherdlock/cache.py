@@ -492,11 +492,12 @@ class WalletCaches:
             cache.remove(id)
 
     def expect(self, outputs: Sequence[Token]) -> list[Token]:
-        """Begin to record which of these outputs are spent. The outputs are recorded in `_expected`
-        until they are spent.
+        """Begin to record which of these outputs are spent: an output stays in `_expected` until it
+        is spent, or `stop_expecting` is called.
 
         Must be called before this process issues the outputs, because the change feed may report
-        that an output is spent before the issuing call returns. Returns the outputs that belong to a cached wallet; the others are not recorded.
+        that an output is spent before the issuing call returns. Returns the outputs that belong to
+        a cached wallet; the other outputs are not recorded.
         """
         expected = [token for token in outputs if self._caches_of(token)]
         self._expected.update(token.id for token in expected)

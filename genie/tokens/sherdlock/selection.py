@@ -92,11 +92,11 @@ class SherdlockSelection(Selection):
         }
 
     async def spend(self, outputs: Sequence[Token] = ()) -> None:
-        """Spend the tokens and issue `outputs`, all or nothing; see `Selection.spend`. If the
-        first attempt succeeds, the outputs can be selected at once.
+        """Spend the tokens and issue `outputs`, all or nothing; see `Selection.spend`.
 
-        Tokens that turn out to be spent are removed from the wallet's cache. If the outcome is
-        unknown, the locks stay until they expire.
+        If the first attempt succeeds, the outputs can be selected at once. Tokens that turn out to
+        be spent are removed from the wallet's cache. If the outcome is unknown, the locks stay until
+        they expire.
         """
         self._guard.check()
         caches = self._context.caches
