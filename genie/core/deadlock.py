@@ -194,8 +194,8 @@ def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
 def find_deadlock(table: LockTable, victim: Owner) -> Cycle | None:
     """Return the shortest cycle of hard edges through `victim` (a deadlock), or None if there is none.
 
-    A hard edge leads from a waiting owner to the holder of a lock, so no order of the wait queues
-    resolves a cycle of hard edges. The search is breadth first.
+    A hard edge leads from a waiting owner to the holder of a lock. A cycle of hard edges cannot be
+    resolved by rearranging wait queues. The search is breadth first, so it finds a shortest cycle.
     """
     steps: dict[Owner, tuple[Owner, Wait]] = {}  # the edge by which each owner was reached, and its start
     searched: set[str] = set()

@@ -67,6 +67,7 @@ class Authenticator:
         self._certificates_required = certificates_required
         self._stats = stats
         self.access = self._load()
+        """The current access-control list."""
 
     def _load(self) -> AccessControl:
         """Return the access-control list. Logs a warning if the token file is world-readable.

@@ -89,7 +89,10 @@ class FollowerHandler:
         return False
 
     def _on_all_rejected(self, connection: Peer) -> None:
-        """Hand a connection over to the pipeline if this server leads now. Close it if the client has closed its sending side."""
+        """Complete the handover of a connection if this server leads now: its queued commands are all rejected.
+
+        Close the connection if the client has closed its sending side.
+        """
         awaiting = self._awaiting_handover.pop(connection, None)
         if awaiting is not None and self._leader_handler is not None:
             awaiting.handler = self._leader_handler

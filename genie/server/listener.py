@@ -134,7 +134,7 @@ class AdmissionControl(Generic[C]):
 
     @property
     def crowded(self) -> bool:
-        """Whether too many rejected connections are open, so that another one must be closed without lingering."""
+        """Whether too many rejected connections are open, so that a further rejected connection must be closed without lingering."""
         return self._rejected_count > REJECT_SLOTS
 
     def admit_handshake(self, handshake: Hashable, address: str) -> bool:

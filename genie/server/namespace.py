@@ -184,7 +184,10 @@ class Namespace:
         return self._current_pipeline.snapshot()
 
     def _on_leader_changed(self, leader: str | None) -> None:
-        """Redirect clients to the leader, which is another server. None: the leader is unknown."""
+        """Redirect clients to a leader on another server. None: the leader is unknown.
+
+        Once the leader is known, the state of this server's last leadership is freed.
+        """
         if leader is not None and leader != self._follower.leader:
             log.info("leader changed", namespace=self.name, leader=leader)
         self._follower.leader = leader

@@ -202,7 +202,7 @@ class Notifier:
                 change = self.retain_reply(session, request, reason, message)
         if not self.durable:
             return
-        if (  # the request may have a record in the store: an earlier batch, or this one, stored it
+        if (  # the request may have a record in the store, from this batch or an earlier batch
             request.fence
             or session is None
             or (session.key is not None and (request.id < self.stored_below or request.id in self.write_set))

@@ -182,10 +182,10 @@ class CommandScheduler:
         return not stopped
 
     def _record_overrun(self, connection: Peer, started: float, now: float) -> None:
-        """Record that a connection used up its quantum. If it did so recently, make it busy.
+        """Record that a connection used up its quantum. Make the connection busy if its previous overrun was recent.
 
-        A single overrun has no effect, because the whole process may have been paused. `started` and `now`: begin and end
-        of the turn.
+        A single overrun does not make it busy, because the whole process may have been paused. `started` and `now` are the
+        begin and the end of the turn.
         """
         until = started + (now - started) / LIGHT_SHARE
         if connection.overran_until > started:

@@ -99,7 +99,7 @@ class _Handshake(ssl.SSLObject):
         except ssl.SSLError as error:
             reply = TLS_REQUIRED if error.reason in NOT_TLS else self.outgoing.read()
             if self.file is not None:
-                with contextlib.suppress(OSError):  # the client does not read; the caller logs the failure
+                with contextlib.suppress(OSError):  # the client may be gone; the caller logs the failed handshake
                     os.write(self.file, reply)
             raise
 

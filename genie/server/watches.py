@@ -68,7 +68,7 @@ class WatchRegistry:
         return self._prefixes_of.get(connection, set())
 
     def matches(self, name: str) -> Iterable[Outbound]:
-        """Return the connections that watch a prefix of `name`, each once."""
+        """Return the connections that watch a prefix of `name`, each connection once."""
         matching: dict[Outbound, None] = {}
         for length in self._lengths:
             watchers = self.prefixes.get(name[:length]) if length <= len(name) else None
