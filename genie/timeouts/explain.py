@@ -78,8 +78,8 @@ class _Row(NamedTuple):
 
 
 async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation:
-    """Find the expired transfers of a ledger, at most `limit`, and the handler's progress with each
-    of them.
+    """Find the expired transfers of a ledger, and the handler's progress with each of them. At most
+    `limit` transfers are returned.
 
     Reads all state changes, which takes seconds in a large ledger. Writes and locks nothing. Raises
     DatabaseFailed if the database can't be read, and WrongDate for an invalid date.

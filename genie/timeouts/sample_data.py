@@ -142,10 +142,10 @@ async def generate(
 ) -> int:
     """Write a data set to a ledger, and return the number of state changes written.
 
-    Each `chunk_size` transfers are written in one transaction. After each transaction `on_progress`
-    is called with the number of transfers written, and the total number. Raises ValueError if the
-    ledger has some of these transfers already, and WrongSchema or DatabaseFailed if they can't be
-    written.
+    A transaction writes `chunk_size` transfers. After each transaction, `on_progress` is called
+    with the number of transfers written so far, and the total number. Raises ValueError if the
+    ledger already has some of these transfers. Raises WrongSchema or DatabaseFailed if the
+    transfers can't be written.
     """
     written = change_count = 0
     with translate_errors(database):

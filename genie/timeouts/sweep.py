@@ -124,9 +124,9 @@ class Sweep:
             case Phase.COPY if round_complete or not compared.found_rescheduled:
                 self.phase = Phase.SAMPLE
 
-    def start_at(self, row: int) -> None:
-        """Let the next run begin with the row with the id `row`, whose date was found to be moved."""
-        self._start(Phase.OVERDUE, row - 1)
+    def start_at(self, row_id: int) -> None:
+        """Let the next run begin with the row with the id `row_id`, which has a moved date."""
+        self._start(Phase.OVERDUE, row_id - 1)
 
     def _start(self, phase: Phase, begin: int) -> None:
         self.phase, self.position, self.begin, self.wrapped = phase, begin, begin, False

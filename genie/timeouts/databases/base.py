@@ -58,15 +58,15 @@ class Database(ABC):
         await self._engine.dispose()
 
     def exists(self) -> bool:
-        """Return False if the database is a file that does not exist, because connecting would
-        create the file.
+        """Return False if the database is a file that does not exist. Connecting would create the
+        file.
         """
         return True
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """Provide a connection in autocommit mode: each statement sees what is committed when it
-        begins, and locks nothing.
+        """Provide a connection in autocommit mode. Each statement sees what was committed before the
+        statement began, and locks nothing.
         """
         async with open_connection(self._autocommit) as connection:
             yield connection
