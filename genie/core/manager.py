@@ -267,8 +267,9 @@ class LockManager:
     ) -> None:
         """End several requests together: waiting requests, and held requests with `release_on_disconnect`.
 
-        All of them are removed before any waiter is granted. Otherwise the removal of one request
-        could grant another request of `requests`, which is to be ended.
+        Other held requests stay held. All ended requests are removed before any waiter is granted.
+        Otherwise the removal of one request could grant another request of `requests`, which is to be
+        ended.
         """
         affected: AffectedQueues = []
         for request in requests:

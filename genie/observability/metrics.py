@@ -112,7 +112,10 @@ class Metrics(Collector):
             yield metric
 
     def parts(self) -> Iterator[Metric]:
-        """Yield each metric once for each namespace. These parts are small, so the caller can let the event loop run between them."""
+        """Yield each metric in parts, one for each namespace.
+
+        The parts are small, so that the caller can let the event loop run between two parts.
+        """
         namespaces = self._server.namespaces
         yield from _request_metrics({name: namespace.stats for name, namespace in namespaces.items()})
         yield from _lock_table_metrics(namespaces)

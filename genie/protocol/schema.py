@@ -41,7 +41,7 @@ def schema() -> dict[str, Any]:
 
 
 def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Replace the qualified Python names of payload classes, such as `Welcome.Payload`, by names such as `WelcomePayload`."""
+    """Rename the payload classes: a qualified Python name such as `Welcome.Payload` becomes `WelcomePayload`."""
     encoded = msgspec.json.encode(definitions).replace(f"{messages.__name__}.".encode(), b"")
     renamed: dict[str, Any] = msgspec.json.decode(encoded.replace(b".Payload", b"Payload"))
     return renamed

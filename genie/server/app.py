@@ -144,7 +144,10 @@ class Server:
         return host, port
 
     async def _start_namespaces(self, node: Node) -> None:
-        """Start all namespaces, and wait until one namespace knows its leader. Raises the error of a namespace that fails."""
+        """Start all namespaces, and wait until one namespace knows its leader.
+
+        If a namespace fails before that, raise its error.
+        """
         for namespace in self.namespaces.values():
             namespace.start(node).add_done_callback(self._on_namespace_ended)
         await self._ready.wait()
@@ -195,7 +198,10 @@ class Server:
         )
 
     def _find_handler(self, name: str | None) -> CommandHandler | RequestRejected:
-        """Return the command handler of the namespace `name` (None: the default), or an error if there is no such namespace."""
+        """Return the command handler of the namespace `name`; of the default namespace if `name` is None.
+
+        Return an error if this server does not serve the namespace.
+        """
         namespace = self.default_namespace if name is None else self.namespaces.get(name)
         if namespace is not None:
             return namespace.handler
@@ -276,7 +282,7 @@ class Server:
         namespaces = self.namespaces.values()
         for namespace in namespaces:
             namespace.draining = True
-        # Namespaces without leadership stop first, so that none of them acquires leadership while the leaders drain.
+        # Followers stop first, so that none of them acquires leadership while the leaders drain.
         await asyncio.gather(*(namespace.stop() for namespace in namespaces if not namespace.is_leader))
         leaders = [namespace for namespace in namespaces if namespace.is_leader]
         drained = await asyncio.gather(*(namespace.drain() for namespace in leaders))

@@ -161,7 +161,9 @@ class Pipeline:
         self._schedule()
 
     def _schedule(self) -> None:
-        """Run a batch after all connections with input were read, unless the last commit is still in flight.
+        """Schedule a batch after all connections with input are read, unless the last commit is still in flight.
+
+        While the store is unavailable, the batch is scheduled in spite of the commit, in order to reject its commands.
 
         Executing many commands in one pass keeps code and tables in the processor's caches; a system call between two
         commands would evict them.
