@@ -75,7 +75,7 @@ class Monitor:
             else:
                 omitted += 1
         if omitted:
-            self._log.warning("further slow waits not logged", count=omitted)
+            self._log.warning("slow waits not logged", count=omitted)
         self._stats.trim_recent_waiters(len(pipeline.manager.table.waiting))
 
     def _log_deadlocks(self) -> None:
@@ -84,7 +84,7 @@ class Monitor:
         for deadlock in deadlocks[:MAX_LOGGED_EVENTS]:
             self._log.warning("deadlock detected", **_deadlock_fields(deadlock))
         if count > MAX_LOGGED_EVENTS:
-            self._log.warning("further deadlocks not logged", count=count - MAX_LOGGED_EVENTS)
+            self._log.warning("deadlocks not logged", count=count - MAX_LOGGED_EVENTS)
 
 
 def _slow_wait_fields(pipeline: Pipeline, request: Request, now: float) -> dict[str, Any]:
