@@ -190,8 +190,8 @@ async def test_the_time_to_load_a_snapshot_does_not_count_as_silence_of_the_lead
     await lead(leader, 1, batch_holding(), lease_ms=LONG_LEASE_MS)
     original_init, candidacies = Candidacy.__init__, list[Candidacy]()
 
-    def record_candidacy(self: Candidacy, *args: Any) -> None:
-        original_init(self, *args)
+    def record_candidacy(self: Candidacy, *args: Any, **options: Any) -> None:
+        original_init(self, *args, **options)
         candidacies.append(self)
 
     monkeypatch.setattr(Candidacy, "__init__", record_candidacy)
@@ -219,5 +219,5 @@ async def test_the_time_to_load_a_snapshot_does_not_count_as_silence_of_the_lead
         await commit(leader, Batch({}, 100, 100, commits))
         await asyncio.sleep(LEASE_MS / 4000)
         commits += loaded.is_set()
-    assert not following.done()
+        assert not following.done()
     following.cancel()
