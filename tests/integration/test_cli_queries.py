@@ -278,7 +278,7 @@ def test_invalid_input_is_one_error(genie: Genie, args: list[str], message: str)
 def test_inspect_filters_exclude_each_other(genie: Genie) -> None:
     result = genie_cli(genie.port, "inspect", "--id", "3", "--resource", "a")
     assert result.returncode == 2
-    assert "exclude each other" in result.stderr
+    assert "are mutually exclusive" in result.stderr
 
 
 def test_release_prints_the_reason_of_the_end(genie: Genie) -> None:

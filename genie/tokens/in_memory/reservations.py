@@ -406,65 +406,67 @@ def _amount(entry: TokenEntry) -> int:
 
 
 class Buckets:
-    """The buckets by wallet, and the entries by token id. At most `max_tokens` tokens are kept in
-    memory; of further tokens only the id and the amount are kept.
+    """The buckets by wallet, and the entries by token id. Every unspent token has an entry, with its
+    id and its amount. The `Token` objects of at most `max_cached_tokens` entries are kept as well.
     """
 
-    __slots__ = ("_buckets", "_cached_count", "_entries", "_max_tokens")
+    __slots__ = ("_cached_token_count", "_entry_by_id", "_max_cached_tokens", "_wallet_buckets")
 
-    def __init__(self, max_tokens: int | None = None) -> None:
-        self._buckets: dict[Wallet, Bucket] = {}
-        self._entries: dict[str, TokenEntry] = {}
+    def __init__(self, max_cached_tokens: int | None = None) -> None:
+        self._wallet_buckets: dict[Wallet, Bucket] = {}
+        """The bucket of each wallet that has unspent tokens."""
+        self._entry_by_id: dict[str, TokenEntry] = {}
         """The entries of all unspent tokens, by token id."""
-        self._max_tokens = max_tokens
-        """Maximum number of tokens in memory. None: no limit."""
-        self._cached_count = 0
-        """The number of tokens in memory."""
+        self._max_cached_tokens = max_cached_tokens
+        """Maximum number of entries whose `Token` object is kept. None: no limit."""
+        self._cached_token_count = 0
+        """The number of entries whose `Token` object is kept."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entry_by_id)
 
     @property
-    def cached_count(self) -> int:
-        """The number of tokens in memory."""
-        return self._cached_count
+    def cached_token_count(self) -> int:
+        """The number of entries whose `Token` object is kept."""
+        return self._cached_token_count
 
     def ids(self) -> Iterable[str]:
         """Return the ids of all tokens."""
-        return self._entries.keys()
+        return self._entry_by_id.keys()
 
     def find(self, wallet: Wallet) -> Bucket | None:
         """Return the bucket of a wallet, if it has any tokens."""
-        return self._buckets.get(wallet)
+        return self._wallet_buckets.get(wallet)
 
     def entry(self, id: str) -> TokenEntry | None:
         """Return a token's entry, if it is present."""
-        return self._entries.get(id)
+        return self._entry_by_id.get(id)
 
     def add(self, token: Token) -> TokenEntry | None:
         """Add a free token, and return its entry. Returns None if the token was present already."""
-        if token.id in self._entries:
+        if token.id in self._entry_by_id:
             return None
         wallets = wallets_of(token)
         entry = TokenEntry(token, self._bucket(wallets[0]), self._bucket(wallets[1]) if len(wallets) > 1 else None)
-        self._entries[entry.id] = entry
-        entry.token = None  # unless `cache_token` finds room in memory
+        self._entry_by_id[entry.id] = entry
+        entry.token = None  # unless `cache_token` keeps it
         self.cache_token(entry, token)
         self._update_totals(entry, 1)
         entry.push()
         return entry
 
     def cache_token(self, entry: TokenEntry, token: Token) -> None:
-        """Keep an entry's token in memory, unless `max_tokens` tokens are in memory already."""
-        if entry.token is None and (self._max_tokens is None or self._cached_count < self._max_tokens):
+        """Keep the `Token` object of an entry, unless `max_cached_tokens` of them are kept already."""
+        has_room = self._max_cached_tokens is None or self._cached_token_count < self._max_cached_tokens
+        if entry.token is None and has_room:
             entry.token = token
-            self._cached_count += 1
+            self._cached_token_count += 1
 
     def remove(self, id: str) -> bool:
         """Remove a spent token. Marks the token's entry as spent, so that a reservation that
         contains the entry can report the token. Returns whether the token was present.
         """
-        entry = self._entries.pop(id, None)
+        entry = self._entry_by_id.pop(id, None)
         if entry is None:
             return False
         if entry.reservation is not None:
@@ -472,15 +474,15 @@ class Buckets:
         entry.reservation = SPENT
         if entry.token is not None:
             entry.token = None
-            self._cached_count -= 1
+            self._cached_token_count -= 1
         self._update_totals(entry, -1)
         return True
 
     def _bucket(self, wallet: Wallet) -> Bucket:
         """Return the bucket of a wallet, which is created on first use."""
-        bucket = self._buckets.get(wallet)
+        bucket = self._wallet_buckets.get(wallet)
         if bucket is None:
-            bucket = self._buckets[wallet] = Bucket(wallet)
+            bucket = self._wallet_buckets[wallet] = Bucket(wallet)
         return bucket
 
     def _update_totals(self, entry: TokenEntry, sign: int) -> None:
@@ -492,6 +494,6 @@ class Buckets:
                 bucket.count += sign
                 bucket.total += sign * entry.amount
                 if not bucket.count:
-                    del self._buckets[bucket.wallet]
+                    del self._wallet_buckets[bucket.wallet]
                 elif sign < 0:
                     bucket.compact_stack()

@@ -30,19 +30,17 @@ this many messages for one watcher.
 class Reservation:
     """Tokens that this selector holds, or has requested, for a transaction.
 
-    `expires_at` is the earliest time at which its locks expire (event-loop seconds; infinite until
-    Genie has granted them). Afterwards its tokens are free, unless the watch reports a lock.
+    After `expires_at` the tokens are free, unless the watch reports a lock.
     """
 
-    __slots__ = ("expires_at", "ids", "runs_to_expiry", "transaction")
+    __slots__ = ("expires_at", "runs_to_expiry", "token_ids", "transaction")
 
-    def __init__(self, transaction: str, ids: Iterable[str]) -> None:
+    def __init__(self, transaction: str, token_ids: Iterable[str]) -> None:
         self.transaction = transaction
-        self.ids = set(ids)
-        """The ids of the tokens."""
+        self.token_ids = set(token_ids)
         self.expires_at = inf
-        """The earliest time at which a lock expires (event-loop seconds). Infinite until Genie has
-        granted the locks.
+        """When the first of the locks expires (event-loop time, in seconds); infinite until the
+        locks are granted.
         """
         self.runs_to_expiry = False
         """Whether the locks are never released, and end only when they expire."""
@@ -124,7 +122,7 @@ class LockTracker:
 
     def reserve(self, reservation: Reservation) -> None:
         """Make the tokens of a reservation unavailable to other selections of this selector."""
-        for id in reservation.ids:
+        for id in reservation.token_ids:
             self.reservations[id] = reservation
 
     def narrow(self, reservation: Reservation, granted: Iterable[str]) -> None:
@@ -134,17 +132,17 @@ class LockTracker:
         them.
         """
         granted_ids = set(granted)
-        for id in reservation.ids - granted_ids:
+        for id in reservation.token_ids - granted_ids:
             if self.reservations.get(id) is reservation:
                 del self.reservations[id]
-        reservation.ids = granted_ids
+        reservation.token_ids = granted_ids
         self.reserve(reservation)
 
     def drop(self, reservation: Reservation) -> None:
         """Remove a reservation, and report its tokens as free, except tokens on which the watch has
         observed a lock.
         """
-        for id in reservation.ids:
+        for id in reservation.token_ids:
             if self.reservations.get(id) is reservation:
                 del self.reservations[id]
                 if id not in self.observed:
@@ -262,8 +260,8 @@ class LockSubscription:
         """When the subscription was last needed."""
         self._waiters = 0
         """The number of `with` blocks in progress: they wait for tokens that others hold."""
-        self._events = 0
-        """The number of events since the last check."""
+        self._event_count = 0
+        """The number of lock events since the last check."""
         self._watch: asyncio.Task[None] | None = None
         """The task that receives the lock events; None while not subscribed."""
         self._check_timer: asyncio.TimerHandle | None = None
@@ -321,8 +319,8 @@ class LockSubscription:
         `RESUBSCRIBE_AFTER_S`. A timer calls this every `CHECK_INTERVAL_S`.
         """
         loop = asyncio.get_running_loop()
-        is_cheap = self._events <= CHEAP_EVENTS_PER_S * CHECK_INTERVAL_S
-        self._events = 0
+        is_cheap = self._event_count <= CHEAP_EVENTS_PER_S * CHECK_INTERVAL_S
+        self._event_count = 0
         recently_needed = loop.time() - self._needed_at < KEEP_AFTER_USE_S
         if is_cheap or self._waiters or self._contention > UNSUBSCRIBE_BELOW or recently_needed:
             self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check_need)
@@ -345,7 +343,7 @@ class LockSubscription:
 
     async def _run_watch(self, backoff: Backoff) -> None:
         """Watch the locks of all tokens, and pass the events to the tracker, until the watch fails.
-        The caller retries, with a `backoff` that is reset once the snapshot is complete.
+        The caller retries with `backoff`, which is reset once the initial snapshot is complete.
         """
         tracker, loop = self._tracker, asyncio.get_running_loop()
         tracker.clear_observed()
@@ -353,7 +351,7 @@ class LockSubscription:
             snapshot_task = loop.create_task(self._await_snapshot(backoff))
             try:
                 async for change in changes:
-                    self._events += 1
+                    self._event_count += 1
                     if change.state == "locked":
                         tracker.on_locked(change.resource[_PREFIX_LENGTH:], change.id, change.transaction, loop.time())
                     else:
@@ -373,5 +371,5 @@ class LockSubscription:
             backoff.reset()
         except GenieError:
             pass  # the waiting selections retry without a complete snapshot
-        self._events = 0  # the rate of events does not include the snapshot
+        self._event_count = 0  # the rate of events does not include the snapshot
         self._on_snapshot()

@@ -24,7 +24,7 @@ def check(buckets: Buckets, tokens: dict[str, Token], reservations: dict[str, ob
     """Check the totals, and that each free entry is exactly once on the stack of each of its buckets."""
     assert set(buckets.ids()) == set(tokens)
     wallets = {wallet for token in tokens.values() for wallet in wallets_of(token)}
-    assert set(buckets._buckets) == wallets
+    assert set(buckets._wallet_buckets) == wallets
     for wallet in wallets:
         bucket = buckets.find(wallet)
         assert bucket is not None
@@ -38,8 +38,8 @@ def check(buckets: Buckets, tokens: dict[str, Token], reservations: dict[str, ob
             assert entry.reservation is SPENT or entry.stack_flags & bucket.flag
     entries = [buckets.entry(id) for id in tokens]
     assert all(entry is not None and entry.reservation is reservations.get(entry.id) for entry in entries)
-    assert buckets.cached_count == sum(entry is not None and entry.token is not None for entry in entries)
-    assert whole is None or buckets.cached_count <= whole
+    assert buckets.cached_token_count == sum(entry is not None and entry.token is not None for entry in entries)
+    assert whole is None or buckets.cached_token_count <= whole
 
 
 @pytest.mark.parametrize("max_tokens", [None, 40])
@@ -88,7 +88,7 @@ def test_random_operations_keep_totals_and_stacks_consistent(seed: int, max_toke
             check(buckets, tokens, holders, max_tokens)
     for id in list(tokens):
         buckets.remove(id)
-    assert (len(buckets), buckets.cached_count, buckets._buckets) == (0, 0, {})
+    assert (len(buckets), buckets.cached_token_count, buckets._wallet_buckets) == (0, 0, {})
 
 
 def test_entries_of_spent_tokens_do_not_accumulate_in_the_other_bucket() -> None:
