@@ -30,10 +30,10 @@ def check(buckets: Buckets, tokens: dict[str, Token], reservations: dict[str, ob
         assert bucket is not None
         mine = [token for token in tokens.values() if wallet.has(token)]
         free = {token.id for token in mine if reservations.get(token.id) is None}
-        assert (bucket.count, bucket.total) == (len(mine), sum(token.amount for token in mine))
-        assert bucket.free == sum(tokens[id].amount for id in free)
+        assert (bucket.token_count, bucket.total_amount) == (len(mine), sum(token.amount for token in mine))
+        assert bucket.free_amount == sum(tokens[id].amount for id in free)
         assert sorted(entry.id for entry in bucket.free_entries()) == sorted(free)
-        assert len(bucket.stack) == len(set(bucket.stack)) <= 2 * bucket.count + MAX_STALE_ENTRIES
+        assert len(bucket.stack) == len(set(bucket.stack)) <= 2 * bucket.token_count + MAX_STALE_ENTRIES
         for entry in bucket.stack:
             assert entry.reservation is SPENT or entry.stack_flags & bucket.flag
     entries = [buckets.entry(id) for id in tokens]
@@ -70,8 +70,8 @@ def test_random_operations_keep_totals_and_stacks_consistent(seed: int, max_toke
             bucket = buckets.find(chance.choice(wallets_of(chance.choice(list(tokens.values())))))
             assert bucket is not None
             reservation, taken = object(), list[Any]()
-            if bucket.free and chance.random() < 0.5:
-                taken = bucket.reserve(chance.randrange(1, bucket.free + 1), reservation)
+            if bucket.free_amount and chance.random() < 0.5:
+                taken = bucket.reserve(chance.randrange(1, bucket.free_amount + 1), reservation)
             elif chance.random() < 0.5:
                 bucket.reserve_where(chance.randrange(1, 20), reservation, lambda token: token.amount % 2 == 0, taken)
             else:
