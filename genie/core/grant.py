@@ -81,7 +81,7 @@ def _queue_order(request: Request) -> tuple[float, int]:
 # -- The conflict check ---------------------------------------------------------------
 
 
-def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 - one for each way to be blocked
+def is_grantable(table: LockTable, request: Request) -> bool:
     """Return whether a waiting request can be granted.
 
     A request is grantable if, on each of its resources, no other owner holds a conflicting lock or
@@ -97,11 +97,7 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
             return False
         queue, entry = resource.wait_queue, request.entry(name)
         assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
-        ahead = queue.exclusive.first_not_owned_by(owner)
-        if ahead is not None and ahead < entry:
-            return False
-        ahead = queue.shared.first_not_owned_by(owner)
-        if ahead is not None and ahead < entry:
+        if queue.exclusive.has_other_before(entry, owner) or queue.shared.has_other_before(entry, owner):
             return False
     for name in request.shared:
         resource = table.resources[name]
@@ -109,8 +105,7 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
             return False
         queue = resource.wait_queue
         assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
-        ahead = queue.exclusive.first_not_owned_by(owner)
-        if ahead is not None and ahead < request.entry(name):
+        if queue.exclusive.has_other_before(request.entry(name), owner):
             return False
     return True
 

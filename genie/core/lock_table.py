@@ -125,10 +125,7 @@ class LockTable:
             self.get_or_create_resource(name).holders[id_] = request
             self.grants += 1
         if request.transaction is not None:
-            transaction = self._transaction(request.transaction)
-            transaction.held[id_] = request
-            for name in request.names():
-                transaction.grants[name] = transaction.grants.get(name, 0) + 1
+            self.add_grants(request.transaction, request)
 
     def remove_held(self, request: Request) -> AffectedQueues:
         """Remove a held request. Return the wait queues of its resources, in which waiters may be grantable now."""
@@ -156,7 +153,7 @@ class LockTable:
             elif not resource.holders:
                 del resources[name]
         if request.transaction is not None:
-            self._remove_grants(request.transaction, request)
+            self.remove_grants(request.transaction, request)
         return affected
 
     def enqueue(self, request: Request) -> dict[Request, None]:
@@ -246,7 +243,14 @@ class LockTable:
             transaction = self.transactions[name] = Transaction()
         return transaction
 
-    def _remove_grants(self, owner: str, request: Request) -> None:
+    def add_grants(self, owner: str, request: Request) -> None:
+        """Add a held request to its transaction `owner`."""
+        transaction = self._transaction(owner)
+        transaction.held[request.id] = request
+        for name in request.names():
+            transaction.grants[name] = transaction.grants.get(name, 0) + 1
+
+    def remove_grants(self, owner: str, request: Request) -> None:
         """Remove a held request from its transaction `owner`. Remove the transaction if it has no requests left."""
         transaction = self.transactions[owner]
         del transaction.held[request.id]

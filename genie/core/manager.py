@@ -27,7 +27,7 @@ from genie.core.events import (
 )
 from genie.core.grant import grant_candidates, is_available, is_grantable, is_immediately_grantable
 from genie.core.lock_table import AffectedQueues, LockTable
-from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Owner, Reason, Request, Weight
+from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Owner, Reason, Request, Weight
 from genie.core.view import find_blockers
 
 RECENT_OUTCOMES = 100_000
@@ -112,6 +112,51 @@ class LockManager:
         else:
             self._recover(now, events)
         return events
+
+    # The two fast paths execute nearly all commands. They make no events: the caller knows what happened. In the server,
+    # a lock and release cost 0.88 of the CPU time of two steps.
+
+    def grant_if_uncontended(self, request: Request, now: float) -> bool:
+        """Grant a new request for exclusive locks on unlocked resources, without a step. Return whether it was granted.
+
+        If not, nothing has changed, and the request needs a step. A step would have the same effect as this method.
+        """
+        uncontended, resources = self.table.uncontended, self.table.resources
+        for name in request.exclusive:
+            if name in uncontended or name in resources:
+                return False
+        if request.shared:
+            return False
+        self._assign_id(request)
+        self._begin_hold(request, now)
+        self.table.held[request.id] = request
+        for name in request.exclusive:
+            uncontended[name] = request
+        if request.transaction is not None:
+            self.table.add_grants(request.transaction, request)
+        return True
+
+    def release_if_uncontended(self, id: int, origin: Origin) -> Request | None:
+        """Release a request of `origin` that holds only uncontended resources, without a step. Return the request.
+
+        If it is not such a request, return None: nothing has changed, and the release needs a step.
+        """
+        table = self.table
+        request, uncontended = table.held.get(id), table.uncontended
+        if request is None or request.origin is not origin or request.shared:
+            return None
+        for name in request.exclusive:
+            if name not in uncontended:
+                return None
+        del table.held[id]
+        for name in request.exclusive:
+            del uncontended[name]
+        if request.transaction is not None:
+            table.remove_grants(request.transaction, request)
+        self.deadlines.discard(request.deadline, id)
+        request.state = ENDED
+        self._outcomes.add(id, SUCCESS)
+        return request
 
     def adopt(self, request: Request) -> None:
         """Add a request in its current state, held or waiting, without granting any other request."""
@@ -302,14 +347,18 @@ class LockManager:
             request.owner = request.transaction
 
     def _grant(self, request: Request, now: float) -> None:
-        """Make a request held: assign its fencing token and its deadline, and add it to the lock table."""
+        """Make a request held, and add it to the lock table."""
+        self._begin_hold(request, now)
+        self.table.add_held(request)
+
+    def _begin_hold(self, request: Request, now: float) -> None:
+        """Assign the fencing token and the deadline of a request that is granted now."""
         request.state = HELD
         request.fence = self.next_fence
         self.next_fence += 1
         request.since = now
         request.since_unix_ms = now + self.unix_offset_ms
         request.deadline = ceil(now + request.transaction_timeout_ms)
-        self.table.add_held(request)
         self.deadlines.add(request.deadline, request.id)
 
     def _end(self, event: Released, events: list[Event]) -> None:

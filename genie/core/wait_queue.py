@@ -59,6 +59,18 @@ class SortedQueue:
         first = self._chunks[0][0]
         return first if first[2].owner != owner else next((entry for entry in self if entry[2].owner != owner), None)
 
+    def has_other_before(self, entry: QueueEntry, owner: Owner) -> bool:
+        """Return whether an entry of another owner than `owner` is before `entry`, which need not be in this queue."""
+        if not self._chunks:
+            return False
+        first = self._chunks[0][0]
+        if first >= entry:
+            return False
+        if first[2].owner != owner:
+            return True
+        other = self.first_not_owned_by(owner)
+        return other is not None and other < entry
+
     def add(self, entry: QueueEntry) -> None:
         """Insert an entry at its sorted position. A chunk that exceeds `MAX_CHUNK` is split in half."""
         chunks = self._chunks
@@ -83,7 +95,7 @@ class SortedQueue:
         chunks = self._chunks
         index = bisect_left(chunks, entry, key=_last) if len(chunks) > 1 else 0
         chunk = chunks[index]
-        position = bisect_left(chunk, entry)
+        position = 0 if chunk[0] is entry else bisect_left(chunk, entry)
         assert chunk[position] == entry, "the entry is not in this queue"  # noqa: S101 - an invariant
         del chunk[position]
         if not chunk:

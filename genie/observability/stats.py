@@ -202,9 +202,11 @@ class Stats:
         if request.state is WAITING:
             if self.tracks_recent_waiters:
                 self.recent_waiters.append(request)
-            name = _single_resource(request)
-            if name is not None:
-                self.contention.entry(name).conflicts += 1
+            exclusive = request.exclusive
+            if len(exclusive) == 1 and not request.shared:  # the usual case
+                self.contention.entry(exclusive[0]).conflicts += 1
+            elif not exclusive and len(request.shared) == 1:
+                self.contention.entry(request.shared[0]).conflicts += 1
             else:
                 blocked = self._blocked_resources[request.id] = tuple(blocked_resources(table, request))
                 self.contention.record_conflict(blocked)
@@ -269,14 +271,10 @@ class Stats:
 
     def _record_wait(self, request: Request, waited_ms: float) -> None:
         """Add the wait time of a request to the contention of the resources on which it was blocked."""
-        name = _single_resource(request)
-        if name is not None:
-            self.contention.entry(name).waited_ms += waited_ms
+        exclusive = request.exclusive
+        if len(exclusive) == 1 and not request.shared:  # the usual case
+            self.contention.entry(exclusive[0]).waited_ms += waited_ms
+        elif not exclusive and len(request.shared) == 1:
+            self.contention.entry(request.shared[0]).waited_ms += waited_ms
         else:
             self.contention.record_wait(self._blocked_resources.pop(request.id, ()), waited_ms)
-
-
-def _single_resource(request: Request) -> str | None:
-    """Return the name of the only resource of a request, the usual case; None if it names several resources."""
-    exclusive, shared = request.exclusive, request.shared
-    return (exclusive or shared)[0] if len(exclusive) + len(shared) == 1 else None

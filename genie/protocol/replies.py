@@ -97,11 +97,11 @@ def locked_again(request: Request, now: float) -> bytes:
     )
 
 
-def welcome(server: str, namespace: str, *, resumed: bool, quiet: bool, ref: str | None = None) -> bytes:
-    """Encode the reply to `hello`: version and build of the server, protocol, features, settings of the connection."""
+def welcome(version: str, namespace: str, *, resumed: bool, quiet: bool, ref: str | None = None) -> bytes:
+    """Encode the reply to `hello`: protocol, features, and the settings of the connection."""
     payload = {
         "protocol": PROTOCOL,
-        "server": server,
+        "server": f"genie/{version}",
         "features": FEATURES,
         "pingInterval": PING_INTERVAL_MS,
         "namespace": namespace,
@@ -111,6 +111,13 @@ def welcome(server: str, namespace: str, *, resumed: bool, quiet: bool, ref: str
     return message("welcome", payload, ref)
 
 
+def success(id: int, ref: str | None) -> bytes:
+    """Encode `released` for a request that its client released. `ref` is the `ref` of the `release`."""
+    if ref is None:
+        return b'{"command":"released","payload":{"id":%d,"reason":"success"}}\n' % id
+    return ended(id, SUCCESS, ref)
+
+
 def released(event: Released, now: float, ref: str | None) -> bytes:
     """Encode `released`, with the details of its reason. `now` is the lock manager's time in ms.
 
@@ -118,9 +125,9 @@ def released(event: Released, now: float, ref: str | None) -> bytes:
     `release`.
     """
     request = event.request
-    if event.reason is SUCCESS and ref is None:
-        return b'{"command":"released","payload":{"id":%d,"reason":"success"}}\n' % request.id
-    if event.reason is SUCCESS or event.reason is Reason.DISCONNECTED:
+    if event.reason is SUCCESS:
+        return success(request.id, ref)
+    if event.reason is Reason.DISCONNECTED:
         return ended(request.id, event.reason, ref)
     payload: dict[str, Any] = {"id": request.id, "reason": event.reason}
     if event.reason is Reason.QUEUE_TIMEOUT:

@@ -16,7 +16,7 @@ from genie.net import enable_keepalive
 from genie.protocol import replies
 from genie.protocol.commands import Hello, http_rejection, is_http, read_hello
 from genie.protocol.diagnostics import hello_token
-from genie.protocol.framing import MIN_COMMAND_BYTES, LineReader, LineTooLong
+from genie.protocol.framing import MIN_COMMAND_BYTES, SPLIT_BYTES, LineReader, LineTooLong
 from genie.server.auth import ACCESS_REVOKED, NO_HELLO, TLS_RECORD, Denial
 from genie.server.peer import END_OF_INPUT, READY, CommandHandler, ConnectionState, Peer
 from genie.server.rejections import unavailable
@@ -67,6 +67,7 @@ class Connection(Peer, asyncio.Protocol):
         "_lines",
         "_lingered",
         "_lingers_until",
+        "_max_whole_bytes",
         "_partial_bytes",
         "_postponed_lines",
         "_transport",
@@ -101,6 +102,8 @@ class Connection(Peer, asyncio.Protocol):
         """Splits the input into lines, and keeps the incomplete last line."""
         self._postponed_lines: Iterator[bytes] | None = None
         """Lines after a rejected `hello` that are not processed yet. Reading is paused until they are processed. None: no lines."""
+        self._max_whole_bytes = min(SPLIT_BYTES, limits.max_line)
+        """Maximum bytes of a read that is split into lines at once, and that cannot contain a line that is too long."""
         self._partial_bytes = 0
         """Bytes of the incomplete line, as last reported to `admission`."""
         self._write_blocked = False
@@ -130,6 +133,26 @@ class Connection(Peer, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Submit the lines that the received bytes complete. The handler decodes the lines when it executes them."""
+        size = len(data)
+        if (
+            self.state is not READY
+            or self.closing
+            or self._partial_bytes
+            or size > self._max_whole_bytes
+            or not data.endswith(b"\n")
+        ):
+            self._receive(data)
+            return
+        # The usual case: complete lines, and nothing else.
+        lines = data.split(b"\n")
+        lines.pop()  # after the last line end
+        if size < MIN_COMMAND_BYTES * len(lines):
+            lines = _without_blank_lines(lines)
+        if lines:
+            self.handler.submit(self, lines, size)
+
+    def _receive(self, data: bytes) -> None:
+        """Process received bytes: discard them, authenticate the client, or submit the lines that they complete."""
         if self.closing:
             self._discard(data)
             return
@@ -141,7 +164,7 @@ class Connection(Peer, asyncio.Protocol):
             self._reject_long_line(too_long)
             return
         if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank
-            lines = [line for line in lines if line]  # a queued blank line takes much more memory than its one byte
+            lines = _without_blank_lines(lines)
         if lines and self.state is not READY:
             lines = self._process_opening_lines(iter(lines))
         if lines:
@@ -187,6 +210,19 @@ class Connection(Peer, asyncio.Protocol):
         self._update_reading()
 
     # -- output -------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Send the deferred watch events, then all messages of the batch, in one write."""
+        transport = self._transport
+        if self.deferred or self._write_blocked or self.closed or self._lingers_until or transport is None:
+            super().flush()
+            return
+        self.has_reply = False
+        outbox = self.outbox
+        if outbox:  # the usual case
+            transport.write(b"".join(outbox))
+            outbox.clear()
+            self.watch_bytes = 0
 
     def _write(self, data: bytes) -> None:
         """Write to the client. If the client has too many unread bytes (a slow consumer), disconnect it instead."""
@@ -532,3 +568,8 @@ class Connection(Peer, asyncio.Protocol):
         if self._authenticator is not None:
             self._authenticator.count(rejection)
         self._write(replies.error(rejection))
+
+
+def _without_blank_lines(lines: list[bytes]) -> list[bytes]:
+    """Return the lines that are not empty: a queued blank line takes much more memory than its one byte."""
+    return [line for line in lines if line]

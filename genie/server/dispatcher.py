@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import structlog
 
-from genie import build, core
+from genie import core
 from genie.access import INSPECT, LOCK, Principal
 from genie.config import NAMESPACE
 from genie.core import SUCCESS, Disconnect, Expire, Granted, LockManager, Release, Released, Request, State
@@ -26,13 +27,12 @@ from genie.protocol.commands import (
     WireCommand,
     read,
 )
-from genie.protocol.replies import granted, released
+from genie.protocol.replies import granted, success
 from genie.protocol.resources import MAX_RESOURCES
 from genie.server.auth import authorize, may_inspect
 from genie.server.notifier import Notifier
 from genie.server.peer import DETACHED, END_OF_INPUT, Item, Peer
 from genie.server.rejections import wrong_namespace
-from genie.server.scheduler import QUANTUM
 from genie.server.sessions import Outbound, Session, SessionTable, is_same_request
 from genie.server.watches import MAX_WATCHES, WatchRegistry
 from genie.storage.store import Batch, RetainedReply, snapshot_of
@@ -49,7 +49,7 @@ MAX_EXPIRY_CHANGES = 10_000
 FIRST_BOUND_MS = BOUNDS_MS[0]
 """Upper bound of a histogram's first bucket, into which nearly all hold times fall."""
 
-_SERVER = build.description()
+_VERSION = version("genie-lock")
 _EXPIRE = Expire()
 
 
@@ -78,10 +78,14 @@ class Dispatcher:
         self._namespace = namespace
         self._durable = durable
         self._max_locks = limits.max_locks
-        self._unchecked_below = limits.max_locks - QUANTUM * MAX_RESOURCES
-        """Number of locks below which one turn of a connection cannot exceed `max_locks`, so that the limit is not checked."""
         self._max_per_session = limits.max_requests_per_session
         self._max_per_connection = limits.max_requests_per_connection
+        self._unchecked_requests = min(self._max_per_session, self._max_per_connection)
+        """Number of live requests of a session below which its next request cannot exceed the limits of the session."""
+        self._unchecked_below_id = 0
+        """A request with a smaller id cannot exceed `max_locks`, and the store is not full. `_admit_request` sets it."""
+        self._watched = self.watches.prefixes
+        """The watched prefixes: false if there are no watches."""
         self._table, self._step = manager.table, manager.step
 
     # -- expiry, recovery and disposal --------------------------------------------------------------------
@@ -113,36 +117,33 @@ class Dispatcher:
         retained = {reply.id: reply for session in self.sessions for reply in session.retained_replies or ()}
         return snapshot_of(self.manager, retained, next_id, self.notifier.now)
 
+    def set_store_full(self, full: bool) -> None:
+        """Reject new requests while the store is out of memory."""
+        self.store_full = full
+        self._unchecked_below_id = 0
+
     def dispose(self) -> None:
         """Break all reference cycles, so that the state is freed without the garbage collector."""
         self.watches.dispose()
         self.notifier.dirty.clear()
+        self.notifier.granted.clear()
         self.notifier.closing.clear()
         self.sessions.dispose()
 
     # -- execution ----------------------------------------------------------------------------------------
 
-    def execute(self, connection: Peer, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
+    def execute(self, connection: Peer, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0912, PLR0915 - the hot path
         """Execute commands of a connection in order. Return True if it stopped early, after a slow command."""
-        # This loop executes every command. A `request` or `release` with a single event, the usual case, is handled inline,
-        # which is faster (measured with `genie bench`). Every other case has a method.
+        # This loop executes every command. A `request` that is granted at once and a `release` that grants nothing, the
+        # usual cases, are handled inline, which is faster (measured with `genie bench`). Every other case has a method.
         if connection.state is DETACHED:
-            for item in items:
-                if item is END_OF_INPUT:
-                    self._end_input(connection)
-            return False
-        notifier, stats, table, durable = self.notifier, self.stats, self._table, self._durable
-        session, outbox, step, now = connection.session, connection.outbox, self._step, notifier.now
-        watched, write_set, holds = self.watches.prefixes, notifier.write_set, stats.holds
-        principal = connection.principal
-        # The number of requests that cannot exceed any limit. `_admit_request` checks each further request.
-        room = self._max_per_connection if session.key is None else self._max_per_session
-        room -= session.live_requests
-        if self.store_full or len(table.uncontended) + table.grants > self._unchecked_below:
-            room = 0
-        if not outbox:
-            notifier.dirty.append(connection)
-        connection.has_reply, quiet = True, session.quiet
+            return self._drain_detached(connection, items)
+        notifier, manager, session, outbox = self.notifier, self.manager, connection.session, connection.outbox
+        principal, now = connection.principal, notifier.now
+        if not connection.has_reply:
+            connection.has_reply = True
+            if not outbox:
+                notifier.dirty.append(connection)
         for item in items:
             if type(item) is bytes:
                 try:
@@ -165,85 +166,105 @@ class Dispatcher:
             if principal is not None and not self._authorize(connection, principal, command):
                 continue
             if type(command) is Request:
-                room -= 1
-                if (room < 0 or command.ref is not None) and not self._admit_request(
-                    connection, command, len(command.names())
-                ):
+                if (
+                    command.ref is not None
+                    or session.live_requests >= self._unchecked_requests
+                    or manager.next_id >= self._unchecked_below_id
+                ) and not self._admit_request(connection, command, len(command.names())):
                     continue
                 command.origin = session
-                events = step(command, now)
-                if type(events[0]) is Granted:
-                    stats.granted += 1
-                    session.live_requests += 1
-                    if session.key is not None or command.ref is not None or command.release_on_disconnect:
-                        session.add_granted(command)
-                    if durable:
-                        write_set[command.id] = command
-                    outbox.append(granted(command, quiet))
-                    if watched:
-                        notifier.publish(command, "locked")
-                else:
-                    notifier.handle_events(events, connection, command.ref)
+                if not manager.grant_if_uncontended(command, now):
+                    events = manager.step(command, now)
+                    if type(events[0]) is not Granted:
+                        notifier.handle_events(events, connection, command.ref)
+                        continue
+                self.stats.granted += 1
+                session.live_requests += 1
+                if session.key is not None or command.ref is not None or command.release_on_disconnect:
+                    session.add_granted(command)
+                if self._durable:
+                    notifier.write_set[command.id] = command
+                outbox.append(granted(command, session.quiet))
+                if self._watched:
+                    notifier.publish(command, "locked")
             elif type(command) is Release:
-                events = step(command, now)
-                event = events[0]
-                if type(event) is Released and len(events) == 1 and event.request.origin is session:
+                request, events = manager.release_if_uncontended(command.id, session), None
+                if request is None:
+                    events = manager.step(command, now)
+                    event = events[0]
+                    if type(event) is not Released or event.request.origin is not session:
+                        notifier.handle_events(events, connection, command.ref)
+                        continue
                     request = event.request
-                    if request.fence:  # the request was held; 0: it was waiting
-                        lasted_ms = now - request.since
-                        if lasted_ms <= FIRST_BOUND_MS:
-                            holds.counts[0] += 1
-                            holds.total += lasted_ms
-                        else:
-                            holds.add(lasted_ms)
-                    else:
-                        stats.record_ended(event, now)
-                    session.live_requests -= 1
-                    if session.bound:
-                        session.bound.pop(request.id, None)
-                    change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")
-                    if durable and (request.fence or session.key is not None):
-                        write_set[command.id] = change
-                    outbox.append(released(event, now, command.ref))
-                    if watched and request.fence:
-                        notifier.publish(request, "unlocked")
-                else:
-                    notifier.handle_events(events, connection, command.ref)
-            elif type(command) is core.Take:
-                room -= 1
-                wanted, count = command.request, len(command.choices)
-                if (room >= 0 and wanted.ref is None and count <= MAX_RESOURCES) or self._admit_request(
-                    connection, wanted, count
-                ):
-                    wanted.origin = session
-                    notifier.handle_events(step(command, now), connection, wanted.ref)
-            elif type(command) is ReleaseByRef:
-                self._release_by_ref(connection, command)
-            elif type(command) is core.Extend:
-                notifier.handle_events(step(command, now), connection, command.ref)
-            elif type(command) is Ping:
-                outbox.append(replies.bare("pong", command.ref))
-            elif type(command) is Inspect:
-                self._inspect(connection, command)
-                return True
-            elif type(command) is Watch:
-                self._watch(connection, command)
-                return True
-            elif type(command) is Unwatch:
-                self.watches.remove(connection, command.prefix)
-                notifier.send(connection, replies.unwatched(command.prefix, command.ref))
-            elif type(command) is Hello:
-                reason = "hello: must be the first command of a connection, and sent once"
-                notifier.reject(connection, RequestRejected(Code.BAD_REQUEST, reason, ref=command.ref))
+                self._end_released(session, request)
+                outbox.append(success(request.id, command.ref))
+                if self._watched and request.fence:
+                    notifier.publish(request, "unlocked")
+                if events is not None and len(events) > 1:  # the release granted waiting requests
+                    notifier.handle_events(events[1:], connection)
             elif type(command) is Bye:
                 self._handle_bye(connection, command)
-                return self.execute(connection, items)
-            elif type(command) is Namespaced:
-                room -= 1  # the command may be a request, which counts against the limits
-                if command.namespace != self._namespace:
-                    notifier.reject(connection, wrong_namespace(command, self._namespace))
-                elif self.execute(connection, iter((command,))):
-                    return True
+                return self._drain_detached(connection, items)
+            elif self._execute_other(connection, command):
+                return True
+        return False
+
+    def _drain_detached(self, connection: Peer, items: Iterator[Item]) -> bool:
+        """Ignore the commands of a detached connection, but handle the end of its input. Return False: it did not stop early."""
+        for item in items:
+            if item is END_OF_INPUT:
+                self._end_input(connection)
+        return False
+
+    def _end_released(self, session: Session, request: Request) -> None:
+        """Count the end of a request that its session released, and remove it from the session and the store."""
+        if request.fence:  # the request was held; 0: it was waiting
+            lasted_ms = self.notifier.now - request.since
+            holds = self.stats.holds
+            if lasted_ms <= FIRST_BOUND_MS:
+                holds.counts[0] += 1
+                holds.total += lasted_ms
+            else:
+                holds.add(lasted_ms)
+        else:
+            self.stats.record_ended(Released(request, SUCCESS), self.notifier.now)
+        session.live_requests -= 1
+        if session.bound:
+            session.bound.pop(request.id, None)
+        change = request if request.ref is None else self.notifier.retain_reply(session, request, SUCCESS, b"")
+        if self._durable and (request.fence or session.key is not None):
+            self.notifier.write_set[request.id] = change
+
+    def _execute_other(self, connection: Peer, command: WireCommand) -> bool:  # noqa: C901 - one branch for each command
+        """Execute a command other than `request`, `release` by `id` and `bye`. Return True if the command was slow."""
+        notifier = self.notifier
+        if type(command) is core.Take:
+            wanted = command.request
+            if self._admit_request(connection, wanted, len(command.choices)):
+                wanted.origin = connection.session
+                notifier.handle_events(self._step(command, notifier.now), connection, wanted.ref)
+        elif type(command) is ReleaseByRef:
+            self._release_by_ref(connection, command)
+        elif type(command) is core.Extend:
+            notifier.handle_events(self._step(command, notifier.now), connection, command.ref)
+        elif type(command) is Ping:
+            notifier.send(connection, replies.bare("pong", command.ref))
+        elif type(command) is Inspect:
+            self._inspect(connection, command)
+            return True
+        elif type(command) is Watch:
+            self._watch(connection, command)
+            return True
+        elif type(command) is Unwatch:
+            self.watches.remove(connection, command.prefix)
+            notifier.send(connection, replies.unwatched(command.prefix, command.ref))
+        elif type(command) is Hello:
+            reason = "hello: must be the first command of a connection, and sent once"
+            notifier.reject(connection, RequestRejected(Code.BAD_REQUEST, reason, ref=command.ref))
+        elif type(command) is Namespaced:
+            if command.namespace == self._namespace:
+                return self.execute(connection, iter((command,)))
+            notifier.reject(connection, wrong_namespace(command, self._namespace))
         return False
 
     def _authorize(self, connection: Peer, principal: Principal, command: WireCommand) -> bool:
@@ -274,9 +295,10 @@ class Dispatcher:
             if earlier is not None:
                 self._repeat_reply(connection, request, earlier)
                 return False
+        locks = self._table.locks + lock_count
         if self.store_full:
             reason = "the store is out of memory: locks can be released, but no requests are accepted"
-        elif self._table.locks + lock_count > self._max_locks:
+        elif locks > self._max_locks:
             reason = f"too many locks: at most {self._max_locks} can be held"
         elif session.key is not None and session.live_requests >= self._max_per_session:
             reason = f"too many requests: this session already has {self._max_per_session} held or waiting"
@@ -284,7 +306,11 @@ class Dispatcher:
             reason = f"too many requests: this connection already has {self._max_per_connection} held or waiting"
         if reason:
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, reason, ref=request.ref))
-        return not reason
+            return False
+        # Each later request gets an id and at most `MAX_RESOURCES` locks; each queue entry may become a lock.
+        spare = self._max_locks - locks - self._table.queue_entries
+        self._unchecked_below_id = self.manager.next_id + 1 + spare // MAX_RESOURCES
+        return True
 
     def _repeat_reply(self, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
         """Reply to a retry: send the id and the current state of `earlier`, the request with the same `ref`.
@@ -387,7 +413,7 @@ class Dispatcher:
                 notifier.send(connection, replies.queued(request))
 
     def _welcome(self, connection: Peer, hello: Hello, *, resumed: bool) -> None:
-        message = replies.welcome(_SERVER, self._namespace, resumed=resumed, quiet=hello.quiet, ref=hello.ref)
+        message = replies.welcome(_VERSION, self._namespace, resumed=resumed, quiet=hello.quiet, ref=hello.ref)
         self.notifier.send(connection, message)
 
     def _detach_replaced(self, connection: Outbound) -> None:

@@ -50,7 +50,9 @@ class Notifier:
         self.stored_below = manager.next_id
         """Upper bound of the ids in the store: a request with this id or a greater id was never stored."""
         self.dirty: list[Outbound] = []
-        """Connections with messages in their outbox."""
+        """Connections with messages in their outbox, or with `has_reply`."""
+        self.granted: list[Outbound] = []
+        """Connections with a request that was granted after a wait, to be flushed first. They may also be in `dirty`."""
         self.closing: list[Outbound] = []
         """Connections to close after the messages of the batch are sent."""
 
@@ -62,9 +64,10 @@ class Notifier:
         For replies, and for the outcome of a client's own request. Does nothing if the connection is lost.
         """
         if connection is not None and not connection.closed:
-            if not connection.outbox:
-                self.dirty.append(connection)
-            connection.has_reply = True
+            if not connection.has_reply:
+                connection.has_reply = True
+                if not connection.outbox:
+                    self.dirty.append(connection)
             connection.outbox.append(message)
 
     def reject(self, connection: Outbound | None, rejection: RequestRejected) -> None:
@@ -103,7 +106,7 @@ class Notifier:
 
     def _send_event(self, connection: Outbound, message: bytes) -> None:
         """Add a watch event to the outbox. Unlike `send`, do not set `has_reply`, so that the event may be deferred."""
-        if not connection.outbox:
+        if not connection.outbox and not connection.has_reply:
             self.dirty.append(connection)
         connection.watch_bytes += len(message)
         connection.outbox.append(message)
@@ -147,7 +150,11 @@ class Notifier:
         self.stats.record_granted(event)
         if session is not None:
             session.on_granted(request)
-            self.send(session.connection, replies.locked(request))
+            connection = session.connection
+            if connection is not None and not connection.closed:
+                connection.has_reply = True
+                connection.outbox.append(replies.locked(request))
+                self.granted.append(connection)
         if self.watches.prefixes:
             self.publish(request, "locked")
 

@@ -121,7 +121,8 @@ class Peer:
         self.outbox: list[bytes] = []
         """Messages of the current batch, sent by `flush`."""
         self.has_reply = False
-        """Whether `outbox` contains a message other than a watch event, so that the outbox must not be deferred."""
+        """Whether `outbox` may contain a message other than a watch event, so that the outbox must not be deferred. The
+        connection is then in the notifier's `dirty`."""
         self.deferred: list[bytes] = []
         """Watch events of stored batches, to be sent a little later."""
         self.watch_bytes = 0

@@ -6,7 +6,7 @@ At most one batch is in flight. While the store is unavailable, commands that we
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from genie.config import NAMESPACE
 from genie.core import LockManager
 from genie.errors import RequestRejected
 from genie.protocol.commands import Hello
-from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
+from genie.protocol.framing import UnsplitLines
 from genie.server.dispatcher import Dispatcher
 from genie.server.peer import END_OF_INPUT, Input, Item, Peer
 from genie.server.rejections import reject_item
@@ -127,7 +127,6 @@ class Pipeline:
             and self._execute_directly
             and not self._light
             and not self._busy
-            and size <= SPLIT_BYTES
             and not isinstance(items, UnsplitLines)
             and len(items) <= CHUNK
         ):
@@ -139,7 +138,9 @@ class Pipeline:
         if self.store_unavailable and type(items) is list and type(items[0]) is Hello:
             self._reject(connection, iter(items))  # immediately, so that the connection rejects the following lines
             return
-        self._enqueue(connection, items, size)
+        self._scheduler.add(connection, items, size)
+        if self._scheduled is None and (not self.in_flight or self.store_unavailable):
+            self._schedule()
 
     def on_disconnect(self, connection: Peer) -> None:
         """Queue the end of a lost connection after its commands. The dispatcher then ends or keeps the bound requests.
@@ -173,7 +174,7 @@ class Pipeline:
 
     # -- one batch ----------------------------------------------------------------------------------------
 
-    def _execute_now(self, connection: Peer, items: Sequence[Item]) -> None:
+    def _execute_now(self, connection: Peer, items: Input) -> None:
         """Execute commands immediately and send the replies: the fast path of `submit`."""
         try:
             self._notifier.now = self._clock()
@@ -206,7 +207,7 @@ class Pipeline:
                 self._expiry_pending = False
                 self._dispatcher.expire()
             self._scheduler.run_batch(self._dispatcher.execute)
-            if notifier.write_set or self._needs_commit():
+            if notifier.write_set or (self._durable and self._needs_commit()):
                 write_set, notifier.write_set = notifier.write_set, {}
                 self._commit(write_set, now)
             else:  # within the lease, replies without changes, such as `pong` and errors, need no commit
@@ -220,10 +221,15 @@ class Pipeline:
     def _deliver(self) -> None:
         """Send the messages of the batch, because all its changes are stored.
 
+        The connections of requests that were granted after a wait are flushed first, because others may wait for them in turn.
         Then close the connections whose input ended in the batch, set the expiry timer, and complete `drained` if nothing
         is left. Watch events without a reply are deferred.
         """
         notifier = self._notifier
+        if notifier.granted:
+            for connection in notifier.granted:
+                connection.flush()
+            notifier.granted.clear()
         for connection in notifier.dirty:
             if connection.has_reply:
                 connection.flush()
@@ -255,13 +261,13 @@ class Pipeline:
     # -- commits ------------------------------------------------------------------------------------------
 
     def _needs_commit(self) -> bool:
-        """Return whether a batch without changes needs a commit.
+        """Return whether a batch without changes needs a commit in a durable store.
 
         The lease may have expired, or an id that is not reserved in the store may have been assigned.
         """
         if self._loop.time() - self._committed_at > self._lease_s:
             return True
-        return self.manager.next_id > self._ids_reserved_below and self._durable
+        return self.manager.next_id > self._ids_reserved_below
 
     def _commit(self, write_set: dict[int, Change], now: float) -> None:
         """Send a batch to the store, with the high-water mark of ids.
@@ -293,7 +299,8 @@ class Pipeline:
             self._fail(error)
             return
         try:
-            self._dispatcher.store_full = self._store.full
+            if self._store.full is not self._dispatcher.store_full:
+                self._dispatcher.set_store_full(self._store.full)
             self._deliver()
         except Exception as defect:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(defect)

@@ -221,10 +221,9 @@ def _check_distinct(names: Mapping[str, str]) -> None:
     """
     for name in NAMES:
         table, _, column = name.partition(".")
-        ledger_name = names.get(name, column or table)
-        key = (table if column else "", ledger_name)
+        key = (table if column else "", names.get(name, column or table))
         if key in assigned:
-            raise ValueError(f"{assigned[key]} and {name} can't both be called {ledger_name!r}")
+            raise ValueError(f"{assigned[key]} and {name} can't both be called {key[1]!r}")
         assigned[key] = name
 
 

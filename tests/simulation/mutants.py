@@ -245,7 +245,7 @@ MUTANTS = [
     Mutant(
         "the ref of a client's own release is not stored",
         "server/dispatcher.py",
-        'change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")',
+        'change = request if request.ref is None else self.notifier.retain_reply(session, request, SUCCESS, b"")',
         "change = request",
         first=FIRST_V1_FEATURES_SEED,
     ),
@@ -280,8 +280,8 @@ MUTANTS = [
     Mutant(
         "the reply to a release carries the ref of the request",
         "server/dispatcher.py",
-        "outbox.append(released(event, now, command.ref))",
-        "outbox.append(released(event, now, request.ref))",
+        "outbox.append(success(request.id, command.ref))",
+        "outbox.append(success(request.id, request.ref))",
     ),
     Mutant(
         "the reply to a release of another connection's request carries the ref of the request",
@@ -349,8 +349,8 @@ MUTANTS = [
     Mutant(
         "a lock times out a little early",
         "core/manager.py",
-        "        request.deadline = ceil(now + request.transaction_timeout_ms)\n        self.table.add_held(request)",
-        "        request.deadline = ceil(now + request.transaction_timeout_ms - 5)\n        self.table.add_held(request)",
+        "        request.deadline = ceil(now + request.transaction_timeout_ms)\n        self.deadlines.add(request.deadline, request.id)",
+        "        request.deadline = ceil(now + request.transaction_timeout_ms - 5)\n        self.deadlines.add(request.deadline, request.id)",
     ),
     Mutant(
         "a queue times out a little early",
@@ -379,7 +379,7 @@ MUTANTS = [
     Mutant(
         "shared requests overtake exclusive ones",
         "core/grant.py",
-        "if ahead is not None and ahead < request.entry(name):",
+        "if queue.exclusive.has_other_before(request.entry(name), owner):",
         "if False:",
     ),
     Mutant(

@@ -10,6 +10,7 @@ import pytest
 from genie.config import Limits, Settings
 from genie.core import LockManager
 from genie.observability.stats import Stats
+from genie.protocol.resources import MAX_RESOURCES
 from genie.server import pipeline, scheduler
 from genie.server.connection import Connection
 from genie.server.listener import AdmissionControl
@@ -20,6 +21,15 @@ from recording_transport import RecordingTransport
 
 PING = b'{"command":"ping"}\n'
 INSPECT = b'{"command":"inspect"}\n'
+
+
+def request(*names: str, mode: str = "exclusive") -> bytes:
+    resources = ",".join(f'"{mode}:{name}"' for name in names)
+    return b'{"command":"request","payload":{"resources":[%b]}}\n' % resources.encode()
+
+
+def release(id: int) -> bytes:
+    return b'{"command":"release","payload":{"id":%d}}\n' % id
 
 
 class ImmediateStore(MemoryStore):
@@ -53,11 +63,11 @@ class ManualStore(MemoryStore):
 class PipelineWithClients:
     """A pipeline, its connections by name, and the number of messages of each write to them."""
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, store: Store | None = None, limits: Limits | None = None) -> None:
         self.written: list[tuple[str, int]] = []
         self.failures: list[BaseException] = []
         self.pipeline = Pipeline(
-            LockManager(), store or MemoryStore(), Limits(), Stats(), lambda: 0.0, self.failures.append
+            LockManager(), store or MemoryStore(), limits or Limits(), Stats(), lambda: 0.0, self.failures.append
         )
         self.admission = AdmissionControl(Limits())
 
@@ -125,6 +135,39 @@ async def test_connections_are_read_between_any_two_batches() -> None:
         <= scheduler.MAX_BATCH + scheduler.QUANTUM + scheduler.CHUNK
     )
     await clients.pipeline.drained()
+
+
+async def test_a_grant_is_sent_before_the_reply_to_the_release() -> None:
+    """Also before the replies to other connections, because others may wait for the lock in turn."""
+    clients = PipelineWithClients()
+    holder, waiter, other = clients.connect("holder"), clients.connect("waiter"), clients.connect("other")
+    holder.data_received(request("a"))
+    waiter.data_received(request("a"))
+    await asyncio.sleep(0)
+    clients.written.clear()
+    other.data_received(PING)
+    holder.data_received(release(1))
+    await asyncio.sleep(0)
+    assert clients.written == [("waiter", 1), ("other", 1), ("holder", 1)]
+
+
+async def test_the_lock_limit_is_exact_although_it_is_not_checked_for_each_request() -> None:
+    """The waiting requests, which are granted at once, would hide the limit from a check that ignores them."""
+    waiting = 58
+    clients = PipelineWithClients(limits=Limits(max_locks=waiting * MAX_RESOURCES + 8))
+    client, table = clients.connect("client"), clients.pipeline.manager.table
+    names = [str(number) for number in range(MAX_RESOURCES)]
+    client.data_received(request(*names))
+    for _ in range(waiting):
+        client.data_received(request(*names, mode="shared"))
+    client.data_received(release(1))
+    await clients.pipeline.drained()
+    assert table.locks == waiting * MAX_RESOURCES
+    for number in range(20):
+        client.data_received(request(f"b{number}"))
+    await clients.pipeline.drained()
+    assert (table.locks, clients.pipeline._stats.errors["too-many"]) == (waiting * MAX_RESOURCES + 8, 12)
+    assert not clients.failures
 
 
 async def test_blank_lines_are_ignored() -> None:

@@ -1,0 +1,107 @@
+"""The fast paths of the lock manager have the same effects as steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from genie.core import Event, Expire, Granted, LockManager, Release, Released, Request
+from genie.core.model import SUCCESS, Origin
+from searches import FACTOR, SOAK
+
+
+class Client:
+    """A session, as far as the lock manager is concerned."""
+
+    key: str | None = None
+    timeout_ms = 0.0
+
+
+CLIENTS: list[Origin] = [Client(), Client()]
+
+
+def random_command(random: Random, next_id: int) -> Callable[[], Request | Release]:
+    """Return a function that makes equal commands."""
+    if next_id > 1 and random.random() < 0.6:
+        id_ = random.randint(max(1, next_id - 6), next_id)
+        return lambda: Release(id_)
+    exclusive = tuple(random.sample("abcd", random.randint(0, 2)))
+    shared = tuple(random.sample("ef", random.randint(0 if exclusive else 1, 1)))
+    transaction, client = random.choice([None, None, "t", "u"]), random.choice(CLIENTS)
+    timeout_ms = random.choice([2.0, 5.5, 100.0])
+    return lambda: Request(shared, exclusive, transaction=transaction, transaction_timeout_ms=timeout_ms, origin=client)
+
+
+def execute_with_fast_paths(
+    manager: LockManager, command: Request | Release, origin: Origin, now: float
+) -> list[Event]:
+    """Execute a command as the server does, and return the events of the equivalent step."""
+    if isinstance(command, Request):
+        return [Granted(command)] if manager.grant_if_uncontended(command, now) else manager.step(command, now)
+    request = manager.release_if_uncontended(command.id, origin)
+    return manager.step(command, now) if request is None else [Released(request, SUCCESS)]
+
+
+def describe_event(event: Event) -> tuple[object, ...]:
+    request = getattr(event, "request", None)
+    return (type(event), *describe_request(request)) if isinstance(request, Request) else (type(event), repr(event))
+
+
+def describe_request(request: Request) -> tuple[object, ...]:
+    unset = object()
+    names = ("id", "owner", "state", "fence", "since", "since_unix_ms", "deadline", "origin", "transaction")
+    return tuple(value for name in names if (value := getattr(request, name, unset)) is not unset)
+
+
+def describe(manager: LockManager) -> tuple[object, ...]:
+    """Return the complete state of a lock manager, with its order."""
+    table = manager.table
+    return (
+        [describe_request(request) for requests in (table.held, table.waiting) for request in requests.values()],
+        [(name, request.id) for name, request in table.uncontended.items()],
+        [(name, list(resource.holders), resource.exclusive_count) for name, resource in table.resources.items()],
+        [
+            (name, list(transaction.held), list(transaction.waiting), transaction.grants)
+            for name, transaction in table.transactions.items()
+        ],
+        (table.grants, table.queue_entries, manager.next_id, manager.next_fence, manager.deadlines.next),
+        [manager.outcome(id_) for id_ in range(1, manager.next_id)],
+    )
+
+
+@pytest.mark.parametrize("seed", range(FACTOR if SOAK else 5))
+def test_fast_paths_have_the_effects_of_steps(seed: int) -> None:
+    random = Random(seed)  # noqa: S311 - reproducible
+    fast, plain = LockManager(unix_offset_ms=1_000.0), LockManager(unix_offset_ms=1_000.0)
+    now = 0.0
+    fast_grants = fast_releases = 0
+    for _ in range(300):
+        now += random.choice([0, 0, 1, 3])
+        expired, expected = fast.step(Expire(), now), plain.step(Expire(), now)
+        assert list(map(describe_event, expired)) == list(map(describe_event, expected))
+        make_command = random_command(random, plain.next_id)
+        events = execute_with_fast_paths(fast, make_command(), CLIENTS[0], now)
+        expected = plain.step(make_command(), now)
+        assert list(map(describe_event, events)) == list(map(describe_event, expected))
+        assert describe(fast) == describe(plain)
+        fast_grants += type(events[0]) is Granted
+        fast_releases += type(events[0]) is Released and events[0].request.origin is CLIENTS[0]
+    assert min(fast_grants, fast_releases) >= 10, "the fast paths were used"
+
+
+def test_the_fast_paths_leave_other_commands_to_a_step() -> None:
+    manager, own, other = LockManager(), CLIENTS[0], CLIENTS[1]
+    held = Request(exclusive=("a",), origin=own)
+    assert manager.grant_if_uncontended(held, 0)
+    assert not manager.grant_if_uncontended(Request(exclusive=("b", "a")), 0), "a lock is held"
+    assert not manager.grant_if_uncontended(Request(shared=("b",)), 0), "shared"
+    assert manager.release_if_uncontended(held.id, other) is None, "another session's request"
+    assert manager.release_if_uncontended(held.id + 1, own) is None, "no such request"
+    before = describe(manager)
+    manager.step(waiting := Request(exclusive=("a",), origin=own), 0)
+    assert manager.release_if_uncontended(held.id, own) is None, "another request waits for the lock"
+    assert manager.release_if_uncontended(waiting.id, own) is None, "not held"
+    manager.step(Release(waiting.id), 0)
+    assert describe(manager)[:3] == (before[0], [], [("a", [held.id], 1)])
