@@ -72,14 +72,14 @@ bench: $(VENV)/.tested redis postgres mariadb
 peers: $(VENV)/.benched
 	$(BIN)/python -m benchmarks.peers $(PEERS)
 
-# Builds a wheel in dist/ whose hot modules are compiled to C, and runs the tests of these modules with it. Built
-# from a copy: compiled modules beside the sources would be imported instead of them.
+# Builds a wheel in dist/ whose hot modules are compiled to C, and runs the tests of these modules and of the image with
+# compiled modules. Built from a copy: compiled modules beside the sources would be imported instead of them.
 compiled: $(VENV)/.tested
 	rm -rf build/compiled && mkdir -p build/compiled dist
 	cp -r genie pyproject.toml README.md LICENSE build/compiled/
 	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist build/compiled
 	rm -rf build/compiled
-	GENIE_TESTS_SOAK=1 $(BIN)/python -m pytest tests/integration/test_compiled.py
+	GENIE_TESTS_SOAK=1 $(BIN)/python -m pytest tests/integration/test_compiled.py tests/integration/test_containers.py
 	ls dist/*.whl
 
 clean:

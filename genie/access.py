@@ -246,8 +246,8 @@ def _parse_permissions(name: str, section: dict[str, Any]) -> frozenset[str]:
 class AccessControl:
     """Finds the principal of a token or a certificate. Immutable: a reload of the token file makes a new object.
 
-    `certificates_required`: clients must present a certificate. `world_readable`: every user of this machine can read
-    the token file.
+    `certificates_required`: clients must present a certificate. `file_world_readable`: every user of this machine can
+    read the token file.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class AccessControl:
         credentials: Iterable[Credential] = (),
         *,
         certificates_required: bool = False,
-        world_readable: bool = False,
+        file_world_readable: bool = False,
     ) -> None:
         credentials = tuple(credentials)
         self._token_digests = [
@@ -269,18 +269,18 @@ class AccessControl:
         self._names_with_token = {principal.name for _, principal in self._token_digests}
         """Names of the principals that have a token."""
         self._certificates_required = certificates_required
-        self.world_readable = world_readable
+        self.file_world_readable = file_world_readable
         """Whether every user of this machine can read the token file."""
 
     @classmethod
     def load(cls, token: str | None, token_file: str | None, *, certificates_required: bool = False) -> AccessControl:
-        """Make the access control for the server's settings: one token for all clients, or the path of a token file.
+        """Create the access control from the server's settings: one token for all clients, or the path of a token file.
 
         If neither is given, clients need no token. Raises ValueError if both are given, or if the token or the token file
         is invalid.
         """
         if token is not None and token_file is not None:
-            raise ValueError("GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other: set one of them")
+            raise ValueError("GENIE_TOKEN and GENIE_TOKEN_FILE are mutually exclusive: set only one")
         if token is not None:
             credential = Credential(FULL_ACCESS, check_token(token, "GENIE_TOKEN"))
             return cls([credential], certificates_required=certificates_required)
@@ -289,7 +289,7 @@ class AccessControl:
             return cls(
                 content.credentials,
                 certificates_required=certificates_required,
-                world_readable=content.world_readable,
+                file_world_readable=content.world_readable,
             )
         return cls(certificates_required=certificates_required)
 

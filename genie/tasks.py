@@ -71,7 +71,7 @@ async def supervise(name: str, run: Callable[[Backoff], Awaitable[None]]) -> NoR
         try:
             await run(backoff)
         except Exception as error:  # noqa: BLE001 - a store or a connection may raise anything
-            _log.warning("background task failed, restarting task=%r error=%r", name, error)
+            _log.warning("background task %r failed, restarting it: %r", name, error)
         await asyncio.sleep(backoff.next_delay())
 
 

@@ -39,7 +39,7 @@ async def settle() -> None:
 async def open_subscription(*selectors: Any) -> None:
     """Let selectors subscribe to lock events, as they do under contention."""
     for selector in selectors:
-        selector._context.subscription._contention = 1.0
+        selector._context.subscription._contended_share = 1.0
         selector._context.subscription.record_request(contended=True)
     await settle()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.figures import Sample, Summary, summarize
+from genie import build
 
 Samples = Mapping[str, Mapping[str, Sequence[Sample]]]
 """By the slug of the load, then by the name of the peer."""
@@ -76,7 +77,7 @@ def machine() -> str:
     kernel = re.match(r"[\d.]*\d", platform.release())
     model = re.search(r"^model name\s*: (.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
     processors = f"{os.cpu_count()} processors" + (f" ({model[1].strip()})" if model else "")
-    return f"{processors}, {platform.system()} {kernel[0] if kernel else ''}, Python {platform.python_version()}"
+    return f"{processors}, {platform.system()} {kernel[0] if kernel else ''}, {build.interpreter()}"
 
 
 def pinning(servers: int | None, load: int | None) -> str:

@@ -84,13 +84,14 @@ def read_namespace(request: web.Request, served: Collection[str]) -> str:
     if "namespace" not in request.query:
         return next(iter(served))
     values = request.query.getall("namespace")
-    error = diagnostics.namespace_error(values[0])
+    namespace = values[0]
+    error = diagnostics.namespace_error(namespace)
     if len(values) > 1 or error is not None:
         raise bad_request(f"namespace {error or 'must be given once'}, not {', '.join(values)[:64]!r}")
-    if values[0] not in served:
-        message = f"unknown namespace {values[0]!r}; this server serves {', '.join(served)}"
+    if namespace not in served:
+        message = f"unknown namespace {namespace!r}; this server serves {', '.join(served)}"
         raise ApiError(404, "not-found", message)
-    return values[0]
+    return namespace
 
 
 def read_resource_name(request: web.Request, prefix: str) -> str:
@@ -376,7 +377,8 @@ async def send(request: web.Request, body: Body) -> web.StreamResponse:
     `SEND_TIMEOUT_S` is disconnected.
     """
     if len(body) == 1:
-        return web.Response(body=body[0], content_type=JSON)
+        (only_chunk,) = body
+        return web.Response(body=only_chunk, content_type=JSON)
     response = web.StreamResponse(headers={"Content-Type": JSON})
     response.content_length = sum(map(len, body))
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -50,6 +50,9 @@ class WorkBudget:
         await asyncio.sleep(0)
 
 
+Body = tuple[bytes, ...]
+"""An encoded response, in chunks."""
+
 # -- Response cache --------
 
 RESPONSE_TTL_S = 0.5
@@ -57,6 +60,13 @@ RESPONSE_TTL_S = 0.5
 MAX_CACHED_RESPONSES = 16
 MAX_WAITING_REQUESTS = 64
 """Maximum number of requests that wait for a response. Further requests are rejected."""
+
+
+class CachedResponse(NamedTuple):
+    """An encoded response, and the event-loop time at which it was completed."""
+
+    computed_at: float
+    body: Body
 
 
 class ResponseCache:
@@ -71,8 +81,8 @@ class ResponseCache:
         """Held while a response is computed."""
         self._waiting_count = 0
         """Number of requests that wait for a response, including the request whose response is being computed."""
-        self._cached: dict[Hashable, tuple[float, Body]] = {}
-        """Responses by key, oldest first, each with the event-loop time at which it was completed."""
+        self._cached: dict[Hashable, CachedResponse] = {}
+        """Responses by key, oldest first."""
 
     async def get_or_compute(self, key: Hashable, compute: Callable[[], Awaitable[Body]]) -> Body:
         """Return the cached response for the key. If none is cached, compute and cache it.
@@ -89,17 +99,17 @@ class ResponseCache:
             async with self._mutex:
                 now = asyncio.get_running_loop().time()
                 self._cached = {
-                    cached_key: (computed_at, body)
-                    for cached_key, (computed_at, body) in self._cached.items()
-                    if now - computed_at < RESPONSE_TTL_S
+                    cached_key: response
+                    for cached_key, response in self._cached.items()
+                    if now - response.computed_at < RESPONSE_TTL_S
                 }
                 if key not in self._cached:
                     await self.budget.pause()
                     body = await compute()
                     if len(self._cached) >= MAX_CACHED_RESPONSES:
                         del self._cached[next(iter(self._cached))]  # the oldest response
-                    self._cached[key] = asyncio.get_running_loop().time(), body
-                return self._cached[key][1]
+                    self._cached[key] = CachedResponse(asyncio.get_running_loop().time(), body)
+                return self._cached[key].body
         finally:
             self._waiting_count -= 1
 
@@ -110,9 +120,6 @@ CHUNK_BYTES = 16 << 10
 """Approximate size of a chunk. Chunks are written to the client one by one."""
 BYTES_PER_WORK_UNIT = 256
 """Number of encoded bytes that count as one work unit."""
-
-Body = tuple[bytes, ...]
-"""An encoded response, in chunks."""
 
 _encode = msgspec.json.Encoder().encode
 

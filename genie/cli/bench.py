@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from genie import build
 from genie.bench.generator import WORKLOADS, WorkloadParameters
 from genie.bench.histogram import Histogram
 from genie.bench.runner import BenchOptions, LoadRunner, Result
@@ -59,10 +60,14 @@ def clear_progress() -> None:
     sys.stderr.flush()
 
 
-def header_line(options: BenchOptions) -> str:
-    """Return the first line of the text output: address, connections, depth."""
+def header_lines(options: BenchOptions, server: str) -> list[str]:
+    """Return the first lines of the text output: address, connections and depth; the builds of server and client."""
     in_flight = "1 request" if options.depth == 1 else f"{options.depth:,} requests"
-    return f"{format_address(options.address)}, connections: {options.connections:,}, in flight on each: {in_flight}"
+    return [
+        f"{format_address(options.address)}, connections: {options.connections:,}, in flight on each: {in_flight}",
+        f"server: {server}",
+        f"client: {build.description()}",
+    ]
 
 
 def format_errors(result: Result) -> str:
@@ -92,10 +97,12 @@ def result_lines(result: Result, options: BenchOptions) -> list[str]:
     return [title, *("  " + line for line in (summary, *latencies))]
 
 
-def json_document(options: BenchOptions, results: list[Result], *, interrupted: bool) -> dict[str, Any]:
+def json_document(options: BenchOptions, server: str, results: list[Result], *, interrupted: bool) -> dict[str, Any]:
     """Return the document that `--json` prints. Field names end with their units."""
     return {
         "address": format_address(options.address),
+        "server": server,
+        "client": build.description(),
         "settings": {
             "connections": options.connections,
             "depth": options.depth,
@@ -241,6 +248,8 @@ def bench(
     uses a whole CPU ("client CPU"), it limits the throughput and adds to the latencies: run several processes at once.
     If neither it nor the server is busy, increase --connections or --depth.
 
+    The first lines say whether the server and this client are compiled, and whether their interpreters are optimized.
+
     The names of the keys start with a random prefix, so no other client waits for them. All locks are released at the
     end, also after Ctrl-C, which ends the benchmark early and prints the results so far.
 
@@ -264,25 +273,26 @@ def bench(
     if options["connections"] * options["depth"] > MAX_IN_FLIGHT:
         raise click.UsageError(f"--connections times --depth must be at most {MAX_IN_FLIGHT:,}.")
     parameters = WorkloadParameters(keys=keys, shared_percent=shared_percent, resources=resources)
+    address, server = query(host, port, namespace=namespace, timeout_s=timeout, operation=_find_leader)
     bench_options = BenchOptions(
-        address=query(host, port, namespace=namespace, timeout_s=timeout, operation=_leader_address),
+        address=address,
         namespace=namespace,
         timeout_s=timeout,
         parameters=parameters,
         **options,
     )
     unique_workloads = list(dict.fromkeys(workloads))
-    session = _Session(bench_options, workloads=unique_workloads or list(WORKLOADS), as_json=as_json)
+    session = _Session(bench_options, server, workloads=unique_workloads or list(WORKLOADS), as_json=as_json)
     _run_event_loop(session.run())
     session.finish()
 
 
-async def _leader_address(client: Querier) -> Address:
-    """Return the address of the leader, to which the benchmark opens all its connections."""
+async def _find_leader(client: Querier) -> tuple[Address, str]:
+    """Return the address of the leader, to which the benchmark opens all its connections, and the leader's build."""
     await client.ping()  # follows redirects, so the client is now connected to the leader
     if client.address is None:
         raise Unavailable("the connection to the server was lost")
-    return client.address
+    return client.address, client.server
 
 
 def _print(text: str | bytes) -> None:
@@ -311,9 +321,10 @@ def _run_event_loop(session: Coroutine[Any, Any, None]) -> None:
 
 @dataclass(slots=True)
 class _Session:
-    """One execution of `genie bench`: the options, the workloads to run, and the results so far."""
+    """One execution of `genie bench`: the options, the server's build, the workloads to run, and the results so far."""
 
     options: BenchOptions
+    server: str
     workloads: list[str]
     as_json: bool
     results: list[Result] = field(default_factory=list)
@@ -328,7 +339,7 @@ class _Session:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, runner.interrupt)
         if not self.as_json:
-            _print(header_line(self.options))
+            _print("\n".join(header_lines(self.options, self.server)))
         for workload in self.workloads:
             try:
                 result = await runner.run(workload)
@@ -363,7 +374,7 @@ class _Session:
         Raises the recorded failure, SystemExit after an interrupt, or an error if a result has no cycles or has errors.
         """
         if self.as_json:
-            _print(codec.dumps(json_document(self.options, self.results, interrupted=self.interrupted)))
+            _print(codec.dumps(json_document(self.options, self.server, self.results, interrupted=self.interrupted)))
         if self.failure is not None:
             raise self.failure
         if self.interrupted:

@@ -67,7 +67,7 @@ def inspect(
     milliseconds.
     """
     if sum(given is not None for given in (resource, transaction, id)) > 1:
-        raise click.UsageError("--resource, --transaction and --id exclude each other.")
+        raise click.UsageError("--resource, --transaction and --id are mutually exclusive: use only one.")
     name = None if resource is None else bare_name(resource)
     payload = query(
         host,

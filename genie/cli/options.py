@@ -274,12 +274,17 @@ def format_servers(host: str, port: int) -> str:
 
 
 class Querier(Client):
-    """A client that also returns the server's address, the reason why there is no connection, and undecoded replies."""
+    """A client that also returns the server's address and build, why there is no connection, and undecoded replies."""
 
     @property
     def address(self) -> Address | None:
         """Address of the connected server, the leader."""
         return self._connection.address
+
+    @property
+    def server(self) -> str:
+        """Version and build of the server, as in `welcome`."""
+        return self._connection.session.server
 
     async def inspected(
         self,

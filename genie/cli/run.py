@@ -379,6 +379,6 @@ def run(ctx: click.Context, /, no_wait: bool, wait: float | None, **options: Any
     Without --timeout, the locks of a killed genie time out after 30 seconds.
     """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     if no_wait and wait is not None:
-        raise click.UsageError("-n and -w exclude each other.", ctx)
+        raise click.UsageError("-n and -w are mutually exclusive: use only one.", ctx)
     run_options = RunOptions(command=ctx.meta[COMMAND_KEY], wait=0 if no_wait else wait, **options)
     raise SystemExit(run_locked(run_options))

@@ -253,7 +253,11 @@ def _check_exposure(settings: Settings) -> None:
                 "(or GENIE_TLS_CA), or GENIE_INSECURE=1 to allow it"
             )
         if exposed:
-            log.warning("unauthenticated access allowed", host=host, variable=variable)
+            log.warning(
+                "no token is set: every client that reaches this address has full access",
+                host=host,
+                hint=f"set GENIE_TOKEN, or set {variable} to a loopback address",
+            )
 
 
 def _raise_open_file_limit(connections: int) -> None:

@@ -30,11 +30,12 @@ def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: 
     """Check that the server responds: exit status 0 if it does, 1 if not.
 
     Of several servers, the leader is checked. The numbers of held and waiting requests are shown to principals that
-    may inspect all resources (JSON: null for others).
+    may inspect all resources (JSON: null for others). The last line is the version of the server, whether it is
+    compiled, and its interpreter.
     """
 
-    async def measure(client: Querier) -> tuple[float, dict[str, Any], Address | None]:
-        """Return the round-trip time of a ping in seconds, the reply to `inspect`, and the address of the leader.
+    async def measure(client: Querier) -> tuple[float, dict[str, Any], Address | None, str]:
+        """Return the round-trip time of a ping in seconds, the reply to `inspect`, and the leader: its address and build.
 
         The reply is empty if the principal may not inspect all resources.
         """
@@ -47,14 +48,21 @@ def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: 
             if error.code != Code.UNAUTHORIZED:
                 raise
             totals = {}
-        return round_trip_s, totals, client.address
+        return round_trip_s, totals, client.address, client.server
 
-    round_trip_s, totals, leader = query(host, port, namespace=namespace, timeout_s=timeout, operation=measure)
+    round_trip_s, totals, leader, server = query(host, port, namespace=namespace, timeout_s=timeout, operation=measure)
     address = format_address(leader) if leader else format_servers(host, port)
     round_trip_ms = round(round_trip_s * 1000, 3)
     held, waiting = totals.get("holdersTotal"), totals.get("queueTotal")
     if as_json:
-        click.echo(codec.dumps({"address": address, "roundTripMs": round_trip_ms, "held": held, "waiting": waiting}))
+        document = {
+            "address": address,
+            "server": server,
+            "roundTripMs": round_trip_ms,
+            "held": held,
+            "waiting": waiting,
+        }
+        click.echo(codec.dumps(document))
     else:
         counts = f"; requests held: {held}, waiting: {waiting}" if totals else ""
-        click.echo(f"{address} responded in {round_trip_ms:.1f} ms{counts}")
+        click.echo(f"{address} responded in {round_trip_ms:.1f} ms{counts}\n{server}")

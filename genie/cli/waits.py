@@ -55,7 +55,7 @@ def waits(
     or queued. --json prints nodes and edges: since in unix ms.
     """
     if dot and as_json:
-        raise click.UsageError("--dot and --json exclude each other.")
+        raise click.UsageError("--dot and --json are mutually exclusive: use only one.")
     name = None if resource is None else bare_name(resource)
     payload = query(
         host,

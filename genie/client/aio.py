@@ -236,8 +236,8 @@ class Watch:
     def truncated(self) -> bool:
         """Whether the last snapshot was truncated, because more locks are held than the server sends in a snapshot.
 
-        If so, some held locks are not reported. If a lock ended while the client was disconnected, its `unlocked` may be
-        missing until a conflicting lock on the same resource is granted.
+        If so, some held locks are not reported. The `unlocked` event of a lock that ended during a disconnection may be
+        delayed until a conflicting lock on the same resource is granted.
         """
         return self._watch.truncated
 

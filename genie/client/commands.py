@@ -539,7 +539,7 @@ def make_any_request(
     if len(choices) < len(candidates):
         raise ValueError("resources must not contain a name twice")
     if weights is not None and len(weights) != len(candidates):
-        raise ValueError(f"weights must have one entry for each of the {len(candidates)} resources, not {len(weights)}")
+        raise ValueError(f"weights must have as many entries as resources ({len(candidates)}), but has {len(weights)}")
     for weight in weights or ():
         _check_weight(weight, "a weight")
     _check_weight(target, "target")

@@ -94,7 +94,7 @@ def format_address(address: Address) -> str:
 
 
 def tls_context() -> SSLContext:
-    """Make a client's TLS context from GENIE_TLS_CA, GENIE_TLS_CERT and GENIE_TLS_KEY.
+    """Create a client's TLS context from GENIE_TLS_CA, GENIE_TLS_CERT and GENIE_TLS_KEY.
 
     The server's certificate and host name are verified. GENIE_TLS_CA is a PEM file with the trusted CAs. If it is not
     set, the system's CAs are trusted. GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own certificate and its key, if

@@ -98,6 +98,8 @@ class ClientSession:
         self.redirect: str | None = None
         """The leader's address that a follower named. Empty: the follower knows no leader. None: the server has not
         replied that it is a follower."""
+        self.server = ""
+        """Version and build of the last server that accepted a `hello`."""
         self._encoded_hello = commands.make_hello(
             secrets.token_urlsafe() if secret is None else secret, session_timeout, token=token, namespace=namespace
         )
@@ -458,6 +460,7 @@ class ClientSession:
         """
         self._phase = Phase.RESUMING
         self._rejection = None
+        self.server = welcome.server
         self._keepalive.set_interval(welcome.pingInterval / 1000)
         if welcome.resumed:
             return

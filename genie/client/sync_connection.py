@@ -408,22 +408,23 @@ class SyncConnection:
             future.set_exception(error)
 
     def _send_lock_release(self, request: Request, future: Future[str] | None) -> None:
-        """Release a request. The reply completes `future`, if there is one, with the reason why the lock ended.
+        """Release the locks of a request. The reply completes `future`, if there is one, with the reason why the locks ended,
+        or with the error.
 
         If the request has ended or is being released already, `future` is completed at once with an empty string.
         """
         try:
-            release = self.aio.release_lock(request)
+            pending_release = self.aio.release_lock(request)
         except Exception as error:  # noqa: BLE001 - passed on to the caller
             if future is not None:
                 future.set_exception(error)
             return
         if future is None:
             return
-        if release is None:
+        if pending_release is None:
             future.set_result("")
         else:
-            release.future = future
+            pending_release.future = future
 
     def _await_change(self, watch: Watch, future: Future[None]) -> None:
         """Complete `future` with None as soon as the watch has a change or has ended."""
@@ -444,9 +445,9 @@ class SyncConnection:
         except TimeoutError:
             raise Unavailable(self.aio.release_timeout_text(call.id)) from None
         finally:
-            release = call if isinstance(call, Release) else call.release
-            if release is not None:
-                release.future = None  # a later reply has no caller
+            pending_release = call if isinstance(call, Release) else call.release
+            if pending_release is not None:
+                pending_release.future = None  # a later reply has no caller
 
 
 def _execute(function: Callable[..., None], arguments: Sequence[object], completion: Future[None]) -> None:
@@ -460,7 +461,7 @@ def _execute(function: Callable[..., None], arguments: Sequence[object], complet
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
-    """Make an event loop: of uvloop if uvloop is installed, else of asyncio."""
+    """Create an event loop: of uvloop if uvloop is installed, else of asyncio."""
     try:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:

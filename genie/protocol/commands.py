@@ -343,10 +343,10 @@ def _build_take(payload: RequestPayload) -> Take:
     """Return the command of a `request` with `anyOf`. Raises ValueError for invalid input that decoding cannot detect."""
     any_of, target, timeout = payload.anyOf, payload.target, payload.transactionTimeout
     if any_of is None or target is None:
-        raise ValueError("anyOf and target require each other")
+        raise ValueError("anyOf and target must be given together")
     weights = [1] * len(any_of) if payload.weights is None else [int(weight) for weight in payload.weights]
     if len(weights) != len(any_of):
-        raise ValueError("weights must have one entry for each of anyOf")
+        raise ValueError("weights must have as many entries as anyOf")
     if payload.transactionName is not None:
         check_name(payload.transactionName)
     if payload.note is not None:

@@ -47,13 +47,29 @@ Check = Callable[[Any], str | None]
 """Returns the requirement that a value violates, such as `must be a string`, or None if the value is valid."""
 
 
+STRING_RULE: Final = "must be a string"
+ID_RULE: Final = f"must be an integer of at most {MAX_ID}"
+RESOURCES_RULE: Final = f'must be a list of 1 to {MAX_RESOURCES} strings like "shared:NAME" or "exclusive:NAME"'
+ANY_OF_RULE: Final = f'must be a list of 1 to {MAX_CHOICES} strings like "shared:NAME" or "exclusive:NAME"'
+_WEIGHT: Final = f"an integer from 1 to {MAX_WEIGHT}, or one of at most {MAX_DIGITS} digits as a string"
+WEIGHT_RULE: Final = f"must be {_WEIGHT}"
+WEIGHTS_RULE: Final = f"must be a list, with {_WEIGHT} for each of anyOf"
+
+
+def _number_rule(low: float, high: float) -> str:
+    """Return the requirement for numbers from `low` to `high`, with a space between thousands."""
+    return f"must be a number from {low:,} to {high:,}".replace(",", " ")
+
+
+TIMEOUT_RULE: Final = _number_rule(1, MAX_TIMEOUT_MS)
+
+
 def _number_check(low: float, high: float) -> Check:
     """Return a check for numbers from `low` to `high`, both inclusive."""
+    rule = _number_rule(low, high)
 
     def check(value: Any) -> str | None:
-        if type(value) in (int, float) and low <= value <= high:
-            return None
-        return f"must be a number from {low:,} to {high:,}".replace(",", " ")
+        return None if type(value) in (int, float) and low <= value <= high else rule
 
     return check
 
@@ -68,13 +84,13 @@ def _integer_check(low: int, high: int) -> Check:
 
 
 def _id_error(value: Any) -> str | None:
-    return None if type(value) is int and abs(value) <= MAX_ID else f"must be an integer of at most {MAX_ID}"
+    return None if type(value) is int and abs(value) <= MAX_ID else ID_RULE
 
 
 def _name_error(value: Any) -> str | None:
     """Return the error in the name of a resource or transaction, such as `must be a string`; None if it is valid."""
     if type(value) is not str:
-        return "must be a string"
+        return STRING_RULE
     try:
         check_name(value)
     except ValueError as error:
@@ -121,7 +137,7 @@ def _only_error(value: Any) -> str | None:
 def _resources_error(value: Any) -> str | None:
     """Return the error in the field `resources`, or None if `value` is valid."""
     if type(value) is not list or not 0 < len(value) <= MAX_RESOURCES:
-        return f'must be a list of 1 to {MAX_RESOURCES} strings like "shared:NAME" or "exclusive:NAME"'
+        return RESOURCES_RULE
     if not all(type(resource) is str for resource in value):
         return 'must contain only strings like "shared:NAME" or "exclusive:NAME"'
     try:
@@ -134,7 +150,7 @@ def _resources_error(value: Any) -> str | None:
 def _any_of_error(value: Any) -> str | None:
     """Return the error in the field `anyOf`, or None if `value` is valid."""
     if type(value) is not list or not 0 < len(value) <= MAX_CHOICES or not all(type(name) is str for name in value):
-        return f'must be a list of 1 to {MAX_CHOICES} strings like "shared:NAME" or "exclusive:NAME"'
+        return ANY_OF_RULE
     try:
         parse_choices(value)
     except ValueError as error:
@@ -143,7 +159,6 @@ def _any_of_error(value: Any) -> str | None:
 
 
 _DECIMAL: Final = re.compile(DECIMAL_PATTERN)
-_WEIGHT_IS: Final = f"an integer from 1 to {MAX_WEIGHT}, or one of at most {MAX_DIGITS} digits as a string"
 
 
 def _is_weight(value: Any) -> bool:
@@ -153,13 +168,13 @@ def _is_weight(value: Any) -> bool:
 
 
 def _weight_error(value: Any) -> str | None:
-    return None if _is_weight(value) else f"must be {_WEIGHT_IS}"
+    return None if _is_weight(value) else WEIGHT_RULE
 
 
 def _weights_error(value: Any) -> str | None:
     if type(value) is list and value and all(map(_is_weight, value)):
         return None
-    return f"must be a list, with {_WEIGHT_IS} for each of anyOf"
+    return WEIGHTS_RULE
 
 
 def _prefix_error(value: Any) -> str | None:
@@ -252,11 +267,12 @@ FIELD_CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
 }
 """The fields of each command, with their checks. A field that is null counts as omitted."""
 
-REQUIRED_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "extend": ("id", "transactionTimeout"),
-    "watch": ("prefix",),
-    "unwatch": ("prefix",),
+REQUIRED_FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "extend": {"id": ID_RULE, "transactionTimeout": TIMEOUT_RULE},
+    "watch": {"prefix": STRING_RULE},
+    "unwatch": {"prefix": STRING_RULE},
 }
+"""The required fields of each command, with the requirement that the error for a missing field states."""
 
 PAYLOAD_OPTIONAL: Final = ("hello", "bye", "ping", "inspect")
 """Commands that are valid without a payload."""
@@ -340,9 +356,9 @@ def payload_error(command: str, payload: dict[str, Any]) -> str | None:
         if name not in checks:
             return _unknown_field_error(name, checks)
     given = {name: payload[name] for name in checks if payload.get(name) is not None}
-    for name in REQUIRED_FIELDS.get(command, ()):
+    for name, rule in REQUIRED_FIELDS.get(command, {}).items():
         if name not in given:
-            return f"{name} is missing: it {checks[name](None)}"
+            return f"{name} is missing: it {rule}"
     for name, value in given.items():
         requirement = checks[name](value)
         if requirement is not None:
@@ -360,19 +376,19 @@ def _unknown_field_error(name: str, known: Iterable[str]) -> str:
 
 
 def _combination_error(payload: Mapping[str, Any]) -> str | None:
-    """Return the error in a combination of valid fields of a `request`, or None."""
+    """Check the rules between the fields of a `request`, each of which is valid by itself. Return the error, or None."""
     any_of, weights = payload.get("anyOf"), payload.get("weights")
     if any_of is None:
         for name in ("weights", "target"):
             if name in payload:
                 return f"{name} requires anyOf, which is missing"
-        return None if "resources" in payload else f"resources is missing: it {_resources_error(None)}"
+        return None if "resources" in payload else f"resources is missing: it {RESOURCES_RULE}"
     if "resources" in payload:
         return "resources and anyOf are mutually exclusive"
     if "target" not in payload:
-        return f"target is missing: with anyOf it {_weight_error(None)}"
+        return f"target is missing: with anyOf it {WEIGHT_RULE}"
     if weights is not None and len(weights) != len(any_of):
-        return f"weights must have one entry for each of anyOf: {len(any_of)}, not {len(weights)}"
+        return f"weights must have as many entries as anyOf ({len(any_of)}), but has {len(weights)}"
     return None
 
 

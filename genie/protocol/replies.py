@@ -97,11 +97,11 @@ def locked_again(request: Request, now: float) -> bytes:
     )
 
 
-def welcome(version: str, namespace: str, *, resumed: bool, quiet: bool, ref: str | None = None) -> bytes:
-    """Encode the reply to `hello`: protocol, features, and the settings of the connection."""
+def welcome(server: str, namespace: str, *, resumed: bool, quiet: bool, ref: str | None = None) -> bytes:
+    """Encode the reply to `hello`: version and build of the server, protocol, features, settings of the connection."""
     payload = {
         "protocol": PROTOCOL,
-        "server": f"genie/{version}",
+        "server": server,
         "features": FEATURES,
         "pingInterval": PING_INTERVAL_MS,
         "namespace": namespace,

@@ -183,7 +183,7 @@ class Server:
         )
         if not default.store.durable:
             log.warning(
-                "locks are kept in memory only, they end with this process",
+                "locks are kept in memory only, and are lost when this process exits",
                 hint="set GENIE_REDIS_URL or GENIE_REDIS_HOST",
             )
 

@@ -75,7 +75,7 @@ class Authenticator:
         Raises ValueError if the token settings are invalid.
         """
         access = AccessControl.load(self._token, self._token_file, certificates_required=self._certificates_required)
-        if access.world_readable:
+        if access.file_world_readable:
             log.warning("token file is world-readable", file=self._token_file, hint="chmod o-r")
         return access
 

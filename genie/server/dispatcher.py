@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import structlog
 
-from genie import core
+from genie import build, core
 from genie.access import INSPECT, LOCK, Principal
 from genie.config import NAMESPACE
 from genie.core import SUCCESS, Disconnect, Expire, Granted, LockManager, Release, Released, Request, State
@@ -49,7 +48,7 @@ MAX_EXPIRY_CHANGES = 10_000
 FIRST_BOUND_MS = BOUNDS_MS[0]
 """Upper bound of a histogram's first bucket, into which nearly all hold times fall."""
 
-_VERSION = version("genie-lock")
+_SERVER = build.description()
 _EXPIRE = Expire()
 
 
@@ -413,7 +412,7 @@ class Dispatcher:
                 notifier.send(connection, replies.queued(request))
 
     def _welcome(self, connection: Peer, hello: Hello, *, resumed: bool) -> None:
-        message = replies.welcome(_VERSION, self._namespace, resumed=resumed, quiet=hello.quiet, ref=hello.ref)
+        message = replies.welcome(_SERVER, self._namespace, resumed=resumed, quiet=hello.quiet, ref=hello.ref)
         self.notifier.send(connection, message)
 
     def _detach_replaced(self, connection: Outbound) -> None:

@@ -64,7 +64,7 @@ class Applier:
             current = Segment.from_row((await connection.execute(self._queries.segment().with_for_update())).first())
             if fence is not None and current.fence is not None and current.fence > fence:
                 raise RunSuperseded(f"a run with fencing token {current.fence} has written, this one has {fence}")
-            if (current.id, current.value, current.read) != (scanned.id, scanned.value, scanned.read):
+            if (current.id, current.value, current.own_value) != (scanned.id, scanned.value, scanned.own_value):
                 raise RunSuperseded(f"another run has moved the segment from {scanned.value} to {current.value}")
             yield connection
             values = {

@@ -221,9 +221,10 @@ def _check_distinct(names: Mapping[str, str]) -> None:
     """
     for name in NAMES:
         table, _, column = name.partition(".")
-        key = (table if column else "", names.get(name, column or table))
+        ledger_name = names.get(name, column or table)
+        key = (table if column else "", ledger_name)
         if key in assigned:
-            raise ValueError(f"{assigned[key]} and {name} can't both be called {key[1]!r}")
+            raise ValueError(f"{assigned[key]} and {name} can't both be called {ledger_name!r}")
         assigned[key] = name
 
 

@@ -63,11 +63,11 @@ def windows_to_recount(
     window is always returned. The open windows have at most `MAX_OPEN_CHANGES`.
     """
     expired = [window for window in windows if now - window.scanned_at >= max_transaction_age]
-    open_ = [window for window in windows if now - window.scanned_at < max_transaction_age]
+    unexpired = [window for window in windows if now - window.scanned_at < max_transaction_age]
     expired.sort(key=lambda window: (window.scanned_at, window.id))
-    open_.sort(key=lambda window: (window.scanned_at, window.id), reverse=True)
+    unexpired.sort(key=lambda window: (window.scanned_at, window.id), reverse=True)
     max_expired_changes = max(max_changes, expired[0].change_count) if expired else 0
-    return [*_take_up_to(max_expired_changes, expired), *_take_up_to(MAX_OPEN_CHANGES, open_)]
+    return [*_take_up_to(max_expired_changes, expired), *_take_up_to(MAX_OPEN_CHANGES, unexpired)]
 
 
 def _take_up_to(max_changes: int, windows: Iterable[RecheckWindow]) -> list[RecheckWindow]:
@@ -107,21 +107,24 @@ class Segment:
     """The handler's row of the table `segment`, the high-water mark of the scan.
 
     `value` is the id of the last state change that was read, by this handler or another
-    implementation of the reference design. `read` is the value that this handler has written last;
+    implementation of the reference design. `own_value` is the value that this handler has written last;
     None before its first write. `fence` is the fencing token of the last run under a lock of Genie.
     """
 
     id: int | None = None
     value: int = 0
     fence: int | None = None
-    read: int | None = None
+    own_value: int | None = None
 
     @classmethod
     def from_row(cls, row: Any) -> Self:
         """Create the segment from the row that `Queries.segment` has selected. Without a row (None)
         the `id` of the segment is None.
         """
-        return cls() if row is None else cls(id=row[0], value=row[1], fence=row[2], read=row[3])
+        if row is None:
+            return cls()
+        id, value, fence, own_value = row
+        return cls(id=id, value=value, fence=fence, own_value=own_value)
 
     @property
     def start(self) -> int:
@@ -130,7 +133,14 @@ class Segment:
         If another implementation has moved the segment further, the handler also reads the state
         changes in between, because they may finish transfers that only this handler tracks.
         """
-        return self.value if self.read is None else min(self.value, self.read)
+        return self.value if self.own_value is None else min(self.value, self.own_value)
+
+
+class DuePosition(NamedTuple):
+    """The position of a row of `transferTimeout` in the order in which due rows are read."""
+
+    expiration_date: datetime
+    timeout_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +148,8 @@ class ScanResult:
     """The result of the scan phase. `last_change` is the id of the last state change that was
     read, the new value of the segment. `change_count` is the number of new state changes.
 
-    `due_until` is the date and id of the last due row that was read, if there may be further due
-    rows. `more_unchecked` is True if there may be further rows of another implementation.
+    `due_until` is the position of the last due row that was read, if there may be further due rows.
+    `more_unchecked` is True if there may be further rows of another implementation.
     `compared` says which rows had their dates compared.
     """
 
@@ -147,7 +157,7 @@ class ScanResult:
     segment: Segment
     last_change: int
     change_count: int
-    due_until: tuple[datetime, int] | None
+    due_until: DuePosition | None
     more_unchecked: bool
     compared: Compared
     recounted: Recount
@@ -245,19 +255,21 @@ def make_plan(rows: Iterable[TransferRow], now: datetime, ledger: Ledger, limit:
     the same transfer, the last row counts.
     """
     plan = Plan()
-    expired: list[tuple[datetime, TransferRow]] = []
-    for row in _deduplicate(rows).values():
+    expired: list[ExpiredTransfer] = []
+    last_rows = _deduplicate(rows)
+    for row in last_rows.values():
         if row.state not in ledger.final_states:
             can_expire = _plan_unfinished(row, plan, in_processing=row.state in ledger.processing_states)
             if can_expire and row.expires is not None and row.expires < now:
-                expired.append((row.expires, row))
+                expired.append(ExpiredTransfer(row.transfer_id, row.expires, row.state))
         elif row.timeout_id is not None:
             plan.delete.append(row.timeout_id)
-    expired.sort(key=lambda pair: (pair[0], pair[1].transfer_id))
-    for expires, row in expired[:limit]:
-        plan.expired[row.transfer_id] = ExpiredTransfer(row.transfer_id, expires, row.state)
+    expired.sort(key=lambda transfer: (transfer.expiration_date, transfer.transfer_id))
+    for transfer in expired[:limit]:
+        plan.expired[transfer.transfer_id] = transfer
+        row = last_rows[transfer.transfer_id]
         if row.timeout_id is not None:
-            plan.expired_rows[row.transfer_id] = row
+            plan.expired_rows[transfer.transfer_id] = row
     return plan
 
 

@@ -32,7 +32,7 @@ from sqlalchemy import (
 
 from genie.timeouts.databases.base import Database
 from genie.timeouts.ledger import Ledger
-from genie.timeouts.plan import DATE_TOLERANCE
+from genie.timeouts.plan import DATE_TOLERANCE, DuePosition
 from genie.timeouts.times import utc_now
 
 SEGMENT = {"segmentType": "timeout", "enumeration": 0, "tableName": "transferStateChange"}
@@ -139,20 +139,19 @@ class Queries:
         query = query.where(timeout.c.stateChangeId.is_(None))
         return _keep_join_order(query.order_by(timeout.c.stateChangeId, timeout.c.transferTimeoutId).limit(limit))
 
-    def due(self, now: datetime, limit: int, after: tuple[datetime, int] | None) -> Select[Any]:
+    def due(self, now: datetime, limit: int, after: DuePosition | None) -> Select[Any]:
         """Select tracked transfers whose date has passed and that were not delivered, the longest
         expired first (step 7 of the reference design).
 
-        `after` is the date and id of a row. Only later rows in the order are selected; None
-        selects from the first row.
+        Only rows that follow `after` in this order are selected; None selects from the first row.
         """
         timeout = self._timeout
         query, expires = self._select_transfers(timeout, timeout)
         query = query.where(timeout.c.deliveredDate.is_(None), timeout.c.expirationDate < now, expires.is_not(None))
         if after is not None:
-            date, id = after
-            follows = or_(timeout.c.expirationDate > date, timeout.c.transferTimeoutId > id)
-            query = query.where(timeout.c.expirationDate >= date, follows)
+            has_later_date = timeout.c.expirationDate > after.expiration_date
+            follows = or_(has_later_date, timeout.c.transferTimeoutId > after.timeout_id)
+            query = query.where(timeout.c.expirationDate >= after.expiration_date, follows)
         query = query.where(self._state.in_((*self._processing_states, *self._final_states)))
         return query.order_by(timeout.c.expirationDate, timeout.c.transferTimeoutId).limit(limit)
 

@@ -63,9 +63,11 @@ class DataSet:
             raise ValueError(
                 f"expired must be from 0 to the number of transfers ({self.transfers}), not {self.expired}"
             )
-        if not 0 <= self.amount[0] <= self.amount[1]:
+        min_amount, max_amount = self.amount
+        min_hours, max_hours = self.hours
+        if not 0 <= min_amount <= max_amount:
             raise ValueError(f"amount must be a range of numbers of at least 0, not {self.amount}")
-        if not 0 <= self.hours[0] <= self.hours[1] <= MAX_HOURS:
+        if not 0 <= min_hours <= max_hours <= MAX_HOURS:
             raise ValueError(f"hours must be a range of numbers within a century, not {self.hours}")
         if not self.currencies or not all(self.currencies):
             raise ValueError(f"currencies must be one or more codes, not {self.currencies}")

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from genie.timeouts.databases.base import Database
 from genie.timeouts.ledger import Ledger
 from genie.timeouts.plan import (
+    DuePosition,
     RecheckWindow,
     Recount,
     ScanResult,
@@ -37,8 +38,8 @@ class Scanner:
         self._batch, self._max_transaction_age = batch, max_transaction_age
         self._sweep = Sweep(batch)
         """Which rows have their dates compared with the ledger's next."""
-        self._due_after: tuple[datetime, int] | None = None
-        """Date and id of the row after which the next scan reads due rows; None: from the first."""
+        self._due_after: DuePosition | None = None
+        """The row after which the next scan reads due rows; None: from the first."""
 
     @property
     def catching_up(self) -> bool:
@@ -106,9 +107,9 @@ class Scanner:
         """
         if self._database.commits_in_order:  # no change is committed late
             return Recount()
-        stored = (await connection.execute(select(*self._ledger.tables.interval.c))).all()
+        stored_windows = (await connection.execute(select(*self._ledger.tables.interval.c))).all()
         windows = windows_to_recount(
-            [RecheckWindow(*row) for row in stored], now, self._max_transaction_age, self._batch
+            [RecheckWindow(*row) for row in stored_windows], now, self._max_transaction_age, self._batch
         )
         if not windows:
             return Recount()
@@ -180,8 +181,10 @@ class Scanner:
         return [TransferRow(*row) for row in rows]
 
 
-def _due_position(row: TransferRow) -> tuple[datetime, int] | None:
-    """Return the position of a row in the order of `Queries.due`: its date and id. Returns None for
-    a row that is not tracked.
+def _due_position(row: TransferRow) -> DuePosition | None:
+    """Return the position of a row in the order of `Queries.due`. Returns None for a row that is
+    not tracked.
     """
-    return None if row.copied_date is None or row.timeout_id is None else (row.copied_date, row.timeout_id)
+    if row.copied_date is None or row.timeout_id is None:
+        return None
+    return DuePosition(row.copied_date, row.timeout_id)

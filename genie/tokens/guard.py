@@ -35,21 +35,22 @@ class Guard(Protocol):
 
 
 class ThreadGuard:
-    """Confines a selector to the thread that starts the selector, or that uses it first.
+    """Confines a selector to the thread that starts the selector, or that uses it first. A call from
+    any other thread raises RuntimeError, and changes nothing.
 
     `advice` is appended to the error message: it says what to use from other threads. The guard
     compares threads instead of event loops, because before Python 3.12 finding the running loop
     takes a system call.
     """
 
-    __slots__ = ("_advice", "_clock", "_ident", "_name")
+    __slots__ = ("_advice", "_clock", "_thread_id", "_thread_name")
 
     def __init__(self, advice: str) -> None:
         self._advice = advice
         """The end of the error message: what to use from other threads."""
-        self._ident: int | None = None
+        self._thread_id: int | None = None
         """The id of the thread to which the selector is confined; None before `bind`."""
-        self._name = ""
+        self._thread_name = ""
         """The name of this thread, for the error message."""
         self._clock: Callable[[], float]
         """Returns the time of this thread's event loop; set by `bind`."""
@@ -59,14 +60,14 @@ class ThreadGuard:
         event loop.
         """
         self._clock = asyncio.get_running_loop().time
-        self._name = threading.current_thread().name
-        self._ident = get_ident()
+        self._thread_name = threading.current_thread().name
+        self._thread_id = get_ident()
 
     def check(self) -> None:
         """Raise RuntimeError if the selector is confined to another thread. The first call confines
         the selector to the calling thread.
         """
-        if get_ident() != self._ident:
+        if get_ident() != self._thread_id:
             self._bind_or_reject()
 
     def check_can_wait(self) -> None:
@@ -79,7 +80,7 @@ class ThreadGuard:
         """Return the event loop's time in seconds. Raises RuntimeError if the selector is confined
         to another thread.
         """
-        if get_ident() != self._ident:
+        if get_ident() != self._thread_id:
             self._bind_or_reject()
         return self._clock()
 
@@ -87,12 +88,12 @@ class ThreadGuard:
         """Confine the selector to the calling thread. Raises RuntimeError if the selector is
         confined to another thread already.
         """
-        if self._ident is not None:
+        if self._thread_id is not None:
             self._reject()
         self.bind()
 
     def _reject(self) -> NoReturn:
         raise RuntimeError(
-            f"this selector and its selections belong to the event loop of thread {self._name!r}, and can't be used from"
+            f"this selector and its selections belong to the event loop of thread {self._thread_name!r}, and can't be used from"
             f" thread {threading.current_thread().name!r}. {self._advice}"
         )

@@ -222,7 +222,7 @@ def test_the_limits_are_the_code_s() -> None:
     "sentence",
     [
         f"an integer from 1 to {limits.MAX_ROWS:,}, and {commands.Inspect().limit} by default",
-        f"the first {view.MAX_LISTED_BLOCKERS} of them",
+        f"the first {view.MAX_LISTED_BLOCKERS} of the requests",
         f"nothing for {connection.LINGER_IDLE_S:.0f} s, and at the latest after {connection.LINGER_S:.0f} s or {connection.MAX_LINGER_BYTES >> 20} MiB",
         f"not completed within {partial_lines.MAX_LINE_AGE_S:.0f} s",
         f"when the leader's lease has ended: {SETTINGS.lease:.0f} s by default (`GENIE_LEASE`)",
@@ -230,7 +230,7 @@ def test_the_limits_are_the_code_s() -> None:
         f"the last {manager.RECENT_OUTCOMES:,} ids",
         f"the last {session.MAX_RETAINED_REPLIES:,} ended requests of a connection or session, and of the last {sessions.MAX_RETAINED_REPLIES_TOTAL:,} of all",
         f"decimal strings of up to {limits.MAX_DIGITS} digits",
-        f"within {auth.HELLO_TIMEOUT_S:.0f} seconds and {auth.MAX_HELLO_BYTES:,} bytes",
+        f"within {auth.HELLO_TIMEOUT_S:.0f} seconds and be at most {auth.MAX_HELLO_BYTES:,} bytes long",
         f"a string of 1 to {limits.MAX_TOKEN:,} characters. A server without tokens",
         f"a string of 1 to {limits.MAX_NAMESPACE} letters (A to Z, a to z), digits or any of",
         f"a secret of {limits.MIN_SECRET} to {limits.MAX_SECRET} characters",

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import pytest
 
-from genie import sync
+from genie import build, sync
 from genie.protocol import messages
 from ports import free_port
 from programs import Forked, run_genie, start_genie
@@ -48,6 +48,12 @@ def running(port: int, *args: str) -> Iterator[subprocess.Popen[str] | Forked]:
         finally:
             alarm.cancel()
             process.kill()
+
+
+def header(genie: Genie, connections: int, in_flight: str) -> list[str]:
+    """Return the first lines of the text output. The tests and the server are the same build."""
+    first = f"127.0.0.1:{genie.port}, connections: {connections}, in flight on each: {in_flight}"
+    return [first, f"server: {build.description()}", f"client: {build.description()}"]
 
 
 def all_released(genie: Genie) -> bool:
@@ -108,6 +114,7 @@ def test_all_workloads_as_json(genie: Genie) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert document["address"] == f"127.0.0.1:{genie.port}"
+    assert document["server"] == document["client"] == build.description()
     assert document["settings"] == {
         "connections": 5,
         "depth": 3,
@@ -129,9 +136,8 @@ def test_all_workloads_as_json(genie: Genie) -> None:
 def test_selected_workloads_as_text(genie: Genie) -> None:
     done = bench(genie.port, "several", "own", "several", *SHORT)
     assert (done.returncode, done.stderr) == (0, "")
-    first, *rest = done.stdout.splitlines()
-    assert first == f"127.0.0.1:{genie.port}, connections: 5, in flight on each: 3 requests"
-    assert [line for line in rest if not line.startswith(" ")] == [
+    assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == [
+        *header(genie, 5, "3 requests"),
         "several: each request locks 3 keys of its own",
         "own: each request locks a key of its own",
     ]
@@ -178,7 +184,7 @@ def test_ctrl_c_during_the_warm_up_omits_the_workload(genie: Genie, as_json: boo
     if as_json:
         assert (json.loads(stdout)["interrupted"], json.loads(stdout)["workloads"]) == (True, [])
     else:
-        assert stdout == f"127.0.0.1:{genie.port}, connections: 64, in flight on each: 1 request\n"
+        assert stdout.splitlines() == header(genie, 64, "1 request")
     assert all_released(genie)
 
 
@@ -499,7 +505,7 @@ def test_progress_is_erased_before_a_result_is_printed(genie: Genie) -> None:
     assert "own: warming up" in written
     screen = [line.rpartition("\r\x1b[K")[2] for line in written.split("\r\n")]
     assert [line for line in screen if not line.startswith("  ")] == [
-        f"127.0.0.1:{genie.port}, connections: 5, in flight on each: 3 requests",
+        *header(genie, 5, "3 requests"),
         "own: each request locks a key of its own",
         "hot: all requests lock the same key",
         "",

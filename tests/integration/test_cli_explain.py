@@ -97,4 +97,4 @@ async def test_waits_lists_waiters_of_a_resource_with_a_thousand_holders(genie: 
 def test_dot_and_json_exclude_each_other(genie: Genie) -> None:
     failed = genie_cli("waits", "--dot", "--json", port=genie.port)
     assert failed.returncode == 2
-    assert "exclude each other" in failed.stderr
+    assert "are mutually exclusive" in failed.stderr

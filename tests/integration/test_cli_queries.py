@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from fake import Fake, error, fake_server
-from genie import LockLost, Unavailable, sync
+from genie import LockLost, Unavailable, build, sync
 from ports import free_port
 from programs import run_genie, start_genie
 from servers import WAIT_S, Genie, Redis, running_server
@@ -88,9 +88,10 @@ def test_status_of_a_server(genie: Genie) -> None:
         lock.release()
     assert text.returncode == 0
     assert text.stdout.startswith(f"127.0.0.1:{genie.port} responded in ")
-    assert text.stdout.endswith("requests held: 1, waiting: 0\n")
+    assert text.stdout.endswith(f"requests held: 1, waiting: 0\n{build.description()}\n")
     assert (document["address"], document["held"], document["waiting"]) == (f"127.0.0.1:{genie.port}", 1, 0)
     assert document["roundTripMs"] > 0
+    assert document["server"] == build.description()
 
 
 @pytest.mark.parametrize("args", COMMANDS)
@@ -278,7 +279,7 @@ def test_invalid_input_is_one_error(genie: Genie, args: list[str], message: str)
 def test_inspect_filters_exclude_each_other(genie: Genie) -> None:
     result = genie_cli(genie.port, "inspect", "--id", "3", "--resource", "a")
     assert result.returncode == 2
-    assert "exclude each other" in result.stderr
+    assert "are mutually exclusive" in result.stderr
 
 
 def test_release_prints_the_reason_of_the_end(genie: Genie) -> None:

@@ -31,6 +31,7 @@ from servers import WAIT_S, running_redis
 
 ROOT = Path(__file__).parents[2]
 UNPRIVILEGED = 65534
+COMPILED = "GENIE_TESTS_SOAK" in os.environ and shutil.which("cc") is not None
 LOOPBACK = "127.0.0.1"
 
 
@@ -129,6 +130,36 @@ def test_the_image_has_a_supported_python() -> None:
     (version,) = {re.fullmatch(r"python:3\.(\d+)-slim", base) for base in bases}.pop().groups()  # type: ignore[union-attr]
     (needed,) = re.findall(r'^requires-python = ">=3\.(\d+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert int(version) >= int(needed)
+
+
+def build_stage_commands() -> list[str]:
+    """Return the arguments of the RUN instructions of the build stage, in order."""
+    return [rest for word, rest in dockerfile() if word == "RUN"]
+
+
+def test_the_wheel_is_compiled_in_the_build_stage() -> None:
+    first, wheel, *_ = build_stage_commands()
+    assert " gcc " in first
+    assert "pip wheel" in wheel
+    assert ("ENV", "HATCH_BUILD_HOOK_ENABLE_MYPYC=true") in dockerfile()
+
+
+@pytest.mark.parametrize(
+    ("is_compiled", "is_optimized", "error"),
+    [(True, True, ""), (True, False, "this build"), (True, None, "this build"), (False, True, "this build")],
+)
+def test_the_build_fails_without_a_compiled_wheel_and_an_optimized_interpreter(
+    tmp_path: Path, is_compiled: bool, is_optimized: bool | None, error: str
+) -> None:
+    _, *check = exec_form(build_stage_commands()[-1])
+    (tmp_path / "genie").mkdir()
+    (tmp_path / "genie/__init__.py").touch()
+    stub = f"IS_COMPILED = {is_compiled}\nis_optimized = lambda: {is_optimized}\ndescription = lambda: 'this build'\n"
+    (tmp_path / "genie/build.py").write_text(stub)
+    done = subprocess.run(
+        [sys.executable, *check], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert (done.returncode, done.stderr.strip().endswith("this build")) == (int(bool(error)), bool(error))
 
 
 # -- the compose file -----------------------------------------------------------------------------------------
@@ -256,7 +287,7 @@ def test_docker_compose_accepts_the_file() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build a wheel from the files that the image copies, and no others."""
+    """Build a wheel from the files that the image copies, and no others. `make compiled` compiles it as in the image."""
     source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
     for word, rest in dockerfile():
         if word == "COPY" and not rest.startswith("--from="):
@@ -266,7 +297,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 else:
                     shutil.copy(ROOT / name, source)
     here = ["--no-build-isolation"] if find_spec("hatchling") else []  # otherwise pip downloads it
-    pip("wheel", "--no-deps", *here, "--wheel-dir", str(folder), str(source))
+    pip("wheel", "--no-deps", *here, "--wheel-dir", str(folder), str(source), compiled=COMPILED)
     (found,) = folder.glob("*.whl")
     return found
 
@@ -282,9 +313,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pip(*arguments: str) -> None:
+def pip(*arguments: str, compiled: bool = False) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    environment = os.environ | {"HATCH_BUILD_HOOK_ENABLE_MYPYC": "true" if compiled else "false"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", env=environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -297,7 +329,9 @@ def test_the_wheel_contains_all_files(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert {"genie/storage/redis/lua/commit.lua", "genie/storage/redis/lua/acquire.lua", "genie/py.typed"} <= package
-    assert {name for name in names if ".dist-info/" not in name} == package
+    extensions = {name for name in names if name.endswith(".so")}
+    assert bool(extensions) is COMPILED
+    assert {name for name in names - extensions if ".dist-info/" not in name} == package
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

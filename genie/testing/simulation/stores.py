@@ -16,7 +16,8 @@ from genie.testing.simulation.history import (
 from genie.testing.simulation.loop import Node, SimLoop
 from genie.testing.simulation.network import Network
 from genie.testing.simulation.redis.replication import ReplicatedRedis, ReplicationLog
-from genie.testing.simulation.redis.sentinel import CHECK_INTERVAL_S, NAME, SentinelQuorum
+from genie.testing.simulation.redis.sentinel import CHECK_INTERVAL_S, SentinelQuorum
+from genie.testing.simulation.redis.sentinel import NAME as MASTER_NAME
 from genie.testing.simulation.redis.server import SimRedis
 from genie.testing.simulation.scenario import Scenario
 
@@ -67,7 +68,7 @@ class RedisWithSentinels:
         self._loop = network.loop
         self._history = history
         self.hosts = tuple(f"redis{number}" for number in (1, 2, 3))
-        self.url = f"redis+sentinel://{','.join(self.hosts)}/{NAME}"
+        self.url = f"redis+sentinel://{','.join(self.hosts)}/{MASTER_NAME}"
         replication_log = ReplicationLog()
         self.redises = [
             ReplicatedRedis(
@@ -80,11 +81,13 @@ class RedisWithSentinels:
             for host in self.hosts
         ]
         for replica in self.redises[1:]:
-            replica.master, replica.read_only = self.hosts[0], True
+            replica.master = self.hosts[0]
+            replica.read_only = True
         self.sentinels = SentinelQuorum(
             network, self.redises, Random(f"{scenario.seed} sentinels"), self._on_sentinel_action
         )
         self._recorder = LineageRecorder(self.redises, history, scenario.min_replicas)
+        """Records the states that the store has had, and which state each of them follows: a failover starts a new branch."""
 
     @property
     def master(self) -> ReplicatedRedis:

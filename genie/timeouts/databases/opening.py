@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
@@ -14,11 +15,19 @@ from genie.timeouts.databases.postgres import Postgres
 from genie.timeouts.databases.sqlite import Sqlite
 from genie.timeouts.errors import DatabaseFailed
 
-_DRIVERS: dict[str, tuple[str, Callable[[URL], Database]]] = {
-    "sqlite": ("aiosqlite", Sqlite),
-    "postgresql": ("asyncpg", Postgres),
-    "mariadb": ("asyncmy", Mysql),
-    "mysql": ("asyncmy", Mysql),
+
+class _Backend(NamedTuple):
+    """How a kind of database is used: the name of its driver, and the function that creates its `Database`."""
+
+    driver: str
+    create: Callable[[URL], Database]
+
+
+_BACKENDS = {
+    "sqlite": _Backend("aiosqlite", Sqlite),
+    "postgresql": _Backend("asyncpg", Postgres),
+    "mariadb": _Backend("asyncmy", Mysql),
+    "mysql": _Backend("asyncmy", Mysql),
 }
 _EXAMPLES = "sqlite:///ledger.db, postgresql://user:password@host/ledger or mysql://user:password@host/ledger"
 
@@ -37,8 +46,8 @@ def open_database(url: str) -> Database:
     except (ArgumentError, ValueError):
         raise ValueError(f"invalid database URL; it must be like {_EXAMPLES}") from None
     dialect, _, driver = parsed.drivername.partition("+")
-    if dialect not in _DRIVERS or driver not in ("", _DRIVERS[dialect][0]):
-        supported = ", ".join(f"{dialect}+{driver}" for dialect, (driver, _) in _DRIVERS.items())
+    if dialect not in _BACKENDS or driver not in ("", _BACKENDS[dialect].driver):
+        supported = ", ".join(f"{dialect}+{backend.driver}" for dialect, backend in _BACKENDS.items())
         raise ValueError(f"unknown database {parsed.drivername!r}: it must be one of {supported}; as in {_EXAMPLES}")
     if dialect in ("mariadb", "mysql") and not parsed.database:
         raise ValueError("the URL names no database: it must be like mysql://user:password@host/ledger")
@@ -46,9 +55,9 @@ def open_database(url: str) -> Database:
         raise ValueError(
             "the URL has sslmode, which asyncpg calls ssl: postgresql://user:password@host/ledger?ssl=require"
         )
-    driver, create = _DRIVERS[dialect]
+    backend = _BACKENDS[dialect]
     try:
-        return create(parsed.set(drivername=f"{dialect}+{driver}"))
+        return backend.create(parsed.set(drivername=f"{dialect}+{backend.driver}"))
     except ModuleNotFoundError as error:
         raise ValueError(f"{dialect} needs the package {error.name}: pip install 'genie-lock[sql]'") from None
 

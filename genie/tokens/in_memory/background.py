@@ -44,13 +44,13 @@ class Mutex:
     selector that it protects.
     """
 
-    __slots__ = ("_lock", "_owner", "loop_thread")
+    __slots__ = ("_lock", "_owner_thread_id", "loop_thread_id")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._owner: int | None = None
+        self._owner_thread_id: int | None = None
         """The id of the thread that holds the mutex."""
-        self.loop_thread: int | None = None
+        self.loop_thread_id: int | None = None
         """The id of the event loop's thread. Only this thread may await while it holds the mutex,
         because polling for I/O releases the mutex.
         """
@@ -59,13 +59,13 @@ class Mutex:
         """Wait for the mutex. Raises RuntimeError if the calling thread holds the mutex already."""
         self.check_not_held()
         self._lock.acquire()
-        self._owner = get_ident()
+        self._owner_thread_id = get_ident()
 
     def check_not_held(self) -> None:
         """Raise RuntimeError if the calling thread holds the mutex: waiting for the mutex would be
         a deadlock.
         """
-        if self._owner == get_ident():
+        if self._owner_thread_id == get_ident():
             raise RuntimeError(
                 "a selector for threads can't be called by code that it executes: by a `where`, by its store, or by a"
                 " coroutine passed to `run`"
@@ -73,7 +73,7 @@ class Mutex:
 
     def release(self) -> None:
         """Release the mutex."""
-        self._owner = None
+        self._owner_thread_id = None
         self._lock.release()
 
     # -- implementation of `Guard` --------------------------------------------------------------------------
@@ -83,12 +83,12 @@ class Mutex:
 
     def check(self) -> None:
         """Raise RuntimeError if the calling thread does not hold the mutex."""
-        if get_ident() != self._owner:
+        if get_ident() != self._owner_thread_id:
             raise RuntimeError("a selector for threads is used only through its facade")
 
     def check_can_wait(self) -> None:
         """Raise NeedsLoop if the calling thread is not the event loop's thread."""
-        if get_ident() != self.loop_thread:
+        if get_ident() != self.loop_thread_id:
             raise NeedsLoop
 
     def time(self) -> float:
@@ -189,9 +189,9 @@ class Background:
     def __init__(self, name: str) -> None:
         self.mutex = Mutex()
         """Held by the thread that executes a call."""
-        self._name = name
+        self._thread_name = name
         """The name of the background thread."""
-        self._main_thread = threading.main_thread().ident
+        self._main_thread_id = threading.main_thread().ident
         """The id of the main thread, which never acquires the mutex."""
         self._calls: set[_Call[Any]] = set()
         """The calls that have not returned yet."""
@@ -219,7 +219,7 @@ class Background:
         """
         if self.stopped:
             raise Closed
-        if get_ident() != self._main_thread:
+        if get_ident() != self._main_thread_id:
             mutex = self.mutex
             mutex.acquire()
             try:
@@ -272,7 +272,7 @@ class Background:
             with self._start_lock:
                 if self._thread is None and not self.stopped:
                     self._loop = asyncio.SelectorEventLoop(_PollingSelector(self.mutex))
-                    thread = threading.Thread(target=self._run_loop, name=self._name, daemon=True)
+                    thread = threading.Thread(target=self._run_loop, name=self._thread_name, daemon=True)
                     thread.start()
                     self._thread = thread
 
@@ -292,7 +292,7 @@ class Background:
         """Run the event loop until `stop` is called, then end the remaining calls with the
         exception Closed. This is the target function of the thread.
         """
-        self.mutex.loop_thread = get_ident()
+        self.mutex.loop_thread_id = get_ident()
         self.mutex.acquire()
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

@@ -46,35 +46,35 @@ class StoreFollower:
         """The last error of the store; None once all tokens were loaded after the error."""
         self._store = store
         self._sink = sink
-        self._following: asyncio.Task[None] | None = None
+        self._follow_task: asyncio.Task[None] | None = None
         """The task that applies the changes of the change feed."""
-        self._loading: asyncio.Task[None] | None = None
+        self._load_task: asyncio.Task[None] | None = None
         """The task that loads all tokens."""
         self._first_load: asyncio.Future[None] | None = None
         """Done when the first load has succeeded or failed; None before `start`."""
         self._backoff = Backoff()
         """The pauses after errors of the store."""
-        self._unconfirmed: set[str] = set()
+        self._unconfirmed_ids: set[str] = set()
         """Ids of tokens that this process has spent. The change feed has not reported these spends
         yet.
         """
-        self._expected: set[str] = set()
+        self._expected_ids: set[str] = set()
         """Ids of the tokens that spends in progress in this process are about to issue, except
         tokens that are known to be spent.
         """
-        self._spent_during_load: set[str] | None = None
+        self._ids_spent_during_load: set[str] | None = None
         """Ids of tokens spent since the load began; None while no load is in progress."""
-        self._stale: set[str] = set()
+        self._stale_ids: set[str] = set()
         """Ids of tokens that were present before the load began, and were not reported since."""
 
     async def start(self) -> None:
         """Start to follow the store, and wait until all tokens were loaded for the first time.
         Raises the store's error if this first load fails; `start` can be called again then.
         """
-        if self._following is not None:
+        if self._follow_task is not None:
             raise RuntimeError("the store is being followed already")
         self._first_load = asyncio.get_running_loop().create_future()
-        self._following = asyncio.create_task(self._follow(self._first_load), name="tokens: follow the store")
+        self._follow_task = asyncio.create_task(self._follow(self._first_load), name="tokens: follow the store")
         try:
             await self.wait_loaded()
         except BaseException:
@@ -85,23 +85,23 @@ class StoreFollower:
         """Stop following the store. If the first load is in progress, the calls that wait for this
         load raise RuntimeError.
         """
-        await cancel_and_wait(self._following)
-        await cancel_and_wait(self._loading)
-        self._following = None
+        await cancel_and_wait(self._follow_task)
+        await cancel_and_wait(self._load_task)
+        self._follow_task = None
         if self._first_load is not None and not self._first_load.done():
             self._fail_first_load(RuntimeError("the selector was closed before the store was loaded"))
 
     @property
     def is_running(self) -> bool:
         """Whether the follower was started, and not closed since."""
-        return self._following is not None
+        return self._follow_task is not None
 
     @property
     def is_ready(self) -> bool:
         """Whether the first load has succeeded, and the follower was not closed since."""
         first_load = self._first_load
         return (
-            self._following is not None
+            self._follow_task is not None
             and first_load is not None
             and first_load.done()
             and first_load.exception() is None
@@ -112,7 +112,7 @@ class StoreFollower:
         has failed, or RuntimeError if the follower is not started.
         """
         # A follower that was closed after a successful load is not started.
-        if self._first_load is None or (self._following is None and self._first_load.exception() is None):
+        if self._first_load is None or (self._follow_task is None and self._first_load.exception() is None):
             raise RuntimeError("the selector is not open: use it as an async context manager, or start() it")
         await asyncio.shield(self._first_load)  # a caller that is cancelled does not cancel the future
 
@@ -120,20 +120,20 @@ class StoreFollower:
         """Remove a token that this process has spent. If the change feed reports the issue of the
         token later, the token is not added again.
         """
-        self._expected.discard(id)
+        self._expected_ids.discard(id)
         if self._sink.remove(id):
-            self._unconfirmed.add(id)
-        if self._spent_during_load is not None:
-            self._spent_during_load.add(id)
+            self._unconfirmed_ids.add(id)
+        if self._ids_spent_during_load is not None:
+            self._ids_spent_during_load.add(id)
 
     def expect(self, outputs: Iterable[Token]) -> None:
-        """Begin to record which of these outputs are spent: an output stays in `_expected` until it
+        """Begin to record which of these outputs are spent: an output stays in `_expected_ids` until it
         is spent, or `stop_expecting` is called.
 
         Must be called before this process issues the outputs, because the change feed may report
         that an output is spent before the issuing call returns.
         """
-        self._expected.update(token.id for token in outputs)
+        self._expected_ids.update(token.id for token in outputs)
 
     def on_issued(self, outputs: Iterable[Token]) -> None:
         """Add outputs that were passed to `expect`, and are issued now. Outputs that were spent
@@ -142,14 +142,14 @@ class StoreFollower:
         So the outputs can be selected at once, even if the change feed reports them late.
         """
         for token in outputs:
-            if token.id in self._expected:
+            if token.id in self._expected_ids:
                 self._add(token)
 
     def stop_expecting(self, outputs: Iterable[Token]) -> None:
         """Stop recording which of these outputs are spent, because the spend that issues them has
         succeeded or failed.
         """
-        self._expected.difference_update(token.id for token in outputs)
+        self._expected_ids.difference_update(token.id for token in outputs)
 
     # -- changes ------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class StoreFollower:
                         self._apply(change, first_load)
                 raise ConnectionError("the change feed of the store has ended")  # noqa: TRY301 - retried like any error
             except Exception as error:  # noqa: BLE001 - a store may raise anything
-                await cancel_and_wait(self._loading)
+                await cancel_and_wait(self._load_task)
                 await self._back_off(error, first_load)
 
     def _apply(self, change: Change, first_load: asyncio.Future[None]) -> None:
@@ -174,27 +174,27 @@ class StoreFollower:
         if isinstance(change, Added):
             self._add(change.token)
         elif isinstance(change, Spent):
-            self._unconfirmed.discard(change.id)
-            self._expected.discard(change.id)
-            self._stale.discard(change.id)
-            if self._spent_during_load is not None:
-                self._spent_during_load.add(change.id)
+            self._unconfirmed_ids.discard(change.id)
+            self._expected_ids.discard(change.id)
+            self._stale_ids.discard(change.id)
+            if self._ids_spent_during_load is not None:
+                self._ids_spent_during_load.add(change.id)
             self._sink.remove(change.id)
         elif isinstance(change, Resync):
-            if self._loading is not None:
-                self._loading.cancel()
-            self._spent_during_load = set()
-            self._stale = set(self._sink.ids())  # the load removes the ids that it finds from this set
-            self._loading = asyncio.create_task(
-                self._load(first_load, self._unconfirmed.copy()), name="tokens: load the store"
+            if self._load_task is not None:
+                self._load_task.cancel()
+            self._ids_spent_during_load = set()
+            self._stale_ids = set(self._sink.ids())  # the load removes the ids that it finds from this set
+            self._load_task = asyncio.create_task(
+                self._load(first_load, self._unconfirmed_ids.copy()), name="tokens: load the store"
             )
 
     def _add(self, token: Token) -> None:
         """Add a token to the sink. Has no effect if this process has spent the token: then the
         report of its issue is late.
         """
-        if token.id not in self._unconfirmed:
-            self._stale.discard(token.id)
+        if token.id not in self._unconfirmed_ids:
+            self._stale_ids.discard(token.id)
             self._sink.add(token)
 
     async def _back_off(self, error: Exception, first_load: asyncio.Future[None]) -> None:
@@ -213,11 +213,11 @@ class StoreFollower:
 
     # -- loading ----------------------------------------------------------------------------------------------
 
-    async def _load(self, first_load: asyncio.Future[None], unconfirmed: set[str]) -> None:
+    async def _load(self, first_load: asyncio.Future[None], unconfirmed_ids: set[str]) -> None:
         """Load all tokens from the store, with retries, and then remove the tokens from the sink
         that are no longer in the store.
 
-        `unconfirmed` are the ids of the tokens that this process had spent before the load began.
+        `unconfirmed_ids` are the ids of the tokens that this process had spent before the load began.
         """
         while True:
             try:
@@ -225,11 +225,11 @@ class StoreFollower:
                 break
             except Exception as error:  # noqa: BLE001 - a store may raise anything
                 await self._back_off(error, first_load)
-        for id in self._stale:
+        for id in self._stale_ids:
             self._sink.remove(id)
-        self._stale = set()
-        self._spent_during_load = None
-        self._unconfirmed -= unconfirmed  # their reports may have been lost while the feed was not connected
+        self._stale_ids = set()
+        self._ids_spent_during_load = None
+        self._unconfirmed_ids -= unconfirmed_ids  # their reports may have been lost while the feed was not connected
         self._backoff.reset()
         self.store_error = None
         if not first_load.done():
@@ -242,6 +242,6 @@ class StoreFollower:
         async with closing(self._store.unspent()) as pages:
             async for page in pages:
                 for token in page:
-                    if self._spent_during_load is None or token.id not in self._spent_during_load:
+                    if self._ids_spent_during_load is None or token.id not in self._ids_spent_during_load:
                         self._add(token)
                 await asyncio.sleep(0)  # yield to other tasks even if the store does not

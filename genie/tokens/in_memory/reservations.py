@@ -67,33 +67,40 @@ class ReservationTable:
     its reservation when the token is added.
     """
 
-    __slots__ = ("_by_transaction", "_next_deadline", "_pending", "_queues", "buckets", "clock")
+    __slots__ = (
+        "_by_transaction",
+        "_expiry_queues",
+        "_next_deadline",
+        "_reservation_by_unloaded_id",
+        "buckets",
+        "clock",
+    )
 
     def __init__(self, buckets: Buckets, clock: Callable[[], float]) -> None:
         self.buckets = buckets
         """The unspent tokens."""
         self.clock = clock
         """Returns a monotonic time in seconds."""
-        self._queues: dict[float, OrderedDict[Reservation, None]] = {}
-        """Expiry queues: the active reservations by duration, the first to expire first."""
+        self._expiry_queues: dict[float, OrderedDict[Reservation, None]] = {}
+        """The active reservations by duration, in each queue the first to expire first."""
         self._by_transaction: dict[str, set[Reservation]] = {}
         """The active reservations by transaction."""
-        self._pending: dict[str, Reservation] = {}
-        """The reservations of tokens that were not loaded yet, by token id."""
+        self._reservation_by_unloaded_id: dict[str, Reservation] = {}
+        """The restored reservations of tokens that were not loaded from the store yet."""
         self._next_deadline = math.inf
         """A time before which no reservation expires."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return sum(map(len, self._expiry_queues.values()))
 
     def renew(self, reservation: Reservation) -> None:
         """Activate a reservation, or extend it: the reservation expires `reservation.duration`
         seconds from now.
         """
         reservation.deadline = deadline = self.clock() + reservation.duration
-        queue = self._queues.get(reservation.duration)
+        queue = self._expiry_queues.get(reservation.duration)
         if queue is None:
-            queue = self._queues[reservation.duration] = OrderedDict()
+            queue = self._expiry_queues[reservation.duration] = OrderedDict()
         queue[reservation] = None
         queue.move_to_end(reservation)  # the queue stays sorted by deadline
         if deadline < self._next_deadline:  # noqa: PLR1730 - faster than a call of min()
@@ -107,14 +114,14 @@ class ReservationTable:
         entries, reservation.entries = reservation.entries, []
         release_entries(entries, reservation)
         for id in self.unloaded_ids(reservation):
-            del self._pending[id]
+            del self._reservation_by_unloaded_id[id]
         reservation.pending_ids = ()
         if reservation.deadline != -math.inf:  # the reservation is active
             reservation.deadline = -math.inf
-            queue = self._queues[reservation.duration]
+            queue = self._expiry_queues[reservation.duration]
             del queue[reservation]
-            if not queue and len(self._queues) > MAX_QUEUES:
-                del self._queues[reservation.duration]
+            if not queue and len(self._expiry_queues) > MAX_QUEUES:
+                del self._expiry_queues[reservation.duration]
             same_transaction = self._by_transaction[reservation.transaction]
             same_transaction.discard(reservation)
             if not same_transaction:
@@ -131,7 +138,7 @@ class ReservationTable:
         """Return the token ids of a restored reservation that were not loaded from the store yet.
         Once the store was loaded completely, these are the ids of spent tokens.
         """
-        return [id for id in reservation.pending_ids if self._pending.get(id) is reservation]
+        return [id for id in reservation.pending_ids if self._reservation_by_unloaded_id.get(id) is reservation]
 
     def expire(self) -> None:
         """Release the reservations that have expired. Must be called before each selection, because
@@ -140,22 +147,22 @@ class ReservationTable:
         now = self.clock()
         if now < self._next_deadline:
             return
-        for queue in list(self._queues.values()):
+        for queue in list(self._expiry_queues.values()):
             for expired in list(takewhile(lambda reservation: reservation.deadline <= now, queue)):
                 self.release(expired)
         # The first reservation of each queue expires first.
         self._next_deadline = min(
-            (next(iter(queue)).deadline for queue in self._queues.values() if queue), default=math.inf
+            (next(iter(queue)).deadline for queue in self._expiry_queues.values() if queue), default=math.inf
         )
 
     def reserved_in(self, bucket: Bucket) -> Iterator[tuple[TokenEntry, Reservation]]:
         """Iterate over the reserved entries of a bucket, each with its reservation. Takes time
         proportional to the number of all reserved tokens.
         """
-        for queue in self._queues.values():
+        for queue in self._expiry_queues.values():
             for reservation in queue:
                 for entry in reservation.held_entries:
-                    if entry.owner is bucket or entry.account is bucket:
+                    if entry.owner_bucket is bucket or entry.account_bucket is bucket:
                         yield entry, reservation
 
     def held_by(self, transaction: str, bucket: Bucket) -> int:
@@ -164,7 +171,7 @@ class ReservationTable:
             entry.amount
             for reservation in self._by_transaction.get(transaction, ())
             for entry in reservation.held_entries
-            if entry.owner is bucket or entry.account is bucket
+            if entry.owner_bucket is bucket or entry.account_bucket is bucket
         )
 
     # -- restored reservations --------------------------------------------------------------------------------
@@ -183,8 +190,8 @@ class ReservationTable:
             return unavailable
         reservation.pending_ids = tuple(id for id in ids if self.buckets.entry(id) is None)
         for id in reservation.pending_ids:
-            self._supersede(self._pending.get(id))
-            self._pending[id] = reservation
+            self._supersede(self._reservation_by_unloaded_id.get(id))
+            self._reservation_by_unloaded_id[id] = reservation
         for entry in filter(None, map(self.buckets.entry, ids)):  # the tokens that are loaded
             if entry.reservation is None:
                 reserve_entries([entry], reservation)
@@ -202,7 +209,7 @@ class ReservationTable:
     def _is_available_to(self, transaction: str, id: str) -> bool:
         """Return whether no other transaction has reserved a token."""
         entry = self.buckets.entry(id)
-        holder = self._pending.get(id) if entry is None else entry.reservation
+        holder = self._reservation_by_unloaded_id.get(id) if entry is None else entry.reservation
         # A holder that is not a Reservation means that the token is free (None) or spent (SPENT).
         return not isinstance(holder, Reservation) or holder.transaction == transaction
 
@@ -213,7 +220,11 @@ class ReservationTable:
         `restore` has reserved the token's id, the token joins that reservation.
         """
         entry = self.buckets.add(token)
-        reservation = self._pending.pop(token.id, None) if entry is not None and self._pending else None
+        reservation = (
+            self._reservation_by_unloaded_id.pop(token.id, None)
+            if entry is not None and self._reservation_by_unloaded_id
+            else None
+        )
         if reservation is not None and entry is not None:
             reservation.entries.append(entry)
             reserve_entries([entry], reservation)
@@ -251,17 +262,16 @@ class TokenEntry:
     A reserved entry stays on the stack of its other bucket until the entry is popped there.
     """
 
-    __slots__ = ("account", "amount", "id", "owner", "reservation", "stack_flags", "token")
+    __slots__ = ("account_bucket", "amount", "id", "owner_bucket", "reservation", "stack_flags", "token")
 
-    def __init__(self, token: Token, owner: Bucket, account: Bucket | None) -> None:
+    def __init__(self, token: Token, owner_bucket: Bucket, account_bucket: Bucket | None) -> None:
         self.id = token.id
         self.amount = token.amount
         self.token: Token | None = token
         """None if only the id and the amount are kept in memory."""
-        self.owner = owner
-        """The bucket of the owner's wallet."""
-        self.account = account
-        """The bucket of the account's wallet, or None if the token has no account."""
+        self.owner_bucket = owner_bucket
+        self.account_bucket = account_bucket
+        """None if the token has no account."""
         self.reservation: object | None = None
         """None while the token is free, else the reservation that holds the token, or `SPENT`."""
         self.stack_flags = 0
@@ -272,24 +282,24 @@ class TokenEntry:
         that contains the entry already.
         """
         if not self.stack_flags & BY_OWNER:
-            self.owner.stack.append(self)
-        if self.account is not None and not self.stack_flags & BY_ACCOUNT:
-            self.account.stack.append(self)
+            self.owner_bucket.stack.append(self)
+        if self.account_bucket is not None and not self.stack_flags & BY_ACCOUNT:
+            self.account_bucket.stack.append(self)
         self.stack_flags = ALL_FLAGS
 
     def add_reserved(self, amount: int) -> None:
         """Add an amount, which may be negative, to the reserved amounts of the entry's one or two
         buckets.
         """
-        self.owner.reserved += amount
-        if self.account is not None:
-            self.account.reserved += amount
+        self.owner_bucket.reserved_amount += amount
+        if self.account_bucket is not None:
+            self.account_bucket.reserved_amount += amount
 
 
 class Bucket:
     """The tokens of one wallet."""
 
-    __slots__ = ("count", "flag", "reserved", "stack", "total", "wallet")
+    __slots__ = ("flag", "reserved_amount", "stack", "token_count", "total_amount", "wallet")
 
     def __init__(self, wallet: Wallet) -> None:
         self.wallet = wallet
@@ -297,17 +307,14 @@ class Bucket:
         """Set in the `stack_flags` of the entries that are on this bucket's stack."""
         self.stack: list[TokenEntry] = []
         """All free entries, and perhaps reserved and spent ones."""
-        self.count = 0
-        """The number of tokens."""
-        self.total = 0
-        """The total amount of the tokens."""
-        self.reserved = 0
-        """The total amount of the reserved tokens."""
+        self.token_count = 0
+        self.total_amount = 0
+        self.reserved_amount = 0
 
     @property
-    def free(self) -> int:
+    def free_amount(self) -> int:
         """The amount that is not reserved."""
-        return self.total - self.reserved
+        return self.total_amount - self.reserved_amount
 
     def reserve(self, target: int, reservation: object) -> list[TokenEntry]:
         """Pop free entries from the stack and reserve them until the sum of their amounts reaches
@@ -322,9 +329,9 @@ class Bucket:
             if entry.reservation is None:  # else the token was spent, or reserved from the other bucket
                 entry.reservation = reservation
                 amount = entry.amount
-                entry.owner.reserved += amount
-                if entry.account is not None:
-                    entry.account.reserved += amount
+                entry.owner_bucket.reserved_amount += amount
+                if entry.account_bucket is not None:
+                    entry.account_bucket.reserved_amount += amount
                 reserved.append(entry)
                 reached += amount
         return reserved
@@ -367,7 +374,7 @@ class Bucket:
 
     def compact_stack(self) -> None:
         """Remove the entries of spent tokens from the stack if most entries are of spent tokens."""
-        if len(self.stack) > 2 * self.count + MAX_STALE_ENTRIES:
+        if len(self.stack) > 2 * self.token_count + MAX_STALE_ENTRIES:
             self.stack = [entry for entry in self.stack if entry.reservation is not SPENT]
 
 
@@ -406,65 +413,67 @@ def _amount(entry: TokenEntry) -> int:
 
 
 class Buckets:
-    """The buckets by wallet, and the entries by token id. At most `max_tokens` tokens are kept in
-    memory; of further tokens only the id and the amount are kept.
+    """The buckets by wallet, and the entries by token id. Every unspent token has an entry, with its
+    id and its amount. The `Token` objects of at most `max_cached_tokens` entries are kept as well.
     """
 
-    __slots__ = ("_buckets", "_cached_count", "_entries", "_max_tokens")
+    __slots__ = ("_cached_token_count", "_entry_by_id", "_max_cached_tokens", "_wallet_buckets")
 
-    def __init__(self, max_tokens: int | None = None) -> None:
-        self._buckets: dict[Wallet, Bucket] = {}
-        self._entries: dict[str, TokenEntry] = {}
+    def __init__(self, max_cached_tokens: int | None = None) -> None:
+        self._wallet_buckets: dict[Wallet, Bucket] = {}
+        """The bucket of each wallet that has unspent tokens."""
+        self._entry_by_id: dict[str, TokenEntry] = {}
         """The entries of all unspent tokens, by token id."""
-        self._max_tokens = max_tokens
-        """Maximum number of tokens in memory. None: no limit."""
-        self._cached_count = 0
-        """The number of tokens in memory."""
+        self._max_cached_tokens = max_cached_tokens
+        """Maximum number of entries whose `Token` object is kept. None: no limit."""
+        self._cached_token_count = 0
+        """The number of entries whose `Token` object is kept."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entry_by_id)
 
     @property
-    def cached_count(self) -> int:
-        """The number of tokens in memory."""
-        return self._cached_count
+    def cached_token_count(self) -> int:
+        """The number of entries whose `Token` object is kept."""
+        return self._cached_token_count
 
     def ids(self) -> Iterable[str]:
         """Return the ids of all tokens."""
-        return self._entries.keys()
+        return self._entry_by_id.keys()
 
     def find(self, wallet: Wallet) -> Bucket | None:
         """Return the bucket of a wallet, if it has any tokens."""
-        return self._buckets.get(wallet)
+        return self._wallet_buckets.get(wallet)
 
     def entry(self, id: str) -> TokenEntry | None:
         """Return a token's entry, if it is present."""
-        return self._entries.get(id)
+        return self._entry_by_id.get(id)
 
     def add(self, token: Token) -> TokenEntry | None:
         """Add a free token, and return its entry. Returns None if the token was present already."""
-        if token.id in self._entries:
+        if token.id in self._entry_by_id:
             return None
         wallets = wallets_of(token)
         entry = TokenEntry(token, self._bucket(wallets[0]), self._bucket(wallets[1]) if len(wallets) > 1 else None)
-        self._entries[entry.id] = entry
-        entry.token = None  # unless `cache_token` finds room in memory
+        self._entry_by_id[entry.id] = entry
+        entry.token = None  # unless `cache_token` keeps it
         self.cache_token(entry, token)
         self._update_totals(entry, 1)
         entry.push()
         return entry
 
     def cache_token(self, entry: TokenEntry, token: Token) -> None:
-        """Keep an entry's token in memory, unless `max_tokens` tokens are in memory already."""
-        if entry.token is None and (self._max_tokens is None or self._cached_count < self._max_tokens):
+        """Keep the `Token` object of an entry, unless `max_cached_tokens` of them are kept already."""
+        has_room = self._max_cached_tokens is None or self._cached_token_count < self._max_cached_tokens
+        if entry.token is None and has_room:
             entry.token = token
-            self._cached_count += 1
+            self._cached_token_count += 1
 
     def remove(self, id: str) -> bool:
         """Remove a spent token. Marks the token's entry as spent, so that a reservation that
         contains the entry can report the token. Returns whether the token was present.
         """
-        entry = self._entries.pop(id, None)
+        entry = self._entry_by_id.pop(id, None)
         if entry is None:
             return False
         if entry.reservation is not None:
@@ -472,26 +481,26 @@ class Buckets:
         entry.reservation = SPENT
         if entry.token is not None:
             entry.token = None
-            self._cached_count -= 1
+            self._cached_token_count -= 1
         self._update_totals(entry, -1)
         return True
 
     def _bucket(self, wallet: Wallet) -> Bucket:
         """Return the bucket of a wallet, which is created on first use."""
-        bucket = self._buckets.get(wallet)
+        bucket = self._wallet_buckets.get(wallet)
         if bucket is None:
-            bucket = self._buckets[wallet] = Bucket(wallet)
+            bucket = self._wallet_buckets[wallet] = Bucket(wallet)
         return bucket
 
     def _update_totals(self, entry: TokenEntry, sign: int) -> None:
         """Add an entry to the totals of its buckets (`sign` 1), or subtract the entry from them
         (`sign` -1). Removes buckets that have become empty.
         """
-        for bucket in (entry.owner, entry.account):
+        for bucket in (entry.owner_bucket, entry.account_bucket):
             if bucket is not None:
-                bucket.count += sign
-                bucket.total += sign * entry.amount
-                if not bucket.count:
-                    del self._buckets[bucket.wallet]
+                bucket.token_count += sign
+                bucket.total_amount += sign * entry.amount
+                if not bucket.token_count:
+                    del self._wallet_buckets[bucket.wallet]
                 elif sign < 0:
                     bucket.compact_stack()

@@ -113,9 +113,9 @@ class TokenPicker:
         bucket = self._buckets.find(wallet)
         if bucket is None:
             raise InsufficientFunds(target, free=0, locked=0, source=wallet)
-        if bucket.free < target:
-            locked = bucket.reserved - self._reservations.held_by(reservation.transaction, bucket)
-            raise _shortfall_error(target, bucket.free, locked, wallet)
+        if bucket.free_amount < target:
+            locked = bucket.reserved_amount - self._reservations.held_by(reservation.transaction, bucket)
+            raise _shortfall_error(target, bucket.free_amount, locked, wallet)
         reservation.entries = bucket.reserve(target, reservation)
         if limit is not None and len(reservation.entries) > limit:
             self._reservations.release(reservation)

@@ -29,14 +29,14 @@ Where = Callable[[Token], bool]
 class TokenPool:
     """An unordered set of tokens that can be drawn at random.
 
-    `positions` maps the id of each token to its index in the list of tokens. Pools without common
+    `position_by_id` maps the id of each token to its index in the list of tokens. Pools without common
     tokens may share one mapping.
     """
 
-    __slots__ = ("_positions", "_tokens")
+    __slots__ = ("_position_by_id", "_tokens")
 
-    def __init__(self, positions: dict[str, int] | None = None) -> None:
-        self._positions: dict[str, int] = {} if positions is None else positions
+    def __init__(self, position_by_id: dict[str, int] | None = None) -> None:
+        self._position_by_id: dict[str, int] = {} if position_by_id is None else position_by_id
         self._tokens: list[Token] = []
 
     def __len__(self) -> int:
@@ -46,21 +46,21 @@ class TokenPool:
         return iter(self._tokens)
 
     def __contains__(self, id: str) -> bool:
-        return id in self._positions
+        return id in self._position_by_id
 
     def add(self, token: Token) -> None:
         """Add a token that is not in the pool."""
-        self._positions[token.id] = len(self._tokens)
+        self._position_by_id[token.id] = len(self._tokens)
         self._tokens.append(token)
 
     def pop(self, id: str) -> Token:
         """Remove a token that is in the pool, and return it."""
-        position = self._positions.pop(id)
+        position = self._position_by_id.pop(id)
         last_token = self._tokens.pop()
         if last_token.id == id:
             return last_token
         token, self._tokens[position] = self._tokens[position], last_token  # the last token fills the gap
-        self._positions[last_token.id] = position
+        self._position_by_id[last_token.id] = position
         return token
 
     def draw(self) -> Iterator[Token]:
@@ -69,7 +69,7 @@ class TokenPool:
         Random sampling without replacement: a Fisher-Yates shuffle that advances only as tokens are
         consumed. The pool must not change during the iteration.
         """
-        tokens, positions = self._tokens, self._positions
+        tokens, position_by_id = self._tokens, self._position_by_id
         count = len(tokens)
         for position in range(count):
             drawn = position + int(random() * (count - position))  # noqa: S311 - no secret
@@ -77,37 +77,38 @@ class TokenPool:
             if drawn != position:  # swap the tokens at the two positions
                 tokens[drawn] = displaced_token = tokens[position]
                 tokens[position] = token
-                positions[displaced_token.id], positions[token.id] = drawn, position
+                position_by_id[displaced_token.id] = drawn
+                position_by_id[token.id] = position
             yield token
 
 
 class AmountIndex:
     """Tokens in the order of their amounts; those of the same amount are drawn in random order."""
 
-    __slots__ = ("_amounts", "_pools", "_positions")
+    __slots__ = ("_amounts", "_pool_by_amount", "_position_by_id")
 
     def __init__(self, tokens: Iterable[Token]) -> None:
-        self._positions: dict[str, int] = {}
+        self._position_by_id: dict[str, int] = {}
         """By token id: the token's position in its pool. All pools share this mapping."""
-        self._pools: dict[int, TokenPool] = {}
+        self._pool_by_amount: dict[int, TokenPool] = {}
         """By amount: the tokens that have this amount."""
         for token in tokens:
             self._pool(token.amount).add(token)
-        self._amounts = sorted(self._pools)
+        self._amounts = sorted(self._pool_by_amount)
         """The amounts that have a pool, the smallest first."""
 
     def add(self, token: Token) -> None:
         """Add a token that is not in the index."""
-        if token.amount not in self._pools:
+        if token.amount not in self._pool_by_amount:
             insort(self._amounts, token.amount)
         self._pool(token.amount).add(token)
 
     def remove(self, token: Token) -> None:
         """Remove a token that is in the index."""
-        pool = self._pools[token.amount]
+        pool = self._pool_by_amount[token.amount]
         pool.pop(token.id)
         if not pool:
-            del self._pools[token.amount]
+            del self._pool_by_amount[token.amount]
             del self._amounts[bisect_left(self._amounts, token.amount)]
 
     def draw(self, prefer: Prefer) -> Iterator[Token]:
@@ -115,13 +116,13 @@ class AmountIndex:
         during the iteration.
         """
         for amount in self._amounts if prefer == "small" else reversed(self._amounts):
-            yield from self._pools[amount].draw()
+            yield from self._pool_by_amount[amount].draw()
 
     def _pool(self, amount: int) -> TokenPool:
         """Return the pool of the tokens with this amount, which is created on first use."""
-        pool = self._pools.get(amount)
+        pool = self._pool_by_amount.get(amount)
         if pool is None:
-            pool = self._pools[amount] = TokenPool(self._positions)
+            pool = self._pool_by_amount[amount] = TokenPool(self._position_by_id)
         return pool
 
 
@@ -131,7 +132,7 @@ class AmountIndex:
 class Load:
     """One load of a wallet from the store, in progress or ended."""
 
-    __slots__ = ("added", "error", "feed_epoch", "number", "page_count", "spent", "tokens")
+    __slots__ = ("added_ids", "error", "feed_epoch", "number", "page_count", "spent_ids", "token_by_id")
 
     def __init__(self, number: int, feed_epoch: int) -> None:
         self.number = number
@@ -140,11 +141,11 @@ class Load:
         """The number of the change feed's connection when the load began; 0: not connected."""
         self.page_count = 0
         """The number of pages read so far."""
-        self.tokens: dict[str, Token] = {}
-        """The tokens of all pages, by id."""
-        self.added: set[str] = set()
+        self.token_by_id: dict[str, Token] = {}
+        """The tokens of all pages."""
+        self.added_ids: set[str] = set()
         """Ids of tokens added during the load: the pages may lack them."""
-        self.spent: set[str] = set()
+        self.spent_ids: set[str] = set()
         """Ids of tokens spent during the load: the pages may contain them."""
         self.error: Exception | None = None
         """The error with which the load has failed, or None."""
@@ -272,13 +273,13 @@ class WalletCache:
     def add(self, token: Token) -> None:
         """Add a token that was issued."""
         if self.load is not None:
-            self.load.added.add(token.id)
+            self.load.added_ids.add(token.id)
         self._insert(token)
 
     def remove(self, id: str) -> None:
         """Remove a token that was spent."""
         if self.load is not None:
-            self.load.spent.add(id)
+            self.load.spent_ids.add(id)
         self._delete(id)
 
     def begin_load(self, load: Load, now: float) -> None:
@@ -295,8 +296,8 @@ class WalletCache:
         if load is None:
             return []
         load.page_count += 1
-        load.tokens.update((token.id, token) for token in tokens)
-        new = [token for token in tokens if token.id not in load.spent and token.id not in self._pool]
+        load.token_by_id.update((token.id, token) for token in tokens)
+        new = [token for token in tokens if token.id not in load.spent_ids and token.id not in self._pool]
         for token in new:
             self._insert(token)
         return new
@@ -315,9 +316,11 @@ class WalletCache:
         load.error = error
         removed: list[Token] = []
         if error is None:
-            removed = [token for token in self._pool if token.id not in load.tokens and token.id not in load.added]
-            previous = {} if self.last_load is None else self.last_load.tokens
-            unchanged = not load.spent and not load.added and load.tokens.keys() == previous.keys()
+            removed = [
+                token for token in self._pool if token.id not in load.token_by_id and token.id not in load.added_ids
+            ]
+            previous = {} if self.last_load is None else self.last_load.token_by_id
+            unchanged = not load.spent_ids and not load.added_ids and load.token_by_id.keys() == previous.keys()
             self.consistent = unchanged or load.page_count <= 1
             for token in removed:
                 self._delete(token.id)
@@ -414,7 +417,7 @@ class WalletCaches:
         """The caches for whose tokens selections wait."""
         self._tokens: dict[str, Token] = {}
         """All tokens that are in a cache, by id."""
-        self._expected: set[str] = set()
+        self._expected_ids: set[str] = set()
         """Ids of the tokens that spends in progress in this process are about to issue, except
         tokens that are known to be spent.
         """
@@ -426,21 +429,21 @@ class WalletCaches:
         """The number of connections of the change feed so far."""
         self._tasks: set[asyncio.Task[None]] = set()
         """The background tasks: the loads, and the task that follows the change feed."""
-        self._open = False
+        self._is_open = False
         """True between `start` and `close`."""
 
     def start(self) -> None:
         """Start to follow the store's change feed."""
-        if self._open:
+        if self._is_open:
             raise RuntimeError("the selector is open already")
-        self._open = True
+        self._is_open = True
         self._spawn(supervise("following the token store", self._follow_changes))
 
     async def close(self) -> None:
         """Cancel the background tasks, and wake all waiting selections, which then raise
         RuntimeError.
         """
-        self._open = False
+        self._is_open = False
         for task in list(self._tasks):
             await cancel_and_wait(task)
         self.wake_waiters()
@@ -486,13 +489,13 @@ class WalletCaches:
 
     def on_spent(self, id: str) -> None:
         """Remove a spent token from the caches of its owner's and its account's wallets."""
-        self._expected.discard(id)
+        self._expected_ids.discard(id)
         token = self._tokens.pop(id, None)
         for cache in self._caches_of(token):
             cache.remove(id)
 
     def expect(self, outputs: Sequence[Token]) -> list[Token]:
-        """Begin to record which of these outputs are spent: an output stays in `_expected` until it
+        """Begin to record which of these outputs are spent: an output stays in `_expected_ids` until it
         is spent, or `stop_expecting` is called.
 
         Must be called before this process issues the outputs, because the change feed may report
@@ -500,23 +503,23 @@ class WalletCaches:
         a cached wallet; the other outputs are not recorded.
         """
         expected = [token for token in outputs if self._caches_of(token)]
-        self._expected.update(token.id for token in expected)
+        self._expected_ids.update(token.id for token in expected)
         return expected
 
     def on_issued(self, expected: Sequence[Token]) -> None:
         """Add the outputs of a spend that has succeeded. `expected`: the return value of `expect`.
 
-        An output that was spent meanwhile is no longer recorded in `_expected`, and is skipped.
+        An output that was spent meanwhile is no longer recorded in `_expected_ids`, and is skipped.
         """
         for token in expected:
-            if token.id in self._expected:
+            if token.id in self._expected_ids:
                 self._on_added(token)
 
     def stop_expecting(self, expected: Sequence[Token]) -> None:
         """Stop recording which of these outputs are spent, because the spend that issues them has
         succeeded or failed.
         """
-        self._expected.difference_update(token.id for token in expected)
+        self._expected_ids.difference_update(token.id for token in expected)
 
     def on_free(self, id: str) -> None:
         """Notify the selections that wait for tokens of a token's wallets: the token may have
@@ -534,7 +537,7 @@ class WalletCaches:
 
     def check_open(self) -> None:
         """Raise RuntimeError before `start` and after `close`."""
-        if not self._open:
+        if not self._is_open:
             raise RuntimeError("the selector is not open: use it as an async context manager, or start() it")
 
     # -- internals ------------------------------------------------------------------------------------------

@@ -201,6 +201,13 @@ tokens that are held and not spent yet.
 """
 
 
+class SpentLock(NamedTuple):
+    """A lock on tokens that were spent. It expires at `expires_at` (event-loop seconds)."""
+
+    expires_at: float
+    lock: Lock
+
+
 class SpentLocks:
     """The locks on tokens that this replica has spent. They are not released, and expire: until
     then replicas that have not read the spend yet skip the tokens.
@@ -213,8 +220,8 @@ class SpentLocks:
     __slots__ = ("_locks", "_releases")
 
     def __init__(self) -> None:
-        self._locks: deque[tuple[float, Lock]] = deque()
-        """Each lock with the time at which it expires, oldest first."""
+        self._locks: deque[SpentLock] = deque()
+        """The locks, oldest first."""
         self._releases: set[asyncio.Task[None]] = set()
         """The releases in progress."""
 
@@ -225,12 +232,12 @@ class SpentLocks:
         Removes locks that have expired by the time `now`. Releases the oldest locks, in background
         tasks, if there are more than `MAX_SPENT_LOCKS`.
         """
-        self._locks.extend((expires_at, lock) for lock in locks)
-        while self._locks and self._locks[0][0] <= now:
+        self._locks.extend(SpentLock(expires_at, lock) for lock in locks)
+        while self._locks and self._locks[0].expires_at <= now:
             self._locks.popleft()
         while len(self._locks) > MAX_SPENT_LOCKS:
-            _expires_at, oldest = self._locks.popleft()
-            task = asyncio.get_running_loop().create_task(_release_quietly(oldest))
+            oldest = self._locks.popleft()
+            task = asyncio.get_running_loop().create_task(_release_quietly(oldest.lock))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
 

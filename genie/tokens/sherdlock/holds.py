@@ -30,19 +30,17 @@ this many messages for one watcher.
 class Reservation:
     """Tokens that this selector holds, or has requested, for a transaction.
 
-    `expires_at` is the earliest time at which its locks expire (event-loop seconds; infinite until
-    Genie has granted them). Afterwards its tokens are free, unless the watch reports a lock.
+    After `expires_at` the tokens are free, unless the watch reports a lock.
     """
 
-    __slots__ = ("expires_at", "ids", "runs_to_expiry", "transaction")
+    __slots__ = ("expires_at", "runs_to_expiry", "token_ids", "transaction")
 
-    def __init__(self, transaction: str, ids: Iterable[str]) -> None:
+    def __init__(self, transaction: str, token_ids: Iterable[str]) -> None:
         self.transaction = transaction
-        self.ids = set(ids)
-        """The ids of the tokens."""
+        self.token_ids = set(token_ids)
         self.expires_at = inf
-        """The earliest time at which a lock expires (event-loop seconds). Infinite until Genie has
-        granted the locks.
+        """When the first of the locks expires (event-loop time, in seconds); infinite until the
+        locks are granted.
         """
         self.runs_to_expiry = False
         """Whether the locks are never released, and end only when they expire."""
@@ -67,7 +65,7 @@ class LockTracker:
     `lease` is in seconds. `on_free` is called with the id of each token that becomes free.
     """
 
-    __slots__ = ("_duplicates", "_released", "_to_expire", "_trusted_s", "observed", "on_free", "reservations")
+    __slots__ = ("_duplicates", "_expiring", "_released_ids", "_trusted_s", "observed_locks", "on_free", "reservations")
 
     def __init__(self, lease: float) -> None:
         self._trusted_s = TRUSTED_LEASES * lease
@@ -76,13 +74,13 @@ class LockTracker:
         """Called with the id of each token that becomes free."""
         self.reservations: dict[str, Reservation] = {}
         """By token id: this selector's reservation of the token, which may have expired."""
-        self.observed: dict[str, ObservedLock] = {}
+        self.observed_locks: dict[str, ObservedLock] = {}
         """By token id: the lock that the watch has reported. Includes locks of this selector."""
         self._duplicates: dict[str, list[ObservedLock]] = {}
         """By token id: further locks on the same token. A transaction can lock a token twice."""
-        self._to_expire: deque[Reservation] = deque()
+        self._expiring: deque[Reservation] = deque()
         """Reservations whose locks are not released (`runs_to_expiry`), the oldest first."""
-        self._released: dict[int, None] = {}
+        self._released_ids: dict[int, None] = {}
         """Ids of locks released by this selector whose `unlocked` event is expected, oldest first.
         """
 
@@ -106,7 +104,7 @@ class LockTracker:
         """Return the lock that the watch has reported for a token. None if there is no report, or
         if the report is too old to be trusted.
         """
-        lock = self.observed.get(id)
+        lock = self.observed_locks.get(id)
         return None if lock is None or now - lock.observed_at > self._trusted_s else lock
 
     def held_by_other(self, id: str, transaction: str, now: float) -> bool:
@@ -124,7 +122,7 @@ class LockTracker:
 
     def reserve(self, reservation: Reservation) -> None:
         """Make the tokens of a reservation unavailable to other selections of this selector."""
-        for id in reservation.ids:
+        for id in reservation.token_ids:
             self.reservations[id] = reservation
 
     def narrow(self, reservation: Reservation, granted: Iterable[str]) -> None:
@@ -134,20 +132,20 @@ class LockTracker:
         them.
         """
         granted_ids = set(granted)
-        for id in reservation.ids - granted_ids:
+        for id in reservation.token_ids - granted_ids:
             if self.reservations.get(id) is reservation:
                 del self.reservations[id]
-        reservation.ids = granted_ids
+        reservation.token_ids = granted_ids
         self.reserve(reservation)
 
     def drop(self, reservation: Reservation) -> None:
         """Remove a reservation, and report its tokens as free, except tokens on which the watch has
         observed a lock.
         """
-        for id in reservation.ids:
+        for id in reservation.token_ids:
             if self.reservations.get(id) is reservation:
                 del self.reservations[id]
-                if id not in self.observed:
+                if id not in self.observed_locks:
                     self.on_free(id)
 
     def keep_until_expiry(self, reservation: Reservation, now: float) -> None:
@@ -156,9 +154,9 @@ class LockTracker:
         """
         if not reservation.runs_to_expiry:
             reservation.runs_to_expiry = True
-            self._to_expire.append(reservation)
-        while self._to_expire and self._to_expire[0].expires_at <= now:
-            self.drop(self._to_expire.popleft())
+            self._expiring.append(reservation)
+        while self._expiring and self._expiring[0].expires_at <= now:
+            self.drop(self._expiring.popleft())
 
     def on_released(self, lock_id: int, ids: Iterable[str]) -> None:
         """Record that Genie has confirmed the release of a lock of this selector on these tokens.
@@ -166,9 +164,9 @@ class LockTracker:
         The watch may report a lock some milliseconds after its owner got the reply. So a `locked`
         event of this lock may arrive after the release: the event is outdated, and must be ignored.
         """
-        self._released[lock_id] = None
-        if len(self._released) > MAX_RELEASED_LOCKS:
-            del self._released[next(iter(self._released))]  # the oldest
+        self._released_ids[lock_id] = None
+        if len(self._released_ids) > MAX_RELEASED_LOCKS:
+            del self._released_ids[next(iter(self._released_ids))]  # the oldest
         for id in ids:
             self._remove(id, lock_id)
 
@@ -176,28 +174,28 @@ class LockTracker:
 
     def clear_observed(self) -> None:
         """Discard all observed locks, because the watch has ended, or begins again with a snapshot."""
-        self.observed.clear()
+        self.observed_locks.clear()
         self._duplicates.clear()
 
     def on_locked(self, id: str, lock_id: int, transaction: str | None, now: float) -> None:
         """Add a lock that the watch has reported for a token. Ignored if this selector has released
         the lock already.
         """
-        if lock_id in self._released:
+        if lock_id in self._released_ids:
             return
         observed = ObservedLock(lock_id, transaction, now)
-        if id in self.observed:
+        if id in self.observed_locks:
             self._duplicates.setdefault(id, []).append(observed)
         else:
-            self.observed[id] = observed
+            self.observed_locks[id] = observed
 
     def on_unlocked(self, id: str, lock_id: int) -> None:
         """Remove a lock whose end the watch has reported. If the token has no other observed lock,
         the token is reported as free.
         """
-        self._released.pop(lock_id, None)
+        self._released_ids.pop(lock_id, None)
         self._remove(id, lock_id)
-        if id not in self.observed:
+        if id not in self.observed_locks:
             self.on_free(id)
 
     def _remove(self, id: str, lock_id: int) -> None:
@@ -205,13 +203,13 @@ class LockTracker:
         further locks on the token, the next of them becomes the token's observed lock.
         """
         if id in self._duplicates:
-            locks = (self.observed[id], *self._duplicates.pop(id))
+            locks = (self.observed_locks[id], *self._duplicates.pop(id))
             remaining = [lock for lock in locks if lock.id != lock_id]
-            self.observed[id] = remaining[0]  # it exists, because there were at least two locks
+            self.observed_locks[id] = remaining[0]  # it exists, because there were at least two locks
             if len(remaining) > 1:
                 self._duplicates[id] = remaining[1:]
-        elif id in self.observed and self.observed[id].id == lock_id:
-            del self.observed[id]
+        elif id in self.observed_locks and self.observed_locks[id].id == lock_id:
+            del self.observed_locks[id]
 
 
 def _ignore(_id: str) -> None:
@@ -256,19 +254,19 @@ class LockSubscription:
         self._client = client
         self._tracker = tracker
         self._on_snapshot = on_snapshot
-        self._contention = 0.0
+        self._contended_share = 0.0
         """Moving average of the share of contended requests, 0 to 1."""
-        self._needed_at = -inf
+        self._last_needed_at = -inf
         """When the subscription was last needed."""
-        self._waiters = 0
+        self._waiter_count = 0
         """The number of `with` blocks in progress: they wait for tokens that others hold."""
-        self._events = 0
-        """The number of events since the last check."""
-        self._watch: asyncio.Task[None] | None = None
+        self._event_count = 0
+        """The number of lock events since the last check."""
+        self._watch_task: asyncio.Task[None] | None = None
         """The task that receives the lock events; None while not subscribed."""
         self._check_timer: asyncio.TimerHandle | None = None
         """Calls `_check_need` while subscribed, and `start` after the selector has unsubscribed."""
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing_tasks: set[asyncio.Task[None]] = set()
         """Cancelled watches that have not ended yet."""
         self._closed = False
 
@@ -277,10 +275,10 @@ class LockSubscription:
         `close`.
         """
         loop = asyncio.get_running_loop()
-        if self._watch is None and not self._closed:
+        if self._watch_task is None and not self._closed:
             if self._check_timer is not None:
                 self._check_timer.cancel()
-            self._watch = loop.create_task(supervise("watching the locks of tokens", self._run_watch))
+            self._watch_task = loop.create_task(supervise("watching the locks of tokens", self._run_watch))
             self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check_need)
 
     def record_request(self, *, contended: bool) -> None:
@@ -290,30 +288,30 @@ class LockSubscription:
         `contended` is True if other clients held too many tokens: the request has failed, or would
         have failed if the subscription had not reported their locks.
         """
-        self._contention += AVERAGE_WEIGHT * (contended - self._contention)
-        if contended and self._contention > SUBSCRIBE_ABOVE:
+        self._contended_share += AVERAGE_WEIGHT * (contended - self._contended_share)
+        if contended and self._contended_share > SUBSCRIBE_ABOVE:
             self._subscribe_as_needed()
 
     def __enter__(self) -> None:
         """Subscribe at least until the end of the block, which waits for tokens that other
         transactions hold.
         """
-        self._waiters += 1
+        self._waiter_count += 1
         self._subscribe_as_needed()
 
     def __exit__(self, *_: object) -> None:
-        self._waiters -= 1
+        self._waiter_count -= 1
 
     async def close(self) -> None:
         """Unsubscribe permanently."""
         self._closed = True
         self._unsubscribe()
-        for task in list(self._closing):
+        for task in list(self._closing_tasks):
             await cancel_and_wait(task)
 
     def _subscribe_as_needed(self) -> None:
         """Subscribe, and record that the subscription is needed now."""
-        self._needed_at = asyncio.get_running_loop().time()
+        self._last_needed_at = asyncio.get_running_loop().time()
         self.start()
 
     def _check_need(self) -> None:
@@ -321,10 +319,10 @@ class LockSubscription:
         `RESUBSCRIBE_AFTER_S`. A timer calls this every `CHECK_INTERVAL_S`.
         """
         loop = asyncio.get_running_loop()
-        is_cheap = self._events <= CHEAP_EVENTS_PER_S * CHECK_INTERVAL_S
-        self._events = 0
-        recently_needed = loop.time() - self._needed_at < KEEP_AFTER_USE_S
-        if is_cheap or self._waiters or self._contention > UNSUBSCRIBE_BELOW or recently_needed:
+        is_cheap = self._event_count <= CHEAP_EVENTS_PER_S * CHECK_INTERVAL_S
+        self._event_count = 0
+        recently_needed = loop.time() - self._last_needed_at < KEEP_AFTER_USE_S
+        if is_cheap or self._waiter_count or self._contended_share > UNSUBSCRIBE_BELOW or recently_needed:
             self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check_need)
         else:
             self._unsubscribe()
@@ -334,18 +332,18 @@ class LockSubscription:
         """Cancel the watch, and discard the locks that it has reported, because they are no longer
         updated.
         """
-        watch, self._watch = self._watch, None
+        watch_task, self._watch_task = self._watch_task, None
         if self._check_timer is not None:
             self._check_timer.cancel()
-        if watch is not None:
-            self._closing.add(watch)
-            watch.add_done_callback(self._closing.discard)
-            watch.cancel()
+        if watch_task is not None:
+            self._closing_tasks.add(watch_task)
+            watch_task.add_done_callback(self._closing_tasks.discard)
+            watch_task.cancel()
             self._tracker.clear_observed()
 
     async def _run_watch(self, backoff: Backoff) -> None:
         """Watch the locks of all tokens, and pass the events to the tracker, until the watch fails.
-        The caller retries, with a `backoff` that is reset once the snapshot is complete.
+        The caller retries with `backoff`, which is reset once the initial snapshot is complete.
         """
         tracker, loop = self._tracker, asyncio.get_running_loop()
         tracker.clear_observed()
@@ -353,7 +351,7 @@ class LockSubscription:
             snapshot_task = loop.create_task(self._await_snapshot(backoff))
             try:
                 async for change in changes:
-                    self._events += 1
+                    self._event_count += 1
                     if change.state == "locked":
                         tracker.on_locked(change.resource[_PREFIX_LENGTH:], change.id, change.transaction, loop.time())
                     else:
@@ -373,5 +371,5 @@ class LockSubscription:
             backoff.reset()
         except GenieError:
             pass  # the waiting selections retry without a complete snapshot
-        self._events = 0  # the rate of events does not include the snapshot
+        self._event_count = 0  # the rate of events does not include the snapshot
         self._on_snapshot()

@@ -13,7 +13,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import random
 from typing import Any, NamedTuple
 
@@ -26,6 +26,14 @@ from genie.tokens.sherdlock.selection import SelectorContext
 from genie.tokens.token import MAX_AMOUNT, Token, Wallet
 
 
+@dataclass(slots=True)
+class _SharedLock:
+    """A lock, and the number of tasks that hold it or wait for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    user_count: int = 0
+
+
 class TransactionMutex:
     """Serializes the requests of each transaction; different transactions never wait for each
     other.
@@ -34,26 +42,26 @@ class TransactionMutex:
     of one transaction could be granted the same token.
     """
 
-    __slots__ = ("_locks",)
+    __slots__ = ("_lock_by_transaction",)
 
     def __init__(self) -> None:
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
-        """By transaction: its lock, and the number of tasks that hold it or wait for it."""
+        self._lock_by_transaction: dict[str, _SharedLock] = {}
+        """The locks that tasks hold or wait for."""
 
     @asynccontextmanager
     async def hold(self, transaction: str) -> AsyncIterator[None]:
         """Wait for the mutex of a transaction, and hold the mutex during the block."""
-        lock, user_count = self._locks.get(transaction) or (asyncio.Lock(), 0)
-        self._locks[transaction] = (lock, user_count + 1)
+        shared = self._lock_by_transaction.get(transaction)
+        if shared is None:
+            shared = self._lock_by_transaction[transaction] = _SharedLock()
+        shared.user_count += 1
         try:
-            async with lock:
+            async with shared.lock:
                 yield
         finally:
-            _, user_count = self._locks[transaction]
-            if user_count > 1:
-                self._locks[transaction] = (lock, user_count - 1)
-            else:  # no other task holds the lock or waits for it
-                del self._locks[transaction]
+            shared.user_count -= 1
+            if not shared.user_count:
+                del self._lock_by_transaction[transaction]
 
 
 # -- candidates -------------------------------------------------------------------------------------------------
@@ -62,8 +70,8 @@ MIN_SPARES = 3
 """Minimum number of spare tokens in a request."""
 
 
-def spare_count(needed: int) -> int:
-    """Return the number of spare tokens to request in addition to the `needed` tokens: half as
+def spare_count(needed_count: int) -> int:
+    """Return the number of spare tokens to request in addition to the `needed_count` tokens: half as
     many, but at least `MIN_SPARES`.
 
     With spares, a request succeeds even if other clients have just locked some of its tokens. For
@@ -71,7 +79,7 @@ def spare_count(needed: int) -> int:
     other clients hold a tenth of the tokens, 1 of 200 such requests fails. More spares would cost
     the server and the client time, because each name must be parsed.
     """
-    return max(needed // 2, MIN_SPARES)
+    return max(needed_count // 2, MIN_SPARES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +99,24 @@ class SelectionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens to request, in this order. The first `needed` tokens reach the amount; the rest are
+    """Tokens to request, in this order. The first `needed_count` tokens reach the amount; the rest are
     spares.
 
-    `complete` is True if the wallet has no further candidates. `skipped` is the number of tokens
+    `complete` is True if the wallet has no further candidates. `skipped_count` is the number of tokens
     that were left out because others hold them.
     """
 
     tokens: list[Token]
-    needed: int
+    needed_count: int
     complete: bool
-    skipped: int = 0
+    skipped_count: int = 0
 
     @property
     def contended(self) -> bool:
         """Whether others hold too many tokens for a request: without knowing which tokens they
         hold, the request would probably have failed.
         """
-        return self.skipped > spare_count(self.needed)
+        return self.skipped_count > spare_count(self.needed_count)
 
 
 def pick_candidates(
@@ -132,11 +140,11 @@ def pick_candidates(
     candidates = _take_candidates(
         request, cache.draw(request.prefer), tracker, now, include_own=include_own, spare_factor=spare_factor
     )
-    if request.limit is not None and candidates is not None and candidates.needed > request.limit:
+    if request.limit is not None and candidates is not None and candidates.needed_count > request.limit:
         candidates = _take_candidates(
             request, cache.draw("large"), tracker, now, include_own=include_own, spare_factor=spare_factor
         )
-        if candidates is not None and candidates.needed > request.limit:
+        if candidates is not None and candidates.needed_count > request.limit:
             return None
     return candidates
 
@@ -156,10 +164,10 @@ def _take_candidates(
     """
     missing, where, transaction = request.amount, request.where, request.transaction
     # Most tokens are in neither dict: looking them up here is faster than calling the tracker.
-    reservations, observed = tracker.reservations, tracker.observed
+    reservations, observed = tracker.reservations, tracker.observed_locks
     tokens: list[Token] = []
     target_count = -1  # the number of tokens to take, spares included; unknown until the amount is reached
-    needed = skipped = 0
+    needed_count = skipped_count = 0
     for token in drawn:
         id = token.id
         if id in reservations and tracker.local_reservation(id, now) is not None:
@@ -167,7 +175,7 @@ def _take_candidates(
         if id in observed:
             lock = tracker.observed_lock(id, now)
             if lock is not None and not (include_own and lock.transaction == transaction):
-                skipped += 1
+                skipped_count += 1
                 continue
         if where is not None and not where(token):
             continue
@@ -175,11 +183,11 @@ def _take_candidates(
         missing -= token.amount
         if target_count < 0:
             if missing <= 0:
-                needed = len(tokens)
-                target_count = needed + spare_count(needed) * spare_factor
+                needed_count = len(tokens)
+                target_count = needed_count + spare_count(needed_count) * spare_factor
         elif len(tokens) >= target_count:
-            return Candidates(tokens, needed, complete=False, skipped=skipped)
-    return Candidates(tokens, needed, complete=True, skipped=skipped) if target_count >= 0 else None
+            return Candidates(tokens, needed_count, complete=False, skipped_count=skipped_count)
+    return Candidates(tokens, needed_count, complete=True, skipped_count=skipped_count) if target_count >= 0 else None
 
 
 def all_candidates(
@@ -199,10 +207,10 @@ def all_candidates(
             (locked if is_locked else free).append(token)
     tokens = free + locked
     reached = 0
-    for needed, token in enumerate(tokens, 1):
+    for needed_count, token in enumerate(tokens, 1):
         reached += token.amount
         if reached >= request.amount:
-            return Candidates(tokens, needed, complete=True)
+            return Candidates(tokens, needed_count, complete=True)
     return None
 
 
@@ -291,10 +299,10 @@ class RetryBudget:
     wallet.
     """
 
-    __slots__ = ("has_waited", "reloads_left", "stale_load", "wait_deadline", "waits_left")
+    __slots__ = ("has_waited", "reloads_left", "stale_load_number", "wait_deadline", "waits_left")
 
-    def __init__(self, stale_load: int, waits: int) -> None:
-        self.stale_load = stale_load
+    def __init__(self, stale_load_number: int, waits: int) -> None:
+        self.stale_load_number = stale_load_number
         """The number of the last load that began too early to count for the request."""
         self.waits_left = waits
         """How often the request may still wait for tokens that others hold."""
@@ -309,7 +317,7 @@ class RetryBudget:
         """Return whether the wallet was loaded successfully by a load that began after the request,
         or after the last `require_reload`.
         """
-        return cache.last_load is not None and cache.last_load.number > self.stale_load
+        return cache.last_load is not None and cache.last_load.number > self.stale_load_number
 
     def must_load(self, cache: WalletCache, *, suffices: bool, is_current: bool) -> bool:
         """Return whether the wallet must be loaded from the store before the next attempt.
@@ -326,7 +334,7 @@ class RetryBudget:
         that begins after this call.
         """
         self.reloads_left -= 1
-        self.stale_load = cache.load_count
+        self.stale_load_number = cache.load_count
 
 
 class Match(NamedTuple):
@@ -378,7 +386,7 @@ class Search:
         """
         now = self._context.now()
         cache = self._caches.get(wallet, now)
-        budget = RetryBudget(stale_load=cache.load_count, waits=self._retries)
+        budget = RetryBudget(stale_load_number=cache.load_count, waits=self._retries)
         self._caches.refresh(cache, now)
         while True:
             self._caches.check_open()
@@ -466,7 +474,9 @@ class Search:
         tokens.
         """
         context = self._context
-        reservation = Reservation(request.transaction, [token.id for token in candidates.tokens[: candidates.needed]])
+        reservation = Reservation(
+            request.transaction, [token.id for token in candidates.tokens[: candidates.needed_count]]
+        )
         acquiring = acquire(
             context.client,
             self._tracker,
@@ -496,7 +506,7 @@ class Search:
         if not balance.suffices(request) and cache.last_load is not None:
             # Other replicas have spent tokens since the load, and the cache may lack the tokens that they got as change:
             # report the balance at the time of the load.
-            balance = Balance.of(request, cache.last_load.tokens.values(), self._tracker, self._context.now())
+            balance = Balance.of(request, cache.last_load.token_by_id.values(), self._tracker, self._context.now())
         raise balance.shortfall_error(request, cache.wallet)
 
     # -- loading --------------------------------------------------------------------------------------------
@@ -515,7 +525,7 @@ class Search:
         missing = balance.missing(request) if request.limit is None else MAX_AMOUNT
         await cache.wait(missing, balance.surplus(request), request.where, deadline=None)
         self._caches.check_open()
-        if current_load.error is not None and current_load.number > budget.stale_load:
+        if current_load.error is not None and current_load.number > budget.stale_load_number:
             raise current_load.error
 
     async def _check_funds(self, request: SelectionRequest, cache: WalletCache) -> None:
@@ -524,7 +534,7 @@ class Search:
         because another load may find more tokens.
         """
         if cache.last_load is not None and cache.consistent:
-            loaded = cache.last_load.tokens.values()
+            loaded = cache.last_load.token_by_id.values()
             balance = Balance.of(request, loaded, self._tracker, self._context.now())
             if not balance.suffices(request):
                 reported_balance = await self._query_balance(request, loaded, balance)
@@ -585,5 +595,5 @@ class Search:
             budget.wait_deadline = None
             budget.has_waited = True
             if not self._caches.is_current(cache):
-                budget.stale_load = cache.load_count  # load the wallet before the next attempt
+                budget.stale_load_number = cache.load_count  # load the wallet before the next attempt
         return True

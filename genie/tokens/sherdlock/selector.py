@@ -187,7 +187,7 @@ class SherdlockSelector:
         transaction = checkpoint.transaction
         reservation = Reservation(transaction, [token.id for token in checkpoint.tokens])
         async with self._search.mutex.hold(transaction):
-            if context.tracker.has_releasable_reservation(reservation.ids, context.now()):
+            if context.tracker.has_releasable_reservation(reservation.token_ids, context.now()):
                 raise SelectionEnded(f"a selection of this selector holds the tokens of {transaction!r} already")
             acquiring = acquire_all(
                 context.client, context.tracker, checkpoint.tokens, transaction=transaction, lease=context.lease

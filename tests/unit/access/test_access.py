@@ -178,7 +178,7 @@ def test_a_missing_file_and_a_folder(file: Path) -> None:
 
 def test_token_and_token_file_exclude_each_other(file: Path) -> None:
     file.write_text(B)
-    with pytest.raises(ValueError, match="GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other"):
+    with pytest.raises(ValueError, match="GENIE_TOKEN and GENIE_TOKEN_FILE are mutually exclusive: set only one"):
         AccessControl.load(A, str(file))
 
 
@@ -193,7 +193,7 @@ def test_a_world_readable_file_is_detected(file: Path) -> None:
     read(file, A)
     for mode, seen in ((0o600, False), (0o640, False), (0o644, True)):
         file.chmod(mode)
-        assert AccessControl.load(None, str(file)).world_readable is seen
+        assert AccessControl.load(None, str(file)).file_world_readable is seen
 
 
 def test_long_lists_of_prefixes_are_abbreviated() -> None:

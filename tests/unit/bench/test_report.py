@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from genie import build
 from genie.bench.generator import PROTOCOL_ERROR, RELEASED_BY_OTHER, Tally, WorkloadParameters
 from genie.bench.runner import CONNECTION_LOST, NOT_RELEASED, BenchOptions, Result
 from genie.cli import main
-from genie.cli.bench import header_line, json_document, result_lines
+from genie.cli.bench import header_lines, json_document, result_lines
 from genie.client.config import Address
 
 PARAMETERS = WorkloadParameters(keys=3, shared_percent=75, resources=5)
@@ -25,6 +26,8 @@ OPTIONS = BenchOptions(
     parameters=PARAMETERS,
 )
 
+SERVER = "genie/9.8.7 (compiled; CPython 3.99.1, optimized)"
+
 
 def result(workload: str = "own", *, cycles: int = 1000, cpu_s: float = 0.5) -> Result:
     tally = Tally()
@@ -35,7 +38,11 @@ def result(workload: str = "own", *, cycles: int = 1000, cpu_s: float = 0.5) -> 
 
 
 def test_text_output() -> None:
-    assert header_line(OPTIONS) == "[::1]:7, connections: 1,200, in flight on each: 2 requests"
+    assert header_lines(OPTIONS, SERVER) == [
+        "[::1]:7, connections: 1,200, in flight on each: 2 requests",
+        "server: genie/9.8.7 (compiled; CPython 3.99.1, optimized)",
+        f"client: {build.description()}",
+    ]
     assert result_lines(result(), OPTIONS) == [
         "own: each request locks a key of its own",
         "  500 cycles/s (1,000 in 2.0 s), errors: none, client CPU: 25 %",
@@ -66,7 +73,7 @@ def test_latencies_have_at_least_three_digits(ns: int, text: str) -> None:
 def test_lost_connections_are_reported() -> None:
     fewer = replace(result(), connections=1100)
     assert "(1,000 in 2.0 s), connections: 1,100 of 1,200, errors: none" in result_lines(fewer, OPTIONS)[1]
-    assert json_document(OPTIONS, [fewer], interrupted=False)["workloads"][0]["connections"] == 1100
+    assert json_document(OPTIONS, SERVER, [fewer], interrupted=False)["workloads"][0]["connections"] == 1100
 
 
 def test_errors_are_reported_without_a_measurement() -> None:
@@ -75,7 +82,7 @@ def test_errors_are_reported_without_a_measurement() -> None:
     assert result_lines(nothing, OPTIONS)[1:] == [
         "  0 cycles/s (0 in 2.0 s), errors: connection-lost 2, unavailable 1,234, client CPU: 25 %",
     ]
-    row = json_document(OPTIONS, [nothing], interrupted=False)["workloads"][0]
+    row = json_document(OPTIONS, SERVER, [nothing], interrupted=False)["workloads"][0]
     assert row["errors"] == {"connection-lost": 2, "unavailable": 1_234}
     assert row["to_locked"] == {"p50_us": None, "p99_us": None, "p99_9_us": None, "max_us": None}
 
@@ -94,8 +101,10 @@ def test_a_busy_client_is_reported_as_the_bottleneck(cpu_s: float, text: str) ->
 
 
 def test_json_output() -> None:
-    assert json_document(OPTIONS, [result()], interrupted=True) == {
+    assert json_document(OPTIONS, SERVER, [result()], interrupted=True) == {
         "address": "[::1]:7",
+        "server": SERVER,
+        "client": build.description(),
         "settings": {
             "connections": 1200,
             "depth": 2,

@@ -63,7 +63,7 @@ def test_all_options(recorded: list[RunOptions]) -> None:
         ("a --", "COMMAND is missing after --"),
         ("-- true", "Missing argument 'RESOURCE...'"),
         ("exlusive:a -- true", "'exlusive' is not a mode"),
-        ("-n -w 3 a -- true", "exclude each other"),
+        ("-n -w 3 a -- true", "are mutually exclusive"),
         ("-w nan a -- true", "not a number of seconds from 0 to 2147483.647"),
         ("-w -1 a -- true", "not a number of seconds"),
         ("-w inf a -- true", "not a number of seconds"),

@@ -204,7 +204,7 @@ async def test_late_pages_and_changes_do_not_restore_a_token_spent_by_this_proce
     assert "t0" not in sink.there
     store.publish(Spent("t0"))
     await settle()
-    assert not follower._unconfirmed
+    assert not follower._unconfirmed_ids
 
     async def spend_after_page(page: list[Token]) -> None:
         if any(token.id == "t1" for token in page):
@@ -216,7 +216,7 @@ async def test_late_pages_and_changes_do_not_restore_a_token_spent_by_this_proce
     assert "t1" not in sink.there
     store.publish(Resync())
     await settle()
-    assert not follower._unconfirmed, "changes published before the feed was connected are not expected"
+    assert not follower._unconfirmed_ids, "changes published before the feed was connected are not expected"
     await follower.close()
 
 

@@ -201,7 +201,7 @@ async def test_expired_selections_of_many_durations_are_removed() -> None:
         for number in range(1000):
             async with await selector.select(1, transaction="a", auto_unlock=1 + number / 7, **ALICE):
                 pass
-        assert len(selector._reservations._queues) <= 20
+        assert len(selector._reservations._expiry_queues) <= 20
         assert len(selector._reservations) == 0
 
 

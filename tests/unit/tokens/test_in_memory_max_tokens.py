@@ -21,14 +21,16 @@ async def test_at_most_max_tokens_are_in_memory() -> None:
     store = ScriptedStore(make_tokens([1] * 50))
     async with InMemorySelector(store, max_tokens=20) as selector:
         buckets = selector._reservations.buckets
-        assert sum(entry.token is not None for entry in buckets._entries.values()) == buckets.cached_count == 20
+        assert (
+            sum(entry.token is not None for entry in buckets._entry_by_id.values()) == buckets.cached_token_count == 20
+        )
         selection = await selector.select(50, transaction="a", **ALICE)
         assert sorted(token.id for token in selection.tokens) == sorted(store.tokens)
         assert store.calls["get"] == 1
-        assert buckets.cached_count == 20
+        assert buckets.cached_token_count == 20
         await selection.spend(make_tokens([1] * 30, "new-"))
         await settle()
-        assert (len(buckets), buckets.cached_count) == (30, 20)
+        assert (len(buckets), buckets.cached_token_count) == (30, 20)
 
 
 @virtual_time

@@ -131,7 +131,7 @@ async def test_a_restored_selection_can_retry_its_spend() -> None:
         assert len(restored.lost) == 4
         await restored.spend()
         assert len(selector._reservations) == 0
-        assert not selector._reservations._pending
+        assert not selector._reservations._reservation_by_unloaded_id
 
 
 @virtual_time

@@ -24,22 +24,22 @@ def check(buckets: Buckets, tokens: dict[str, Token], reservations: dict[str, ob
     """Check the totals, and that each free entry is exactly once on the stack of each of its buckets."""
     assert set(buckets.ids()) == set(tokens)
     wallets = {wallet for token in tokens.values() for wallet in wallets_of(token)}
-    assert set(buckets._buckets) == wallets
+    assert set(buckets._wallet_buckets) == wallets
     for wallet in wallets:
         bucket = buckets.find(wallet)
         assert bucket is not None
         mine = [token for token in tokens.values() if wallet.has(token)]
         free = {token.id for token in mine if reservations.get(token.id) is None}
-        assert (bucket.count, bucket.total) == (len(mine), sum(token.amount for token in mine))
-        assert bucket.free == sum(tokens[id].amount for id in free)
+        assert (bucket.token_count, bucket.total_amount) == (len(mine), sum(token.amount for token in mine))
+        assert bucket.free_amount == sum(tokens[id].amount for id in free)
         assert sorted(entry.id for entry in bucket.free_entries()) == sorted(free)
-        assert len(bucket.stack) == len(set(bucket.stack)) <= 2 * bucket.count + MAX_STALE_ENTRIES
+        assert len(bucket.stack) == len(set(bucket.stack)) <= 2 * bucket.token_count + MAX_STALE_ENTRIES
         for entry in bucket.stack:
             assert entry.reservation is SPENT or entry.stack_flags & bucket.flag
     entries = [buckets.entry(id) for id in tokens]
     assert all(entry is not None and entry.reservation is reservations.get(entry.id) for entry in entries)
-    assert buckets.cached_count == sum(entry is not None and entry.token is not None for entry in entries)
-    assert whole is None or buckets.cached_count <= whole
+    assert buckets.cached_token_count == sum(entry is not None and entry.token is not None for entry in entries)
+    assert whole is None or buckets.cached_token_count <= whole
 
 
 @pytest.mark.parametrize("max_tokens", [None, 40])
@@ -70,8 +70,8 @@ def test_random_operations_keep_totals_and_stacks_consistent(seed: int, max_toke
             bucket = buckets.find(chance.choice(wallets_of(chance.choice(list(tokens.values())))))
             assert bucket is not None
             reservation, taken = object(), list[Any]()
-            if bucket.free and chance.random() < 0.5:
-                taken = bucket.reserve(chance.randrange(1, bucket.free + 1), reservation)
+            if bucket.free_amount and chance.random() < 0.5:
+                taken = bucket.reserve(chance.randrange(1, bucket.free_amount + 1), reservation)
             elif chance.random() < 0.5:
                 bucket.reserve_where(chance.randrange(1, 20), reservation, lambda token: token.amount % 2 == 0, taken)
             else:
@@ -88,7 +88,7 @@ def test_random_operations_keep_totals_and_stacks_consistent(seed: int, max_toke
             check(buckets, tokens, holders, max_tokens)
     for id in list(tokens):
         buckets.remove(id)
-    assert (len(buckets), buckets.cached_count, buckets._buckets) == (0, 0, {})
+    assert (len(buckets), buckets.cached_token_count, buckets._wallet_buckets) == (0, 0, {})
 
 
 def test_entries_of_spent_tokens_do_not_accumulate_in_the_other_bucket() -> None:

@@ -346,7 +346,7 @@ async def test_tokens_observed_as_locked_long_ago_are_requested_again():
         genie.muted = True
         genie.end(lock)
         await asyncio.sleep(121)
-        assert len(selector._context.tracker.observed) == 10
+        assert len(selector._context.tracker.observed_locks) == 10
         await selector.select(5, transaction="tx", **ALICE)
         assert asyncio.get_running_loop().time() == 121
 
@@ -391,7 +391,7 @@ async def test_an_expensive_subscription_ends_while_spares_suffice():
         for number in range(100):
             await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
         assert genie.watcher_count == 0
-        assert selector._context.tracker.observed == {}
+        assert selector._context.tracker.observed_locks == {}
         await asyncio.sleep(60)
         assert genie.watcher_count == 1
 
@@ -420,7 +420,7 @@ async def test_contention_keeps_the_subscription_open():
         await select_some(200)
         await cause_lock_events(genie, 1.5)
         assert genie.watcher_count == 0
-        assert selector._context.tracker.observed == {}
+        assert selector._context.tracker.observed_locks == {}
 
 
 @virtual_time
@@ -1096,7 +1096,7 @@ async def test_close_ends_the_subscription_and_the_tasks():
         asking = asyncio.create_task(selector.select(2, transaction="tx", **ALICE))
         await settle()
     assert genie.watcher_count == 0
-    selector._context.subscription._contention = 1.0
+    selector._context.subscription._contended_share = 1.0
     genie.answer.set()
     await (await asking).release()
     selector._context.subscription.record_request(contended=True)

@@ -33,8 +33,8 @@ async def test_released_tokens_are_selected_again_before_their_events_arrive(del
         genie.delayed = False
         genie.deliver()
         await settle()
-        assert set(selector._context.tracker.observed) == {each.id for each in second.tokens}
-        assert selector._context.tracker._released == {}
+        assert set(selector._context.tracker.observed_locks) == {each.id for each in second.tokens}
+        assert selector._context.tracker._released_ids == {}
         assert (await selector.select(9, transaction="tx3", prefer="small", **ALICE)).amount == 9
 
 
@@ -116,8 +116,8 @@ def test_the_number_of_released_locks_with_expected_events_is_bounded(monkeypatc
         known.on_released(lock, ["a"])
     for lock in range(5):
         known.on_locked("a", lock, "tx", 0.0)
-    assert known.observed["a"].id == 0  # 0 and 1 were forgotten, and count until their `unlocked` comes
+    assert known.observed_locks["a"].id == 0  # 0 and 1 were forgotten, and count until their `unlocked` comes
     for lock in range(5):
         known.on_unlocked("a", lock)
-    assert (known.observed, known._duplicates, known._released) == ({}, {}, {})
+    assert (known.observed_locks, known._duplicates, known._released_ids) == ({}, {}, {})
     assert freed[-1] == "a"

@@ -25,4 +25,4 @@ async def test_a_mutex_granted_to_a_cancelled_task_passes_to_the_next():
     tasks[0].cancel()  # it has been granted the mutex, but has not run yet
     await settle()
     assert order == ["another", "fourth"]
-    assert mutex._locks == {}
+    assert mutex._lock_by_transaction == {}
