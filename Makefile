@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test lint format docs soak soak-worlds soak-tests soak-faults mutants fuzz bench peers compiled clean
+.PHONY: serve check test lint format docs soak soak-worlds soak-tests soak-faults mutants fuzz baseline bench peers compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -58,6 +58,11 @@ mutants: $(VENV)/.tested
 # make fuzz FUZZ="--inputs 100000 --seed 7"
 fuzz: $(VENV)/.tested redis
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
+
+# Counts the work of a cycle and writes tests/baselines/work.toml, with which the tests compare it
+# (docs/development.md). Commit it together with the change that causes it.
+baseline: $(VENV)/.tested redis
+	PYTHONPATH=tests $(BIN)/python -m work
 
 bench: $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/scale.py
