@@ -45,7 +45,7 @@ def shorten_first_attempt(servers: ServerList) -> None:
 
     def with_timeouts() -> Iterator[Address]:
         for number, address in enumerate(next_round()):
-            servers.attempt_timeout = LONG_S if number else 0.25
+            servers.attempt_timeout_s = LONG_S if number else 0.25
             yield address
 
     servers.next_round = with_timeouts  # type: ignore[method-assign]

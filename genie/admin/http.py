@@ -202,9 +202,9 @@ class AdminServer:
         """Return the aiohttp application with its middlewares and all endpoints."""
         app = web.Application(middlewares=[error_middleware], client_max_size=MAX_BODY)
         guard = RequestGuard(
-            access=lambda: self._server.access,
+            get_access=lambda: self._server.access,
             host=self._server.settings.admin.host,
-            certificate=_certificate_name,
+            get_certificate_name=_certificate_name,
             on_unauthenticated=self._count_unauthorized,
         )
         guard.install(app)

@@ -51,23 +51,23 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class RequestGuard:
     """Checks requests before their handlers run.
 
-    `access` returns the current access control list. `host` is the configured address of the admin
-    port. `certificate` returns the name in the verified client certificate of a request, or None.
+    `get_access` returns the current access control. `host` is the configured address of the admin
+    port. `get_certificate_name` returns the name in the verified client certificate of a request, or None.
     `on_unauthenticated` is called for each failed authentication.
     """
 
     def __init__(
         self,
-        access: Callable[[], AccessControl],
+        get_access: Callable[[], AccessControl],
         host: str,
-        certificate: Callable[[web.Request], str | None] = lambda _: None,
+        get_certificate_name: Callable[[web.Request], str | None] = lambda _: None,
         on_unauthenticated: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_unauthenticated = on_unauthenticated
-        self._access = access
-        self._host = host.strip("[]").lower()
+        self._get_access = get_access
+        self._configured_host = host.strip("[]").lower()
         """In lower case, and an IPv6 address without brackets, as in the result of `urlsplit`."""
-        self._certificate = certificate
+        self._get_certificate_name = get_certificate_name
 
     def install(self, app: web.Application) -> None:
         """Add the checks and the response headers to an application."""
@@ -95,7 +95,7 @@ class RequestGuard:
         """
         if not _is_guarded(request):
             return None
-        access = self._access()
+        access = self._get_access()
         if access.allows_anonymous:
             if not self._is_trusted_host(request.headers.get(hdrs.HOST, "")):
                 message = "without a token the Host header must name this machine (127.0.0.1 or localhost)"
@@ -148,7 +148,7 @@ class RequestGuard:
         if header is not None:
             scheme, _, token = header.partition(" ")
             return access.by_token(token.strip()) if scheme.lower() == "bearer" else None
-        name = self._certificate(request)
+        name = self._get_certificate_name(request)
         return None if name is None else access.by_certificate(name)
 
     def _is_trusted_host(self, host: str) -> bool:
@@ -160,12 +160,12 @@ class RequestGuard:
         """
         try:
             name = urlsplit(f"//{host}").hostname
-            if name is not None and name in ("localhost", self._host):
+            if name is not None and name in ("localhost", self._configured_host):
                 return True
             address = ipaddress.ip_address(name or "")
         except ValueError:
             return False
-        return address.is_loopback or self._host in WILDCARD_HOSTS
+        return address.is_loopback or self._configured_host in WILDCARD_HOSTS
 
 
 def _is_guarded(request: web.Request) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from heapq import heappush, heappushpop
 from importlib.metadata import version
 from itertools import islice
+from typing import NamedTuple
 
 from msgspec import UNSET
 
@@ -41,25 +42,36 @@ NODE_WORK = 10
 """Work units for building a node."""
 
 
+class _RankedQueue(NamedTuple):
+    """A wait queue, ranked by its length; among equally long queues, the one that was queued first has the highest rank."""
+
+    length: int
+    negated_since: int
+    """The negated time (unix ms) at which the oldest request was queued."""
+    resource: str
+
+
 async def longest_queues(table: LockTable, budget: WorkBudget) -> tuple[list[models.QueueSummary], bool]:
     """Return the longest wait queues, and whether all waiting requests were scanned.
 
     If there are too many waiting requests, only the queues of the oldest requests are compared.
     """
     oldest_since, complete = await _oldest_waiter_by_resource(table, budget)
-    # A min-heap of the `MAX_QUEUES` longest queues: length, negated queue time of the oldest request, resource name.
-    longest: list[tuple[int, int, str]] = []
+    longest: list[_RankedQueue] = []  # a min-heap of the `MAX_QUEUES` longest queues
     for name, since in oldest_since.items():
         length = _queue_length(table, name)
         if length:
+            queue = _RankedQueue(length, -since, name)
             if len(longest) < MAX_QUEUES:
-                heappush(longest, (length, -since, name))
+                heappush(longest, queue)
             else:
-                heappushpop(longest, (length, -since, name))  # drops the shortest queue
+                heappushpop(longest, queue)  # drops the shortest queue
         await budget.spend(LENGTH_WORK)
     await budget.pause()
-    queues = [_queue_summary(table, name, -negated_since) for _, negated_since, name in sorted(longest, reverse=True)]
-    return [queue for queue in queues if queue.waiting], complete  # a queue may have become empty while yielding
+    summaries = [_queue_summary(table, queue.resource, -queue.negated_since) for queue in sorted(longest, reverse=True)]
+    return [
+        summary for summary in summaries if summary.waiting
+    ], complete  # a queue may be empty by the time of its summary
 
 
 async def _oldest_waiter_by_resource(table: LockTable, budget: WorkBudget) -> tuple[dict[str, int], bool]:

@@ -144,13 +144,13 @@ class LoadConnection:
     def __init__(self, slots: list[RequestLines], tally: Tally) -> None:
         self._tally = tally
         self._framing = framing.LineReader()
-        self._idle = [_Slot(lines) for lines in slots]
+        self._idle_slots = [_Slot(lines) for lines in slots]
         """Slots without a request. The next `tick` starts a cycle of each."""
-        self._unacknowledged: deque[_Slot] = deque()
+        self._unacknowledged_slots: deque[_Slot] = deque()
         """Slots whose request was sent but has no id yet, in the order in which the server will reply."""
-        self._by_id: dict[int, _Slot] = {}
+        self._slot_by_request_id: dict[int, _Slot] = {}
         """Slots by the id of their request, which waits, is held, or is being released."""
-        self._rejected_releases: list[int] = []
+        self._rejected_release_ids: list[int] = []
         """Ids of requests whose release the server rejected. The next `tick` sends their releases again."""
         self.stopping = False
         """Whether `stop` was called. Further cycles are not started."""
@@ -158,30 +158,32 @@ class LoadConnection:
         """Description of invalid input, after which the connection is unusable."""
         self.rejection = ""
         """The last error before the server has accepted a request, e.g. a missing token; empty after that."""
-        self._accepted = False
+        self._has_accepted_request = False
         """Whether the server has accepted a request."""
 
     @property
-    def unfinished(self) -> int:
+    def unfinished_count(self) -> int:
         """Number of requests whose end the server has not confirmed."""
-        return len(self._unacknowledged) + len(self._by_id)
+        return len(self._unacknowledged_slots) + len(self._slot_by_request_id)
 
     def tick(self, now_ns: int) -> bytes:
         """Return the commands to send: the releases that the server rejected, and a request for each idle slot."""
-        commands = [_release(id_) for id_ in self._rejected_releases if id_ in self._by_id]
-        self._rejected_releases.clear()
+        commands = [_release(id_) for id_ in self._rejected_release_ids if id_ in self._slot_by_request_id]
+        self._rejected_release_ids.clear()
         if not self.stopping:
-            commands += [self._request(slot, now_ns) for slot in self._idle]
-            self._idle.clear()
+            commands += [self._request(slot, now_ns) for slot in self._idle_slots]
+            self._idle_slots.clear()
         return b"".join(commands)
 
     def stop(self) -> bytes:
         """Stop starting cycles, and return the release commands of all waiting and held requests.
 
-        `unfinished` falls to 0 as the replies arrive.
+        `unfinished_count` falls to 0 as the replies arrive.
         """
         self.stopping = True
-        return b"".join([self._start_release(id_, slot) for id_, slot in self._by_id.items() if not slot.releasing])
+        return b"".join(
+            [self._start_release(id_, slot) for id_, slot in self._slot_by_request_id.items() if not slot.releasing]
+        )
 
     def receive(self, data: bytes, now_ns: int) -> bytes:
         """Process received bytes and return the bytes to send. Sets `protocol_error` if the received bytes are invalid."""
@@ -211,16 +213,16 @@ class LoadConnection:
 
     def _on_queued(self, id_: int, commands: list[bytes]) -> None:
         """Assign the id to the oldest unacknowledged request, because the server replies in order."""
-        if not self._unacknowledged:
+        if not self._unacknowledged_slots:
             raise ValueError("a reply to a request that was not sent")
-        self._accepted, self.rejection = True, ""
-        slot = self._by_id[id_] = self._unacknowledged.popleft()
+        self._has_accepted_request, self.rejection = True, ""
+        slot = self._slot_by_request_id[id_] = self._unacknowledged_slots.popleft()
         if self.stopping:
             commands.append(self._start_release(id_, slot))
 
     def _on_locked(self, id_: int, now_ns: int, commands: list[bytes]) -> None:
         """Record the time of the grant, and release the lock immediately."""
-        slot = self._by_id.get(id_)
+        slot = self._slot_by_request_id.get(id_)
         if slot is not None and not slot.releasing:
             slot.locked_at_ns = now_ns
             commands.append(self._start_release(id_, slot))
@@ -231,18 +233,18 @@ class LoadConnection:
         If the request ended without a release by this connection, e.g. by a timeout, the end is counted as an error,
         and the slot becomes idle. After `stop` no cycle is started.
         """
-        slot = self._by_id.pop(released.id, None)
+        slot = self._slot_by_request_id.pop(released.id, None)
         if slot is None:  # the reply to a release that was sent when the request had already ended
             return
         if released.reason != SUCCESS or not slot.releasing:
             self._tally.errors[RELEASED_BY_OTHER if released.reason == SUCCESS else released.reason] += 1
-            self._idle.append(slot)
+            self._idle_slots.append(slot)
             return
         if self._tally.measuring and slot.locked_at_ns:
             self._tally.to_locked.add(slot.locked_at_ns - slot.requested_at_ns)
             self._tally.to_released.add(now_ns - slot.requested_at_ns)
         if self.stopping:
-            self._idle.append(slot)
+            self._idle_slots.append(slot)
         else:
             commands.append(self._request(slot, now_ns))
 
@@ -252,20 +254,20 @@ class LoadConnection:
         An error with an id rejects a release. An error without an id rejects the oldest unacknowledged request.
         """
         self._tally.errors[error.code] += 1
-        if not self._accepted:
+        if not self._has_accepted_request:
             self.rejection = f"{error.code}: {error.message}"
         if error.id is not None:
             if error.code != Code.UNKNOWN_ID:
-                self._rejected_releases.append(error.id)
-            elif error.id in self._by_id:  # the request has already ended
-                self._idle.append(self._by_id.pop(error.id))
-        elif self._unacknowledged:
-            self._idle.append(self._unacknowledged.popleft())
+                self._rejected_release_ids.append(error.id)
+            elif error.id in self._slot_by_request_id:  # the request has already ended
+                self._idle_slots.append(self._slot_by_request_id.pop(error.id))
+        elif self._unacknowledged_slots:
+            self._idle_slots.append(self._unacknowledged_slots.popleft())
 
     def _request(self, slot: _Slot, now_ns: int) -> bytes:
         """Start a cycle of a slot, and return a request command chosen at random from the slot's lines."""
         slot.requested_at_ns, slot.locked_at_ns, slot.releasing = now_ns, 0, False
-        self._unacknowledged.append(slot)
+        self._unacknowledged_slots.append(slot)
         lines = slot.lines
         return lines[0] if len(lines) == 1 else lines[int(random() * len(lines))]  # noqa: S311 - not for security
 

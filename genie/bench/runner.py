@@ -134,7 +134,7 @@ class _LoadProtocol(asyncio.Protocol):
 
     def _close_if_finished(self) -> None:
         """Close the connection if the server has confirmed the end of all its requests."""
-        if not self.connection.unfinished and self._transport is not None:
+        if not self.connection.unfinished_count and self._transport is not None:
             self.closing = True
             self._transport.close()
 
@@ -145,7 +145,7 @@ class LoadRunner:
     def __init__(self, options: BenchOptions, on_progress: ProgressCallback) -> None:
         self.protocols: set[_LoadProtocol] = set()
         """The open connections."""
-        self.interrupts = 0
+        self.interrupt_count = 0
         """Number of calls of `interrupt`."""
         self._options = options
         identity = {"token": resolve_token(), "namespace": options.namespace}
@@ -168,7 +168,7 @@ class LoadRunner:
         After the first call no new requests are sent, and the run waits until the server has confirmed all releases.
         The second call ends this wait.
         """
-        self.interrupts += 1
+        self.interrupt_count += 1
         self._wake.set()
         if self._connect_timeout is not None:
             self._connect_timeout.reschedule(0)  # stop opening connections
@@ -203,10 +203,10 @@ class LoadRunner:
                 await self._generate_load(
                     self._options.warm_up_s, on_tick=lambda _elapsed_s: self._on_progress(workload, None, 0)
                 )
-            if self.protocols and not self.interrupts:
+            if self.protocols and not self.interrupt_count:
                 measured_s, cpu_s = await self._measure(workload)
             connections = len(self.protocols)
-            connection_error = "" if self.protocols or self.interrupts else self._connection_error
+            connection_error = "" if self.protocols or self.interrupt_count else self._connection_error
             await self._release_all()
         finally:
             for protocol in self.protocols.copy():
@@ -238,7 +238,7 @@ class LoadRunner:
                 for start in range(0, options.connections, MAX_CONCURRENT_CONNECTS):
                     await self._open(protocols[start : start + MAX_CONCURRENT_CONNECTS])
         except (OSError, UnicodeError) as error:
-            if self.interrupts:
+            if self.interrupt_count:
                 return False
             cause = (
                 f"the others timed out after {options.timeout_s:g} s"
@@ -283,7 +283,11 @@ class LoadRunner:
         `on_tick` is called after each tick with the seconds since the start.
         """
         started_s = time.perf_counter()
-        while self.protocols and not self.interrupts and (remaining_s := seconds + started_s - time.perf_counter()) > 0:
+        while (
+            self.protocols
+            and not self.interrupt_count
+            and (remaining_s := seconds + started_s - time.perf_counter()) > 0
+        ):
             await self._wait_for_tick(remaining_s)
             self._tick()
             on_tick(time.perf_counter() - started_s)
@@ -298,14 +302,14 @@ class LoadRunner:
         deadline_s = time.perf_counter() + self._options.timeout_s
         while (
             self.protocols
-            and self.interrupts < INTERRUPTS_TO_ABORT
+            and self.interrupt_count < INTERRUPTS_TO_ABORT
             and (remaining_s := deadline_s - time.perf_counter()) > 0
         ):
             await self._wait_for_tick(remaining_s)
             self._tick()
         for protocol in self.protocols:
             protocol.closing = True  # `run` aborts the remaining connections
-            self._tally.errors[NOT_RELEASED] += protocol.connection.unfinished
+            self._tally.errors[NOT_RELEASED] += protocol.connection.unfinished_count
 
     async def _wait_for_tick(self, remaining_s: float) -> None:
         """Wait for the next tick, but at most `remaining_s` seconds. An interrupt or the loss of all connections ends the wait."""

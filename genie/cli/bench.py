@@ -92,7 +92,7 @@ def result_lines(result: Result, options: BenchOptions) -> list[str]:
         for name, histogram in (("locked", tally.to_locked), ("released", tally.to_released))
         if histogram.count
     ]
-    latencies = table(HEADERS, rows, right=NUMBER_COLUMNS) if rows else []
+    latencies = table(HEADERS, rows, right_aligned=NUMBER_COLUMNS) if rows else []
     title = f"{result.workload}: {WORKLOADS[result.workload].title(options.parameters)}"
     return [title, *("  " + line for line in (summary, *latencies))]
 
@@ -350,7 +350,7 @@ class _Session:
                 if on_terminal:
                     clear_progress()
             self._add_result(result)
-            self.interrupted = runner.interrupts > 0
+            self.interrupted = runner.interrupt_count > 0
             if self.interrupted or self.failure is not None:
                 return
 

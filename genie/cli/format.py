@@ -109,15 +109,15 @@ def _omitted(count: int) -> str:
     return f" +{count}" if count else ""
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return the header and the rows as aligned lines. The columns with an index in `right` are right-aligned."""
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: Sequence[int] = ()) -> list[str]:
+    """Return the header and the rows as aligned lines. The columns with an index in `right_aligned` are right-aligned."""
     widths = [max(map(width, column)) for column in zip(headers, *rows, strict=True)]
     lines = []
     for row in (headers, *rows):
         cells = []
         for index, (cell, column_width) in enumerate(zip(row, widths, strict=True)):
             padding = " " * (column_width - width(cell))
-            cells.append(padding + cell if index in right else cell + padding)
+            cells.append(padding + cell if index in right_aligned else cell + padding)
         lines.append(GAP.join(cells).rstrip())
     return lines
 
@@ -134,8 +134,7 @@ class Column:
     """If the table is too wide, the column with the highest rank is dropped first. Rank 0 is never dropped."""
     min_width: int = 0
     """Minimum width to which the column may shrink, at least the width of the header. 0: the column does not shrink."""
-    right: bool = False
-    """Whether the column is right-aligned."""
+    right_aligned: bool = False
     preferred_width: int = 0
     """Other columns are dropped before this column shrinks below its preferred width."""
 
@@ -168,7 +167,7 @@ def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_widt
     lines = table(
         [columns[i].header for i in shown],
         [[clip(row[i], widths[i]) for i in shown] for row in cells],
-        right=[position for position, i in enumerate(shown) if columns[i].right],
+        right_aligned=[position for position, i in enumerate(shown) if columns[i].right_aligned],
     )
     return [clip(line, max_width) for line in lines]
 

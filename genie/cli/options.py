@@ -89,12 +89,12 @@ def _describe_bounds(range_: click.IntRange | click.FloatRange) -> str:
 
 
 class PortType(click.ParamType[int]):
-    """A port number, from `minimum` to 65535."""
+    """A port number, from `min_port` to 65535."""
 
     name = "port"
 
-    def __init__(self, minimum: int = 1) -> None:
-        self._minimum = minimum
+    def __init__(self, min_port: int = 1) -> None:
+        self._min_port = min_port
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Convert a text to a port number. Raises click.BadParameter if the text is not a valid port number."""
@@ -102,8 +102,8 @@ class PortType(click.ParamType[int]):
             port = int(value)
         except ValueError:
             port = -1  # out of range, rejected below
-        if not self._minimum <= port <= MAX_PORT:
-            self.fail(f"a port is a number from {self._minimum} to {MAX_PORT}, not {value!r}.", param, ctx)
+        if not self._min_port <= port <= MAX_PORT:
+            self.fail(f"a port is a number from {self._min_port} to {MAX_PORT}, not {value!r}.", param, ctx)
         return port
 
 

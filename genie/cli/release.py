@@ -105,7 +105,7 @@ def release(
 def _check_arguments(id: int | None, transaction: str | None, prefix: str | None, *, yes: bool, as_json: bool) -> None:
     """Raise click.UsageError if arguments are missing or contradict each other."""
     if sum(given is not None for given in (id, transaction, prefix)) != 1:
-        raise click.UsageError("give one of ID, --transaction and --prefix.")
+        raise click.UsageError("give exactly one of ID, --transaction and --prefix.")
     if id is not None and yes:
         raise click.UsageError("--yes requires --transaction or --prefix: an ID is released without confirmation.")
     if id is None and as_json and not yes:

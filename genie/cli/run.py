@@ -61,9 +61,9 @@ class RunOptions:
     host: str
     port: int
     namespace: str | None
-    wait: float | None
-    """Queue timeout; None: no limit."""
-    hold: float | None
+    queue_timeout: float | None
+    """None: no limit."""
+    max_hold: float | None
     """Maximum hold time; None: the locks are extended while the command runs."""
     transaction: str | None
     priority: float
@@ -80,11 +80,11 @@ class LockedCommand:
         self._options = options
         self._task: asyncio.Task[object] | None = None
         """The task of `run`, which a signal before the start cancels."""
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child_process: subprocess.Popen[bytes] | None = None
         """The process of the command; None before the start."""
-        self._ended = asyncio.Event()
+        self._child_ended = asyncio.Event()
         """Set when the command has ended."""
-        self._status: int | None = None
+        self._status_of_genie: int | None = None
         """Exit status of genie that takes precedence over the exit status of the command; None if there is none."""
         self._stop_signal: int | None = None
         """The signal that ended genie before the command was started."""
@@ -122,31 +122,31 @@ class LockedCommand:
                 async with client.lock(
                     *options.resources,
                     transaction=options.transaction,
-                    queue_timeout=MAX_SECONDS if options.wait is None else options.wait,
-                    transaction_timeout=options.hold or WATCHDOG_TIMEOUT_S,
-                    watchdog=options.hold is None,
+                    queue_timeout=MAX_SECONDS if options.queue_timeout is None else options.queue_timeout,
+                    transaction_timeout=options.max_hold or WATCHDOG_TIMEOUT_S,
+                    watchdog=options.max_hold is None,
                     priority=options.priority,
                 ) as lock:
                     # Signals and lock losses that arrived before the grant must be handled before the start.
                     for _ in range(LOOP_ITERATIONS):
                         await asyncio.sleep(0)
                     if self._start(lock):
-                        await self._ended.wait()
+                        await self._child_ended.wait()
             except LockLost as error:
                 await self._on_lock_lost(error)
             except QueueTimeout:
-                if options.wait is None:
+                if options.queue_timeout is None:
                     continue  # the protocol limits queue timeouts to `MAX_SECONDS`: queue again
                 raise
             return
 
     async def _on_lock_lost(self, error: LockLost) -> None:
         """Set the exit status, print the reason, and end the command if it is running."""
-        self._status = LOST
+        self._status_of_genie = LOST
         program = self._options.command[0]
-        if self._child is None:
+        if self._child_process is None:
             _print_message(f"{one_line(error)}; {program} was not started")
-        elif self._child.poll() is not None:
+        elif self._child_process.poll() is not None:
             _print_message(f"{one_line(error)}; {program} had just ended")
         else:
             _print_message(f"{one_line(error)}; ending {program}")
@@ -157,8 +157,8 @@ class LockedCommand:
 
         Otherwise genie exits with the status of the command.
         """
-        if self._child is None:
-            self._status = status
+        if self._child_process is None:
+            self._status_of_genie = status
             _print_message(one_line(error))
         else:  # the command ended while the locks were held; releasing them failed
             _print_message(f"the locks were not released and will time out: {one_line(error)}")
@@ -174,9 +174,9 @@ class LockedCommand:
         program = self._options.command[0]
         environment = os.environ | {"GENIE_LOCK_ID": str(lock.id), "GENIE_LOCK_FENCE": str(lock.fence)}
         try:
-            self._child = subprocess.Popen(self._options.command, env=environment, close_fds=False)  # noqa: S603 - the user's command
+            self._child_process = subprocess.Popen(self._options.command, env=environment, close_fds=False)  # noqa: S603 - the user's command
         except OSError as error:
-            self._status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            self._status_of_genie = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             _print_message(f"{program}: {error.strerror or error}")
             return False
         return True
@@ -190,16 +190,16 @@ class LockedCommand:
         self._send_signal(signal.SIGCONT)  # a stopped process handles SIGTERM only after it continues
         try:
             async with asyncio.timeout(self._options.kill_after):
-                await self._ended.wait()
+                await self._child_ended.wait()
         except TimeoutError:
             self._send_signal(signal.SIGKILL)
-            await self._ended.wait()
+            await self._child_ended.wait()
 
     def _send_signal(self, number: int) -> None:
         """Send a signal to the command if the command has been started; print a message if this is not permitted."""
-        if self._child is not None:
+        if self._child_process is not None:
             try:
-                self._child.send_signal(number)
+                self._child_process.send_signal(number)
             except PermissionError:
                 _print_message(
                     f"{self._options.command[0]} runs as another user: no permission to send it signal {number}"
@@ -211,10 +211,10 @@ class LockedCommand:
         An error of genie has the highest precedence, then the exit status of the command, then a signal before the
         start. None: there was no error, no completed command and no signal.
         """
-        if self._status is not None:
-            return self._status
-        if self._child is not None and self._child.returncode is not None:
-            code = self._child.returncode  # negative: the number of the signal that ended the command
+        if self._status_of_genie is not None:
+            return self._status_of_genie
+        if self._child_process is not None and self._child_process.returncode is not None:
+            code = self._child_process.returncode  # negative: the number of the signal that ended the command
             return SIGNAL_BASE - code if code < 0 else code
         return None if self._stop_signal is None else SIGNAL_BASE + self._stop_signal
 
@@ -231,12 +231,12 @@ class LockedCommand:
 
     def _reap(self) -> None:
         """Handle SIGCHLD: if the command has ended, collect its exit status and wake the waiting task."""
-        if self._child is not None and self._child.poll() is not None:
-            self._ended.set()
+        if self._child_process is not None and self._child_process.poll() is not None:
+            self._child_ended.set()
 
     def _on_signal(self, number: int) -> None:
         """Forward a signal to the running command. If the command is not running, cancel the task, which ends genie."""
-        if self._child is not None and self._child.poll() is None:
+        if self._child_process is not None and self._child_process.poll() is None:
             # The terminal itself sends keyboard signals to a command in the foreground.
             if not (number in KEYBOARD_SIGNALS and _is_in_foreground()):
                 self._send_signal(number)
@@ -324,7 +324,7 @@ def _parse_resource(text: str) -> str:
 )
 @click.option(
     "--timeout",
-    "hold",
+    "max_hold",
     type=seconds(0.001),
     metavar="SECONDS",
     help="Maximum hold time; COMMAND is ended when the locks are lost. "
@@ -380,5 +380,5 @@ def run(ctx: click.Context, /, no_wait: bool, wait: float | None, **options: Any
     """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     if no_wait and wait is not None:
         raise click.UsageError("-n and -w are mutually exclusive: use only one.", ctx)
-    run_options = RunOptions(command=ctx.meta[COMMAND_KEY], wait=0 if no_wait else wait, **options)
+    run_options = RunOptions(command=ctx.meta[COMMAND_KEY], queue_timeout=0 if no_wait else wait, **options)
     raise SystemExit(run_locked(run_options))

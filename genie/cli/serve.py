@@ -32,7 +32,7 @@ from genie.server.listener import is_exposed
 log = structlog.get_logger()
 
 _DEFAULTS = Settings().options()
-PORT = PortType(minimum=0)
+PORT = PortType(min_port=0)
 _ADVERTISE = (
     "HOST:PORT that clients are sent to; with TLS the host must be in the certificate. "
     "[default: the address it listens on; for 0.0.0.0 the host name, in a container its id]"

@@ -86,32 +86,32 @@ RATES = ("grants", "releases", "waits", "timeouts", "deadlocks", "errors")
 
 QUEUE_COLUMNS = (
     Column("RESOURCE", 0, min_width=12, preferred_width=20),
-    Column("WAITING", 0, right=True),
-    Column("LONGEST", 2, right=True),
+    Column("WAITING", 0, right_aligned=True),
+    Column("LONGEST", 2, right_aligned=True),
     Column("HOLDER", 1, min_width=12, preferred_width=24),
     Column("ID", 5),
-    Column("HELD FOR", 3, right=True),
-    Column("HOLDERS", 4, right=True),
+    Column("HELD FOR", 3, right_aligned=True),
+    Column("HOLDERS", 4, right_aligned=True),
 )
 WAIT_COLUMNS = (
     Column("WAITER", 0, min_width=12, preferred_width=28),
     Column("ID", 6),
-    Column("WAITS", 0, right=True),
+    Column("WAITS", 0, right_aligned=True),
     Column("BLOCKER", 0, min_width=12, preferred_width=28),
     Column("ID", 5),
-    Column("MORE", 3, right=True),
+    Column("MORE", 3, right_aligned=True),
     Column("RESOURCE", 0, min_width=12, preferred_width=20),
     Column("STATE", 4),
-    Column("FOR", 2, right=True),
+    Column("FOR", 2, right_aligned=True),
 )
 """The id columns have the highest ranks, so a narrow terminal drops them first. WAITER and BLOCKER show the transaction,
 or the id of a request without a transaction."""
 CONTENTION_COLUMNS = (
     Column("RESOURCE", 0, min_width=20),
-    Column("WAITED", 0, right=True),
-    Column("CONFLICTS", 2, right=True),
-    Column("WAITING", 1, right=True),
-    Column("HOLDERS", 3, right=True),
+    Column("WAITED", 0, right_aligned=True),
+    Column("CONFLICTS", 2, right_aligned=True),
+    Column("WAITING", 1, right_aligned=True),
+    Column("HOLDERS", 3, right_aligned=True),
 )
 
 
@@ -175,7 +175,11 @@ def render(snapshot: Snapshot, columns: int, rows: int | None, *hints: str) -> l
     """
     lines = [*_header_lines(snapshot.state, columns, hints), *_warning_lines(snapshot.state, columns)]
     if snapshot.waits is not None and snapshot.hot is not None:
-        sections = [_queues(snapshot), _waits(snapshot.waits, snapshot.state.now), _hot_resources(snapshot.hot)]
+        sections = [
+            _queues_section(snapshot),
+            _waits_section(snapshot.waits, snapshot.state.now),
+            _hot_resources_section(snapshot.hot),
+        ]
         if not snapshot.state.waiting and not snapshot.waits.nodes:
             del sections[1]  # the section of the queues already says that no requests wait
         free_lines = None if rows is None else rows - len(lines)
@@ -257,7 +261,7 @@ def _warning_lines(state: State, columns: int) -> Iterator[Line]:
         yield from (Line(line, ERROR) for line in wrap_items(warning.split(), columns, " "))
 
 
-def _queues(snapshot: Snapshot) -> Section:
+def _queues_section(snapshot: Snapshot) -> Section:
     """Return the section of the longest wait queues.
 
     HELD FOR is `-` if the holder is not a node of the queried wait-for graph, from which the hold time is computed.
@@ -288,24 +292,23 @@ def _queues(snapshot: Snapshot) -> Section:
     )
 
 
-def _waits(waits: Waits, now_ms: float) -> Section:
+def _waits_section(waits: Waits, now_ms: float) -> Section:
     """Return the section of the longest waits. Each row shows the first blocker and the number of other blockers."""
-    nodes = {node.id: node for node in waits.nodes}
+    node_by_id = {node.id: node for node in waits.nodes}
     edges_by_waiter: dict[int, list[Edge]] = {}
     for edge in waits.edges:
         edges_by_waiter.setdefault(edge.waiter, []).append(edge)
     rows = []
     for waiter in sorted((node for node in waits.nodes if node.state == "queued"), key=lambda node: node.since):
         waiter_cells = [_label(waiter.id, waiter.transaction_name), str(waiter.id), duration(now_ms - waiter.since)]
-        if (
-            waiter.id not in edges_by_waiter
-        ):  # the graph does not contain the blockers: they have ended, or were omitted
+        edges = edges_by_waiter.get(waiter.id)
+        if edges is None:  # the graph does not contain the blockers: they have ended, or were omitted
             resource = waiter.resources[0] if waiter.resources else "-"
             rows.append([*waiter_cells, "-", "-", "", resource, "-", "-"])
             continue
-        first_edge, *other_edges = edges_by_waiter[waiter.id]
+        first_edge, *other_edges = edges
         omitted_count = max(len(other_edges), (waiter.blockers_total or 0) - 1)
-        blocker = nodes.get(first_edge.blocker)
+        blocker = node_by_id.get(first_edge.blocker)
         rows.append(
             [
                 *waiter_cells,
@@ -331,7 +334,7 @@ def _label(id_: int, transaction: str | UnsetType | None) -> str:
     return transaction or f"#{id_}"
 
 
-def _hot_resources(hot: HotList) -> Section:
+def _hot_resources_section(hot: HotList) -> Section:
     """Return the section of the most contended resources."""
     rows = [
         [row.resource, duration(row.waited), f"{row.conflicts:,}", f"{row.waiting:,}", f"{row.holders:,}"]
@@ -416,13 +419,13 @@ class _Screen:
         """Event-loop time at which the last snapshot was received."""
         self._error = ""
         """Why the last query failed; empty if it succeeded."""
-        self._end: asyncio.Future[int] | None = None
-        """Completed with the exit status when the view should end. None before `run`."""
+        self._exit_status: asyncio.Future[int] | None = None
+        """Completed when the view should end. None before `run`."""
 
     async def run(self) -> int:
         """Show the view until the user presses q or a signal arrives; return the exit status."""
         loop = asyncio.get_running_loop()
-        self._end = loop.create_future()
+        self._exit_status = loop.create_future()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._client)
             key_reader = stack.enter_context(KeyReader(sys.stdin, self._on_keys))
@@ -438,22 +441,22 @@ class _Screen:
             self._draw()
             refreshing = loop.create_task(self._refresh_loop())
             try:
-                await asyncio.wait({refreshing, self._end}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({refreshing, self._exit_status}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 refreshing.cancel()
-            return await self._end if self._end.done() else await refreshing
+            return await self._exit_status if self._exit_status.done() else await refreshing
 
     async def _refresh_loop(self) -> int:
         """Query the server and draw the screen at each interval. Never returns; failed queries are retried."""
         loop = asyncio.get_running_loop()
         while True:
-            next_at = loop.time() + self._interval_s
+            next_query_at = loop.time() + self._interval_s
             try:
                 self._snapshot, self._snapshot_at, self._error = await _query_snapshot(self._client), loop.time(), ""
             except GenieError as error:
                 self._error = one_line(error)
             self._draw()
-            await asyncio.sleep(max(0, next_at - loop.time()))
+            await asyncio.sleep(max(0, next_query_at - loop.time()))
 
     def _draw(self) -> None:
         """Draw the last snapshot in the current size of the terminal, or the error if the last query failed."""
@@ -489,8 +492,8 @@ class _Screen:
 
     def _finish(self, status: int) -> None:
         """End the view with an exit status, unless it has already been ended."""
-        if self._end is not None and not self._end.done():
-            self._end.set_result(status)
+        if self._exit_status is not None and not self._exit_status.done():
+            self._exit_status.set_result(status)
 
     def _resume(self, key_reader: KeyReader) -> None:
         """Restore the terminal mode and redraw the screen, after the process was stopped (Ctrl-Z) and continued."""

@@ -110,7 +110,7 @@ def _report_lines(payload: Payload, now_ms: float) -> Iterator[str]:
         return
     edges = [cells for row in payload["queue"] for cells in _edge_cells(row, now_ms)]
     if edges:
-        yield from table(HEADERS, edges, right=(DURATION_INDEX,))
+        yield from table(HEADERS, edges, right_aligned=(DURATION_INDEX,))
     for note in _truncation_notes(payload):
         yield f"{note}."
 

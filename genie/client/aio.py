@@ -62,11 +62,11 @@ class Lock(LockInfo):
         The event is not set after `detach`. Test `lock.lost.is_set()`, since the event object itself is always truthy.
         """
         request = self._request
-        if request.lost is None:
-            request.lost = asyncio.Event()
+        if request.lost_event is None:
+            request.lost_event = asyncio.Event()
             if request.error is not None:  # the lock was lost before the first access
-                request.lost.set()
-        return cast("asyncio.Event", request.lost)
+                request.lost_event.set()
+        return cast("asyncio.Event", request.lost_event)
 
     async def release(self) -> None:
         """Release the lock, and wait until the server confirms. Does nothing if the lock was released before or is lost.

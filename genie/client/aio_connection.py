@@ -98,7 +98,7 @@ class AsyncConnection:
         """Set while connected, and after the client was closed."""
         self._closed = True
         """Whether the client is not open: it was not opened yet, or was closed."""
-        self._entered = False
+        self._was_opened = False
         """Whether the client has been opened."""
         self._reconnect_task: asyncio.Task[None] | None = None
         self._flush_scheduled = False
@@ -197,7 +197,7 @@ class AsyncConnection:
             self.session.handshake_rejection = None
             handler = TransportHandler(self, address)
             try:
-                async with asyncio.timeout(self._servers.attempt_timeout):
+                async with asyncio.timeout(self._servers.attempt_timeout_s):
                     host, port, tls = address
                     await self._loop.create_connection(lambda handler=handler: handler, host, port, ssl=tls)
                     await handler.handshake_done.wait()
@@ -232,7 +232,7 @@ class AsyncConnection:
         If all servers reject the client for good, the waiting calls fail, and the attempts continue for later calls.
         """
         while True:
-            await asyncio.sleep(self._servers.delay)
+            await asyncio.sleep(self._servers.next_round_delay_s)
             if await self._try_all_servers():
                 return
             if self.session.rejection is not None:
@@ -256,8 +256,8 @@ class AsyncConnection:
 
     def _notify_lost(self, request: Request) -> None:
         """Set the `lost` event of a lock, if it is in use, and cancel the block of the lock's `async with` statement."""
-        if request.lost is not None:
-            request.lost.set()
+        if request.lost_event is not None:
+            request.lost_event.set()
         if request.on_lost is not None:
             request.on_lost()
 
@@ -297,20 +297,20 @@ class AsyncConnection:
         if not self._closed:
             raise RuntimeError("the client is open already")
         self._loop = asyncio.get_running_loop()
-        self._servers.answered = False
+        self._servers.any_server_answered = False
         try:
             async with asyncio.timeout(self.connect_timeout):
                 while not await self._try_all_servers():
                     self.check_not_rejected()
-                    if not self._servers.answered:
+                    if not self._servers.any_server_answered:
                         raise self._servers.unavailable_error()
-                    await asyncio.sleep(self._servers.delay)
+                    await asyncio.sleep(self._servers.next_round_delay_s)
         except TimeoutError as error:
-            if not self._servers.answered:  # else the server's answer is the reason to report
+            if not self._servers.any_server_answered:  # else the server's answer is the reason to report
                 self._servers.on_failure(error)
             raise self._servers.unavailable_error() from None
         self._closed = False
-        self._entered = True
+        self._was_opened = True
         self._set_timer()
 
     async def close(self) -> None:
@@ -412,7 +412,7 @@ class AsyncConnection:
         """Raise RuntimeError if the client was never opened, ConnectionLost if it was closed."""
         if not self._closed:
             return
-        if not self._entered:
+        if not self._was_opened:
             raise RuntimeError("the client was not entered: use `async with genie.connect() as client`")
         raise ConnectionLost("the client was closed")
 

@@ -137,7 +137,7 @@ class Request(Call):
         "fence",
         "first_sent_at",
         "id",
-        "lost",
+        "lost_event",
         "on_lost",
         "queue_timeout",
         "release",
@@ -199,7 +199,7 @@ class Request(Call):
         """Why the lock is lost; None: the lock is not lost."""
         self.on_lost: Callable[[], None] | None = None
         """The I/O layer's callback for the loss of the lock."""
-        self.lost: Any = None
+        self.lost_event: Any = None
         """The I/O layer's event that is set when the lock is lost; None until a caller asks for the event."""
 
     @property

@@ -26,16 +26,16 @@ class ServerList:
     def __init__(self, addresses: Sequence[Address], connect_timeout: float) -> None:
         if not 0 < connect_timeout < math.inf:
             raise ValueError(f"connect_timeout must be a number of seconds above 0, not {connect_timeout!r}")
-        self.order = list(addresses)
+        self.addresses = list(addresses)
         """The addresses in the order of the next round."""
-        self.attempt_timeout = connect_timeout / len(self.order)
+        self.attempt_timeout_s = connect_timeout / len(self.addresses)
         """Seconds for one connection attempt."""
-        self.delay = 0.0
+        self.next_round_delay_s = 0.0
         """Seconds to wait before the next round; 0 after a successful connection."""
-        self.answered = False
+        self.any_server_answered = False
         """Whether any server has replied, even if only that it is not the leader."""
         self._backoff = Backoff()
-        """Computes `delay`."""
+        """Computes `next_round_delay_s`."""
         self._leader: Address | None = None
         """The leader that the last server named; None: none was named, or the leader was tried since."""
         self._last_failure = "no answer"
@@ -49,8 +49,8 @@ class ServerList:
         If the server that was tried last has named a leader (a redirect), that leader is tried next. No server is
         tried twice in a round, so two servers that redirect to each other do not cause a loop.
         """
-        self.delay = self._backoff.next_delay()
-        remaining = list(self.order)
+        self.next_round_delay_s = self._backoff.next_delay()
+        remaining = list(self.addresses)
         tried: set[Address] = set()
         redirect_count = 0
         while True:
@@ -77,7 +77,7 @@ class ServerList:
 
     def on_rejection(self, address: Address, error: RequestRejected) -> None:
         """Record, for error messages, that a server rejected this client for good. The other servers are still tried."""
-        self.answered = True
+        self.any_server_answered = True
         self._rejection = f"{format_address(address)} answered {error}"
 
     def on_redirect(self, server: Address, leader: str) -> None:
@@ -85,7 +85,7 @@ class ServerList:
 
         The leader will be tried next, with the TLS context of the follower. An invalid address is ignored.
         """
-        self.answered = True
+        self.any_server_answered = True
         try:
             self._leader = parse_address(leader, tls=server.tls) if leader else None
         except ValueError:
@@ -93,8 +93,8 @@ class ServerList:
 
     def on_success(self) -> None:
         """Reset the backoff and the last rejection, because a server has replied to a call."""
-        if self.delay:  # else nothing has changed since the last reset
-            self.delay = 0.0
+        if self.next_round_delay_s:  # else nothing has changed since the last reset
+            self.next_round_delay_s = 0.0
             self._backoff.reset()
             self._rejection = ""
 
@@ -111,13 +111,13 @@ class ServerList:
         self.on_failure(reason)
         if connected_s >= STABLE_CONNECTION_S:
             self.on_success()
-        if address in self.order:  # a leader that a follower named may be missing from the list
-            next_index = self.order.index(address) + 1
-            self.order = self.order[next_index:] + self.order[:next_index]
+        if address in self.addresses:  # a leader that a follower named may be missing from the list
+            next_index = self.addresses.index(address) + 1
+            self.addresses = self.addresses[next_index:] + self.addresses[:next_index]
         return f"the connection to {format_address(address)} was lost: {reason}"
 
     def unavailable_error(self) -> Unavailable:
         """Return the error for calls while no server can be reached, with the reason of the last failure."""
         rejection = f" ({self._rejection})" if self._rejection else ""
-        addresses = ", ".join(map(format_address, self.order))
+        addresses = ", ".join(map(format_address, self.addresses))
         return Unavailable(f"no server at {addresses}: {self._last_failure}{rejection}")

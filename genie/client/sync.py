@@ -47,7 +47,7 @@ class Lock(LockInfo):
     @property
     def lost(self) -> threading.Event:
         """An event that is set when the lock ends without `release`; see `genie.Lock.lost`. Test `lock.lost.is_set()`."""
-        return cast("threading.Event", self._request.lost)
+        return cast("threading.Event", self._request.lost_event)
 
     def release(self) -> None:
         """Release the lock, and wait until the server confirms. Does nothing if the lock was released before or is lost.
@@ -154,7 +154,7 @@ class LockContext:
 
 def acquire(connection: SyncConnection, request: Request) -> Lock:
     """Send a request, wait until it is granted, and return the lock. Raises the error of a request that fails."""
-    request.lost = threading.Event()
+    request.lost_event = threading.Event()
     connection.call(request)
     if request.error is not None:  # the lock was granted, and lost before this thread could run
         raise copy_lock_lost(request.error)

@@ -163,7 +163,7 @@ class Watches:
     """
 
     def __init__(self) -> None:
-        self._open: dict[Watch, None] = {}
+        self._open_watches: dict[Watch, None] = {}
         """An ordered set of the open watches."""
         self._subscribed_prefixes: set[str] = set()
         """Prefixes to which the connection is subscribed, or will be after the server has executed a sent `watch`."""
@@ -171,38 +171,40 @@ class Watches:
         """Watches that were sent on this connection and have no reply yet, even if they were closed since."""
 
     def __bool__(self) -> bool:
-        return bool(self._open)
+        return bool(self._open_watches)
 
     # -- calls of the consumer ----------------------------------------------------------------------------
 
     def request_next(self, watch: Watch) -> None:
         """Record that the consumer waits for the next change. The watch must not have ended, and must have no changes."""
-        self._open[watch] = None
+        self._open_watches[watch] = None
         watch.wants_next = True
 
     def close(self, watch: Watch, outcomes: list[Outcome]) -> bool:
         """End a watch. Returns True if the caller must send `unwatch`, because no other open watch has the same prefix."""
-        self._open.pop(watch, None)
+        self._open_watches.pop(watch, None)
         self._end(watch, error=None, outcomes=outcomes)
-        if watch.prefix not in self._subscribed_prefixes or any(other.prefix == watch.prefix for other in self._open):
+        if watch.prefix not in self._subscribed_prefixes or any(
+            other.prefix == watch.prefix for other in self._open_watches
+        ):
             return False
         self._subscribed_prefixes.discard(watch.prefix)
         return True
 
     def close_all(self, outcomes: list[Outcome]) -> None:
         """End all watches, because the client is being closed."""
-        for watch in list(self._open):
+        for watch in list(self._open_watches):
             self.close(watch, outcomes)
 
     def all(self) -> list[Watch]:
         """Return all open watches."""
-        return list(self._open)
+        return list(self._open_watches)
 
     # -- events of the connection -------------------------------------------------------------------------
 
     def to_send(self) -> Iterator[Watch]:
         """Yield the watches that need a snapshot, and whose `watch` command must be sent now."""
-        return (watch for watch in list(self._open) if self._must_send(watch))
+        return (watch for watch in list(self._open_watches) if self._must_send(watch))
 
     def on_sent(self, watch: Watch) -> None:
         """Record that a `watch` command was sent on this connection."""
@@ -223,7 +225,7 @@ class Watches:
         A consumer that waits for a change gets the error now. Otherwise the consumer gets it when it next asks for a change.
         """
         self._unanswered.discard(watch)
-        self._open.pop(watch, None)
+        self._open_watches.pop(watch, None)
         watch.error = error if watch.future is None else None
         self._end(watch, error, outcomes)
 
@@ -232,7 +234,7 @@ class Watches:
 
         A watch whose buffer of unconsumed changes is full ignores the event, and needs a snapshot later.
         """
-        for watch in self._open:
+        for watch in self._open_watches:
             if watch.state is not LIVE or not event.resource.startswith(watch.prefix):
                 continue
             if len(watch.changes) >= MAX_BUFFERED_CHANGES:
@@ -251,7 +253,7 @@ class Watches:
         This is also true if the watch was closed after the command was sent.
         """
         self._subscribed_prefixes &= {watch.prefix for watch in self._unanswered}
-        for watch in self._open:
+        for watch in self._open_watches:
             watch.state = WatchState.LAGGING
 
     def on_disconnected(self) -> None:

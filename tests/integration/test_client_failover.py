@@ -107,7 +107,7 @@ async def test_the_first_connection_is_bounded_and_a_redirect_loop_has_a_backoff
 
 async def test_a_cancelled_attempt_does_not_replace_the_reported_reason(nodes, monkeypatch):
     client = connect(addresses(nodes[0]), connect_timeout=LONG_S)
-    client._connection._servers.attempt_timeout = WAIT_S
+    client._connection._servers.attempt_timeout_s = WAIT_S
     entering = asyncio.create_task(client.__aenter__())
     await nodes[0].accept()
     nodes[0].silent = True

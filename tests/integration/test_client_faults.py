@@ -334,7 +334,7 @@ async def test_reconnects_have_a_backoff(client, scripted):
         line.say(error("too-many", "full"))
         line.writer.close()
     await scripted.accept()
-    assert client._connection._servers.delay >= 0.1, "each attempt waits longer than the one before"
+    assert client._connection._servers.next_round_delay_s >= 0.1, "each attempt waits longer than the one before"
 
 
 async def test_after_a_successful_connection_the_reconnect_has_no_delay(client, scripted):
@@ -343,7 +343,7 @@ async def test_after_a_successful_connection_the_reconnect_has_no_delay(client, 
     await line.expect("ping")
     line.say(PONG)
     await call
-    assert client._connection._servers.delay == 0
+    assert client._connection._servers.next_round_delay_s == 0
 
 
 async def test_a_lock_lost_before_its_block_raises_lock_lost(client, scripted):

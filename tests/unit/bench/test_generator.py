@@ -82,7 +82,7 @@ def test_ids_are_assigned_to_slots_in_the_order_of_their_requests(tally: Tally) 
     assert connection.receive(queued(1) + queued(2) + locked(2), 10) == release(2)
     assert connection.receive(released(2), 20) == OTHER_REQUEST
     assert connection.receive(locked(1) + released(1), 30) == release(1) + REQUEST
-    assert connection.unfinished == 2
+    assert connection.unfinished_count == 2
 
 
 def test_a_slot_sends_one_of_its_lines_at_random(tally: Tally) -> None:
@@ -102,7 +102,7 @@ def test_the_warm_up_counts_errors_but_no_durations(tally: Tally) -> None:
 def test_a_rejected_request_is_counted_and_sent_again_at_the_next_tick(tally: Tally) -> None:
     connection = one_slot(tally)
     assert connection.receive(error("unavailable"), 2_000) == b""
-    assert (tally.errors, connection.unfinished) == ({"unavailable": 1}, 0)
+    assert (tally.errors, connection.unfinished_count) == ({"unavailable": 1}, 0)
     assert connection.tick(3_000) == REQUEST
     assert connection.tick(3_000) == b""
 
@@ -129,14 +129,14 @@ def test_an_unknown_id_frees_the_slot(tally: Tally) -> None:
     connection.receive(queued(1) + locked(1), 2_000)
     assert connection.receive(error("unknown-id", 1), 2_000) == b""
     assert connection.tick(3_000) == REQUEST
-    assert (tally.errors, tally.to_released.count, connection.unfinished) == ({"unknown-id": 1}, 0, 1)
+    assert (tally.errors, tally.to_released.count, connection.unfinished_count) == ({"unknown-id": 1}, 0, 1)
 
 
 @pytest.mark.parametrize("reason", ["queue-timeout", "deadlock", "of the future"])
 def test_a_request_that_is_not_granted_is_counted_by_its_reason(tally: Tally, reason: str) -> None:
     connection = one_slot(tally)
     assert connection.receive(queued(1) + released(1, reason), 2_000) == b""
-    assert (tally.errors, tally.to_released.count, connection.unfinished) == ({reason: 1}, 0, 0)
+    assert (tally.errors, tally.to_released.count, connection.unfinished_count) == ({reason: 1}, 0, 0)
     assert connection.tick(3_000) == REQUEST
 
 
@@ -146,7 +146,7 @@ def test_a_lock_that_times_out_before_its_release_arrives(tally: Tally) -> None:
     assert connection.receive(released(1, "transaction-timeout"), 2_000) == b""
     assert connection.tick(3_000) == REQUEST
     assert connection.receive(released(1, "transaction-timeout"), 3_000) == b"", "the answer to the release"
-    assert (tally.errors, tally.to_released.count, connection.unfinished) == ({"transaction-timeout": 1}, 0, 1)
+    assert (tally.errors, tally.to_released.count, connection.unfinished_count) == ({"transaction-timeout": 1}, 0, 1)
 
 
 def test_a_release_by_another_client_is_an_error(tally: Tally) -> None:
@@ -162,9 +162,9 @@ def test_stopping_cancels_waiting_requests_and_starts_no_cycle(tally: Tally) -> 
     assert connection.stop() == release(2) + release(3), "1 is being released already"
     assert connection.receive(queued(4), 20) == release(4)
     assert connection.receive(locked(2), 20) == b""
-    assert connection.unfinished == 4
+    assert connection.unfinished_count == 4
     assert connection.receive(b"".join(map(released, (1, 2, 3, 4))), 30) == b""
-    assert connection.unfinished == 0
+    assert connection.unfinished_count == 0
     assert connection.tick(40) == b""
     assert (tally.to_released.count, tally.errors) == (1, {}), "a cancelled request is no cycle"
 
@@ -174,7 +174,7 @@ def test_a_release_that_is_rejected_while_stopping_is_sent_again(tally: Tally) -
     connection.receive(queued(1), 10)
     connection.stop()
     connection.receive(error("unavailable", 1), 20)
-    assert (connection.unfinished, connection.tick(30)) == (1, release(1))
+    assert (connection.unfinished_count, connection.tick(30)) == (1, release(1))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_invalid_input_is_a_protocol_error(tally: Tally, data: bytes) -> None:
 def test_messages_of_a_newer_server_are_skipped(tally: Tally) -> None:
     connection = one_slot(tally)
     connection.receive(command("news", what="?") + queued(1), 10)
-    assert (connection.protocol_error, connection.unfinished) == ("", 1)
+    assert (connection.protocol_error, connection.unfinished_count) == ("", 1)
 
 
 def test_the_rejection_of_a_connection_ends_with_its_first_accepted_request(tally: Tally) -> None:

@@ -51,7 +51,7 @@ def test_omitted_names_are_counted() -> None:
 
 
 def test_columns_are_aligned() -> None:
-    assert table(["ID", "NAME", "FOR"], [["1", "口座", "3.2 s"], ["100", "b", "12 ms"]], right=(2,)) == [
+    assert table(["ID", "NAME", "FOR"], [["1", "口座", "3.2 s"], ["100", "b", "12 ms"]], right_aligned=(2,)) == [
         "ID   NAME    FOR",
         "1    口座  3.2 s",
         "100  b     12 ms",

@@ -28,8 +28,8 @@ def run_options(**changes: Any) -> RunOptions:
     defaults: dict[str, Any] = {"command": ("true",), "resources": ("exclusive:a",), "host": "127.0.0.1", "port": 7077}
     defaults |= {
         "namespace": None,
-        "wait": None,
-        "hold": None,
+        "queue_timeout": None,
+        "max_hold": None,
         "transaction": None,
         "priority": 0.0,
         "conflict_status": 1,
@@ -42,7 +42,7 @@ def test_the_first_double_dash_separates_the_command(recorded: list[RunOptions])
     assert genie_run("a", "shared:b:c", "-w", "1.5", "--", "ls", "-n", "--", "--host").exit_code == 42
     assert recorded == [
         run_options(),
-        run_options(resources=("exclusive:a", "shared:b:c"), wait=1.5, command=("ls", "-n", "--", "--host")),
+        run_options(resources=("exclusive:a", "shared:b:c"), queue_timeout=1.5, command=("ls", "-n", "--", "--host")),
     ]
 
 
@@ -51,7 +51,7 @@ def test_all_options(recorded: list[RunOptions]) -> None:
     genie_run(*args.split())
     genie_run("a", "--", "true", GENIE_HOST="::1", GENIE_PORT="17", GENIE_NAMESPACE="b")
     assert recorded == [
-        run_options(wait=0, hold=20.0, transaction="t", priority=-3.0, conflict_status=99, kill_after=0.0),
+        run_options(queue_timeout=0, max_hold=20.0, transaction="t", priority=-3.0, conflict_status=99, kill_after=0.0),
         run_options(host="::1", port=17, namespace="b"),
     ]
 

@@ -143,7 +143,7 @@ def test_columns_of_equal_rank_share_the_width() -> None:
     assert fit_table(equal, rows, 12)[1] == "aaaa…  bbbb…"
 
 
-COLUMNS = (Column("NAME", 0, min_width=8), Column("N", 1, right=True), Column("OWNER", 2, min_width=6))
+COLUMNS = (Column("NAME", 0, min_width=8), Column("N", 1, right_aligned=True), Column("OWNER", 2, min_width=6))
 
 
 def test_columns_shrink_before_they_are_dropped() -> None:

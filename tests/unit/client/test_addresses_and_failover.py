@@ -117,15 +117,15 @@ def test_delays_double_up_to_the_maximum_with_jitter():
 
 def test_after_a_successful_connection_the_next_attempt_has_no_delay():
     servers = ServerList([Address("a", 1)], 10)
-    assert servers.delay == 0
+    assert servers.next_round_delay_s == 0
     list(servers.next_round())
-    assert 0.0125 <= servers.delay <= 0.025
+    assert 0.0125 <= servers.next_round_delay_s <= 0.025
     list(servers.next_round())
-    assert 0.025 <= servers.delay <= 0.05
+    assert 0.025 <= servers.next_round_delay_s <= 0.05
     servers.on_success()
-    assert servers.delay == 0
+    assert servers.next_round_delay_s == 0
     list(servers.next_round())
-    assert 0.0125 <= servers.delay <= 0.025
+    assert 0.0125 <= servers.next_round_delay_s <= 0.025
 
 
 @pytest.mark.parametrize(("stood", "at_once"), [(0.1, False), (2.0, True)])
@@ -133,7 +133,7 @@ def test_a_long_connection_counts_as_successful_without_a_reply(stood, at_once):
     servers = ServerList([Address("a", 1)], 10)
     list(servers.next_round())
     servers.on_disconnect(Address("a", 1), "cut", stood)
-    assert (servers.delay == 0) == at_once
+    assert (servers.next_round_delay_s == 0) == at_once
 
 
 def test_the_lost_server_is_tried_last():
@@ -141,7 +141,7 @@ def test_the_lost_server_is_tried_last():
     assert "a:1 was lost: cut" in servers.on_disconnect(Address("a", 1), "cut", 0.1)
     assert list(servers.next_round()) == [Address("b", 2), Address("c", 3), Address("a", 1)]
     assert str(servers.unavailable_error()) == "no server at b:2, c:3, a:1: cut"
-    assert servers.attempt_timeout == 3
+    assert servers.attempt_timeout_s == 3
 
 
 class TestRedirects:
@@ -166,7 +166,7 @@ class TestRedirects:
             order.append(node.host)
             servers.on_redirect(node, leaders.get(node.host, ""))
         assert order == tried.split()
-        assert servers.answered
+        assert servers.any_server_answered
 
     def test_the_leader_is_reached_by_tls_if_the_follower_was(self):
         servers = ServerList([Address("a", 1, CONTEXT), Address("b", 1)], 10)
