@@ -80,11 +80,8 @@ class Lock(LockInfo):
         self._check_managed()
         if self._request.state is not RequestState.HELD:
             return
-        call = self._connection.release_lock(self._request)
-        if call is None:
-            return
         try:
-            await self._connection.wait_for_release(call)
+            await self._connection.release_lock_and_wait(self._request)
         except RequestRejected as error:
             if error.code != Code.UNKNOWN_ID:  # a lock that the server does not know is not held
                 raise

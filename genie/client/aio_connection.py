@@ -416,8 +416,15 @@ class AsyncConnection:
         """
         self.check_open()
         release = self.session.release(request, time.monotonic())
-        self._flush_alone_or_soon()
+        self.flush_soon()
         return release
+
+    async def release_lock_and_wait(self, request: Request) -> None:
+        """Release a lock, and wait for the reply as `wait_for_release`. Does nothing if the lock has ended."""
+        self.check_open()
+        release = self.session.release(request, time.monotonic())
+        if release is not None:
+            await self.wait_for_release(release)
 
     def detach(self, request: Request) -> None:
         """Stop managing a held lock. The server continues to hold the lock."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal, NamedTuple
 
@@ -252,13 +252,18 @@ class Release(Call):
         if request is not None and not id:
             super().__init__(messages.with_ref(RELEASE, request.ref), request.ref)
         else:
-            super().__init__(messages.command("release", id=_check_id(id)))
+            _check_id(id)
+            super().__init__(b"")  # encoded by `assign_ref`
+
+    def assign_ref(self, ref: str) -> None:
+        """Set the `ref` that identifies this command, and encode the command with the id."""
+        self.ref = ref
+        self.line = b'{"command":"release","payload":{"id":%d,"ref":"%b"}}\n' % (self.id, ref.encode())
 
     def use_id(self, id: int) -> None:
-        """Encode the release with the id of its request, for a server that does not know the request's `ref`."""
+        """Release by the id of the request, on a server that does not know the request's `ref`."""
         self.id = id
         self.ref = ""
-        self.line = messages.command("release", id=id)
 
 
 class Extend(Call):
@@ -357,18 +362,22 @@ def make_request(
         raise ValueError(f"priority must be a number from -2^31 to 2^31, not {priority!r}")
     bound_to_session = is_bound_to_session(on_disconnect)
     check_note(note)
-    line = make_request_line(
-        resources=distinct_resources,
-        queueTimeout=_queue_timeout_ms(queue_timeout),
-        transactionTimeout=to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
-        transactionName=transaction,
-        priority=priority or None,  # the default is not sent
-        onDisconnect=on_disconnect if bound_to_session else None,
-        note=note,
-        ref=ref,
-    )
+    payload: dict[str, Any] = {
+        "resources": distinct_resources,
+        "queueTimeout": _queue_timeout_ms(queue_timeout),
+        "transactionTimeout": to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
+    }
+    if transaction is not None:
+        payload["transactionName"] = transaction
+    if priority:  # the default is not sent
+        payload["priority"] = priority
+    if bound_to_session:
+        payload["onDisconnect"] = on_disconnect
+    if note is not None:
+        payload["note"] = note
+    payload["ref"] = ref
     return Request(
-        line,
+        make_request_line(payload),
         ref,
         distinct_resources,
         queue_timeout=math.inf if queue_timeout is None else queue_timeout,
@@ -420,12 +429,12 @@ def check_note(note: str | None) -> None:
         raise ValueError(f"note must have 1 to {MAX_NOTE} characters and no control characters, not {note[:300]!r}")
 
 
-def make_request_line(**payload: Any) -> bytes:
+def make_request_line(payload: dict[str, Any]) -> bytes:
     """Encode a `request` command. Raises RequestRejected if the line exceeds the limit of the protocol.
 
     The server would close the connection on a longer line, which would fail all other calls of this client.
     """
-    line = make_line("request", **payload)
+    line = _encode("request", payload)
     if len(line) > MAX_LINE_BYTES:
         raise RequestRejected(
             Code.LINE_TOO_LONG, f"a request must have at most {MAX_LINE_BYTES} bytes, not {len(line)}"
@@ -465,6 +474,7 @@ def _version() -> str:
         return "unknown"
 
 
+@lru_cache
 def to_milliseconds(seconds: float, name: str, *, min_ms: int = 0, alternative: str = "") -> float:
     """Convert a timeout in seconds to the protocol's milliseconds, rounded to microseconds.
 
@@ -481,10 +491,15 @@ def to_milliseconds(seconds: float, name: str, *, min_ms: int = 0, alternative: 
 
 
 def make_line(command: str, **payload: Any) -> bytes:
+    """Encode a command as a line, without fields that are None. Raises ValueError if the payload can't be encoded as JSON."""
+    return _encode(command, {name: value for name, value in payload.items() if value is not None})
+
+
+def _encode(command: str, payload: dict[str, Any]) -> bytes:
     """Encode a command as a line. Raises ValueError if the payload can't be encoded as JSON."""
     try:
         # Copy the line: the JSON library allocates 4 KB for each line, and a lock keeps its line while it is held.
-        return bytes(memoryview(messages.command(command, **payload)))
+        return bytes(memoryview(codec.message(command, payload)))
     except TypeError as error:  # a lone surrogate: valid in a Python string, but not in UTF-8
         raise ValueError(f"{command}: {error}") from None
 
@@ -548,18 +563,18 @@ def make_any_request(
         check_name(transaction, "the name of a transaction")
     bound_to_session = is_bound_to_session(on_disconnect)
     check_note(note)
-    line = make_request_line(
-        anyOf=candidates,
-        weights=None if weights is None else [str(weight) if as_strings else weight for weight in weights],
-        target=str(target) if as_strings else target,
-        transactionTimeout=to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
-        transactionName=transaction,
-        onDisconnect=on_disconnect if bound_to_session else None,
-        note=note,
-        ref=ref,
-    )
+    payload = {
+        "anyOf": candidates,
+        "weights": None if weights is None else [str(weight) if as_strings else weight for weight in weights],
+        "target": str(target) if as_strings else target,
+        "transactionTimeout": to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
+        "transactionName": transaction,
+        "onDisconnect": on_disconnect if bound_to_session else None,
+        "note": note,
+        "ref": ref,
+    }
     request = Request(
-        line,
+        make_request_line({name: value for name, value in payload.items() if value is not None}),
         ref,
         candidates,
         queue_timeout=0.0,

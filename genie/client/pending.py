@@ -93,7 +93,8 @@ class LiveRequests:
         request.session_ends_at = math.inf  # the server has confirmed the lock, so the session exists
         if request.watchdog:
             request.renew_at = since + duration_s / 3
-        self._update_next_timer(request)
+            self.next_timer = min(self.next_timer, request.renew_at)
+        self.next_timer = min(self.next_timer, request.expires_at)
 
     def on_disconnected(self, session_ends_at: float, *, releases_were_sent: bool) -> None:
         """Start the session timers of held locks, and mark the releases by `ref` that the server may have executed.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -428,3 +429,34 @@ def test_a_lock_expires_even_while_the_event_loop_is_blocked(genie):
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(main()) is False
+
+
+async def test_a_task_that_is_alone_sends_at_once_and_several_send_together(genie: Genie) -> None:
+    async with connect(*genie.address) as client:
+        link = client._connection
+        transport = link._handler.transport
+        written: list[bytes] = []
+        link._handler.transport = SimpleNamespace(write=lambda data: (written.append(data), transport.write(data)))
+        try:
+            async with client.lock("alone"):
+                pass
+            assert [data.count(b"\n") for data in written] == [1, 1]
+            written.clear()
+            locks = await asyncio.gather(*(client.acquire(f"several-{number}") for number in range(9)))
+            assert sorted(data.count(b"\n") for data in written) == [1, 8], "the first task is alone"
+            written.clear()
+            await asyncio.gather(*(lock.release() for lock in locks))
+            assert sorted(data.count(b"\n") for data in written) == [1, 8]
+        finally:
+            link._handler.transport = transport
+
+
+async def test_the_timeouts_of_releases_need_no_timers_and_leave_nothing(genie: Genie) -> None:
+    async with connect(*genie.address) as client:
+        locks = [await client.acquire(f"lock-{number}") for number in range(3)]
+        releases = [asyncio.create_task(lock.release()) for lock in locks]
+        await asyncio.sleep(0)
+        assert len(client._connection._release_deadlines) == 3
+        await asyncio.gather(*releases)
+        assert not client._connection._release_deadlines
+        assert client._connection._waiting_tasks == 0
