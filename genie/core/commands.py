@@ -27,13 +27,17 @@ class Take:
     The lock manager only passes this flag on."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Release:
     """Release a held lock, or cancel a waiting request."""
 
     id: int
-    ref: str | None = None
+    ref: str | None
     """The `ref` of the command, which the reply repeats. The lock manager ignores it."""
+
+    def __init__(self, id: int, ref: str | None = None) -> None:  # written out because mypyc compiles it
+        self.id = id
+        self.ref = ref
 
 
 @dataclass(slots=True)

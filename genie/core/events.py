@@ -1,6 +1,8 @@
 """The events that a step of the lock manager returns.
 
-The server turns each event into a stored record, a message, or both.
+The server turns each event into a stored record, a message, or both. The frequent events have an `__init__` that is
+written out, because mypyc compiles it: the `__init__` that `dataclass` generates stays interpreted. Their subclasses need
+one, too: mypyc would call the `__init__` of the base class with the arguments of the subclass.
 """
 
 from __future__ import annotations
@@ -10,18 +12,24 @@ from dataclasses import dataclass
 from genie.core.model import Mode, Owner, Reason, Request, Weight
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Queued:
     """A new request got its id and waits. The request may end in the same step."""
 
     request: Request
 
+    def __init__(self, request: Request) -> None:
+        self.request = request
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class Granted:
     """A request arrived and was granted immediately, the usual case. Replaces `Queued` and `Locked`."""
 
     request: Request
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
 
 
 @dataclass(slots=True)
@@ -31,7 +39,7 @@ class Taken:
     request: Request
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Locked:
     """A waiting request was granted after `waited_ms`, and now holds all its resources.
 
@@ -41,8 +49,12 @@ class Locked:
     request: Request
     waited_ms: float
 
+    def __init__(self, request: Request, waited_ms: float) -> None:
+        self.request = request
+        self.waited_ms = waited_ms
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class Released:
     """A request ended.
 
@@ -53,23 +65,38 @@ class Released:
     request: Request
     reason: Reason
 
+    def __init__(self, request: Request, reason: Reason) -> None:
+        self.request = request
+        self.reason = reason
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class TimedOut(Released):
     """A request ended with `queue-timeout`: its first blockers at that time, and the number of all."""
 
     blockers: tuple[Blocker, ...]
     blockers_total: int
 
+    def __init__(self, request: Request, reason: Reason, blockers: tuple[Blocker, ...], blockers_total: int) -> None:
+        self.request = request
+        self.reason = reason
+        self.blockers = blockers
+        self.blockers_total = blockers_total
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class Deadlocked(Released):
     """A request ended with `deadlock`, because it would have closed `cycle`."""
 
     cycle: Cycle
 
+    def __init__(self, request: Request, reason: Reason, cycle: Cycle) -> None:
+        self.request = request
+        self.reason = reason
+        self.cycle = cycle
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class Insufficient(Released):
     """A `Take` ended with `insufficient`: its available resources weigh less than its target.
 
@@ -78,7 +105,16 @@ class Insufficient(Released):
 
     free: Weight
     locked: Weight
-    as_strings: bool = False
+    as_strings: bool
+
+    def __init__(
+        self, request: Request, reason: Reason, free: Weight, locked: Weight, as_strings: bool = False
+    ) -> None:
+        self.request = request
+        self.reason = reason
+        self.free = free
+        self.locked = locked
+        self.as_strings = as_strings
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final, Protocol
 
@@ -74,7 +74,7 @@ queue. Priority and ticket are unique within a queue, so a comparison never reac
 """
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(slots=True, init=False, eq=False, repr=False)
 class Request:
     """One request for a set of locks, from its arrival to its release. It is also the command itself.
 
@@ -83,45 +83,78 @@ class Request:
     milliseconds of the lock manager's clock, except `since_unix_ms`.
     """
 
-    shared: tuple[str, ...] = ()
-    exclusive: tuple[str, ...] = ()
-    queue_timeout_ms: float = 10_000
-    transaction_timeout_ms: float = 10_000
-    transaction: str | None = None
-    priority: float = 0
-    ref: str | None = None
-    release_on_disconnect: bool = False
-    origin: Origin | None = None
-    choice_digest: str | None = None
+    shared: tuple[str, ...]
+    exclusive: tuple[str, ...]
+    queue_timeout_ms: float
+    transaction_timeout_ms: float
+    transaction: str | None
+    priority: float
+    ref: str | None
+    release_on_disconnect: bool
+    origin: Origin | None
+    choice_digest: str | None
     """For the request of a `Take`: a digest of its choices, which identifies a retry. None for other
     requests."""
-    principal: str | None = None
+    principal: str | None
     """The name of the authenticated principal that made the request, if any. Not read by the lock manager."""
-    note: str | None = None
+    note: str | None
     """A free-text note by the client, shown to operators."""
 
-    id: int = field(init=False)
-    owner: Owner = field(init=False)
-    state: State = field(init=False)
-    fence: int = field(default=0, init=False)
-    since: float = field(init=False)
+    id: int
+    owner: Owner
+    state: State
+    fence: int
+    since: float
     """When the request entered its state: for a waiting request its arrival, for a held request its
     grant."""
-    since_unix_ms: float = field(init=False)
+    since_unix_ms: float
     """`since` in milliseconds since the Unix epoch, for display."""
-    deadline: int = field(init=False)
+    deadline: int
     """When the request expires, rounded up to a whole millisecond, so that it never expires early.
     `NEVER` for a wait without a time limit."""
-    queue_entry: QueueEntry | None = field(default=None, init=False)
+    queue_entry: QueueEntry | None
     """The entry of a waiting request, by priority and arrival, in every queue except those in `moved`.
     None unless the request waits."""
-    moved: dict[str, QueueEntry] | None = field(default=None, init=False)
+    moved: dict[str, QueueEntry] | None
     """The entries of the request in rearranged queues, by resource. None instead of an empty dict."""
-    exclusive_names: frozenset[str] | None = field(default=None, init=False)
+    exclusive_names: frozenset[str] | None
     """`exclusive` as a set, built by `is_exclusive` if there are many names."""
-    simple: bool = field(init=False)
+    simple: bool
     """Set while the request waits. True if it names one resource and has no transaction: then all its
     wait-for edges are within the queue of this resource."""
+
+    # Written out because mypyc compiles it: the `__init__` that `dataclass` generates stays interpreted.
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each field that a client sets
+        self,
+        shared: tuple[str, ...] = (),
+        exclusive: tuple[str, ...] = (),
+        queue_timeout_ms: float = 10_000,
+        transaction_timeout_ms: float = 10_000,
+        transaction: str | None = None,
+        priority: float = 0,
+        ref: str | None = None,
+        release_on_disconnect: bool = False,
+        origin: Origin | None = None,
+        choice_digest: str | None = None,
+        principal: str | None = None,
+        note: str | None = None,
+    ) -> None:
+        self.shared = shared
+        self.exclusive = exclusive
+        self.queue_timeout_ms = queue_timeout_ms
+        self.transaction_timeout_ms = transaction_timeout_ms
+        self.transaction = transaction
+        self.priority = priority
+        self.ref = ref
+        self.release_on_disconnect = release_on_disconnect
+        self.origin = origin
+        self.choice_digest = choice_digest
+        self.principal = principal
+        self.note = note
+        self.fence = 0
+        self.queue_entry = None
+        self.moved = None
+        self.exclusive_names = None
 
     def __repr__(self) -> str:
         resources = [f"{self.mode(name)}:{name}" for name in self.names()]
