@@ -452,9 +452,7 @@ class _Screen:
         while True:
             next_query_at = loop.time() + self._interval_s
             try:
-                self._snapshot = await _query_snapshot(self._client)
-                self._snapshot_at = loop.time()
-                self._error = ""
+                self._snapshot, self._snapshot_at, self._error = await _query_snapshot(self._client), loop.time(), ""
             except GenieError as error:
                 self._error = one_line(error)
             self._draw()

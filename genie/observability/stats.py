@@ -102,7 +102,7 @@ UNGRANTED_REASONS: Final = tuple(reason for reason in Reason if reason is not Re
 """Reasons for which a request may end without a grant."""
 MAX_STALE_WAITERS: Final = 1_000
 """Number of requests in `recent_waiters` that no longer wait, beyond which the queue may be trimmed."""
-BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0)
+BATCH_SIZE_BOUNDS: Final[tuple[float, ...]] = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0)
 
 
 @dataclass(slots=True, frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from genie.protocol import commands, limits, messages
+from genie.protocol import limits, messages, wire_types
 
 PATH: Final = Path(__file__).with_name("schema.json")
 
@@ -21,7 +21,7 @@ _ERROR = """`ref` is the `ref` of the command, if it had one. `id` occurs only i
 def schema() -> dict[str, Any]:
     """Return the JSON Schema: `$defs/command` describes a line of a client, `$defs/message` a line of a server."""
     (command, message, rows), components = msgspec.json.schema_components(
-        [commands.Line, messages.Message, messages.InspectedRows], ref_template="#/$defs/{name}"
+        [wire_types.Line, messages.Message, messages.InspectedRows], ref_template="#/$defs/{name}"
     )
     definitions: dict[str, Any] = _renamed({"command": command, "message": message, **components})
     definitions["RequestPayload"]["oneOf"] = [

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = ["tests/unit/core", "tests/unit/protocol", "tests/unit/server", "tests/integration/test_wire.py"]
 EXCLUDED = [
     "test_instruction_counts.py",  # counts bytecode instructions
+    "test_work.py",  # the same
     "test_the_state_of_a_leader_is_freed_when_another_server_leads",  # by weak references, which compiled classes don't have
     "test_the_search_for_a_cycle_visits_only_reachable_owners",  # replaces the class of the table
 ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
-from genie.protocol import commands, diagnostics, limits
+from genie.protocol import commands, diagnostics, limits, wire_types
 from genie.protocol.commands import Bye, Hello, Inspect, Namespaced, Ping, ReleaseByRef, Unwatch, Watch
 from searches import examples
 
@@ -231,15 +231,15 @@ def test_an_unknown_field_next_to_the_payload_is_rejected() -> None:
 
 def test_every_field_has_a_check_and_every_check_a_field() -> None:
     typed = {
-        "request": commands.RequestPayload,
-        "release": commands.ReleasePayload,
-        "extend": commands.ExtendPayload,
-        "hello": commands.HelloPayload,
-        "bye": commands.BarePayload,
-        "ping": commands.BarePayload,
-        "inspect": commands.InspectPayload,
-        "watch": commands.WatchPayload,
-        "unwatch": commands.WatchPayload,
+        "request": wire_types.RequestPayload,
+        "release": wire_types.ReleasePayload,
+        "extend": wire_types.ExtendPayload,
+        "hello": wire_types.HelloPayload,
+        "bye": wire_types.BarePayload,
+        "ping": wire_types.BarePayload,
+        "inspect": wire_types.InspectPayload,
+        "watch": wire_types.WatchPayload,
+        "unwatch": wire_types.WatchPayload,
     }
     assert typed.keys() == diagnostics.FIELD_CHECKS.keys()
     for name, payload in typed.items():
