@@ -1,104 +1,105 @@
-"""The write path: encode a batch as one command, send it to the primary, retry it, and wait for replicas and disks.
+"""The write path: append a batch to the log of the primary, retry it, and wait for replicas and disks.
 
-A batch is one call of `commit.lua` with the epoch, the nonce and the batch's index. These make the call idempotent: after a
-lost reply the same bytes are sent again, to the Redis that is the primary at that time.
+A commit is a transaction on one connection: MULTI, XADD, EXEC, WATCH. Redis rejects the XADD if anything but this connection
+has changed the log since the last WATCH: another leader, a rollback, a resynchronization with another primary. So the log
+always continues exactly at the last batch that this leader knows to be stored. The WATCH of one commit protects the next.
+
+After each failure, and on each new connection, the writer watches the log and reads its last id. The id tells whether the
+batch in flight was appended (its reply was lost), was not appended (it is sent again), or whether Redis lacks earlier
+batches.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from hashlib import sha1
+from enum import Enum, auto
 from typing import Any, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
 from genie.backoff import Backoff
-from genie.core import ENDED, Request
 from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure, encode_bulk, encode_command
-from genie.storage.redis.keyspace import Keyspace, encode_counters
-from genie.storage.redis.log import LogRetention
-from genie.storage.redis.primary import SCRIPTS, Primary, allowing_oom
-from genie.storage.redis.records import encode
-from genie.storage.store import Batch
+from genie.storage.redis.keyspace import Keyspace, Meta
+from genie.storage.redis.log import MARK_INTERVAL, LogRetention, Position
+from genie.storage.redis.primary import ALLOW_OOM_SHEBANG, SCRIPTS, Primary
 from genie.tasks import cancel_and_wait
 
-_COMMIT = SCRIPTS.joinpath("commit.lua").read_bytes()
+_APPEND_ALLOWING_OOM = ALLOW_OOM_SHEBANG + SCRIPTS.joinpath("append.lua").read_bytes()
 
 
-def _sha(script: bytes) -> bytes:
-    """Return the SHA-1 of a script in hexadecimal, as EVALSHA needs it."""
-    return sha1(script).hexdigest().encode()  # noqa: S324 - Redis identifies scripts by SHA-1
+class Outcome(Enum):
+    """The outcome of a commit, or of a comparison of the log with the batches that this leader has stored."""
 
-
-async def load_scripts(connection: RedisConnection) -> bytes:
-    """Load the commit script into Redis, and its variant that Redis also runs while it is out of memory.
-
-    Returns the SHA-1 of the variant; b"" if this Redis does not support it because it is older than version 7.
-    """
-    await connection.call("SCRIPT", "LOAD", _COMMIT)
-    oom_script = allowing_oom(_COMMIT, connection)
-    if oom_script is _COMMIT:
-        return b""
-    await connection.call("SCRIPT", "LOAD", oom_script)
-    return _sha(oom_script)
+    STORED = auto()
+    """The log has the batch in flight."""
+    NOT_STORED = auto()
+    """The log ends with the last stored batch: the batch in flight can be appended."""
+    ROLLED_BACK = auto()
+    """Redis lacks stored batches, or everything."""
+    OTHER_LEADER = auto()
+    """Another node has acquired leadership."""
 
 
 # -- Encoding -----------------------------------------------------------------------------------------
 
+_MULTI, _EXEC, _UNWATCH = (encode_command([name]) for name in ("MULTI", "EXEC", "UNWATCH"))
 
-class BatchEncoder:
-    """Encodes the batches of one epoch as Redis commands, and numbers the batches: the first one has index 1."""
 
-    def __init__(self, keyspace: Keyspace) -> None:
-        epoch = keyspace.epoch
-        keys = (keyspace.meta, epoch.records, keyspace.log)
-        head = ("EVALSHA", _SHA, len(keys), *keys, epoch.number, epoch.nonce)
-        self._head, self._head_length = b"".join(map(encode_bulk, head)), len(head)
-        """The encoded arguments that all batches of the epoch have in common, and the number of these arguments."""
+class CommitEncoder:
+    """Encodes the commits of one epoch as Redis commands. `checkpointed` returns the position of the last checkpoint."""
+
+    def __init__(self, keyspace: Keyspace, checkpointed: Callable[[], Position]) -> None:
+        self._epoch = keyspace.epoch.number
+        self._log = keyspace.log
+        self._checkpointed = checkpointed
         self._retention = LogRetention()
-        self.index = 0
-        """The index of the last encoded batch; 0 before the first."""
+        self.watch = encode_command(["WATCH", keyspace.log])
+        self._end = b"\r\n" + _EXEC + self.watch
+        self._xadd = _MULTI + b"*6\r\n" + b"".join(map(encode_bulk, ("XADD", keyspace.log, "NOMKSTREAM")))
+        self._touch = encode_command(["HSET", keyspace.meta, "nonce", keyspace.epoch.nonce])
 
-    def encode(self, batch: Batch) -> bytes:
-        """Encode the next batch as one RESP command: EVALSHA of `commit.lua`, whose header lists the arguments.
+    def encode(self, index: int, batch: bytes) -> tuple[bytes, bytes]:
+        """Encode the commit of a batch as a transaction; return it with the reply that Redis sends if it appends the batch.
 
-        Deleted ids precede written ids, each with an empty value, as `commit.lua` expects. The bytes are formatted without a generic
-        encoder, because this code runs for every commit.
+        Every `MARK_INTERVAL`th commit also trims the log. The bytes are formatted without a generic encoder, because this
+        code runs for every commit.
         """
-        self.index += 1
-        deleted: list[bytes] = []
-        written: list[bytes] = []
-        for id_, change in batch.changes.items():
-            key = b"%d" % id_
-            if change is None or (isinstance(change, Request) and change.state is ENDED):
-                deleted.append(b"$%d\r\n%b\r\n$0\r\n\r\n" % (len(key), key))
-            else:
-                record = encode(change)
-                written.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(key), key, len(record), record))
-        changes = b"".join(deleted) + b"".join(written)
-        counters = encode_counters(self.index, batch.clock_ms, batch.next_id, batch.next_fence)
-        retained = b"%d" % self._retention.add(len(changes) + len(counters), len(batch.changes))
-        deleted_count = b"%d" % len(deleted)
-        return b"*%d\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
-            self._head_length + 3 + 2 * len(batch.changes),
-            self._head,
-            len(counters),
-            counters,
-            len(retained),
-            retained,
-            len(deleted_count),
-            deleted_count,
-            changes,
-        )
+        id_ = b"%d-%d" % (self._epoch, index)
+        self._retention.add(index, len(batch))
+        start = self._xadd if index % MARK_INTERVAL else self._trimming_xadd()
+        command = b"%b$%d\r\n%b\r\n$5\r\nbatch\r\n$%d\r\n%b%b" % (start, len(id_), id_, len(batch), batch, self._end)
+        return command, b"+OK\r\n+QUEUED\r\n*1\r\n$%d\r\n%b\r\n+OK\r\n" % (len(id_), id_)
+
+    def _trimming_xadd(self) -> bytes:
+        """Return the start of a transaction whose XADD also trims the entries that are in the checkpoint and not retained.
+
+        Redis trims whole nodes of the stream, and at most 10,000 entries at a time.
+        """
+        first_retained = self._retention.first_retained
+        epoch, index = min(self._checkpointed(), (self._epoch, first_retained) if first_retained else (0, 0))
+        options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", f"{epoch}-{index}")
+        return _MULTI + b"*9\r\n" + b"".join(map(encode_bulk, options))
+
+    def encode_allowing_oom(self, index: int, batch: bytes) -> bytes:
+        """Encode the commit of a batch as a script that Redis also runs while it is out of memory (Redis 7 or newer)."""
+        ids = (f"{self._epoch}-{number}" for number in (index - 1, index))
+        script = encode_command(["EVAL", _APPEND_ALLOWING_OOM, 1, self._log, *ids, batch])
+        return script + _UNWATCH + self.watch  # the script has changed the watched log: forget that, and watch again
+
+    @property
+    def touch(self) -> bytes:
+        """A transaction without effect, after which WAIT covers everything that the log contains.
+
+        WAIT and WAITAOF cover only writes of their own connection, and the batch may have been appended by a former one.
+        """
+        return _MULTI + self._touch + _EXEC + self.watch
 
 
-_SHA = _sha(_COMMIT)
-
-
-def with_script(command: bytes, sha: bytes) -> bytes:
-    """Return an encoded batch with the SHA-1 of the commit script replaced by `sha`."""
-    return command.replace(_SHA, sha, 1)
+TRANSACTION_REPLIES = 4
+"""How many replies a commit has as a transaction; the third is that of EXEC, the last that of WATCH."""
+SCRIPT_REPLIES = 3
+"""How many replies a commit has as a script; the first is that of the script, the last that of WATCH."""
 
 
 # -- Acknowledgements of replicas and disks -----------------------------------------------------------
@@ -123,11 +124,8 @@ class AckPolicy:
         name, timeouts_ms = ("WAITAOF", WAITAOF_TIMEOUTS_MS) if fsync else ("WAIT", WAIT_TIMEOUTS_MS)
         self.commands = [encode_command([name, *self._required, timeout_ms]) for timeout_ms in timeouts_ms]
         """The encoded WAIT or WAITAOF commands, in order: each is sent only if acknowledgements were missing before."""
-        is_needed = any(self._required)
-        self.command = self.commands[0] if is_needed else b""
+        self.command = self.commands[0] if any(self._required) else b""
         """What is sent together with each commit; empty if no acknowledgement is needed."""
-        self.replies = 2 if is_needed else 1
-        """How many replies a commit followed by `command` has."""
 
     def unmet(self, reply: object) -> str:
         """Describe which acknowledgements are missing, for an error message; "" if the commit has all of them.
@@ -153,8 +151,6 @@ class AckPolicy:
 COMMIT_TIMEOUT_S = 2.0
 """A commit without progress for this long is retried on a new connection. The timeout is doubled after each retry, because
 Redis may only be slow to execute a large batch."""
-MAX_HEAD_BYTES = 128
-"""An encoded batch contains the SHA-1 of its script within its first `MAX_HEAD_BYTES` bytes."""
 BACKOFF_S = (0.02, 1.0)
 """The first and the longest pause between two attempts to reach Redis."""
 
@@ -164,36 +160,47 @@ T = TypeVar("T")
 
 
 class CommitWriter:
-    """Sends one batch at a time to the primary, over a separate connection, and retries the batch until its outcome is known.
+    """Appends one batch at a time to the log, over a separate connection, and retries the batch until its outcome is known.
 
-    `on_reply` is called with the reply of `commit.lua`: `ok` after the batch is stored and acknowledged as `ack_policy`
-    requires; or `lost`, `stale` or `other`. `on_defect` is called with an error that no retry would change.
+    `on_outcome` is called when the batch is stored and acknowledged as `ack_policy` requires, or cannot be stored any more.
+    `on_defect` is called with an error that no retry would change.
     """
 
     def __init__(
         self,
         primary: Primary,
+        keyspace: Keyspace,
         ack_policy: AckPolicy,
         log: FilteringBoundLogger,
-        on_reply: Callable[[object], None],
+        on_outcome: Callable[[Outcome], None],
         on_defect: Callable[[BaseException], None],
     ) -> None:
         self._primary = primary
+        self._keyspace = keyspace
         self._ack_policy = ack_policy
         self._log = log
-        self._on_reply = on_reply
+        self._on_outcome = on_outcome
         self._on_defect = on_defect
         self.failure_count = 0
         """How often a batch failed because Redis was unreachable or rejected it."""
         self.full = False
         """Whether Redis is out of memory, and stores only releases."""
+        self._encoder: CommitEncoder
         self._connection: RedisConnection | None = None
-        self._command = b""
-        """The last encoded batch."""
+        self._watching = False
+        """Whether the connection watches the log, and the log ends with the last stored batch."""
+        self.index = 0
+        """The index of the last stored batch in this leader's epoch."""
+        self.last_sent_index = 0
+        """The index of the last batch that was to be sent, whether or not it is stored."""
+        self._batch = b""
+        """The encoded batch in flight, or the last one."""
         self._in_flight = False
-        """Whether the outcome of the last batch is still unknown."""
-        self._oom_script_sha = b""
-        """The SHA-1 of the script variant that runs while Redis is out of memory; empty if unsupported."""
+        """Whether the outcome of the batch with the index `index + 1` is still unknown."""
+        self._expected_reply = b""
+        """The reply if the batch in flight is appended by a transaction; empty if no reply is expected literally."""
+        self._result_at = 2
+        """Which of the replies tells whether the batch was appended."""
         self._progress_at = 0.0
         """When the batch in flight last made progress (event-loop time)."""
         self._unsent_bytes = 0
@@ -214,35 +221,51 @@ class CommitWriter:
         """Connect to the primary, and start the timeout check. Raises RedisFailure, OSError or TimeoutError if connecting fails."""
         self._loop = asyncio.get_running_loop()
         self._timeout_s = COMMIT_TIMEOUT_S
-        self._connection = await self._connect()
+        self._connection, self._watching = await self._primary.connect(), False
         if self._timeout_timer is None:
             self._check_timeout()
 
-    def write(self, command: bytes) -> None:
-        """Send an encoded batch, and retry it until `on_reply` or `on_defect` is called."""
-        self._command, self._in_flight = command, True
+    def start_epoch(self, encoder: CommitEncoder) -> None:
+        """Continue with the first batch of the epoch that this node has just acquired."""
+        self._encoder, self.index, self.last_sent_index, self._watching = encoder, 0, 0, False
+
+    def write(self, batch: bytes) -> None:
+        """Append an encoded batch to the log, and retry it until `on_outcome` or `on_defect` is called."""
+        self._batch, self._in_flight, self.last_sent_index = batch, True, self.index + 1
         self._send()
 
+    async def resubmit(self, batch: bytes) -> None:
+        """Append an encoded batch after a recovery. May only be called by the coroutine of `recover`."""
+        self._batch, self._in_flight, self.last_sent_index = batch, True, self.index + 1
+        await self.resume()
+
     def recover(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine that makes commits possible again, and at its end calls `resubmit`.
+        """Run a coroutine that makes commits possible again, and at its end calls `resume` or `resubmit`.
 
         If the coroutine raises an error, `on_defect` is called with that error.
         """
         self._recovery = self._loop.create_task(coroutine)
         self._recovery.add_done_callback(self._on_recovery_done)
 
-    async def resubmit(self, command: bytes) -> None:
-        """Send an encoded batch after a recovery. If there is no connection, first connect, and retry until that succeeds.
+    async def resume(self) -> None:
+        """Compare the log with the stored batches, then send the batch in flight or report its outcome.
 
-        May only be called by the coroutine that was passed to `recover`.
+        Connects first if necessary, and retries until that succeeds. May only be called by the coroutine of `recover`.
         """
-        self._command, self._in_flight = command, True
-        if self._connection is None:
-            self._connection = await retry_until_done(self._connect, self._backoff or new_backoff(), self._log)
-        self._send()
+        backoff = self._backoff or new_backoff()
+        meta = await retry_until_done(self._connect_and_watch, backoff, self._log)
+        outcome = self._compare(meta)
+        if outcome is Outcome.NOT_STORED:
+            self._watching = True
+            self._send()
+        elif outcome is Outcome.STORED:
+            self._watching = True
+            self._confirm()
+        else:
+            self._finish(outcome)
 
     async def stop(self) -> None:
-        """Cancel all retries and disconnect, without calling `on_reply`. A batch in flight may or may not be stored."""
+        """Cancel all retries and disconnect, without calling `on_outcome`. A batch in flight may or may not be stored."""
         self._in_flight, self._backoff = False, None
         if self._timeout_timer is not None:
             self._timeout_timer.cancel()
@@ -257,6 +280,7 @@ class CommitWriter:
 
     def drop(self) -> None:
         """Close the connection. A batch in flight fails with RedisFailure, and is retried on a new connection."""
+        self._watching = False
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -264,49 +288,95 @@ class CommitWriter:
     def _send(self) -> None:
         """Send the batch in flight, followed by WAIT or WAITAOF if acknowledgements are required.
 
-        Without a connection, start a recovery that connects and then sends the batch.
+        If the connection does not watch the log yet, start a recovery that then sends the batch.
         """
-        if self._connection is None:
-            if self._recovery is None:  # a running recovery sends the batch after connecting
-                self.recover(self._retry(RedisFailure("not connected")))
+        if self._connection is None or not self._watching:
+            if self._recovery is None:  # a running recovery sends the batch at its end
+                error = RedisFailure("not connected")
+                self.recover(self.resume() if self._connection is not None else self._retry(error))
             return
         self._progress_at, self._ack_attempts = self._loop.time(), 0
-        self._connection.send(self._command + self._ack_policy.command, self._on_commit_reply, self._ack_policy.replies)
+        command, self._expected_reply = self._encoder.encode(self.index + 1, self._batch)
+        self._send_transaction(self._connection, command)
 
-    def _on_commit_reply(self, reply: object) -> None:
-        """Handle the reply to the batch in flight: report the outcome, retry the batch, or wait for acknowledgements.
+    def _send_transaction(self, connection: RedisConnection, command: bytes) -> None:
+        """Send a transaction whose third reply is that of EXEC, and WAIT or WAITAOF if acknowledgements are required."""
+        self._result_at, replies = 2, TRANSACTION_REPLIES
+        if self._ack_policy.command:
+            command, replies, self._expected_reply = command + self._ack_policy.command, replies + 1, b""
+        connection.send(command, self._on_replies, replies, self._expected_reply)
 
-        If acknowledgements are required, `reply` is a list: the reply of the script, then the reply to WAIT or WAITAOF.
+    def _send_allowing_oom(self, connection: RedisConnection) -> None:
+        """Send the batch in flight in the form that Redis accepts while it is out of memory."""
+        self._progress_at, self._ack_attempts = self._loop.time(), 0
+        command, replies = self._encoder.encode_allowing_oom(self.index + 1, self._batch), SCRIPT_REPLIES
+        self._result_at = 0
+        if self._ack_policy.command:
+            command, replies = command + self._ack_policy.command, replies + 1
+        connection.send(command, self._on_replies, replies)
+
+    def _confirm(self) -> None:
+        """Finish the batch in flight, which the log has: first wait for the acknowledgements, if any are required."""
+        if not self._ack_policy.command:
+            self._finish(Outcome.STORED)
+        elif self._connection is None:
+            self._send()
+        else:
+            self._progress_at, self._ack_attempts, self._expected_reply = self._loop.time(), 0, b""
+            self._send_transaction(self._connection, self._encoder.touch)
+
+    def _on_replies(self, replies: object) -> None:
+        """Handle the replies to the batch in flight: report the outcome, retry the batch, or wait for acknowledgements.
+
+        `replies` is the expected reply, which is not parsed, or the list of the replies to each command, or a RedisFailure.
         """
         if not self._in_flight:
             return
-        ack_reply: object = None
-        if type(reply) is list:
-            reply, ack_reply = reply
-        if isinstance(reply, RedisFailure):
-            self._on_failure(reply)
+        if replies is self._expected_reply:
+            self._finish(Outcome.STORED)
             return
-        if reply == b"ok" and ack_reply is not None and (unmet := self._ack_policy.unmet(ack_reply)):
-            self._wait_for_acks(ack_reply, unmet)
+        if isinstance(replies, RedisFailure):
+            self._on_failure(replies)
             return
+        assert isinstance(replies, list)  # noqa: S101 - several replies were expected
+        error = next((reply for reply in replies[: self._result_at + 1] if isinstance(reply, ErrorReply)), None)
+        result = replies[self._result_at]
+        if error is not None:
+            self._on_failure(error)
+            return
+        # A cluster node that is importing the slot rejects WATCH without another ASKING: then the next commit resumes first.
+        self._watching = not isinstance(replies[(TRANSACTION_REPLIES if self._result_at else SCRIPT_REPLIES) - 1], ErrorReply)
+        if not result or isinstance(result[0], Exception) or result[0] is None:
+            # The log was changed since it was watched (EXEC replies nil), or is gone, or has a higher id: find out.
+            self._watching = False
+            self.recover(self.resume())
+        elif self._ack_policy.command and (unmet := self._ack_policy.unmet(replies[-1])):
+            self._wait_for_acks(replies[-1], unmet)
+        else:
+            self._finish(Outcome.STORED)
+
+    def _finish(self, outcome: Outcome) -> None:
+        """Report the outcome of the batch in flight."""
         self._timeout_s = COMMIT_TIMEOUT_S
         if self._backoff is not None:
             self._backoff = None
             address = None if self._connection is None else str(self._connection.address)
             outage_ms = round((self._loop.time() - self._unavailable_since) * 1000)
             self._log.info("store available again", address=address, outage_ms=outage_ms)
-        if reply == b"ok" and self.full and not self._uses_oom_script:
-            self.full = False
-            self._log.info("store memory available again")
+        if outcome is Outcome.STORED:
+            self.index += 1
+            if self.full and self._result_at:
+                self.full = False
+                self._log.info("store memory available again")
         self._in_flight = False
-        self._on_reply(reply)
+        self._on_outcome(outcome)
 
     def _wait_for_acks(self, ack_reply: object, unmet: str) -> None:
-        """Repeat WAIT or WAITAOF, because the primary has applied the batch in flight, but acknowledgements are missing.
+        """Repeat WAIT or WAITAOF, because the primary has appended the batch in flight, but acknowledgements are missing.
 
         `ack_reply` is the last reply to WAIT or WAITAOF, `unmet` describes the missing acknowledgements.
 
-        The batch is sent again only after the last repetition or a lost connection, because each new write would need to
+        The batch is retried only after the last repetition or a lost connection, because each new write would need to
         be acknowledged as well.
         """
         self._ack_attempts += 1
@@ -318,29 +388,57 @@ class CommitWriter:
         self._connection.send(commands[self._ack_attempts], self._on_acks)
 
     def _on_acks(self, ack_reply: object) -> None:
-        """Handle the reply to a repeated WAIT or WAITAOF, as if it were part of the reply to a commit that was applied."""
-        connection_lost = isinstance(ack_reply, RedisFailure) and not isinstance(ack_reply, ErrorReply)
-        self._on_commit_reply(ack_reply if connection_lost else [b"ok", ack_reply])
+        """Handle the reply to a repeated WAIT or WAITAOF."""
+        if not self._in_flight:
+            return
+        if isinstance(ack_reply, RedisFailure) and not isinstance(ack_reply, ErrorReply):  # the connection was lost
+            self._on_failure(ack_reply)
+        elif unmet := self._ack_policy.unmet(ack_reply):
+            self._wait_for_acks(ack_reply, unmet)
+        else:
+            self._finish(Outcome.STORED)
 
-    @property
-    def _uses_oom_script(self) -> bool:
-        """Whether the batch in flight was sent with the script variant that runs while Redis is out of memory."""
-        return bool(self._oom_script_sha) and self._oom_script_sha in self._command[:MAX_HEAD_BYTES]
+    # -- comparing with the log ---------------------------------------------------------------------------
+
+    async def _connect_and_watch(self) -> Meta | None:
+        """Connect to the current primary if necessary, watch the log, and return its end; None if the namespace is empty."""
+        if self._connection is None:
+            self._connection = await self._primary.connect()
+        connection = self._connection
+        try:
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                return await self._keyspace.watch(connection)
+        except BaseException as error:
+            self._primary.on_error(error, connection.address)
+            self.drop()
+            raise
+
+    def _compare(self, meta: Meta | None) -> Outcome:
+        """Compare the end of the log with the last stored batch and the batch in flight."""
+        epoch = self._keyspace.epoch
+        if meta is None:
+            return Outcome.ROLLED_BACK
+        if (meta.epoch.number, meta.epoch.nonce) != (epoch.number, epoch.nonce):
+            return Outcome.ROLLED_BACK if meta.epoch.number < epoch.number else Outcome.OTHER_LEADER
+        if meta.position == (epoch.number, self.index) and meta.has_log:
+            return Outcome.NOT_STORED
+        if meta.position == (epoch.number, self.index + 1) and meta.has_log:
+            return Outcome.STORED
+        return Outcome.ROLLED_BACK if meta.position <= (epoch.number, self.index) else Outcome.OTHER_LEADER
 
     # -- failures -----------------------------------------------------------------------------------------
 
     def _on_failure(self, error: RedisFailure) -> None:
         """Retry a batch that Redis rejected, or whose outcome is unknown.
 
-        If Redis is out of memory, retry at once with the script variant that Redis still accepts. Otherwise reconnect first.
+        If Redis is out of memory, retry at once in the form that Redis still accepts. Otherwise reconnect first.
         """
         out_of_memory = isinstance(error, ErrorReply) and error.code == "OOM"
-        if out_of_memory and self._oom_script_sha and not self._uses_oom_script:
+        if out_of_memory and self._result_at and self._connection is not None and self._connection.version >= (7, 0):
             if not self.full:
                 self.full = True
                 self._log.error("store out of memory, accepting releases only", error=str(error))
-            self._command = with_script(self._command, self._oom_script_sha)
-            self._send()
+            self._send_allowing_oom(self._connection)
             return
         if self._connection is not None:
             self._primary.on_error(error, self._connection.address)
@@ -372,19 +470,8 @@ class CommitWriter:
         if error is not None:
             self._on_defect(error)
 
-    async def _connect(self) -> RedisConnection:
-        """Connect to the current primary, and load the commit scripts into that Redis."""
-        connection = await self._primary.connect()
-        try:
-            async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                self._oom_script_sha = await load_scripts(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
     async def _retry(self, error: RedisFailure) -> None:
-        """Connect to the current primary, and send the batch in flight again.
+        """Connect to the current primary, and resume the batch in flight.
 
         The first failure after a successful commit begins an outage, is logged, and is retried at once. Before every later
         attempt there is a pause.
@@ -395,7 +482,7 @@ class CommitWriter:
             self._backoff, self._unavailable_since = new_backoff(), self._loop.time()
         else:  # Redis was reached, and has failed again: do not retry in a tight loop
             await asyncio.sleep(round(self._backoff.next_delay(), 3))
-        await self.resubmit(self._command)
+        await self.resume()
 
 
 async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger) -> T:

@@ -69,6 +69,8 @@ class RedisConnection(asyncio.Protocol):
         """The replies received so far, if several are expected."""
         self._expected = 1
         """How many replies the command in flight has, including the reply to ASKING."""
+        self._expected_reply = b""
+        """The bytes that need not be parsed if they are the whole reply; empty if there are none."""
         self.address = Address("", 0)
 
     @classmethod
@@ -106,11 +108,14 @@ class RedisConnection(asyncio.Protocol):
             raise reply
         return reply
 
-    def send(self, command: bytes, on_reply: Callable[[Any], None], replies: int = 1) -> None:
+    def send(
+        self, command: bytes, on_reply: Callable[[Any], None], replies: int = 1, expected_reply: bytes = b""
+    ) -> None:
         """Send one or more encoded commands, and call `on_reply` with the reply, which may be an ErrorReply.
 
         `replies` is the number of expected replies. If it is greater than one, `on_reply` gets the list of all replies. If
-        the connection ends before all replies have arrived, `on_reply` gets a single RedisFailure instead.
+        the connection ends before all replies have arrived, `on_reply` gets a single RedisFailure instead. If the bytes of
+        all replies are `expected_reply`, they are not parsed, and `on_reply` gets the object `expected_reply` itself.
 
         `send` takes a callback instead of returning a future, because a future and its iteration of the event loop would
         cost a commit more than the rest of this module (measured).
@@ -120,7 +125,7 @@ class RedisConnection(asyncio.Protocol):
             return
         if self.asking:
             command, replies = ASKING + command, replies + 1
-        self._on_reply, self._expected = on_reply, replies
+        self._on_reply, self._expected, self._expected_reply = on_reply, replies, expected_reply
         self._transport.write(command)
 
     @property
@@ -149,6 +154,9 @@ class RedisConnection(asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         """Deliver each complete reply to the callback, or collect it if the command in flight has several replies."""
+        if data == self._expected_reply:
+            self._deliver(self._expected_reply)
+            return
         self._reader.feed(data)
         reply = self._reader.gets()
         while reply is not False:  # False: the next reply is incomplete

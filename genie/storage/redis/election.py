@@ -15,6 +15,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from genie.storage.redis.keyspace import LeaderEpoch, Meta
+from genie.storage.redis.log import Position
 from genie.storage.redis.replica import LocalReplica
 from genie.storage.store import Node
 
@@ -51,8 +52,6 @@ class Decision(NamedTuple):
     """Redis lacks, or may lack, commits that this node has replicated. The wait counts from the first such observation."""
     delayed: bool = False
     """Wait for the election delay as well, so that nodes that lead fewer namespaces win."""
-    unmoved: bool = False
-    """Acquire only if the leader has not committed since `meta` was read."""
 
 
 @dataclass
@@ -66,8 +65,8 @@ class Candidacy:
     Always True if the primary cannot change."""
     empty_since: float | None = None
     """When the namespace was first observed to be empty; None if it is not empty."""
-    rollback: tuple[LeaderEpoch, int] | None = None
-    """The last position (epoch, index) at which Redis lacked commits that this node has replicated."""
+    rollback: tuple[LeaderEpoch, Position] | None = None
+    """The last epoch and position at which Redis lacked commits that this node has replicated."""
     expired: LeaderEpoch | None = None
     """The epoch whose lease has just expired, as observed in the log; None otherwise."""
 
@@ -85,13 +84,13 @@ class Candidacy:
 
         Within that lease the leader that made the commits can restore them.
         """
-        if self.rollback != (meta.epoch, meta.index):
-            self.rollback = meta.epoch, meta.index
+        if self.rollback != (meta.epoch, meta.position):
+            self.rollback = meta.epoch, meta.position
             self.last_sign_of_life = now
 
     def sign_of_life_at(self, meta: Meta, now: float) -> float:
         """Return the value that `last_sign_of_life` would have after `note_rollback(meta, now)`, without changing anything."""
-        return self.last_sign_of_life if self.rollback == (meta.epoch, meta.index) else now
+        return self.last_sign_of_life if self.rollback == (meta.epoch, meta.position) else now
 
 
 def is_vacant(meta: Meta, candidacy: Candidacy, node: Node) -> bool:
@@ -144,7 +143,7 @@ def _on_leader(
     if lacks_commits and (diverged or not candidacy.has_seen_leader):
         # Redis was rolled back. If the leader does not restore the snapshot within a lease, this node does.
         not_before = _prior_leader_gone_at(meta, candidacy, replica, node, now)
-        return Decision(Action.ACQUIRE, not_before, rolled_back=True, unmoved=True)
+        return Decision(Action.ACQUIRE, not_before, rolled_back=True)
     return Decision(Action.TAIL_LOG)
 
 
@@ -180,7 +179,7 @@ def _on_expired_lease(meta: Meta | None, candidacy: Candidacy, replica: LocalRep
         return Decision(Action.READ_AGAIN)
     if not replica.read_history.contains(meta.position):
         return Decision(Action.LOAD_SNAPSHOT)  # the log is lost, or truncated
-    return Decision(Action.ACQUIRE, None if candidacy.has_seen_leader else now, delayed=True, unmoved=True)
+    return Decision(Action.ACQUIRE, None if candidacy.has_seen_leader else now, delayed=True)
 
 
 def _prior_leader_gone_at(meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> float:

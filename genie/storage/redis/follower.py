@@ -32,7 +32,7 @@ from genie.storage.redis.log import (
     LogTruncated,
     Position,
 )
-from genie.storage.redis.replica import LocalReplica, PriorLeadership, Snapshot, load_snapshot
+from genie.storage.redis.replica import LocalReplica, PriorLeadership, Snapshot, load_state
 from genie.storage.store import LeadershipLost, Node, StateMachine
 
 log = structlog.get_logger()
@@ -202,7 +202,7 @@ class Follower:
         Reads `meta` again, because a rollback of Redis adds no entry to the log.
         """
         stored = await self._keyspace.read()
-        return stored is not None and stored.epoch == meta.epoch and stored.index >= self._reader.position[1]
+        return stored is not None and stored.epoch == meta.epoch and stored.position >= self._reader.position
 
     async def _request_transfer(self) -> None:
         """Request this namespace if its leader leads too many namespaces.
@@ -224,7 +224,7 @@ class Follower:
         the old replica would not match the new position.
         """
         self._replica.unload()
-        state = await load_snapshot(self._keyspace, self._reader, self._log)
+        state = await load_state(self._keyspace, self._reader, self._log)
         if state is None:
             return
         self._candidacy.last_sign_of_life = self._loop.time()  # the leader may have committed just before
@@ -255,7 +255,7 @@ class Follower:
             assert snapshot is not None, "RESTORE is only decided with a local state"  # noqa: S101
             await self._keyspace.verify()
             return await self._restore(snapshot)
-        state_machine = await self._acquire(meta, unmoved=decision.unmoved)
+        state_machine = await self._acquire(meta)
         if lease_expired:
             self._candidacy.last_sign_of_life = self._loop.time()
         return state_machine
@@ -288,19 +288,19 @@ class Follower:
         stored = await self._keyspace.read()
         return (stored and stored.position) == (meta and meta.position)
 
-    async def _acquire(self, meta: Meta | None, *, unmoved: bool) -> StateMachine | None:
-        """Acquire leadership, and return the state to continue from; None if another node was faster.
+    async def _acquire(self, meta: Meta | None) -> StateMachine | None:
+        """Acquire leadership, and return the state to continue from.
 
-        With `unmoved`, the acquisition fails if the leader has committed since `meta` was read. After the acquisition no
+        Returns None if another node was faster, or the leader has committed since `meta` was read. After the acquisition no
         earlier leader can commit, so the replica applies the rest of the log. If Redis lacks acknowledged commits that this
         node has, they are restored.
         """
         await self._keyspace.verify()  # last: another Redis may have become the primary while this node waited
         self.acquired_at = self._loop.time()
-        base = await self._keyspace.acquire_leadership(self._node, meta, unmoved=unmoved)
-        if base is None:
+        if not await self._keyspace.acquire_leadership(self._node, meta):
             return None
         self._has_acquired = True
+        base = (0, 0) if meta is None else meta.position
         history = self._keyspace.history
         missing = self._replica.missing_from(history)
         if missing is not None:

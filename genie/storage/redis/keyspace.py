@@ -4,14 +4,14 @@ All keys are in one hash slot, by the tag `{namespace}`:
 
 | key | type | content |
 |---|---|---|
-| `{namespace}:meta` | hash | `epoch`, `nonce` of the last leader; its `node` (empty: resigned); `counters`; `base`; |
-| | | `history`; `records`, the key of the current snapshot (see `Meta`) |
-| `{namespace}:records:…` | hash | id to record (`records.py`), and a field `0` so that the hash is never empty |
-| `{namespace}:log` | stream | the last batches, for followers (`log.py`) |
+| `{namespace}:log` | stream | the write-ahead log: an entry for each batch and each takeover (`log.py`) |
+| `{namespace}:state:…` | hash | the checkpointed state: id to record (`records.py`), and a field `0` so that the hash is never empty |
+| `{namespace}:meta` | hash | `version` of the format; `epoch`, `nonce` of the last leader; its `node` (empty: resigned); |
+| | | `history`; `state`, the key of the current state; its `checkpoint` (see `Meta`) |
 | `{namespace}:candidates` | set | ids of the nodes that wait while the namespace is empty |
 | `{namespace}:positions` | hash | candidate to its replicated position, during an election |
 | `{namespace}:transfer_request` | string | which node asks for leadership, and how many namespaces it leads; expires |
-| `{namespace}:snapshots` | set | all snapshot keys, registered before they are written, so that abandoned ones are deleted |
+| `{namespace}:snapshots` | set | all keys of states, registered before they are written, so that abandoned ones are deleted |
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from genie.storage.redis.connection import RedisFailure
-from genie.storage.redis.log import EpochHistory, Position, decode_ends, decode_position, encode_ends
+from genie.storage.redis.connection import RedisConnection, RedisFailure
+from genie.storage.redis.log import EpochHistory, Position, decode_ends, decode_position, encode_ends, encode_position
 from genie.storage.redis.primary import SCRIPTS, Primary
-from genie.storage.redis.records import encode
+from genie.storage.redis.records import UnknownFormat, decode_counters, encode, encode_counters
 from genie.storage.store import Batch, LeadershipLost, Node, decode_node, encode_node
+
+FORMAT_VERSION = 1
+"""The version of the stored format: the keys, their fields, the log entries and the records. A server that finds another
+version neither leads the namespace nor changes it."""
 
 TRANSFER_REQUEST_TTL_MS = 3_000
 """How long a transfer request is valid unless it is repeated."""
@@ -36,9 +40,11 @@ POSITION_TTL_S = 1.0
 CHUNK = 1000
 """How many records one call reads or writes. Limited, because Redis serves no other client during a call."""
 
+_READ = SCRIPTS.joinpath("read.lua").read_bytes()
 _ACQUIRE = SCRIPTS.joinpath("acquire.lua").read_bytes()
 _RESIGN = SCRIPTS.joinpath("resign.lua").read_bytes()
 _REGISTER_SNAPSHOT = SCRIPTS.joinpath("register_snapshot.lua").read_bytes()
+_CHECKPOINT = SCRIPTS.joinpath("checkpoint.lua").read_bytes()
 _COLLECT_GARBAGE = SCRIPTS.joinpath("collect_garbage.lua").read_bytes()
 
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -49,37 +55,55 @@ NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 class LeaderEpoch:
     """One period of leadership. `number` grows with each period; `nonce` distinguishes two nodes that chose the same number.
 
-    `records` is the key of the snapshot to which commits of the epoch are applied.
+    `state` is the key of the hash to which the leader writes checkpoints.
     """
 
     number: int
     nonce: str
-    records: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How much of the log the hash `state` contains: all changes up to `position`, and possibly some later ones.
+
+    `counters` is a batch without changes: the clock and the counters at that position.
+    """
+
+    position: Position
+    counters: Batch
+
+    def encode(self) -> bytes:
+        """Encode the checkpoint as `epoch-index`, a space, and the counters."""
+        return encode_position(self.position).encode() + b" " + encode_counters(self.counters)
+
+    @classmethod
+    def decode(cls, stored: bytes) -> Checkpoint:
+        """Decode the result of `encode`."""
+        position, _, counters = stored.partition(b" ")
+        return cls(decode_position(position), decode_counters(counters))
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """The decoded `meta` key: the current or last leader, and the position of the stored state.
+    """The decoded `meta` key and the end of the log, read at one moment.
 
-    `node` is the leader; None if it has resigned. `index` is the index of its last batch. `state` is a batch without changes:
-    only the counters and the clock. `before` are the last positions of the earlier epochs.
+    `epoch` and `node` are those of the current or last leader; `node` is None if it has resigned. `position` is the
+    position of the last log entry; if the log was lost (`has_log` is False), that of the checkpoint. `before` are the last
+    positions of the earlier epochs.
     """
 
     epoch: LeaderEpoch
     node: Node | None
-    index: int
-    state: Batch
+    position: Position
+    checkpoint: Checkpoint
     before: tuple[Position, ...]
+    has_log: bool = True
 
     @property
     def history(self) -> EpochHistory:
         """The lineage of the stored state: the earlier epochs and the current position."""
         return EpochHistory((*self.before, self.position))
-
-    @property
-    def position(self) -> Position:
-        """The position (epoch, index) of the stored state."""
-        return self.epoch.number, self.index
 
 
 class Keyspace:
@@ -111,7 +135,7 @@ class Keyspace:
         self.meta = meta_key(name)
         """The key of the hash that describes the leader and the stored state."""
         self.log = f"{prefix}log"
-        """The key of the replication log."""
+        """The key of the log."""
         self.epoch = LeaderEpoch(0, "", "")
         self.history = EpochHistory()
         """The lineage up to the start of `epoch`."""
@@ -122,35 +146,58 @@ class Keyspace:
         return self._primary.may_change
 
     async def read(self) -> Meta | None:
-        """Read and decode `meta`; None if the namespace is empty: it is new, or Redis has lost everything.
+        """Read the metadata and the end of the log; None if the namespace is empty: it is new, or Redis has lost everything.
 
-        Raises ValueError if another version of Genie has written `meta` in a format that this version does not know.
+        Raises UnknownFormat if another version of Genie has written the namespace in a format that this version does not know.
         """
-        stored = await self._primary.read([self.meta, self.log], "HGETALL")
-        meta = {field.decode(): value for field, value in zip(stored[::2], stored[1::2], strict=True)}
+        reply = await self._primary.call("EVAL", _READ, 2, self.meta, self.log)
+        return self._decode_meta(reply, asking=self._primary.asking)
+
+    async def watch(self, connection: RedisConnection) -> Meta | None:
+        """Do the same as `read` on another connection, and WATCH the log from before the read.
+
+        Redis then rejects the next transaction of the connection if anybody has changed the log since the read.
+        """
+        await connection.call("WATCH", self.log)
+        return self._decode_meta(
+            await connection.call("EVAL", _READ, 2, self.meta, self.log), asking=connection.asking
+        )
+
+    def _decode_meta(self, reply: tuple[list[bytes], bytes], *, asking: bool) -> Meta | None:
+        """Decode the reply of `read.lua`. `asking`: the slot is being migrated to this node, so keys may not have arrived."""
+        fields, last_id = reply
+        meta = {field.decode(): value for field, value in zip(fields[::2], fields[1::2], strict=True)}
         if "epoch" not in meta:
-            if self._primary.asking:
+            if asking:
                 raise RedisFailure(f"the slot of {self.meta} is being migrated, and the key has not arrived yet")
             return None
-        if "counters" not in meta or "node" not in meta:
-            raise ValueError(
-                f"{self.meta} has an unknown format: use the version of Genie that wrote it, or another namespace"
+        version = meta.get("version", b"none").decode()
+        if version != str(FORMAT_VERSION):
+            raise UnknownFormat(
+                f"{self.meta} has the format version {version}, and this version of Genie knows {FORMAT_VERSION}: "
+                "use the version of Genie that wrote it, or another namespace"
             )
-        epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["records"].decode())
+        epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["state"].decode())
         self._highest_epoch = max(self._highest_epoch, epoch.number)
-        index, state = decode_counters(meta["counters"])
-        return Meta(epoch, decode_node(meta["node"]), index, state, decode_ends(meta.get("history", b"")))
+        checkpoint = Checkpoint.decode(meta["checkpoint"])
+        ends = decode_ends(meta["history"])
+        position = decode_position(last_id)
+        if not last_id:  # the log was lost, but not the metadata: the state is that of the checkpoint
+            position = checkpoint.position
+            ends = EpochHistory(ends).up_to(position).ends[:-1]
+        return Meta(epoch, decode_node(meta["node"]), position, checkpoint, ends, bool(last_id))
 
-    async def acquire_leadership(self, node: Node, observed: Meta | None, *, unmoved: bool) -> Position | None:
+    async def acquire_leadership(self, node: Node, observed: Meta | None) -> bool:
         """Start a new epoch with `node` as the leader; afterwards no earlier leader can commit.
 
-        Returns the position from which the epoch continues. Returns None if `meta` has changed since `observed` was read,
-        because another node has taken over. With `unmoved`, a commit of the leader also counts as a change.
+        The epoch continues from the position of `observed`. Returns False if the metadata or the log has changed since
+        `observed` was read, because another node has taken over or the leader has committed.
         """
         epoch, self._attempted = self._next_epoch(), None
-        if observed is not None:  # continue with the stored records
-            epoch = LeaderEpoch(epoch.number, epoch.nonce, observed.epoch.records)
-        return await self._acquire(node, epoch, observed, unmoved=unmoved)
+        if observed is None:
+            return await self._acquire(node, epoch, None, EpochHistory(), "0-0", Checkpoint((epoch.number, 0), Batch()))
+        epoch = LeaderEpoch(epoch.number, epoch.nonce, observed.epoch.state)
+        return await self._acquire(node, epoch, observed, observed.history, encode_position(observed.position))
 
     async def verify(self) -> None:
         """Query discovery, and raise RedisFailure if the connected Redis is no longer the primary."""
@@ -222,7 +269,7 @@ class Keyspace:
             return
         cursor = None
         while cursor != b"0":
-            keys = [meta.epoch.records, self.meta, self.log]
+            keys = [meta.epoch.state, self.meta, self.log]
             cursor, fields = await self._primary.read(keys, "HSCAN", cursor or b"0", "COUNT", CHUNK)
             records = dict(zip(fields[::2], fields[1::2], strict=True))
             records.pop(b"0", None)  # the field that keeps the hash from being empty
@@ -247,12 +294,27 @@ class Keyspace:
         stored = [(id_, change) for id_, change in state.changes.items() if change is not None]
         for start in range(0, len(stored), CHUNK):
             chunk = [part for id_, change in stored[start : start + CHUNK] for part in (id_, encode(change))]
-            await self._primary.write("HSET", epoch.records, *chunk)
-        counters = encode_counters(0, state.clock_ms, state.next_id, state.next_fence)
-        snapshot = (counters, len(stored), encode_ends(history))
-        if await self._acquire(node, epoch, meta, unmoved=True, snapshot=snapshot) is None:
+            await self._primary.write("HSET", epoch.state, *chunk)
+        checkpoint = Checkpoint((epoch.number, 0), state)
+        if not await self._acquire(node, epoch, meta, history, "", checkpoint, record_count=len(stored)):
             raise LeadershipLost(f"{self.meta} changed while the snapshot was written")
         await self._finish_restore()
+
+    async def write_checkpoint(
+        self, position: Position, deleted: list[bytes], written: dict[bytes, bytes], checkpoint: Checkpoint | None = None
+    ) -> bool:
+        """Write changed records up to `position` to the state. With `checkpoint`, move the checkpoint afterwards.
+
+        At most `CHUNK` ids can be deleted, and at most `CHUNK` records written. Returns False, without a change, if another
+        node leads or Redis lacks the entries up to `position`.
+        """
+        status = await self._primary.eval(
+            _CHECKPOINT,
+            [self.meta, self.log, self.epoch.state],
+            *(self.epoch.number, self.epoch.nonce, *position, b"" if checkpoint is None else checkpoint.encode()),
+            *(len(deleted), *deleted, *(part for item in written.items() for part in item)),
+        )
+        return bool(status == b"ok")
 
     async def _finish_restore(self) -> None:
         """Delete abandoned snapshots, then forget the attempted epoch.
@@ -262,13 +324,19 @@ class Keyspace:
         await self.collect_garbage()
         self._attempted = None
 
-    async def resign(self, last_index: int) -> None:
-        """Store that the namespace has no leader. `last_index` is the index of the last batch that this node has sent.
+    async def resign(self, last_index: int, batch: bytes) -> None:
+        """Store that the namespace has no leader, with the encoded batch `batch`, which has the last counters.
 
-        Does nothing if this Redis lacks that batch. Otherwise the resignation would get the index of the missing batch, which
-        followers may have read from another Redis.
+        `last_index` is the index of the last batch that this node has sent. Does nothing if this Redis lacks that batch.
+        Otherwise the resignation would get the index of the missing batch, which followers may have read from another Redis.
         """
-        await self._primary.eval(_RESIGN, [self.meta, self.log], self.epoch.number, self.epoch.nonce, last_index)
+        number = self.epoch.number
+        await self._primary.eval(
+            _RESIGN,
+            [self.meta, self.log],
+            *(number, self.epoch.nonce, encode_position((number, last_index))),
+            *(encode_position((number, last_index + 1)), batch),
+        )
 
     async def collect_garbage(self) -> None:
         """Delete the keys of the election, and all snapshots except the current one."""
@@ -276,7 +344,7 @@ class Keyspace:
         for key in (self._candidates, self._positions):
             await self._primary.call("UNLINK", key)
         snapshots = sorted(key.decode() for key in await self._primary.call("SMEMBERS", self._snapshots))
-        if snapshots != [self.epoch.records]:
+        if snapshots != [self.epoch.state]:
             keys = [self.meta, self._snapshots, *snapshots]
             await self._primary.eval(_COLLECT_GARBAGE, keys, self.epoch.number, self.epoch.nonce)
 
@@ -285,31 +353,32 @@ class Keyspace:
         node: Node,
         epoch: LeaderEpoch,
         observed: Meta | None,
-        *,
-        unmoved: bool,
-        snapshot: tuple[bytes, int, str] = (b"", 0, ""),
-    ) -> Position | None:
-        """Run `acquire.lua` for the new `epoch`.
+        history: EpochHistory,
+        base: str,
+        checkpoint: Checkpoint | None = None,
+        record_count: int = 0,
+    ) -> bool:
+        """Run `acquire.lua` for the new `epoch`, whose state has the lineage `history`; return whether it succeeded.
 
-        `observed`, `unmoved` and the result are those of `acquire_leadership`. `snapshot` has the counters, the number of
-        records and the lineage of a snapshot that was just written, if there is one. Raises RedisFailure if Redis has lost
-        records of that snapshot.
+        `base` is the encoded position from which the epoch continues; empty for a restored snapshot. `checkpoint` is given
+        for a new state, which has `record_count` records. Raises RedisFailure if Redis has lost records of the new state.
         """
-        expected: tuple[object, object, object] = ("", "", "")
+        expected = ("", "", "")
         if observed is not None:
-            expected = (observed.epoch.number, observed.epoch.nonce, observed.index if unmoved else "")
+            position = encode_position(observed.position) if observed.has_log else ""
+            expected = (str(observed.epoch.number), observed.epoch.nonce, position)
         await self._register_snapshot(epoch)
-        status, base, history = await self._primary.eval(
+        status = await self._primary.eval(
             _ACQUIRE,
-            [self.meta, epoch.records, self.log],
-            *(epoch.number, epoch.nonce, *expected, encode_node(node), *snapshot),
+            [self.meta, self.log, epoch.state],
+            *(epoch.number, epoch.nonce, *expected, encode_node(node), FORMAT_VERSION, base, encode_ends(history)),
+            *((b"", 0) if checkpoint is None else (checkpoint.encode(), record_count)),
         )
         if status == b"lost":
-            raise RedisFailure(f"Redis has lost records of the snapshot {epoch.records} while it was written")
-        if status != b"ok":
-            return None
-        self._on_acquired(epoch, decode_ends(history))
-        return decode_position(base)
+            raise RedisFailure(f"Redis has lost records of the snapshot {epoch.state} while it was written")
+        if status == b"ok":
+            self._on_acquired(epoch, history.ends)
+        return bool(status == b"ok")
 
     async def _register_snapshot(self, epoch: LeaderEpoch) -> None:
         """Register the snapshot key of `epoch` before writing it. If this node crashes, the next leader then deletes the key.
@@ -317,7 +386,7 @@ class Keyspace:
         The script also names the key `meta`, so that it fails on a node that has only one of the keys during the migration
         of a hash slot.
         """
-        await self._primary.eval(_REGISTER_SNAPSHOT, [self.meta, self._snapshots], epoch.records)
+        await self._primary.eval(_REGISTER_SNAPSHOT, [self.meta, self._snapshots], epoch.state)
 
     def _on_acquired(self, epoch: LeaderEpoch, before: tuple[Position, ...]) -> None:
         """Set the epoch that this node leads, and its lineage; `before` are the last positions of the earlier epochs."""
@@ -332,7 +401,7 @@ class Keyspace:
         """
         self._highest_epoch = max(self._highest_epoch + 1, time.time_ns() // 1000)
         nonce = secrets.token_hex(8)
-        return LeaderEpoch(self._highest_epoch, nonce, f"{self._prefix}records:{self._highest_epoch}-{nonce}")
+        return LeaderEpoch(self._highest_epoch, nonce, f"{self._prefix}state:{self._highest_epoch}-{nonce}")
 
 
 def meta_key(name: str) -> str:
@@ -340,14 +409,3 @@ def meta_key(name: str) -> str:
     if not NAME.fullmatch(name):
         raise ValueError(f"a namespace must be 1 to 128 letters, digits or any of _.:- , not {name!r}")
     return f"{{{name}}}:meta"
-
-
-def encode_counters(index: int, clock_ms: float, next_id: int, next_fence: int) -> bytes:
-    """Encode the field `counters`: the index of a batch, and the lock manager's clock and counters after that batch."""
-    return b"%d %.3f %d %d" % (index, clock_ms, next_id, next_fence)
-
-
-def decode_counters(stored: bytes) -> tuple[int, Batch]:
-    """Decode the field `counters`: the index, and a batch without changes that has the clock and the counters."""
-    index, clock_ms, next_id, next_fence = stored.split()
-    return int(index), Batch({}, int(next_id), int(next_fence), float(clock_ms))

@@ -1,4 +1,4 @@
-"""The replication log of a namespace, and the epoch history that tells a rollback from a fork.
+"""The log of a namespace, and the epoch history that tells a rollback from a fork.
 
 *Rollback*: a Redis returns to an earlier state, because its last writes were lost with its machine. *Fork*: two Redis
 instances continue from one state during a partition, each with its own leader. Epoch numbers alone cannot distinguish the
@@ -9,10 +9,11 @@ node discards the commits that the surviving Redis never had.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from genie.storage.redis.primary import Primary
+from genie.storage.redis.records import split_batch
 from genie.storage.store import Node, decode_node
 
 Position = tuple[int, int]
@@ -67,6 +68,16 @@ class EpochHistory:
         return EpochHistory((*ends, position)[-MAX_EPOCHS:])
 
 
+    def up_to(self, position: Position) -> EpochHistory:
+        """Return the lineage of the earlier state at `position`, which must be on this lineage."""
+        return EpochHistory((*(end for end in self.ends if end[0] < position[0]), position))
+
+
+def encode_position(position: Position) -> str:
+    """Encode a position as `epoch-index`, which is also the id of its log entry."""
+    return f"{position[0]}-{position[1]}"
+
+
 def decode_position(stored: bytes) -> Position:
     """Decode a position in the form `epoch-index`. An empty string is the start of the log, (0, 0)."""
     epoch, _, index = stored.partition(b"-")
@@ -80,22 +91,19 @@ def decode_ends(stored: bytes) -> tuple[Position, ...]:
 
 def encode_ends(history: EpochHistory) -> str:
     """Encode the positions of a history as `epoch-index`, separated by spaces."""
-    return " ".join(f"{epoch}-{index}" for epoch, index in history.ends)
+    return " ".join(map(encode_position, history.ends))
 
 
-# -- The replication log ------------------------------------------------------------------------------
+# -- The log ------------------------------------------------------------------------------------------
 
 MAX_LOG_BYTES = 32 << 20
-"""About how many bytes of the log are retained. A follower that lags by more must load the snapshot."""
+"""About how many bytes of log entries are retained for followers. A follower that lags by more must load the state."""
 
 MAX_LOG_ENTRIES = 100_000
-"""How many entries the log retains at most."""
-
-MAX_ENTRY_FIELDS = 6_000
-"""How many fields and values one entry contains at most. `commit.lua` divides a larger batch into several entries."""
+"""About how many log entries are retained for followers."""
 
 MAX_READ_ENTRIES = 200
-"""How many stream entries one call of `LogReader.read` reads at most."""
+"""How many entries one call of `LogReader.read` reads at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +120,12 @@ class BatchCommitted:
     """The log entry of a batch. `resigned`: the leader has resigned with this batch, and any node may take over."""
 
     position: Position
-    records: dict[bytes, bytes]
-    """Encoded record by id; an empty record deletes the id."""
     counters: bytes
     """The encoded counters after the batch, see `decode_counters`."""
+    records: dict[bytes, bytes]
+    """Encoded record by id; an empty record deletes the id."""
+    size: int
+    """The size of the encoded batch in bytes."""
     resigned: bool
 
 
@@ -123,38 +133,26 @@ LogEntry = EpochStarted | BatchCommitted
 
 
 class LogTruncated(Exception):
-    """The log does not continue at the reader's position. The follower must load the snapshot."""
+    """The log does not continue at the reader's position. The follower must load the state."""
 
 
 class LogReader:
-    """Reads the log from a given position, and assembles large batches, which are stored as several stream entries (parts).
-
-    The id of a stream entry is `epoch-sequence`, with sequence = 1000 * index of the batch + number of the part.
-    """
+    """Reads the log entry by entry from a given position."""
 
     def __init__(self, primary: Primary, key: str) -> None:
         self._primary = primary
         self._key = key
-        self._partial_records: dict[bytes, bytes] = {}
-        """The records of a large batch of which only some parts were read."""
-        self._part_count = 0
-        """How many parts of that batch were read."""
         self.history = EpochHistory()
-        """The lineage of the last batch that was read."""
-        self._cursor = "0-0"
-        """The id of the last stream entry that was read."""
+        """The lineage of the last entry that was read."""
 
     @property
     def position(self) -> Position:
-        """The position of the last batch that was read."""
+        """The position of the last entry that was read."""
         return self.history.position
 
     def seek(self, history: EpochHistory) -> None:
         """Move the reader: the next `read` returns the first entry after the position of `history`."""
         self.history = history
-        epoch, index = history.position
-        self._cursor = f"{epoch}-{1000 * index + 999}"  # after the last possible part of the batch
-        self._partial_records, self._part_count = {}, 0
 
     async def read(self, wait_ms: int | None) -> list[LogEntry]:
         """Return the next entries, at most `MAX_READ_ENTRIES`, and move the reader to the last one.
@@ -163,60 +161,51 @@ class LogReader:
         entry. Raises LogTruncated if the log does not continue at the position of this reader.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
-        command = ("XREAD", "COUNT", MAX_READ_ENTRIES, *block, "STREAMS", self._key, self._cursor)
+        command = ("XREAD", "COUNT", MAX_READ_ENTRIES, *block, "STREAMS", self._key, encode_position(self.position))
         streams = await self._primary.call(*command, wait_s=(wait_ms or 0) / 1000)
-        entries = streams[0][1] if streams else []
-        return list(self._decode([(id_, dict(zip(parts[::2], parts[1::2], strict=True))) for id_, parts in entries]))
+        return [self._decode(id_, fields) for id_, fields in (streams[0][1] if streams else [])]
 
-    def _decode(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[LogEntry]:
-        """Decode stream entries (id, fields), and advance the reader.
-
-        Raises LogTruncated if an entry does not directly follow the previous one.
-        """
-        for id_, fields in entries:
-            epoch, _, sequence = id_.partition(b"-")
-            index, part = divmod(int(sequence), 1000)
-            position = int(epoch), index
-            if b"base" in fields:  # a takeover
-                base = decode_position(fields[b"base"])
-                if base != self.position:
-                    raise LogTruncated
-                self.seek(self.history.advanced_to(position))  # the batches of the new epoch follow
-                yield EpochStarted(position, base, decode_node(fields[b"node"]))
-                continue
-            if position != (self.position[0], self.position[1] + 1) or part != self._part_count:
+    def _decode(self, id_: bytes, fields: list[bytes]) -> LogEntry:
+        """Decode a log entry and advance the reader. Raises LogTruncated if the entry does not follow the previous one."""
+        position, values = decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True))
+        base = values.get(b"base")
+        if base is not None:  # a takeover
+            if decode_position(base) != self.position:
                 raise LogTruncated
-            self._cursor = id_.decode()
-            self._part_count += 1
-            counters, resigned = fields.pop(b"counters", None), fields.pop(b"resigned", None)
-            self._partial_records |= fields
-            if counters is not None:  # the last part of the batch
-                records, self._partial_records, self._part_count = self._partial_records, {}, 0
-                self.history = self.history.advanced_to(position)
-                yield BatchCommitted(position, records, counters, resigned is not None)
+            self.history = self.history.advanced_to(position)
+            return EpochStarted(position, decode_position(base), decode_node(values[b"node"]))
+        if position != (self.position[0], self.position[1] + 1):
+            raise LogTruncated
+        encoded = values[b"batch"]
+        counters, records = split_batch(encoded)
+        self.history = self.history.advanced_to(position)
+        return BatchCommitted(position, counters, records, len(encoded), b"resigned" in values)
 
 
 class LogRetention:
-    """Computes how many entries the leader retains, so that the log exceeds neither its limit in bytes nor in entries."""
+    """Computes which log entries the leader retains for followers: the last `MAX_LOG_BYTES` bytes, at most `MAX_LOG_ENTRIES`.
+
+    The entries of earlier leaders, whose sizes are unknown, are retained until the leader's own entries exceed a limit.
+    """
 
     def __init__(self) -> None:
-        self._sizes: deque[int] = deque()
-        """The sizes in bytes of the retained entries of this leader, oldest first."""
+        self._marks: deque[tuple[int, int]] = deque()
+        """Index of an entry, and the bytes of all entries of this leader before it, for every `MARK_INTERVAL`th entry."""
         self._total_bytes = 0
-        """The sum of `_sizes`."""
-        self._has_exceeded_limit = False
-        """Whether this leader's own entries have exceeded a limit."""
+        self.first_retained = 0
+        """The index of the first entry of this leader's epoch that is retained; 0 if earlier epochs are retained as well."""
 
-    def add(self, size: int, change_count: int) -> int:
-        """Add a batch of `size` bytes with `change_count` changes; return how many of the last entries to retain.
+    def add(self, index: int, size: int) -> None:
+        """Add the entry with the next index, of `size` bytes."""
+        if index % MARK_INTERVAL == 0:
+            self._marks.append((index, self._total_bytes))
+            while (
+                self._total_bytes - self._marks[0][1] > MAX_LOG_BYTES or index - self._marks[0][0] > MAX_LOG_ENTRIES
+            ) and len(self._marks) > 1:
+                self._marks.popleft()
+                self.first_retained = self._marks[0][0]
+        self._total_bytes += size
 
-        The entries of earlier leaders, whose sizes are unknown, are retained until this leader's entries exceed a limit.
-        """
-        sizes = self._sizes
-        part_count = 1 + max(0, 2 * change_count - 1) // MAX_ENTRY_FIELDS  # a large batch is several entries
-        sizes.extend([size // part_count] * part_count)
-        self._total_bytes += size // part_count * part_count
-        while (self._total_bytes > MAX_LOG_BYTES or len(sizes) > MAX_LOG_ENTRIES) and len(sizes) > 1:
-            self._total_bytes -= sizes.popleft()
-            self._has_exceeded_limit = True
-        return len(sizes) if self._has_exceeded_limit else MAX_LOG_ENTRIES
+
+MARK_INTERVAL = 128
+"""The retention is computed to within this many entries, so that a commit costs no more than an addition."""

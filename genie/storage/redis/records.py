@@ -1,20 +1,30 @@
-"""Records: the JSON form of a held or waiting request, or of a retained reply. No other module depends on the format."""
+"""The encoding of batches and records. No other module depends on the format.
+
+A *record* is the JSON form of a held or waiting request, or of a retained reply. An encoded *batch* is text of several lines:
+the first has the counters, each further line an id, a space and the record; a line with an id alone deletes the id.
+"""
 
 from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
-from msgspec import Struct, json
+from msgspec import Struct, ValidationError, json
 
-from genie.core import HELD, SUCCESS, WAITING, Reason, Request
-from genie.storage.store import RetainedReply, StoredOrigin
+from genie.core import ENDED, HELD, SUCCESS, WAITING, Reason, Request
+from genie.storage.store import Batch, Change, RetainedReply, StoredOrigin
 
 SESSION_TIMEOUT_MS = 10_000.0
 """The session timeout of a record that does not contain one."""
 
 
-class Record(Struct, omit_defaults=True, gc=False):
+class UnknownFormat(ValueError):
+    """A namespace was written by a version of Genie with another format. It must be neither led nor changed."""
+
+
+class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A held or waiting request, or a retained reply, without its id. Default values are omitted to save memory.
+
+    A record with an unknown field is rejected: a later version of Genie has written it, and the field may matter.
 
     `since` and `deadline` are times of the lock manager (ms). `state` is `held`, `queued` or `ended` (a retained reply).
     """
@@ -112,6 +122,46 @@ def _encode_retained_reply(reply: RetainedReply) -> bytes:
     )
 
 
+# -- Batches ------------------------------------------------------------------------------------------
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """Encode a batch: its counters, then its changes."""
+    lines = [encode_counters(batch)]
+    for id_, change in batch.changes.items():
+        if change is None or (isinstance(change, Request) and change.state is ENDED):
+            lines.append(b"%d" % id_)
+        else:
+            lines.append(b"%d %b" % (id_, encode(change)))
+    return b"\n".join(lines)
+
+
+def encode_counters(batch: Batch) -> bytes:
+    """Encode the clock and the counters of a batch, without its changes."""
+    return b"%.3f %d %d" % (batch.clock_ms, batch.next_id, batch.next_fence)
+
+
+def decode_counters(encoded: bytes) -> Batch:
+    """Decode the result of `encode_counters`: a batch without changes."""
+    clock_ms, next_id, next_fence = encoded.split()
+    return Batch({}, int(next_id), int(next_fence), float(clock_ms))
+
+
+def split_batch(encoded: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    """Split an encoded batch into its encoded counters and its encoded records by id. An empty record deletes the id."""
+    counters, *lines = encoded.split(b"\n")
+    records = {}
+    for line in lines:
+        id_, _, record = line.partition(b" ")
+        records[id_] = record
+    return counters, records
+
+
+def decode_records(records: dict[bytes, bytes], decoder: RecordDecoder) -> dict[int, Change]:
+    """Decode records and their ids. An empty record is a deletion: the value of its id is None."""
+    return {int(id_): decoder.decode(int(id_), record) if record else None for id_, record in records.items()}
+
+
 class RecordDecoder:
     """Decodes records. All requests and retained replies of one session share one `StoredOrigin` object."""
 
@@ -120,8 +170,14 @@ class RecordDecoder:
         """Origin by session key."""
 
     def decode(self, id: int, record: bytes | str) -> Request | RetainedReply:
-        """Decode the record of an id. The client of the returned request or retained reply is not connected to this process."""
-        stored = _decode(record)
+        """Decode the record of an id. The client of the returned request or retained reply is not connected to this process.
+
+        Raises UnknownFormat if the record has a field that this version of Genie does not know, or a value of another type.
+        """
+        try:
+            stored = _decode(record)
+        except ValidationError as error:
+            raise UnknownFormat(f"the record of {id} was written by another version of Genie: {error}") from None
         if stored.state == "ended":
             line = stored.line.encode() + b"\n" if stored.line else b""
             reason = _decode_ended(line).payload.reason if line else SUCCESS

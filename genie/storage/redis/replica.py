@@ -1,15 +1,16 @@
-"""The state of a namespace that this node has in memory: a loaded snapshot plus the log, or its state as a former leader."""
+"""The state of a namespace that this node has in memory: the loaded state plus the log, or its state as a former leader."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
-from genie.storage.redis.keyspace import Keyspace, decode_counters
+from genie.storage.redis.keyspace import Keyspace
 from genie.storage.redis.log import BatchCommitted, EpochHistory, LogReader, LogTruncated, Position
-from genie.storage.redis.records import RecordDecoder
+from genie.storage.redis.records import RecordDecoder, decode_counters, decode_records
 from genie.storage.store import Batch, Change, StateMachine
 
 MAX_PENDING_IDS = 2_000
@@ -50,7 +51,7 @@ class LazyReplica:
         An id that was added and deleted again while pending is not in the state, so its deletion is left out.
         """
         pending, self._pending = self._pending, {}
-        _, batch = decode_counters(self._encoded_counters)
+        batch = decode_counters(self._encoded_counters)
         self._encoded_counters = b""
         batch.changes = {
             id_: change
@@ -60,28 +61,23 @@ class LazyReplica:
         self._state_machine.apply(batch)
 
 
-def decode_records(records: dict[bytes, bytes], decoder: RecordDecoder) -> dict[int, Change]:
-    """Decode records and their ids. An empty record is a deletion: the value of its id is None."""
-    return {int(id_): decoder.decode(int(id_), record) if record else None for id_, record in records.items()}
-
-
 # -- Initial load -------------------------------------------------------------------------------------
 
 
-async def load_snapshot(keyspace: Keyspace, reader: LogReader, log: FilteringBoundLogger) -> Batch | None:
-    """Load the state: scan all records, then apply the log entries since the start of the scan.
+async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundLogger) -> Batch | None:
+    """Load the state: scan the records of the last checkpoint, then apply the log from the checkpoint on.
 
-    The leader may commit during the scan. Applying these commits again is harmless, because records contain absolute values.
-    If the log is truncated or another snapshot is restored during the scan, loading starts again. Returns the state at the
-    new position of `reader`, or None if the namespace is empty.
+    The leader may commit and write a checkpoint meanwhile. Applying changes again is harmless, because records contain
+    absolute values. If the log is trimmed or a snapshot is restored during the scan, loading starts again. Returns the
+    state at the new position of `reader`, or None if the namespace is empty.
     """
     while True:
         meta = await keyspace.read()
         if meta is None:
             return None
-        state, decoder = meta.state, RecordDecoder()
+        state, decoder = replace(meta.checkpoint.counters), RecordDecoder()
         loaded: dict[int, Change] = {}
-        reader.seek(meta.history)
+        reader.seek(meta.history.up_to(meta.checkpoint.position))
         async for records in keyspace.scan_records():
             loaded |= decode_records(records, decoder)
         state.changes = loaded
@@ -90,21 +86,21 @@ async def load_snapshot(keyspace: Keyspace, reader: LogReader, log: FilteringBou
                 state.changes = {id_: state.changes[id_] for id_ in sorted(state.changes)}
                 return state
         except LogTruncated:
-            log.warning("log truncated during snapshot load, loading again")
+            log.warning("log truncated while the state was loaded, loading again")
 
 
 async def _catch_up(keyspace: Keyspace, reader: LogReader, decoder: RecordDecoder, state: Batch) -> bool:
     """Apply the log to the loaded records in `state`, up to the position that Redis has at the time of the call.
 
-    Returns False if another snapshot was restored during loading: the loaded records must be discarded. Raises LogTruncated
-    if the log ends before that position.
+    Returns False if a snapshot was restored during loading: the loaded records must be discarded. Raises LogTruncated if
+    the log ends before that position.
     """
     meta = await keyspace.read()
     while meta is not None and reader.position < meta.position:
         entries = await reader.read(None)
         for entry in entries:
             if isinstance(entry, BatchCommitted):
-                _, counters = decode_counters(entry.counters)
+                counters = decode_counters(entry.counters)
                 state.changes |= decode_records(entry.records, decoder)
                 state.next_id, state.next_fence = counters.next_id, counters.next_fence
                 state.clock_ms = counters.clock_ms

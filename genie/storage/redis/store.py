@@ -1,7 +1,8 @@
-"""The durable store: locks in Redis, one atomic script per batch.
+"""The durable store: a write-ahead log in Redis, with checkpoints in the background.
 
 `RedisStore` connects the parts: it follows the namespace until it leads (`follower.py`), commits batches (`commit.py`),
-restores the snapshot after a rollback of Redis, and resigns. `genie/storage/README.md` is the theory of operation.
+writes checkpoints (`checkpoint.py`), restores the snapshot after a rollback of Redis, and resigns.
+`genie/storage/README.md` is the theory of operation.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from dataclasses import replace
 
 import structlog
 
+from genie.storage.redis.checkpoint import Checkpointer
 from genie.storage.redis.commit import (
     COMMIT_TIMEOUT_S,
     FAILURES,
     AckPolicy,
-    BatchEncoder,
+    CommitEncoder,
     CommitWriter,
+    Outcome,
     new_backoff,
     retry_until_done,
 )
@@ -29,6 +32,7 @@ from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Keyspace, meta_key
 from genie.storage.redis.log import MAX_EPOCHS, EpochHistory, LogReader, Position
 from genie.storage.redis.primary import Primary, warn_if_lossy
+from genie.storage.redis.records import encode_batch
 from genie.storage.redis.replica import PriorLeadership, Snapshot
 from genie.storage.redis.url import RedisUrl
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
@@ -66,16 +70,20 @@ class RedisStore:
         self._keyspace = Keyspace(self._primary, namespace)
         self._writer = CommitWriter(
             self._primary,
+            self._keyspace,
             AckPolicy(min_replicas, fsync=fsync),
             self._log,
-            on_reply=self._on_reply,
+            on_outcome=self._on_outcome,
             on_defect=self._finish,
         )
         self._failure_count = 0
         self._node = Node()
         self._snapshot: Callable[[], Batch] = Batch
         """Returns the current state of the namespace; set by `open`."""
-        self._encoder = BatchEncoder(self._keyspace)
+        self._batch = Batch()
+        """The batch in flight, or the last one. Before the first, its counters are those of the state that was loaded."""
+        self._batch_size = 0
+        """The size of that batch, encoded."""
         self._sent_at = 0.0
         """When the last batch was first sent (event-loop time)."""
         self._lease_start = 0.0
@@ -86,6 +94,9 @@ class RedisStore:
         """Positions of the batches that were in flight when this node stepped down. Redis may or may not have them."""
         self._primary_watch: asyncio.Task[None] | None = None
         """Queries the sentinels while this node leads."""
+        self._checkpointer = Checkpointer(self._primary, self._keyspace, self._log)
+        self._checkpointing: asyncio.Task[None] | None = None
+        """Writes checkpoints while this node leads."""
 
     @property
     def failure_count(self) -> int:
@@ -107,7 +118,7 @@ class RedisStore:
         self._loop = asyncio.get_running_loop()
         prior_leadership = self._prior_leadership() if self._keyspace.epoch.number else None
         if self._done is not None:  # a batch is in flight
-            self._unacknowledged.append((self._keyspace.epoch.number, self._encoder.index))
+            self._unacknowledged.append((self._keyspace.epoch.number, self._writer.last_sent_index))
         await self._step_down()
         self._node, self._snapshot = node, snapshot
         reader = LogReader(self._primary, self._keyspace.log)
@@ -144,7 +155,9 @@ class RedisStore:
                     outage_ms = round((self._loop.time() - failed_at) * 1000)
                     address = str(self._primary.address)
                     self._log.info("store available again", address=address, outage_ms=outage_ms)
-                self._encoder = BatchEncoder(self._keyspace)
+                manager = state_machine.manager
+                self._batch = Batch({}, manager.next_id, manager.next_fence, state_machine.clock_ms)
+                self._start_epoch()
                 self._lease_start = follower.acquired_at
                 if self._primary.has_sentinels:
                     self._primary_watch = self._loop.create_task(self._watch_primary())
@@ -154,7 +167,9 @@ class RedisStore:
         """Write a batch, then call `done`: with None when the batch is stored, or with an error. Retries apply the batch only once."""
         self._sent_at = self._loop.time()
         self._done = done
-        self._writer.write(self._encoder.encode(batch))
+        self._batch, encoded = batch, encode_batch(batch)
+        self._batch_size = len(encoded)
+        self._writer.write(encoded)
 
     async def wait_for_transfer_request(self) -> None:
         """Wait until another node requests this namespace and leads at least `MIN_IMBALANCE` namespaces fewer than this node.
@@ -183,14 +198,15 @@ class RedisStore:
         """
         if not self._keyspace.epoch.number:
             return
-        last_index = self._encoder.index
+        last_index = self._writer.last_sent_index
         await self._step_down()  # no commit may follow: the resignation uses the next index
+        last = encode_batch(replace(self._batch, changes={}))
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 try:
-                    await self._keyspace.resign(last_index)
+                    await self._keyspace.resign(last_index, last)
                 except RedisFailure:  # Redis may have closed the idle connection: retry on a new one
-                    await self._keyspace.resign(last_index)
+                    await self._keyspace.resign(last_index, last)
         except FAILURES as error:
             self._log.warning("resignation failed, the next leader waits for the lease to expire", error=str(error))
 
@@ -204,9 +220,8 @@ class RedisStore:
 
         The state includes a batch in flight, which was not acknowledged to any client.
         """
-        snapshot = Snapshot(self._history_at(self._encoder.index), self._snapshot())
-        last_index = self._encoder.index
-        acknowledged = last_index if self._done is None else last_index - 1
+        snapshot = Snapshot(self._history_at(self._writer.last_sent_index), self._snapshot())
+        acknowledged = self._writer.last_sent_index - (self._done is not None)
         return PriorLeadership(snapshot, (self._keyspace.epoch.number, acknowledged))
 
     def _history_at(self, index: int) -> EpochHistory:
@@ -219,17 +234,25 @@ class RedisStore:
         self._balancer.set_leader(self._keyspace.name, None)
         await self._writer.stop()
         await cancel_and_wait(self._primary_watch)
+        await cancel_and_wait(self._checkpointing)
 
-    def _on_reply(self, reply: object) -> None:
-        """Handle the reply of `commit.lua`: finish the batch in flight, or restore the snapshot if Redis was rolled back.
+    def _start_epoch(self) -> None:
+        """Begin to commit and to write checkpoints in the epoch that this node has just acquired."""
+        self._checkpointer = Checkpointer(self._primary, self._keyspace, self._log)
+        self._checkpointing = self._loop.create_task(self._checkpointer.run())
+        self._writer.start_epoch(CommitEncoder(self._keyspace, lambda: self._checkpointer.position))
 
-        The snapshot may be restored only within the lease: afterwards another node may have led. For any other reply, and
+    def _on_outcome(self, outcome: Outcome) -> None:
+        """Handle the outcome of the batch in flight: finish it, or restore the snapshot if Redis was rolled back.
+
+        The snapshot may be restored only within the lease: afterwards another node may have led. For any other outcome, and
         after the lease, the batch fails with LeadershipLost.
         """
-        if reply == b"ok":
+        if outcome is Outcome.STORED:
             self._lease_start = self._sent_at
+            self._checkpointer.add(self._batch_size)
             self._finish(None)
-        elif reply != b"lost":
+        elif outcome is not Outcome.ROLLED_BACK:
             self._finish(LeadershipLost(f"{self._keyspace.meta} has another leader"))
         elif self._sent_at - self._lease_start > self._node.lease_ms / 1000:
             self._finish(
@@ -266,13 +289,15 @@ class RedisStore:
         Then commit an empty batch: replicas that have acknowledged the empty batch also have the snapshot.
         """
         self._log.warning("redis lost acknowledged commits, restoring them from memory")
-        history, snapshot = self._history_at(self._encoder.index), self._snapshot()
+        await cancel_and_wait(self._checkpointing)
+        history, snapshot = self._history_at(self._writer.last_sent_index), self._snapshot()
         await retry_until_done(
             lambda: self._keyspace.restore_snapshot(self._node, snapshot, history), new_backoff(), self._log
         )
-        self._encoder = BatchEncoder(self._keyspace)
+        self._start_epoch()
         self._log.info("snapshot written to redis", epoch=self._keyspace.epoch.number)
         connection = self._writer.connection
         if connection is not None and connection.address != self._primary.address:  # restored at a new primary
             self._writer.drop()
-        await self._writer.resubmit(self._encoder.encode(replace(snapshot, changes={})))
+        self._batch = replace(snapshot, changes={})
+        await self._writer.resubmit(encode_batch(self._batch))

@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from genie.storage.redis.log import EpochHistory, decode_ends
 from genie.testing.simulation.network import Connection, SimTransport
 from genie.testing.simulation.redis.commands import StreamRead
-from genie.testing.simulation.redis.keyspace import Undo
+from genie.testing.simulation.redis.keyspace import Keyspace, Undo
 from genie.testing.simulation.redis.replication import ReplicatedRedis, Write
 from genie.testing.simulation.redis.server import SimRedis
 
@@ -96,7 +96,7 @@ class StoreState:
     """The host of the Redis."""
     position: tuple[int, int]
     """The epoch, and the index of the batch within it."""
-    records_key: bytes
+    state_key: bytes
     parent: StoreState | None
     replaced: StoreState | None
     known_to_writer: StoreState | None
@@ -178,6 +178,8 @@ class History:
     lifetimes: dict[str, tuple[float, float]] = field(default_factory=dict)
     """The times at which each server process started and ended, by process name."""
     entries: list[Entry] = field(default_factory=list)
+    violations: list[tuple[float, str]] = field(default_factory=list)
+    """The times and the descriptions of violations that the recorders of the store have found."""
     _partial_lines: dict[tuple[SimTransport, str], bytes] = field(default_factory=dict)
     """The bytes of an incomplete line, by one side of a connection and the kind of the entry."""
 
@@ -240,6 +242,91 @@ class History:
             self.append(kind, node, message, number)
 
 
+# -- Reading the store --------
+
+Position = tuple[int, int]
+"""The epoch, and the index of the log entry within it."""
+
+
+class Recovered(NamedTuple):
+    """What a new leader would read from a Redis: the state of the last checkpoint with the log after it."""
+
+    position: Position
+    counters: tuple[float, int, int]
+    """The clock, the next request id and the next fencing token."""
+    records: dict[int, Message]
+    """All records by request id."""
+
+
+class Unrecoverable(Exception):
+    """The log does not continue at the checkpoint, or has a gap."""
+
+
+class StoredNamespace:
+    """Reads a namespace from the keys of a simulated Redis, without the server code that wrote them."""
+
+    def __init__(self, namespace: str = "genie") -> None:
+        self.meta_key = f"{{{namespace}}}:meta".encode()
+        self.log_key = f"{{{namespace}}}:log".encode()
+
+    def meta(self, keys: Keyspace) -> dict[bytes, bytes]:
+        """Return the metadata; empty if the namespace does not exist."""
+        return keys.hash(self.meta_key)
+
+    def last_entry(self, keys: Keyspace) -> tuple[Position, dict[bytes, bytes]]:
+        """Return the position and the fields of the last log entry; (0, 0) without fields if there is none."""
+        stream = keys.stream(self.log_key)
+        if stream is None or not stream.entries:
+            return (0, 0), {}
+        position, fields = stream.entries[-1]
+        return position, dict(zip(fields[::2], fields[1::2], strict=True))
+
+    def recover(self, keys: Keyspace) -> Recovered:
+        """Return what a new leader would read. Raises Unrecoverable if entries of the log are missing."""
+        meta = self.meta(keys)
+        if not meta:
+            return Recovered((0, 0), (0.0, 1, 1), {})
+        encoded_position, _, encoded_counters = meta[b"checkpoint"].partition(b" ")
+        position, counters = _decode_position(encoded_position), _decode_counters(encoded_counters)
+        records = {int(id_): json.loads(record) for id_, record in keys.hash(meta[b"state"]).items() if record}
+        stream = keys.stream(self.log_key)
+        for id_, parts in () if stream is None else stream.entries:
+            if id_ <= position:
+                continue
+            fields = dict(zip(parts[::2], parts[1::2], strict=True))
+            if b"base" in fields:
+                follows = _decode_position(fields[b"base"]) == position
+            else:
+                follows = id_ == (position[0], position[1] + 1)
+                counters = apply_batch(fields[b"batch"], records)
+            if not follows:
+                raise Unrecoverable(f"log entry {id_[0]}-{id_[1]} does not follow {position[0]}-{position[1]}")
+            position = id_
+        return Recovered(position, counters, records)
+
+
+def apply_batch(batch: bytes, records: dict[int, Message]) -> tuple[float, int, int]:
+    """Apply an encoded batch to records, and return its counters."""
+    first, *changes = batch.split(b"\n")
+    for change in changes:
+        id_, _, record = change.partition(b" ")
+        if record:
+            records[int(id_)] = json.loads(record)
+        else:
+            records.pop(int(id_), None)
+    return _decode_counters(first)
+
+
+def _decode_position(encoded: bytes) -> Position:
+    epoch, _, index = encoded.partition(b"-")
+    return int(epoch or 0), int(index or 0)
+
+
+def _decode_counters(encoded: bytes) -> tuple[float, int, int]:
+    clock_ms, next_id, next_fence = encoded.split()
+    return float(clock_ms), int(next_id), int(next_fence)
+
+
 # -- The recorder of a single Redis, which may lose writes --------
 
 
@@ -249,13 +336,13 @@ class StoreRecorder:
     def __init__(self, redis: SimRedis, history: History, namespace: str = "genie") -> None:
         self._keys = redis.keys
         self._history = history
-        self._meta_key = f"{{{namespace}}}:meta".encode()
-        self._records_key = b""
-        """The key of the hash with the records, after the last write."""
+        self._namespace = StoredNamespace(namespace)
+        self._state_key = b""
+        """The key of the checkpointed state, after the last write."""
         self._nonce = b""
         """The nonce of the leader's epoch, after the last write."""
-        self._encoded_counters = b""
-        """The field `counters` of the key `meta`, after the last write."""
+        self._position: Position = (0, 0)
+        """The position of the last log entry."""
         self._last_writer = ""
         """The name of the node that made the last write."""
         self._writer_has_committed = False
@@ -268,71 +355,78 @@ class StoreRecorder:
 
     def detect_lost_writes(self) -> None:
         """Detect whether the store has lost writes. The leader is expected to restore them from its memory."""
-        meta = self._keys.hash(self._meta_key)
-        if meta.get(b"counters", b"") != self._encoded_counters or meta.get(b"records", b"") != self._records_key:
+        position, _ = self._namespace.last_entry(self._keys)
+        if position != self._position or self._namespace.meta(self._keys).get(b"state", b"") != self._state_key:
             self._has_lost_writes = True
 
     def stored_records(self) -> dict[int, Message]:
         """Return the records that the store holds now, by request id."""
-        records = self._keys.hash(self._keys.hash(self._meta_key).get(b"records", b""))
-        return {int(field): json.loads(record) for field, record in records.items() if record}
+        return self._namespace.recover(self._keys).records
 
     def _on_write(self, undo: list[Undo], sender: str) -> None:
-        """Record an atomic write. Every batch, takeover and restored snapshot changes the key `meta`; other writes are ignored.
+        """Record an atomic write. Every batch, takeover and restored snapshot is a log entry; other writes change nothing.
 
         `undo` lists the changed keys and fields. `sender` is the name of the node that sent the write.
         """
-        meta = self._keys.hash(self._meta_key)
-        if not meta or all(key != self._meta_key for key, _, _ in undo):
+        changed_keys = {key for key, _, _ in undo}
+        meta = self._namespace.meta(self._keys)
+        if self._namespace.log_key not in changed_keys:
+            if meta.get(b"state") in changed_keys and not self._has_lost_writes:
+                self._check_checkpoint()
             return
-        records_key, nonce, counters = meta.get(b"records", b""), meta.get(b"nonce", b""), meta[b"counters"]
-        index, clock, next_id, next_fence = counters.split()[:4]
-        if self._has_lost_writes and int(index) == 0 and meta.get(b"base", b""):
+        state_key, nonce = meta[b"state"], meta[b"nonce"]
+        position, fields = self._namespace.last_entry(self._keys)
+        if self._has_lost_writes and fields.get(b"base"):
             return  # a server took over from the remaining writes, and may still restore a later state
         # A writer that has committed must restore the lost writes, even if it has stepped down meanwhile. No other server can
         # restore the lost writes, because no other server knows them.
         unrecoverable = self._has_lost_writes and (sender != self._last_writer or not self._writer_has_committed)
-        is_snapshot = self._has_lost_writes or records_key != self._records_key or nonce != self._nonce
-        written, removed = self._diff_with_store() if is_snapshot else self._apply_batch(undo, records_key)
+        is_snapshot = self._has_lost_writes or state_key != self._state_key or nonce != self._nonce
+        old_records, self._records = self._records, dict(self._records)
+        if is_snapshot:
+            _, counters, self._records = self._namespace.recover(self._keys)
+        else:
+            counters = apply_batch(fields[b"batch"], self._records)
         self._has_lost_writes = False
         # A server that has taken over but has not committed yet may not know the records.
-        self._writer_has_committed = int(index) > 0 or (
+        self._writer_has_committed = position[1] > 0 or (
             self._writer_has_committed and sender == self._last_writer and not unrecoverable
         )
-        self._records_key, self._nonce, self._encoded_counters, self._last_writer = records_key, nonce, counters, sender
+        self._state_key, self._nonce, self._position, self._last_writer = state_key, nonce, position, sender
+        written, removed = _difference(old_records, self._records)
         change = Change(
             written=written,
             removed=removed,
-            epoch=int(meta.get(b"epoch", b"0")),
-            counters=(int(index), float(clock), int(next_id), int(next_fence)),
+            epoch=position[0],
+            counters=(position[1], *counters),
             is_snapshot=is_snapshot,
             unrecoverable=unrecoverable,
         )
         self._history.append(STORE, sender, change)
 
-    def _diff_with_store(self) -> tuple[dict[int, Message], dict[int, Message]]:
-        """Compare all stored records with the records after the last write. Returns the written and the removed records."""
-        stored = self.stored_records()
-        written = {id_: record for id_, record in stored.items() if self._records.get(id_) != record}
-        removed = {id_: record for id_, record in self._records.items() if id_ not in stored}
-        self._records = stored
-        return written, removed
+    def _check_checkpoint(self) -> None:
+        """Check that a write to the checkpointed state has not changed what a new leader would read."""
+        violation = _checkpoint_violation(self._namespace, self._keys, self._records)
+        if violation:
+            self._history.violations.append((self._history.clock(), violation))
 
-    def _apply_batch(self, undo: list[Undo], records_key: bytes) -> tuple[dict[int, Message], dict[int, Message]]:
-        """Return the written and the removed records of a batch.
 
-        The undo information tells which records changed, so a batch costs no comparison of all records.
-        """
-        records = self._keys.hash(records_key)
-        written, removed = {}, {}
-        changed_names = [name for key, name, _ in undo if key == records_key and name is not None]
-        for name in dict.fromkeys(changed_names):
-            id_, record = int(name), records.get(name)
-            if record is not None:
-                written[id_] = self._records[id_] = json.loads(record)
-            elif id_ in self._records:
-                removed[id_] = self._records.pop(id_)
-        return written, removed
+def _difference(
+    old: dict[int, Message], new: dict[int, Message]
+) -> tuple[dict[int, Message], dict[int, Message]]:
+    """Return the fields `written` and `removed` of the `Change` that leads from the records `old` to `new`."""
+    written = {id_: record for id_, record in new.items() if old.get(id_) != record}
+    return written, {id_: record for id_, record in old.items() if id_ not in new}
+
+
+def _checkpoint_violation(namespace: StoredNamespace, keys: Keyspace, records: dict[int, Message]) -> str:
+    """Describe how a new leader would read other records than `records` after a write of a checkpoint; "" if it would not."""
+    try:
+        recovered = namespace.recover(keys).records
+    except Unrecoverable as error:
+        return f"after a checkpoint, {error}"
+    different = sorted(id_ for id_ in {*recovered, *records} if recovered.get(id_) != records.get(id_))
+    return f"a checkpoint has changed the records of {different}" if different else ""
 
 
 # -- The recorder of several Redis servers, which may roll back or diverge --------
@@ -349,8 +443,7 @@ class LineageRecorder:
     ) -> None:
         self._history = history
         self._min_replicas = min_replicas
-        self._meta_key = f"{{{namespace}}}:meta".encode()
-        self._log_key = f"{{{namespace}}}:log".encode()
+        self._namespace = StoredNamespace(namespace)
         self._known_states: dict[str, StoreState] = {}
         """The latest state that each server demonstrably knows, by server; later states on other lineages do not count."""
         self._last_stored_states: dict[str, StoreState] = {}
@@ -372,14 +465,20 @@ class LineageRecorder:
 
     def stored_records(self, redis: ReplicatedRedis) -> dict[int, Message]:
         """Return the records that a Redis holds now, by request id."""
-        return _decode_records(redis, redis.keys.hash(self._meta_key).get(b"records", b""))
+        return self._namespace.recover(redis.keys).records
 
     def _write_observer(self, redis: ReplicatedRedis) -> Callable[[list[Undo], str], None]:
-        """Return a callback for `on_write` of a Redis, which records the writes that change the key `meta`."""
+        """Return a callback for `on_write` of a Redis, which records the log entries, and checks the checkpoints."""
 
         def on_write(undo: list[Undo], sender: str) -> None:
-            if any(key == self._meta_key for key, _, _ in undo):
-                self._on_write(redis, redis.log[-1], undo, sender)
+            changed_keys = {key for key, _, _ in undo}
+            if self._namespace.log_key in changed_keys:
+                self._on_write(redis, redis.log[-1], sender)
+            elif self._namespace.meta(redis.keys).get(b"state") in changed_keys:
+                head = self.head(redis)
+                violation = _checkpoint_violation(self._namespace, redis.keys, {} if head is None else head.records)
+                if violation:
+                    self._history.violations.append((self._history.clock(), f"{sender}: {violation}"))
 
         return on_write
 
@@ -391,9 +490,7 @@ class LineageRecorder:
 
         def on_blocking_read(reader: str, read: StreamRead) -> None:
             """Record the state that `reader` knows, unless the reader demonstrably knows a later state."""
-            epoch, sequence = read.after.get(self._log_key, (0, 0))
-            # The id of a log entry is `epoch-sequence`, with sequence = 1000 * index + part.
-            position = epoch, sequence // 1000
+            position = read.after.get(self._namespace.log_key, (0, 0))
             state = self.head(redis)
             while state is not None and state.position > position:
                 state = state.parent
@@ -412,33 +509,32 @@ class LineageRecorder:
         if state is not None and state.acknowledged_at is None and len(write.hosts) > self._min_replicas:
             state.acknowledged_at = self._history.clock()
 
-    def _on_write(self, redis: ReplicatedRedis, write: Write, undo: list[Undo], sender: str) -> None:
-        """Record the state after a write as a node of the tree, and the change relative to the parent state.
+    def _on_write(self, redis: ReplicatedRedis, write: Write, sender: str) -> None:
+        """Record the state after a new log entry as a node of the tree, and the change relative to the parent state.
 
-        A repeated batch gets the earlier state, and is not recorded again. `undo` lists the changed keys and fields. `sender`
-        is the name of the node that sent the write.
+        A repeated batch gets the earlier state, and is not recorded again. `sender` is the name of the node that sent the write.
         """
-        meta, replaced = redis.keys.hash(self._meta_key), self.head(redis)
-        index, clock, next_id, next_fence = meta[b"counters"].split()
-        position, records_key = (int(meta[b"epoch"]), int(index)), meta[b"records"]
-        if replaced is not None and replaced.records_key == records_key:
+        meta, replaced = self._namespace.meta(redis.keys), self.head(redis)
+        position, fields = self._namespace.last_entry(redis.keys)
+        state_key = meta[b"state"]
+        if (
+            position[1]
+            and replaced is not None
+            and (replaced.state_key, replaced.position) == (state_key, (position[0], position[1] - 1))
+        ):
             records = dict(replaced.records)
-            changed_names = [name for key, name, _ in undo if key == records_key and name is not None]
-            for name in dict.fromkeys(changed_names):
-                if name == b"0":
-                    continue  # this field keeps the hash from being empty
-                record = redis.keys.hash(records_key).get(name)
-                if record is None:
-                    records.pop(int(name), None)
-                else:
-                    records[int(name)] = json.loads(record)
+            counters = apply_batch(fields[b"batch"], records)
         else:
-            records = _decode_records(redis, records_key)
+            try:
+                _, counters, records = self._namespace.recover(redis.keys)
+            except Unrecoverable as error:
+                self._history.violations.append((self._history.clock(), f"{sender}: {error}"))
+                return
         earlier = self._states.get((position, sender))
         if earlier is not None and replaced in (earlier, earlier.parent) and earlier.records == records:
             write.state = earlier  # the server has repeated a batch
             return
-        is_snapshot = index == b"0" and not meta.get(b"base")  # a takeover without a snapshot has a base
+        is_snapshot = fields.get(b"base") == b""  # a takeover without a snapshot has a base
         latest_known = self._known_states.get(sender)
         epochs = EpochHistory(decode_ends(meta.get(b"history", b"")))
         parent = (
@@ -453,7 +549,7 @@ class LineageRecorder:
             writer=sender,
             host=redis.host,
             position=position,
-            records_key=records_key,
+            state_key=state_key,
             parent=parent,
             replaced=replaced,
             known_to_writer=latest_known,
@@ -464,11 +560,12 @@ class LineageRecorder:
         self._check_acknowledged(write)
         self._update_known(state)
         old_records = {} if parent is None else parent.records
+        written, removed = _difference(old_records, records)
         change = Change(
-            written={id_: record for id_, record in records.items() if old_records.get(id_) != record},
-            removed={id_: record for id_, record in old_records.items() if id_ not in records},
+            written=written,
+            removed=removed,
             epoch=position[0],
-            counters=(int(index), float(clock), int(next_id), int(next_fence)),
+            counters=(position[1], *counters),
             is_snapshot=is_snapshot,
             state=state,
         )
@@ -526,8 +623,3 @@ class LineageRecorder:
             state for state in self._states.values() if state.records == records and state.descends_from(earliest)
         ]
         return max(matching, key=lambda state: state.number, default=earliest)
-
-
-def _decode_records(redis: ReplicatedRedis, key: bytes) -> dict[int, Message]:
-    """Return the records in the hash `key` of a Redis, by request id."""
-    return {int(field): json.loads(record) for field, record in redis.keys.hash(key).items() if record}

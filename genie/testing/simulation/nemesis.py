@@ -130,7 +130,7 @@ class Nemesis:
         `sender` is the name of the node that sent the command. If the nemesis has planned to stop the next server that
         commits, and the command is a commit, this method stops that server.
         """
-        if self._pause_next_committer_s is not None and command[0] == b"EVALSHA":  # a commit is a script
+        if self._pause_next_committer_s is not None and command[0] == b"EXEC":  # a commit is a transaction
             for host in self._hosts:
                 if host.node.name == sender:
                     self._pause(host.node, self._pause_next_committer_s)

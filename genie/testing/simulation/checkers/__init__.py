@@ -13,7 +13,7 @@ def check(history: History) -> list[str]:
     """Return a description of each violation in a history, ordered by time."""
     lineage = SurvivingLineage(history)
     model = Model(lineage.diverged, lineage.diverged_connections)
-    model.violations += lineage.violations
+    model.violations += lineage.violations + history.violations
     checkers = [LockChecker(model), NotificationChecker(model), ReplyChecker(model), FairnessChecker(model)]
     for entry in lineage.entries:
         model.now = entry.at

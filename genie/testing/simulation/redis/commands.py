@@ -92,19 +92,27 @@ class Commands:
         """SCRIPT FLUSH: forget all cached scripts, so that EVALSHA fails."""
         self._scripts.clear()
 
+    def rejection(self, command: list[bytes]) -> Failure | None:
+        """Return the error with which Redis rejects a command before it executes or queues it; None if it does not."""
+        name = command[0].upper()
+        if name not in _COMMANDS:
+            return Failure(f"ERR unknown command '{command[0].decode()}'")
+        if name in _WRITES and self.read_only:
+            return Failure("READONLY You can't write against a read only replica.")
+        return None
+
     def execute(self, command: list[bytes]) -> object:
         """Execute one command and return its reply. A command that changed keys is collected for the replicas.
 
         Raises Failure if the command fails, is unknown, or writes although this Redis is read-only.
         """
+        rejection = self.rejection(command)
+        if rejection is not None:
+            raise rejection
         name = command[0].upper()
-        method = _COMMANDS.get(name)
-        if method is None:
-            raise Failure(f"ERR unknown command '{command[0].decode()}'")
+        method = _COMMANDS[name]
         if name not in _WRITES:
             return method(self, command)
-        if self.read_only:
-            raise Failure("READONLY You can't write against a read only replica.")
         changes_before = self.keys.pending_change_count
         reply = method(self, command)
         if self.keys.pending_change_count > changes_before:
@@ -199,19 +207,17 @@ class Commands:
         return sum(key in self.keys for key in command[1:])
 
     def _xadd(self, command: list[bytes]) -> object:
-        """XADD key [NOMKSTREAM] [MAXLEN [~|=] length] id field value ...
+        """XADD key [NOMKSTREAM] [MINID [~|=] id] id field value ...
 
         Returns the id, or None if NOMKSTREAM is given and the stream does not exist.
         """
-        key, position, max_length = command[1], 2, None
+        key, position, min_id = command[1], 2, (0, 0)
         options = []
-        # MINID and LIMIT are accepted but ignored.
-        while command[position].upper() in (b"MAXLEN", b"NOMKSTREAM", b"~", b"=", b"MINID", b"LIMIT"):
+        while command[position].upper() in (b"NOMKSTREAM", b"MINID"):
             options.append(command[position].upper())
-            if command[position].upper() in (b"MAXLEN", b"MINID", b"LIMIT"):
+            if options[-1] == b"MINID":
                 position += 2 if command[position + 1] in (b"~", b"=") else 1
-                if options[-1] == b"MAXLEN":
-                    max_length = int(command[position])
+                min_id = stream_id(command[position], 0)
             position += 1
         stream = self.keys.stream(key)
         if stream is None:
@@ -222,7 +228,7 @@ class Commands:
         id_ = stream_id(command[position], 0)
         if id_ <= stream.last:
             raise Failure("ERR The ID specified in XADD is equal or smaller than the target stream top item")
-        excess = 0 if max_length is None else max(0, len(stream.entries) + 1 - max_length)
+        excess = sum(entry[0] < min_id for entry in stream.entries)
         last_before, trimmed = stream.last, stream.entries[:excess]
         self.keys.record_undo(key, lambda: stream.undo(last_before, trimmed))
         stream.entries.append((id_, command[position + 1 :]))

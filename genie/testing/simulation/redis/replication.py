@@ -300,12 +300,13 @@ class ReplicatedRedis(SimRedis):
                 self.execute(command)
             self.read_only = True
             self._effects.clear()  # this replica has no replicas of its own
-            self.keys.end_write()
+            self.notify_watchers({key for key, _, _ in self.keys.end_write()})
             self.log.append(write)
             self._record_replicated(write)
         else:
             keys, log = self._replication_log.copies[number]
             self.keys, self.log = deepcopy(keys), list(log)
+            self.notify_watchers(None)
             for write in self.log:
                 self._record_replicated(write)
         if self._upstream is not None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import cast
 
 from genie.testing.simulation.network import Listener, SimTransport
-from genie.testing.simulation.redis.commands import Commands, StreamRead
+from genie.testing.simulation.redis.commands import OK, Commands, StreamRead
 from genie.testing.simulation.redis.keyspace import Undo
-from genie.testing.simulation.redis.resp import CommandParser, Failure, encode
+from genie.testing.simulation.redis.resp import CommandParser, Failure, Status, encode
 
 CUT_BEFORE, CUT_AFTER, REJECT = "reset before", "reset after", "reject"
 """Faults of a command: the connection is reset before or after the command is executed, or the reply is an error."""
@@ -35,6 +35,14 @@ class RedisConnection(asyncio.Protocol):
         """The version of RESP, which the client selects by HELLO."""
         self._write_offset = 0
         """The replication offset after the last write of this connection."""
+        self._watched: set[bytes] = set()
+        """The keys that the client watches."""
+        self._is_dirty = False
+        """Whether a watched key was changed, so that the next EXEC fails."""
+        self._transaction: list[list[bytes]] | None = None
+        """The commands since MULTI; None outside of a transaction."""
+        self._is_aborted = False
+        """Whether a command of the transaction was rejected, so that EXEC fails."""
         self._queued_commands: list[list[bytes]] = []
         self._try_reply: Callable[[], object] | None = None
         """A function that returns the reply to the blocking command, or `NOT_YET`; None if no command blocks."""
@@ -61,6 +69,11 @@ class RedisConnection(asyncio.Protocol):
 
     def cut(self) -> None:
         self._transport.abort()
+
+    def on_keys_changed(self, keys: set[bytes] | None) -> None:
+        """Note that keys were changed, by any client; None: perhaps all keys."""
+        if self._watched if keys is None else self._watched & keys:
+            self._is_dirty = True
 
     def reply_if_unblocked(self) -> None:
         """Reply to the blocking command if there is one and its reply is available now."""
@@ -97,6 +110,7 @@ class RedisConnection(asyncio.Protocol):
             return
         fault = self._redis.fault(command, self.peer)
         if fault is REJECT:
+            self._is_aborted = self._transaction is not None
             self.send_reply(Failure("ERR injected fault."))
         elif fault is CUT_BEFORE:
             self.cut()
@@ -113,15 +127,51 @@ class RedisConnection(asyncio.Protocol):
         if name == b"HELLO":
             self._version = int(command[1]) if len(command) > 1 else self._version
             return {b"server": b"redis", b"version": b"7.2.0", b"proto": self._version, b"mode": b"standalone"}
+        if name in (b"MULTI", b"EXEC", b"WATCH", b"UNWATCH") or self._transaction is not None:
+            return self._transact(name, command)
         if name == b"XREAD":
             return self._read(command)
         if name == b"WAIT":
             return self._wait(int(command[1]), int(command[2]))
+        return self._write([command])[0]
+
+    def _transact(self, name: bytes, command: list[bytes]) -> object:
+        """MULTI, EXEC, WATCH or UNWATCH, or a command that is queued until EXEC.
+
+        EXEC executes the queued commands as one atomic write, and returns their replies. It returns None without executing
+        them if a watched key was changed since WATCH.
+        """
+        if name == b"WATCH":
+            self._watched.update(command[1:])
+        elif name == b"MULTI":
+            self._transaction, self._is_aborted = [], False
+        elif name == b"EXEC":
+            queued, self._transaction = self._transaction or [], None
+            aborted, dirty = self._is_aborted, self._is_dirty
+            self._watched.clear()
+            self._is_dirty = self._is_aborted = False
+            if aborted:
+                return Failure("EXECABORT Transaction discarded because of previous errors.")
+            return None if dirty else self._write(queued)
+        elif name == b"UNWATCH":
+            self._watched.clear()
+            self._is_dirty = False
+        elif self._transaction is not None:
+            rejection = self._redis.rejection(command)
+            if rejection is not None:
+                self._is_aborted = True
+                return rejection
+            self._transaction.append(command)
+            return Status(b"QUEUED")
+        return OK
+
+    def _write(self, commands: list[list[bytes]]) -> list[object]:
+        """Execute commands as one atomic write, and return their replies."""
         offset_before = self._redis.offset
-        reply = self._redis.execute_write(command, self.peer)
+        replies = self._redis.execute_write(commands, self.peer)
         if self._redis.offset > offset_before:
             self._write_offset = self._redis.offset
-        return reply
+        return replies
 
     def _read(self, command: list[bytes]) -> object:
         """XREAD: return the newer entries, or None if there are none.
@@ -215,23 +265,32 @@ class SimRedis(Commands):
     def flush(self) -> None:
         """FLUSHALL: remove all keys."""
         self.keys.clear()
+        self.notify_watchers(None)
 
-    def execute_write(self, command: list[bytes], sender: str = "") -> object:
-        """Execute one command as an atomic write, and return the reply, which is a `Failure` if the command fails.
+    def notify_watchers(self, keys: set[bytes] | None) -> None:
+        """Tell the connections that keys were changed; None: perhaps all keys."""
+        for connection in self._connections:
+            connection.on_keys_changed(keys)
 
-        If the command changed keys, the change is replicated, and blocking commands that waited for it get their replies.
+    def execute_write(self, commands: list[list[bytes]], sender: str = "") -> list[object]:
+        """Execute commands as one atomic write, and return the replies. The reply to a command that fails is a `Failure`.
+
+        If keys were changed, the change is replicated, and blocking commands that waited for it get their replies.
         """
-        try:
-            reply = self.execute(command)
-        except Failure as failure:
-            reply = failure
+        replies: list[object] = []
+        for command in commands:
+            try:
+                replies.append(self.execute(command))
+            except Failure as failure:
+                replies.append(failure)
         effects, self._effects = self._effects, []
         undo = self.keys.end_write()
         if undo:
+            self.notify_watchers({key for key, _, _ in undo})
             self.replicate(effects, sender)
             self.on_write(undo, sender)
             self.reply_if_unblocked()
-        return reply
+        return replies
 
     def reply_if_unblocked(self) -> None:
         """Reply to each blocking command whose reply is available now."""

@@ -1,0 +1,115 @@
+"""Checkpoints: in the background, the leader writes the changes of the log to the stored state, so that the log can be trimmed.
+
+A checkpoint is fuzzy: it is written in parts, between commits. The state then contains some changes of the log that are later
+than the stored position of the checkpoint. Recovery applies them again, which changes nothing because records are absolute.
+The order makes a crash harmless at any moment: first the records, then the position of the checkpoint, then the log is
+trimmed up to that position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from structlog.typing import FilteringBoundLogger
+
+from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.keyspace import CHUNK, Checkpoint, Keyspace, Meta
+from genie.storage.redis.log import BatchCommitted, LogReader, LogTruncated, Position
+from genie.storage.redis.primary import Primary
+from genie.storage.redis.records import decode_counters
+
+CHECK_INTERVAL_S = 1.0
+"""How often the leader checks whether a checkpoint is due."""
+CHECKPOINT_INTERVAL_S = 60.0
+"""A checkpoint is due this long after the last one."""
+CHECKPOINT_BYTES = 8 << 20
+"""A checkpoint is due after batches of this size in total. A recovery reads little more of the log than this."""
+CHECKPOINT_ENTRIES = 20_000
+"""A checkpoint is due after this many log entries."""
+
+
+class Checkpointer:
+    """Writes checkpoints of the namespace that this node leads.
+
+    The changes are read from the log, so they are stored, and the commits do not wait for anything.
+    """
+
+    def __init__(self, primary: Primary, keyspace: Keyspace, log: FilteringBoundLogger) -> None:
+        self._primary = primary
+        self._keyspace = keyspace
+        self._log = log
+        self.position: Position = (0, 0)
+        """The position of the last checkpoint: up to this position the log can be trimmed; (0, 0) if it is not known yet."""
+        self._bytes = 0
+        """The size of all batches since the last checkpoint."""
+        self._entries = 0
+        """How many batches were committed since the last checkpoint."""
+        self._highest_id: int | None = None
+        """The state contains no higher id; None if the last checkpoint was interrupted, perhaps by a crash of a former leader."""
+
+    def add(self, size: int) -> None:
+        """Count a batch of `size` bytes that was committed."""
+        self._bytes += size
+        self._entries += 1
+
+    async def run(self) -> None:
+        """Write a checkpoint whenever one is due, until cancelled."""
+        loop = asyncio.get_running_loop()
+        last_at = loop.time()
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            is_due = self._bytes >= CHECKPOINT_BYTES or self._entries >= CHECKPOINT_ENTRIES
+            if is_due or (self._entries and loop.time() - last_at >= CHECKPOINT_INTERVAL_S):
+                last_at = loop.time()
+                try:
+                    await self.write()
+                except (RedisFailure, LogTruncated) as error:
+                    # The next commit finds out what is wrong with Redis, and handles it.
+                    self._log.warning("checkpoint failed, it is repeated", error=str(error) or type(error).__name__)
+
+    async def write(self) -> bool:
+        """Write a checkpoint of the present end of the log; return False if another node leads or Redis was rolled back."""
+        size, entries = self._bytes, self._entries
+        highest_known, self._highest_id = self._highest_id, None
+        meta = await self._keyspace.read()
+        if meta is None or meta.epoch != self._keyspace.epoch:
+            return False
+        changes, checkpoint, highest_id = await self._read_log(meta)
+        deleted: list[bytes] = []
+        written: dict[bytes, bytes] = {}
+        for id_, record in changes.items():
+            if record:
+                written[id_] = record
+            elif highest_known is None or int(id_) <= highest_known:  # otherwise the state never had the id
+                deleted.append(id_)
+            if max(len(deleted), len(written)) == CHUNK:
+                if not await self._keyspace.write_checkpoint(checkpoint.position, deleted, written):
+                    return False
+                deleted, written = [], {}
+        if not await self._keyspace.write_checkpoint(checkpoint.position, deleted, written, checkpoint):
+            return False
+        self.position, self._highest_id = checkpoint.position, max(highest_id, highest_known or 0)
+        self._bytes -= size
+        self._entries -= entries
+        return True
+
+    async def _read_log(self, meta: Meta) -> tuple[dict[bytes, bytes], Checkpoint, int]:
+        """Read the log from the last checkpoint to the end that `meta` has.
+
+        Returns the last record of each changed id (empty: deleted), the checkpoint at the end, and the highest changed id.
+        """
+        changes: dict[bytes, bytes] = {}
+        counters, highest_id = b"", 0
+        reader = LogReader(self._primary, self._keyspace.log)
+        reader.seek(meta.history.up_to(meta.checkpoint.position))
+        while reader.position < meta.position:
+            entries = await reader.read(None)
+            if not entries:
+                raise LogTruncated
+            for entry in entries:
+                if isinstance(entry, BatchCommitted):
+                    changes |= entry.records
+                    counters = entry.counters
+        highest_id = max(map(int, changes), default=0)
+        state = decode_counters(counters) if counters else meta.checkpoint.counters
+        return changes, Checkpoint(reader.position, state), highest_id
