@@ -9,23 +9,28 @@ trimmed up to that position.
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
 from structlog.typing import FilteringBoundLogger
 
 from genie.storage.redis.connection import RedisFailure
-from genie.storage.redis.keyspace import CHUNK, Checkpoint, Keyspace, Meta
+from genie.storage.redis.keyspace import Checkpoint, Keyspace, Meta
 from genie.storage.redis.log import BatchCommitted, LogReader, LogTruncated, Position
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.records import decode_counters
 
 CHECK_INTERVAL_S = 1.0
 """How often the leader checks whether a checkpoint is due."""
-CHECKPOINT_INTERVAL_S = 60.0
-"""A checkpoint is due this long after the last one."""
+CHECKPOINT_INTERVAL_S = 5.0
+"""A checkpoint is due this long after the last one, if anything was committed since."""
 CHECKPOINT_BYTES = 8 << 20
 """A checkpoint is due after batches of this size in total. A recovery reads little more of the log than this."""
 CHECKPOINT_ENTRIES = 20_000
 """A checkpoint is due after this many log entries."""
+EMPTY_BATCH_BYTES = 64
+"""An encoded batch without changes is at most this long."""
+PART_SIZE = 1_000
+"""How many records one call writes or deletes. Limited, because Redis serves no other client during a call."""
 
 
 class Checkpointer:
@@ -44,6 +49,8 @@ class Checkpointer:
         """The size of all batches since the last checkpoint."""
         self._entries = 0
         """How many batches were committed since the last checkpoint."""
+        self._attempt = 0
+        """The number of the last attempt to write a checkpoint."""
         self._highest_id: int | None = None
         """The state contains no higher id; None if the last checkpoint was interrupted, perhaps by a crash of a former leader."""
 
@@ -52,14 +59,19 @@ class Checkpointer:
         self._bytes += size
         self._entries += 1
 
+    @property
+    def _has_changes(self) -> bool:
+        """Whether anything but empty batches, which an idle leader commits, may have followed the last checkpoint."""
+        return self._bytes > EMPTY_BATCH_BYTES * self._entries or self.position == (0, 0)
+
     async def run(self) -> None:
         """Write a checkpoint whenever one is due, until cancelled."""
         loop = asyncio.get_running_loop()
-        last_at = loop.time()
+        last_at = -inf  # the first checkpoint is due at once, because a former leader may have left much of the log
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             is_due = self._bytes >= CHECKPOINT_BYTES or self._entries >= CHECKPOINT_ENTRIES
-            if is_due or (self._entries and loop.time() - last_at >= CHECKPOINT_INTERVAL_S):
+            if is_due or (self._has_changes and loop.time() - last_at >= CHECKPOINT_INTERVAL_S):
                 last_at = loop.time()
                 try:
                     await self.write()
@@ -70,6 +82,7 @@ class Checkpointer:
     async def write(self) -> bool:
         """Write a checkpoint of the present end of the log; return False if another node leads or Redis was rolled back."""
         size, entries = self._bytes, self._entries
+        self._attempt += 1
         highest_known, self._highest_id = self._highest_id, None
         meta = await self._keyspace.read()
         if meta is None or meta.epoch != self._keyspace.epoch:
@@ -82,13 +95,15 @@ class Checkpointer:
                 written[id_] = record
             elif highest_known is None or int(id_) <= highest_known:  # otherwise the state never had the id
                 deleted.append(id_)
-            if max(len(deleted), len(written)) == CHUNK:
-                if not await self._keyspace.write_checkpoint(checkpoint.position, deleted, written):
+            if max(len(deleted), len(written)) == PART_SIZE:
+                if not await self._keyspace.write_checkpoint(self._attempt, checkpoint.position, deleted, written):
                     return False
                 deleted, written = [], {}
-        if not await self._keyspace.write_checkpoint(checkpoint.position, deleted, written, checkpoint):
+        if not await self._keyspace.write_checkpoint(self._attempt, checkpoint.position, deleted, written, checkpoint):
             return False
-        self.position, self._highest_id = checkpoint.position, max(highest_id, highest_known or 0)
+        if highest_known is None:
+            highest_known = meta.checkpoint.counters.next_id - 1  # the highest id of a record before this checkpoint
+        self.position, self._highest_id = checkpoint.position, max(highest_id, highest_known)
         self._bytes -= size
         self._entries -= entries
         return True

@@ -7,7 +7,7 @@ All keys are in one hash slot, by the tag `{namespace}`:
 | `{namespace}:log` | stream | the write-ahead log: an entry for each batch and each takeover (`log.py`) |
 | `{namespace}:state:…` | hash | the checkpointed state: id to record (`records.py`), and a field `0` so that the hash is never empty |
 | `{namespace}:meta` | hash | `version` of the format; `epoch`, `nonce` of the last leader; its `node` (empty: resigned); |
-| | | `history`; `state`, the key of the current state; its `checkpoint` (see `Meta`) |
+| | | `history`; `state`, the key of the current state; its `checkpoint` (see `Meta`); the last `attempt` to write one |
 | `{namespace}:candidates` | set | ids of the nodes that wait while the namespace is empty |
 | `{namespace}:positions` | hash | candidate to its replicated position, during an election |
 | `{namespace}:transfer_request` | string | which node asks for leadership, and how many namespaces it leads; expires |
@@ -301,17 +301,22 @@ class Keyspace:
         await self._finish_restore()
 
     async def write_checkpoint(
-        self, position: Position, deleted: list[bytes], written: dict[bytes, bytes], checkpoint: Checkpoint | None = None
+        self,
+        attempt: int,
+        position: Position,
+        deleted: list[bytes],
+        written: dict[bytes, bytes],
+        checkpoint: Checkpoint | None = None,
     ) -> bool:
         """Write changed records up to `position` to the state. With `checkpoint`, move the checkpoint afterwards.
 
-        At most `CHUNK` ids can be deleted, and at most `CHUNK` records written. Returns False, without a change, if another
-        node leads or Redis lacks the entries up to `position`.
+        The leader numbers its attempts to write a checkpoint from 1. Returns False, without a change, if another node leads,
+        a later attempt has begun, or Redis lacks the log entries up to `position`.
         """
         status = await self._primary.eval(
             _CHECKPOINT,
             [self.meta, self.log, self.epoch.state],
-            *(self.epoch.number, self.epoch.nonce, *position, b"" if checkpoint is None else checkpoint.encode()),
+            *(self.epoch.number, self.epoch.nonce, attempt, *position, b"" if checkpoint is None else checkpoint.encode()),
             *(len(deleted), *deleted, *(part for item in written.items() for part in item)),
         )
         return bool(status == b"ok")

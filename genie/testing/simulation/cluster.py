@@ -11,6 +11,7 @@ from unittest.mock import patch
 from genie.client.aio import connect
 from genie.errors import GenieError, Unavailable
 from genie.storage import store
+from genie.storage.redis import checkpoint
 from genie.testing.simulation import invariants
 from genie.testing.simulation.history import FAULT, LOG, NOTE, History
 from genie.testing.simulation.host import Host
@@ -74,7 +75,11 @@ class Cluster:
                 self._add_problem(f"{context['message']}: {context['exception']!r}")
 
         self.loop.set_exception_handler(record_failure)
-        with deterministic(self.loop, self.scenario.seed, record_log), patch.object(store, "_boot_id", self._boot_id):
+        with (
+            deterministic(self.loop, self.scenario.seed, record_log),
+            patch.object(store, "_boot_id", self._boot_id),
+            patch.multiple(checkpoint, PART_SIZE=2, CHECKPOINT_INTERVAL_S=1.0),  # many checkpoints in many parts
+        ):
             try:
                 self.loop.run_until_complete(self._run())
             except Stuck as error:

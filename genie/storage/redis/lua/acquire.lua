@@ -24,5 +24,6 @@ end
 redis.call('XADD', KEYS[2], ARGV[1] .. '-0', 'base', ARGV[8], 'node', ARGV[6])
 -- Keep the state from being empty: during a slot migration a script fails if only some of its keys exist.
 redis.call('HSET', KEYS[3], '0', '')
-redis.call('HSET', KEYS[1], 'version', ARGV[7], 'epoch', ARGV[1], 'nonce', ARGV[2], 'node', ARGV[6], 'history', ARGV[9])
+redis.call('HSET', KEYS[1], 'version', ARGV[7], 'epoch', ARGV[1], 'nonce', ARGV[2], 'node', ARGV[6], 'history', ARGV[9],
+  'attempt', 0)
 return 'ok'
