@@ -9,6 +9,7 @@ trimmed up to that position.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from math import inf
 
 from structlog.typing import FilteringBoundLogger
@@ -29,6 +30,10 @@ CHECKPOINT_ENTRIES = 20_000
 """A checkpoint is due after this many log entries."""
 EMPTY_BATCH_BYTES = 64
 """An encoded batch without changes is at most this long."""
+READ_BYTES = 128 << 10
+"""About how many bytes of the log are read at a time. Limited, because the leader serves nobody while it decodes them."""
+MAX_READ_ENTRIES = 500
+"""How many log entries are read at a time at most."""
 PART_SIZE = 1_000
 """How many records one call writes or deletes. Limited, because Redis serves no other client during a call."""
 
@@ -36,33 +41,25 @@ PART_SIZE = 1_000
 class Checkpointer:
     """Writes checkpoints of the namespace that this node leads.
 
-    The changes are read from the log, so they are stored, and the commits do not wait for anything.
+    The changes are read from the log, so they are stored, and a commit costs nothing for its checkpoint. `progress` returns
+    how many batches this leader has committed, and their size in bytes.
     """
 
-    def __init__(self, primary: Primary, keyspace: Keyspace, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self, primary: Primary, keyspace: Keyspace, progress: Callable[[], tuple[int, int]], log: FilteringBoundLogger
+    ) -> None:
         self._primary = primary
         self._keyspace = keyspace
+        self._progress = progress
         self._log = log
         self.position: Position = (0, 0)
         """The position of the last checkpoint: up to this position the log can be trimmed; (0, 0) if it is not known yet."""
-        self._bytes = 0
-        """The size of all batches since the last checkpoint."""
-        self._entries = 0
-        """How many batches were committed since the last checkpoint."""
+        self._last_progress = 0, 0
+        """The result of `progress` at the last checkpoint."""
         self._attempt = 0
         """The number of the last attempt to write a checkpoint."""
         self._highest_id: int | None = None
         """The state contains no higher id; None if the last checkpoint was interrupted, perhaps by a crash of a former leader."""
-
-    def add(self, size: int) -> None:
-        """Count a batch of `size` bytes that was committed."""
-        self._bytes += size
-        self._entries += 1
-
-    @property
-    def _has_changes(self) -> bool:
-        """Whether anything but empty batches, which an idle leader commits, may have followed the last checkpoint."""
-        return self._bytes > EMPTY_BATCH_BYTES * self._entries or self.position == (0, 0)
 
     async def run(self) -> None:
         """Write a checkpoint whenever one is due, until cancelled."""
@@ -70,8 +67,7 @@ class Checkpointer:
         last_at = -inf  # the first checkpoint is due at once, because a former leader may have left much of the log
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            is_due = self._bytes >= CHECKPOINT_BYTES or self._entries >= CHECKPOINT_ENTRIES
-            if is_due or (self._has_changes and loop.time() - last_at >= CHECKPOINT_INTERVAL_S):
+            if self._is_due(loop.time() - last_at):
                 last_at = loop.time()
                 try:
                     await self.write()
@@ -79,9 +75,22 @@ class Checkpointer:
                     # The next commit finds out what is wrong with Redis, and handles it.
                     self._log.warning("checkpoint failed, it is repeated", error=str(error) or type(error).__name__)
 
+    def _is_due(self, elapsed_s: float) -> bool:
+        """Return whether a checkpoint is due `elapsed_s` seconds after the last attempt."""
+        entries, size = (now - last for now, last in zip(self._progress(), self._last_progress, strict=True))
+        has_changes = size > EMPTY_BATCH_BYTES * entries or self.position == (
+            0,
+            0,
+        )  # an idle leader commits empty batches
+        return (
+            size >= CHECKPOINT_BYTES
+            or entries >= CHECKPOINT_ENTRIES
+            or (has_changes and elapsed_s >= CHECKPOINT_INTERVAL_S)
+        )
+
     async def write(self) -> bool:
         """Write a checkpoint of the present end of the log; return False if another node leads or Redis was rolled back."""
-        size, entries = self._bytes, self._entries
+        progress = self._progress()
         self._attempt += 1
         highest_known, self._highest_id = self._highest_id, None
         meta = await self._keyspace.read()
@@ -104,8 +113,7 @@ class Checkpointer:
         if highest_known is None:
             highest_known = meta.checkpoint.counters.next_id - 1  # the highest id of a record before this checkpoint
         self.position, self._highest_id = checkpoint.position, max(highest_id, highest_known)
-        self._bytes -= size
-        self._entries -= entries
+        self._last_progress = progress
         return True
 
     async def _read_log(self, meta: Meta) -> tuple[dict[bytes, bytes], Checkpoint, int]:
@@ -115,10 +123,12 @@ class Checkpointer:
         """
         changes: dict[bytes, bytes] = {}
         counters, highest_id = b"", 0
+        committed, size = self._progress()
+        count = max(1, min(MAX_READ_ENTRIES, READ_BYTES * committed // max(size, 1)))
         reader = LogReader(self._primary, self._keyspace.log)
         reader.seek(meta.history.up_to(meta.checkpoint.position))
         while reader.position < meta.position:
-            entries = await reader.read(None)
+            entries = await reader.read(None, count)
             if not entries:
                 raise LogTruncated
             for entry in entries:

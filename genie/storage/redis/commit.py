@@ -21,7 +21,7 @@ from structlog.typing import FilteringBoundLogger
 from genie.backoff import Backoff
 from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure, encode_bulk, encode_command
 from genie.storage.redis.keyspace import Keyspace, Meta
-from genie.storage.redis.log import MARK_INTERVAL, LogRetention, Position
+from genie.storage.redis.log import LogRetention, Position, encode_position
 from genie.storage.redis.primary import ALLOW_OOM_SHEBANG, SCRIPTS, Primary
 from genie.tasks import cancel_and_wait
 
@@ -43,6 +43,10 @@ class Outcome(Enum):
 
 # -- Encoding -----------------------------------------------------------------------------------------
 
+TRIM_INTERVAL = 128
+"""Every commit whose index is a multiple of this trims the log. A multiple, because trimming costs Redis about as much as the
+rest of a small commit."""
+
 _MULTI, _EXEC, _UNWATCH = (encode_command([name]) for name in ("MULTI", "EXEC", "UNWATCH"))
 
 
@@ -54,6 +58,8 @@ class CommitEncoder:
         self._log = keyspace.log
         self._checkpointed = checkpointed
         self._retention = LogRetention()
+        self.encoded_bytes = 0
+        """The size of all batches that were encoded."""
         self.watch = encode_command(["WATCH", keyspace.log])
         self._end = b"\r\n" + _EXEC + self.watch
         self._xadd = _MULTI + b"*6\r\n" + b"".join(map(encode_bulk, ("XADD", keyspace.log, "NOMKSTREAM")))
@@ -62,23 +68,24 @@ class CommitEncoder:
     def encode(self, index: int, batch: bytes) -> tuple[bytes, bytes]:
         """Encode the commit of a batch as a transaction; return it with the reply that Redis sends if it appends the batch.
 
-        Every `MARK_INTERVAL`th commit also trims the log. The bytes are formatted without a generic encoder, because this
+        Every `TRIM_INTERVAL`th commit also trims the log. The bytes are formatted without a generic encoder, because this
         code runs for every commit.
         """
         id_ = b"%d-%d" % (self._epoch, index)
-        self._retention.add(index, len(batch))
-        start = self._xadd if index % MARK_INTERVAL else self._trimming_xadd()
+        start = self._xadd if index % TRIM_INTERVAL else self._trimming_xadd(index)
+        self.encoded_bytes += len(batch)
         command = b"%b$%d\r\n%b\r\n$5\r\nbatch\r\n$%d\r\n%b%b" % (start, len(id_), id_, len(batch), batch, self._end)
         return command, b"+OK\r\n+QUEUED\r\n*1\r\n$%d\r\n%b\r\n+OK\r\n" % (len(id_), id_)
 
-    def _trimming_xadd(self) -> bytes:
+    def _trimming_xadd(self, index: int) -> bytes:
         """Return the start of a transaction whose XADD also trims the entries that are in the checkpoint and not retained.
 
         Redis trims whole nodes of the stream, and at most 10,000 entries at a time.
         """
+        self._retention.mark(index, self.encoded_bytes)
         first_retained = self._retention.first_retained
-        epoch, index = min(self._checkpointed(), (self._epoch, first_retained) if first_retained else (0, 0))
-        options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", f"{epoch}-{index}")
+        first = min(self._checkpointed(), (self._epoch, first_retained) if first_retained else (0, 0))
+        options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", encode_position(first))
         return _MULTI + b"*9\r\n" + b"".join(map(encode_bulk, options))
 
     def encode_allowing_oom(self, index: int, batch: bytes) -> bytes:
@@ -234,6 +241,11 @@ class CommitWriter:
         self._batch, self._in_flight, self.last_sent_index = batch, True, self.index + 1
         self._send()
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many batches were stored in this epoch, and the size of all batches that were sent."""
+        return self.index, self._encoder.encoded_bytes
+
     async def resubmit(self, batch: bytes) -> None:
         """Append an encoded batch after a recovery. May only be called by the coroutine of `recover`."""
         self._batch, self._in_flight, self.last_sent_index = batch, True, self.index + 1
@@ -332,6 +344,11 @@ class CommitWriter:
         """
         if not self._in_flight:
             return
+        if replies is self._expected_reply and self._backoff is None and not self.full:
+            self.index += 1
+            self._in_flight = False
+            self._on_outcome(Outcome.STORED)
+            return
         if replies is self._expected_reply:
             self._finish(Outcome.STORED)
             return
@@ -345,7 +362,9 @@ class CommitWriter:
             self._on_failure(error)
             return
         # A cluster node that is importing the slot rejects WATCH without another ASKING: then the next commit resumes first.
-        self._watching = not isinstance(replies[(TRANSACTION_REPLIES if self._result_at else SCRIPT_REPLIES) - 1], ErrorReply)
+        self._watching = not isinstance(
+            replies[(TRANSACTION_REPLIES if self._result_at else SCRIPT_REPLIES) - 1], ErrorReply
+        )
         if not result or isinstance(result[0], Exception) or result[0] is None:
             # The log was changed since it was watched (EXEC replies nil), or is gone, or has a higher id: find out.
             self._watching = False

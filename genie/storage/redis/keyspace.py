@@ -159,9 +159,7 @@ class Keyspace:
         Redis then rejects the next transaction of the connection if anybody has changed the log since the read.
         """
         await connection.call("WATCH", self.log)
-        return self._decode_meta(
-            await connection.call("EVAL", _READ, 2, self.meta, self.log), asking=connection.asking
-        )
+        return self._decode_meta(await connection.call("EVAL", _READ, 2, self.meta, self.log), asking=connection.asking)
 
     def _decode_meta(self, reply: tuple[list[bytes], bytes], *, asking: bool) -> Meta | None:
         """Decode the reply of `read.lua`. `asking`: the slot is being migrated to this node, so keys may not have arrived."""
@@ -316,7 +314,13 @@ class Keyspace:
         status = await self._primary.eval(
             _CHECKPOINT,
             [self.meta, self.log, self.epoch.state],
-            *(self.epoch.number, self.epoch.nonce, attempt, *position, b"" if checkpoint is None else checkpoint.encode()),
+            *(
+                self.epoch.number,
+                self.epoch.nonce,
+                attempt,
+                *position,
+                b"" if checkpoint is None else checkpoint.encode(),
+            ),
             *(len(deleted), *deleted, *(part for item in written.items() for part in item)),
         )
         return bool(status == b"ok")

@@ -67,7 +67,6 @@ class EpochHistory:
         ends = self.ends[:-1] if position[0] == self.position[0] else self.ends
         return EpochHistory((*ends, position)[-MAX_EPOCHS:])
 
-
     def up_to(self, position: Position) -> EpochHistory:
         """Return the lineage of the earlier state at `position`, which must be on this lineage."""
         return EpochHistory((*(end for end in self.ends if end[0] < position[0]), position))
@@ -103,7 +102,7 @@ MAX_LOG_ENTRIES = 100_000
 """About how many log entries are retained for followers."""
 
 MAX_READ_ENTRIES = 200
-"""How many entries one call of `LogReader.read` reads at most."""
+"""How many entries one call of `LogReader.read` reads at most, unless the caller says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +153,14 @@ class LogReader:
         """Move the reader: the next `read` returns the first entry after the position of `history`."""
         self.history = history
 
-    async def read(self, wait_ms: int | None) -> list[LogEntry]:
-        """Return the next entries, at most `MAX_READ_ENTRIES`, and move the reader to the last one.
+    async def read(self, wait_ms: int | None, count: int = MAX_READ_ENTRIES) -> list[LogEntry]:
+        """Return the next entries, at most `count`, and move the reader to the last one.
 
         Waits up to `wait_ms` milliseconds for the first entry; with None, does not wait. Returns an empty list if there is no
         entry. Raises LogTruncated if the log does not continue at the position of this reader.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
-        command = ("XREAD", "COUNT", MAX_READ_ENTRIES, *block, "STREAMS", self._key, encode_position(self.position))
+        command = ("XREAD", "COUNT", count, *block, "STREAMS", self._key, encode_position(self.position))
         streams = await self._primary.call(*command, wait_s=(wait_ms or 0) / 1000)
         return [self._decode(id_, fields) for id_, fields in (streams[0][1] if streams else [])]
 
@@ -190,22 +189,17 @@ class LogRetention:
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int]] = deque()
-        """Index of an entry, and the bytes of all entries of this leader before it, for every `MARK_INTERVAL`th entry."""
-        self._total_bytes = 0
+        """Index of an entry, and the size of all entries of this leader before it, for some entries in order."""
         self.first_retained = 0
         """The index of the first entry of this leader's epoch that is retained; 0 if earlier epochs are retained as well."""
 
-    def add(self, index: int, size: int) -> None:
-        """Add the entry with the next index, of `size` bytes."""
-        if index % MARK_INTERVAL == 0:
-            self._marks.append((index, self._total_bytes))
-            while (
-                self._total_bytes - self._marks[0][1] > MAX_LOG_BYTES or index - self._marks[0][0] > MAX_LOG_ENTRIES
-            ) and len(self._marks) > 1:
-                self._marks.popleft()
-                self.first_retained = self._marks[0][0]
-        self._total_bytes += size
+    def mark(self, index: int, bytes_before: int) -> None:
+        """Note that the entries of this leader before `index` have `bytes_before` bytes, and move `first_retained`.
 
-
-MARK_INTERVAL = 128
-"""The retention is computed to within this many entries, so that a commit costs no more than an addition."""
+        The marks are the only entries at which the log can be trimmed.
+        """
+        marks = self._marks
+        marks.append((index, bytes_before))
+        while bytes_before - marks[0][1] > MAX_LOG_BYTES or index - marks[0][0] > MAX_LOG_ENTRIES:
+            marks.popleft()
+            self.first_retained = marks[0][0]

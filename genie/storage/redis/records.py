@@ -150,11 +150,7 @@ def decode_counters(encoded: bytes) -> Batch:
 def split_batch(encoded: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     """Split an encoded batch into its encoded counters and its encoded records by id. An empty record deletes the id."""
     counters, *lines = encoded.split(b"\n")
-    records = {}
-    for line in lines:
-        id_, _, record = line.partition(b" ")
-        records[id_] = record
-    return counters, records
+    return counters, dict([line.partition(b" ")[::2] for line in lines])
 
 
 def decode_records(records: dict[bytes, bytes], decoder: RecordDecoder) -> dict[int, Change]:

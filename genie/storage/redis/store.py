@@ -82,8 +82,6 @@ class RedisStore:
         """Returns the current state of the namespace; set by `open`."""
         self._batch = Batch()
         """The batch in flight, or the last one. Before the first, its counters are those of the state that was loaded."""
-        self._batch_size = 0
-        """The size of that batch, encoded."""
         self._sent_at = 0.0
         """When the last batch was first sent (event-loop time)."""
         self._lease_start = 0.0
@@ -94,7 +92,6 @@ class RedisStore:
         """Positions of the batches that were in flight when this node stepped down. Redis may or may not have them."""
         self._primary_watch: asyncio.Task[None] | None = None
         """Queries the sentinels while this node leads."""
-        self._checkpointer = Checkpointer(self._primary, self._keyspace, self._log)
         self._checkpointing: asyncio.Task[None] | None = None
         """Writes checkpoints while this node leads."""
 
@@ -167,9 +164,8 @@ class RedisStore:
         """Write a batch, then call `done`: with None when the batch is stored, or with an error. Retries apply the batch only once."""
         self._sent_at = self._loop.time()
         self._done = done
-        self._batch, encoded = batch, encode_batch(batch)
-        self._batch_size = len(encoded)
-        self._writer.write(encoded)
+        self._batch = batch
+        self._writer.write(encode_batch(batch))
 
     async def wait_for_transfer_request(self) -> None:
         """Wait until another node requests this namespace and leads at least `MIN_IMBALANCE` namespaces fewer than this node.
@@ -238,9 +234,9 @@ class RedisStore:
 
     def _start_epoch(self) -> None:
         """Begin to commit and to write checkpoints in the epoch that this node has just acquired."""
-        self._checkpointer = Checkpointer(self._primary, self._keyspace, self._log)
-        self._checkpointing = self._loop.create_task(self._checkpointer.run())
-        self._writer.start_epoch(CommitEncoder(self._keyspace, lambda: self._checkpointer.position))
+        checkpointer = Checkpointer(self._primary, self._keyspace, lambda: self._writer.progress, self._log)
+        self._writer.start_epoch(CommitEncoder(self._keyspace, lambda: checkpointer.position))
+        self._checkpointing = self._loop.create_task(checkpointer.run())
 
     def _on_outcome(self, outcome: Outcome) -> None:
         """Handle the outcome of the batch in flight: finish it, or restore the snapshot if Redis was rolled back.
@@ -250,7 +246,6 @@ class RedisStore:
         """
         if outcome is Outcome.STORED:
             self._lease_start = self._sent_at
-            self._checkpointer.add(self._batch_size)
             self._finish(None)
         elif outcome is not Outcome.ROLLED_BACK:
             self._finish(LeadershipLost(f"{self._keyspace.meta} has another leader"))

@@ -411,9 +411,7 @@ class StoreRecorder:
             self._history.violations.append((self._history.clock(), violation))
 
 
-def _difference(
-    old: dict[int, Message], new: dict[int, Message]
-) -> tuple[dict[int, Message], dict[int, Message]]:
+def _difference(old: dict[int, Message], new: dict[int, Message]) -> tuple[dict[int, Message], dict[int, Message]]:
     """Return the fields `written` and `removed` of the `Change` that leads from the records `old` to `new`."""
     written = {id_: record for id_, record in new.items() if old.get(id_) != record}
     return written, {id_: record for id_, record in old.items() if id_ not in new}
