@@ -32,6 +32,8 @@ EMPTY_BATCH_BYTES = 64
 """An encoded batch without changes is at most this long."""
 READ_BYTES = 128 << 10
 """About how many bytes of the log are read at a time. Limited, because the leader serves nobody while it decodes them."""
+FIRST_READ_ENTRIES = 50
+"""How many log entries are read at a time while their size is unknown."""
 MAX_READ_ENTRIES = 500
 """How many log entries are read at a time at most."""
 PART_SIZE = 1_000
@@ -124,7 +126,7 @@ class Checkpointer:
         changes: dict[bytes, bytes] = {}
         counters, highest_id = b"", 0
         committed, size = self._progress()
-        count = max(1, min(MAX_READ_ENTRIES, READ_BYTES * committed // max(size, 1)))
+        count = max(1, min(MAX_READ_ENTRIES, READ_BYTES * committed // size if size else FIRST_READ_ENTRIES))
         reader = LogReader(self._primary, self._keyspace.log)
         reader.seek(meta.history.up_to(meta.checkpoint.position))
         while reader.position < meta.position:
