@@ -18,7 +18,7 @@ from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, Meta
 from genie.storage.redis.log import BatchCommitted, LogReader, LogTruncated, Position
 from genie.storage.redis.primary import Primary
-from genie.storage.redis.records import decode_counters
+from genie.storage.redis.records import UnknownFormat, decode_counters
 
 CHECK_INTERVAL_S = 1.0
 """How often the leader checks whether a checkpoint is due."""
@@ -73,22 +73,19 @@ class Checkpointer:
                 last_at = loop.time()
                 try:
                     await self.write()
-                except (RedisFailure, LogTruncated) as error:
-                    # The next commit finds out what is wrong with Redis, and handles it.
+                except (RedisFailure, LogTruncated, UnknownFormat) as error:
+                    # The next commit finds out what is wrong with Redis, or who leads now, and handles it.
                     self._log.warning("checkpoint failed, it is repeated", error=str(error) or type(error).__name__)
 
     def _is_due(self, elapsed_s: float) -> bool:
         """Return whether a checkpoint is due `elapsed_s` seconds after the last attempt."""
         entries, size = (now - last for now, last in zip(self._progress(), self._last_progress, strict=True))
-        has_changes = size > EMPTY_BATCH_BYTES * entries or self.position == (
+        is_idle = size <= EMPTY_BATCH_BYTES * entries and self.position != (
             0,
             0,
         )  # an idle leader commits empty batches
-        return (
-            size >= CHECKPOINT_BYTES
-            or entries >= CHECKPOINT_ENTRIES
-            or (has_changes and elapsed_s >= CHECKPOINT_INTERVAL_S)
-        )
+        is_overdue = elapsed_s >= CHECKPOINT_INTERVAL_S and not is_idle
+        return is_overdue or size >= CHECKPOINT_BYTES or entries >= CHECKPOINT_ENTRIES
 
     async def write(self) -> bool:
         """Write a checkpoint of the present end of the log; return False if another node leads or Redis was rolled back."""
