@@ -95,14 +95,17 @@ class Redis(Process):
         """Create a namespace whose leader has resigned, so that the first server does not wait for a lease."""
         tag = f"{{{namespace}}}"
         fields = {
+            "version": 1,
             "epoch": 1,
             "nonce": "-",
-            "records": f"{tag}:records:1",
-            "counters": "0 0 1 1",
-            "base": "0-0",
             "node": "",
+            "history": "0-0",
+            "state": f"{tag}:state:1",
+            "checkpoint": "1-0 0 1 1",
+            "attempt": 0,
         }
         if not self.call("EXISTS", f"{tag}:meta"):
+            self.call("XADD", f"{tag}:log", "1-0", "base", "0-0", "node", "")
             self.call("HSET", f"{tag}:meta", *(str(part) for pair in fields.items() for part in pair))
 
     def call(self, *parts: str) -> Any:
