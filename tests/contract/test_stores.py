@@ -8,12 +8,20 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from msgspec import json
 
 from genie import core
 from genie.core import State
 from genie.storage.memory import MemoryStore
-from genie.storage.redis.commit import new_backoff, retry_until_done
+from genie.storage.redis.commit import (
+    SCRIPT_REPLIES,
+    TRANSACTION_REPLIES,
+    CommitEncoder,
+    new_backoff,
+    retry_until_done,
+)
 from genie.storage.redis.connection import RedisConnection
+from genie.storage.redis.records import UnknownFormat, encode
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch, Change, LeadershipLost, Store
 from servers import running_redis
@@ -203,9 +211,9 @@ async def test_the_later_leader_owns_the_namespace(make: Make) -> None:
     assert [request.exclusive for request in loaded.manager.table.held.values()] == [("A",)]
 
 
-async def reply(link: RedisConnection, command: bytes) -> object:
+async def replies(link: RedisConnection, command: bytes, count: int) -> Any:
     future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    link.send(command, future.set_result)
+    link.send(command, future.set_result, count)
     return await future
 
 
@@ -215,21 +223,31 @@ async def test_a_batch_is_applied_once_and_never_after_a_later_one(make: Make) -
     if not isinstance(store, RedisStore):
         return
     await opened(store)
-    manager = core.LockManager()
-    request = core.Request(exclusive=("A",))
-    await commit(store, batch(manager, 0, *manager.step(request, 0)))
-    granted = store._writer._command
-    await commit(store, batch(manager, 0, *manager.step(core.Release(request.id), 0)))
-    released = store._writer._command
+    log = store._keyspace.log
+    given_up, other = await store._primary.connect(), await store._primary.connect()
+    await given_up.call("WATCH", log)
+    manager, request = core.LockManager(), core.Request(exclusive=("A",))
+    encoder, late = CommitEncoder(store._keyspace, lambda: (0, 0)), []
+    for event in (request, core.Release):
+        command = request if event is request else core.Release(request.id)
+        await commit(store, batch(manager, 0, *manager.step(command, 0)))
+        late.append(encoder.encode(store._writer.index, store._writer._batch)[0])
+    entries = await other.call("XRANGE", log, "-", "+")
+    assert len(entries) == 3
 
-    link = await store._primary.connect()
-    assert await reply(link, granted) == b"stale"
-    assert await link.call(b"HLEN", store._keyspace.epoch.records.encode()) == 1
-    assert await reply(link, released) == b"ok"
-    await link.call(b"HSET", store._keyspace.epoch.records.encode(), b"%d" % request.id, b"{}")
-    assert await reply(link, released) == b"ok"
-    assert await link.call(b"HLEN", store._keyspace.epoch.records.encode()) == 2, "not applied again"
-    link.close()
+    granted, released = late
+    assert (await replies(given_up, granted, TRANSACTION_REPLIES))[2] is None, (
+        "the log was changed since it was watched"
+    )
+    for batch_ in (granted, released, released):
+        (error,) = (await replies(other, batch_, TRANSACTION_REPLIES))[2]
+        assert "equal or smaller" in str(error)
+    if other.version >= (7, 0):
+        for index in (1, 2):
+            assert (await replies(other, encoder.encode_allowing_oom(index, b"0 1 1"), SCRIPT_REPLIES))[0] is None
+    assert await other.call("XRANGE", log, "-", "+") == entries
+    given_up.close()
+    other.close()
 
 
 async def test_a_namespace_of_another_format_version_is_not_changed(make: Make) -> None:
@@ -237,12 +255,40 @@ async def test_a_namespace_of_another_format_version_is_not_changed(make: Make) 
     if not isinstance(store, RedisStore):
         return
     link = await store._primary.connect()
-    before = (b"epoch", b"1", b"nonce", b"n", b"records", b"r", b"sequence", b"7")
-    await link.call(b"HSET", store._keyspace.meta.encode(), *before)
-    with pytest.raises(ValueError, match="has an unknown format: use the version of Genie that wrote it"):
+    before = [b"version", b"2", b"epoch", b"1", b"nonce", b"n", b"leader", b"7"]
+    await link.call("HSET", store._keyspace.meta, *before)
+    await link.call("XADD", store._keyspace.log, "1-0", "takeover", "x")
+    entries = await link.call("XRANGE", store._keyspace.log, "-", "+")
+    keys = sorted(await link.call("KEYS", f"{{{store._keyspace.name}}}:*"))
+    with pytest.raises(UnknownFormat, match=r"has the format version 2, .* use the version of Genie that wrote it"):
         await opened(store)
-    found = await link.call(b"HGETALL", store._keyspace.meta.encode())
-    assert sorted(found) == sorted(before)
+    assert sorted(await link.call("HGETALL", store._keyspace.meta)) == sorted(before)
+    assert await link.call("XRANGE", store._keyspace.log, "-", "+") == entries
+    assert sorted(await link.call("KEYS", f"{{{store._keyspace.name}}}:*")) == keys
+    link.close()
+
+
+@pytest.mark.parametrize("place", ["log", "state"])
+async def test_a_record_of_another_version_is_neither_led_nor_changed(make: Make, place: str) -> None:
+    """A field of a later version is rejected where the state is loaded, wherever the record is stored."""
+    older, newer = make(), make()
+    if not isinstance(older, RedisStore) or not isinstance(newer, RedisStore):
+        return
+    await opened(newer)
+    manager, keyspace = core.LockManager(), newer._keyspace
+    await commit(newer, batch(manager, 0, *manager.step(core.Request(exclusive=("A",)), 0)))
+    link = await newer._primary.connect()
+    record = json.encode(json.decode(encode(manager.table.held[1])) | {"lease": 5})
+    if place == "state":
+        await link.call("HSET", keyspace.epoch.state, "1", record)
+    else:
+        await link.call("XADD", keyspace.log, f"{keyspace.epoch.number}-2", "batch", b"0 2 2\n1 " + record)
+    await newer.close()
+    meta, entries = await link.call("HGETALL", keyspace.meta), await link.call("XRANGE", keyspace.log, "-", "+")
+    with pytest.raises(UnknownFormat, match=r"record of 1 was written by another version of Genie.*lease"):
+        await opened(older)
+    assert await link.call("HGETALL", keyspace.meta) == meta
+    assert await link.call("XRANGE", keyspace.log, "-", "+") == entries
     link.close()
 
 
@@ -262,7 +308,7 @@ async def test_a_snapshot_lost_during_the_restore_is_restored_again(
         nonlocal failures
         if failures:
             failures -= 1
-            await store._primary.call("DEL", args[1].records)
+            await store._primary.call("DEL", args[1].state)
         return await acquire(*args, **named)
 
     monkeypatch.setattr(keyspace, "_acquire", forgetful)

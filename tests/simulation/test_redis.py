@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from genie.storage.redis.commit import _COMMIT
+from genie.storage.redis.connection import ErrorReply, RedisConnection
+from genie.storage.redis.url import Address, Login
+from genie.testing.simulation.network import Network
 from genie.testing.simulation.redis.resp import CommandParser, Failure, Status, encode
 from genie.testing.simulation.redis.server import SimRedis
 from servers import Redis, running_redis
@@ -46,7 +48,12 @@ COMMANDS = [
     "XREAD COUNT 2 STREAMS j 0-0",
     "XREAD STREAMS j 7-0",
     "XREAD STREAMS nothing 0-0",
-    "XADD j MAXLEN 2 8-0 e 5",
+    "XADD j MINID 5-2 8-0 e 5",
+    "XRANGE j - +",
+    "XADD j NOMKSTREAM MINID = 8-0 9-0 f 6",
+    "XADD nothing NOMKSTREAM 1-0 a 1",
+    "EXISTS nothing",
+    "XADD j NOMKSTREAM 8-5 a 1",
     "XRANGE j - +",
     "HGET j a",
     "HSET j a 1",
@@ -101,7 +108,7 @@ def test_replies_equal_those_of_a_real_redis(real: Redis) -> None:
         if command[0] == b"SMEMBERS":
             reply = sorted(reply)
         name = command[0].upper()
-        simulated: Any = sim.execute_write(command) if name != b"XREAD" else sim.read(command)
+        simulated: Any = sim.execute_write([command])[0] if name != b"XREAD" else sim.read(command)
         expected = normalize(reply)
         if isinstance(expected, tuple) and name.startswith(b"EVAL"):
             assert isinstance(normalize(simulated), tuple), line
@@ -112,11 +119,126 @@ def test_replies_equal_those_of_a_real_redis(real: Redis) -> None:
     client.disconnect()
 
 
+TRANSACTIONS = """
+one XADD j 1-1 a 1
+one WATCH j
+one MULTI
+one XADD j NOMKSTREAM 1-2 b 2
+one HSET h n 1
+one EXEC
+- the WATCH before the transaction is spent
+other XADD j 1-3 c 3
+one MULTI
+one XADD j NOMKSTREAM 1-4 d 4
+one EXEC
+- another client changes the log
+one WATCH j
+other XADD j 1-5 c 3
+one MULTI
+one XADD j NOMKSTREAM 1-6 d 4
+one EXEC
+one XRANGE j - +
+- the same client changes it
+one WATCH j
+one XADD j 1-7 c 3
+one MULTI
+one HSET h n 2
+one EXEC
+- another key, and a write without effect
+one WATCH j
+other HSET h n 3
+other HDEL h m
+one MULTI
+one HGET h n
+one EXEC
+- forgotten
+one WATCH j
+other XADD j 1-8 c 3
+one UNWATCH
+one MULTI
+one HSET h n 4
+one EXEC
+- deleted, and all keys deleted
+one WATCH j
+other DEL j
+one MULTI
+one HSET h n 5
+one EXEC
+one XADD j 2-0 a 1
+one WATCH j
+other FLUSHALL
+one MULTI
+one HSET h n 6
+one EXEC
+one EXISTS h j
+- a missing key
+one WATCH j
+one MULTI
+one XADD j NOMKSTREAM 3-0 a 1
+one EXEC
+one WATCH j
+other XADD j 3-1 a 1
+one MULTI
+one HSET h n 7
+one EXEC
+- an error while queueing, and one in EXEC
+one WATCH j
+one MULTI
+one NOSUCHCOMMAND
+one HSET h n 8
+one EXEC
+one MULTI
+one XADD j 3-1 a 1
+one HSET h n 9
+one EXEC
+one HGET h n
+"""
+
+
+def without_codes(reply: Any) -> Any:
+    """Return a reply with "error" in place of each error: the client library removes the codes of some errors."""
+    if isinstance(reply, list):
+        return [without_codes(part) for part in reply]
+    return "error" if isinstance(reply, (Exception, Failure)) else normalize(reply)
+
+
+@pytest.mark.server
+def test_transactions_equal_those_of_a_real_redis(real: Redis, network: Network) -> None:
+    real.call("FLUSHALL")
+    clients = {}
+    for name in ("one", "other"):
+        clients[name] = redis_py.connection.Connection(host="127.0.0.1", port=real.port, protocol=2)
+        clients[name].connect()
+
+    async def main() -> None:
+        sim = SimRedis()
+        await network.loop.spawn(network.loop.create_node("redis", "redis"), sim.serve("redis"))
+        simulated = {name: await RedisConnection.open(Address("redis", 6379), Login()) for name in clients}
+        for line in TRANSACTIONS.strip().splitlines():
+            name, *command = line.split()
+            if name == "-":
+                continue
+            clients[name].send_command(*command)
+            try:
+                expected = clients[name].read_response()
+            except redis_py.ResponseError as error:
+                expected = error
+            try:
+                reply = sim.flush() or b"OK" if command == ["FLUSHALL"] else await simulated[name].call(*command)
+            except ErrorReply as error:
+                reply = Failure(str(error))
+            assert without_codes(reply) == without_codes(expected), line
+
+    network.loop.run_until_complete(main())
+    for client in clients.values():
+        client.disconnect()
+
+
 def test_a_restart_loses_whole_writes() -> None:
     sim = SimRedis()
 
     def execute(line: str) -> object:
-        return sim.execute_write([part.replace("·", " ").encode() for part in line.split()])
+        return sim.execute_write([[part.replace("·", " ").encode() for part in line.split()]])[0]
 
     def state() -> list[object]:
         return [dict(sim.keys.hash(b"h")), set(sim.keys.set(b"s")), normalize(execute("XRANGE j - +"))]
@@ -126,7 +248,7 @@ def test_a_restart_loses_whole_writes() -> None:
         "HSET h a 1 b 2",
         "EVAL redis.call('HSET',KEYS[1],'a','9');redis.call('SADD',KEYS[2],'m') 2 h s",
         "XADD j 1-0 a 1",
-        "XADD j MAXLEN 1 2-0 b 2",
+        "XADD j MINID 2-0 2-0 b 2",
         "HDEL h a b",
         "HSET h z 26",
         "DEL j s",
@@ -141,14 +263,23 @@ def test_a_restart_loses_whole_writes() -> None:
     assert sim.restart(5) == 0
 
 
+def test_a_restart_undoes_a_transaction_as_a_whole() -> None:
+    sim = SimRedis()
+    sim.execute_write([[b"HSET", b"h", b"a", b"1"]])
+    replies = sim.execute_write([[b"HSET", b"h", b"a", b"2"], [b"HSET", b"j", b"b", b"3"], [b"XADD", b"h", b"1-0"]])
+    assert replies[:2] == [0, 1]
+    assert isinstance(replies[2], Failure), "the other commands are executed nevertheless"
+    sim.restart(1)
+    assert (dict(sim.keys.hash(b"h")), dict(sim.keys.hash(b"j"))) == ({b"a": b"1"}, {})
+
+
 def test_a_restart_drops_the_scripts() -> None:
     sim = SimRedis()
-    sha = sim.execute_write([b"SCRIPT", b"LOAD", _COMMIT])
+    (sha,) = sim.execute_write([[b"SCRIPT", b"LOAD", b"return 7"]])
     assert isinstance(sha, bytes)
-    command = [b"EVALSHA", sha, b"3", b"m", b"r", b"j", b"1", b"n", b"1 0 1 1", b"1", b"0"]
-    assert sim.execute_write(command) == b"lost"
+    assert sim.execute_write([[b"EVALSHA", sha, b"0"]]) == [7]
     sim.restart()
-    assert str(sim.execute_write(command)).startswith("NOSCRIPT")
+    assert str(sim.execute_write([[b"EVALSHA", sha, b"0"]])[0]).startswith("NOSCRIPT")
 
 
 def test_commands_are_parsed_however_the_bytes_are_split() -> None:

@@ -1,17 +1,16 @@
-"""The encoding of batches, and the acknowledgements that a commit needs."""
+"""The encoding of commits, and the acknowledgements that a commit needs."""
 
 from __future__ import annotations
 
 import hiredis
 import pytest
 
-from genie.core import LockManager, Release, Request
-from genie.storage.redis.commit import _COMMIT, AckPolicy, BatchEncoder, _sha, with_script
+from genie.storage.redis.commit import AckPolicy, CommitEncoder
 from genie.storage.redis.connection import ErrorReply
 from genie.storage.redis.keyspace import Keyspace, LeaderEpoch
-from genie.storage.redis.primary import Primary
+from genie.storage.redis.log import MARK_INTERVAL, MAX_LOG_BYTES, Position
+from genie.storage.redis.primary import ALLOW_OOM_SHEBANG, Primary
 from genie.storage.redis.url import RedisUrl
-from genie.storage.store import Batch
 
 
 @pytest.mark.parametrize(
@@ -47,8 +46,7 @@ def test_missing_acknowledgements_are_described(
     missing: dict[int | tuple[int, int], str],
 ) -> None:
     policy = AckPolicy(replicas, fsync=fsync)
-    assert policy.replies == (1 if command is None else 2)
-    assert parse_command(policy.command) == command
+    assert parse_commands(policy.command) == ([] if command is None else [command])
     for reply in enough:
         assert policy.unmet(list(reply) if isinstance(reply, tuple) else reply) == ""
     for reply, description in missing.items():
@@ -56,41 +54,77 @@ def test_missing_acknowledgements_are_described(
     assert policy.unmet(ErrorReply("ERR no")) == "ERR no"
 
 
-def parse_command(command: bytes) -> list[bytes] | None:
-    """Return the parts of an encoded command; None if it is empty."""
+def parse_commands(encoded: bytes) -> list[list[bytes]]:
+    """Return the encoded commands, each as the list of its parts."""
     reader = hiredis.Reader()
-    reader.feed(command)
-    command_parts = reader.gets()
-    return command_parts if isinstance(command_parts, list) else None
+    reader.feed(encoded)
+    commands: list[list[bytes]] = []
+    while command := reader.gets():
+        assert isinstance(command, list)
+        commands.append(command)
+    return commands
 
 
-def encoder() -> BatchEncoder:
+def encoder(checkpointed: Position = (0, 0)) -> CommitEncoder:
     keyspace = Keyspace(Primary(RedisUrl.parse("redis://"), "k"), "n")
-    keyspace.epoch = LeaderEpoch(7, "nonce", "{n}:records:7-nonce")
-    return BatchEncoder(keyspace)
+    keyspace.epoch = LeaderEpoch(7, "nonce", "{n}:state:7-nonce")
+    return CommitEncoder(keyspace, lambda: checkpointed)
 
 
-def test_a_batch_is_encoded_as_one_command() -> None:
-    manager, batch_encoder = LockManager(), encoder()
-    one, other = Request(exclusive=("a",)), Request(exclusive=("b",))
-    for request in (one, other):
-        manager.step(request, 0)
-    manager.step(Release(one.id), 0)
-    head = [b"EVALSHA", _sha(_COMMIT), b"3", b"{n}:meta", b"{n}:records:7-nonce", b"{n}:log", b"7", b"nonce"]
-    parts = parse_command(batch_encoder.encode(Batch({one.id: one, other.id: other, 9: None}, 10, 20, 1.5)))
-    assert parts is not None
-    assert parts[:8] == head
-    assert parts[8] == b"1 1.500 10 20"
-    assert parts[10:16] == [b"2", b"1", b"", b"9", b"", b"2"]
-    assert len(parts) == 17
-    following = parse_command(batch_encoder.encode(Batch({}, 10, 20, 2)))
-    assert following is not None
-    assert following[8:] == [b"2 2.000 10 20", following[9], b"0"]
+@pytest.mark.parametrize("batch", [b"1.500 10 20", b"0 1 1\n7 {}\n8", "ü€\r\n$".encode(), b""])
+def test_a_commit_is_a_transaction_with_one_xadd(batch: bytes) -> None:
+    command, reply = encoder().encode(12, batch)
+    assert parse_commands(command) == [
+        [b"MULTI"],
+        [b"XADD", b"{n}:log", b"NOMKSTREAM", b"7-12", b"batch", batch],
+        [b"EXEC"],
+        [b"WATCH", b"{n}:log"],
+    ]
+    reader = hiredis.Reader()
+    reader.feed(reply)
+    assert [reader.gets() for _ in range(5)] == [b"OK", b"QUEUED", [b"7-12"], b"OK", False]
 
 
-def test_another_script_changes_only_the_sha_of_an_encoded_batch() -> None:
-    sha, batch = _sha(b"another"), encoder().encode(Batch({1: None}))
-    changed = with_script(batch, sha)
-    assert parse_command(changed) == [sha if part == _sha(_COMMIT) else part for part in parse_command(batch) or []]
-    assert changed != batch
-    assert with_script(changed, sha) == changed
+@pytest.mark.parametrize(
+    ("checkpointed", "first_kept"),
+    [
+        ((0, 0), b"0-0"),  # not known yet
+        ((6, 99), b"6-99"),  # a checkpoint of an earlier leader
+        ((7, 200), b"7-200"),
+        ((7, 900), b"7-512"),  # followers may still need what follows
+    ],
+)
+def test_the_log_is_trimmed_up_to_the_checkpoint_or_the_retention(checkpointed: Position, first_kept: bytes) -> None:
+    commits = encoder(checkpointed)
+    batch = b"x" * (MAX_LOG_BYTES // 512)
+    for index in range(1, 1024):
+        xadd = parse_commands(commits.encode(index, batch)[0])[1]
+        assert (b"MINID" in xadd) == (index % MARK_INTERVAL == 0)
+    (_, xadd, _, _) = parse_commands(commits.encode(1024, batch)[0])
+    assert xadd == [b"XADD", b"{n}:log", b"NOMKSTREAM", b"MINID", b"~", first_kept, b"7-1024", b"batch", batch]
+
+
+def test_the_entries_that_followers_need_are_not_trimmed() -> None:
+    """The first entries of a leader: the size of those of earlier leaders is unknown."""
+    commits = encoder(checkpointed=(7, MARK_INTERVAL))
+    for index in range(1, MARK_INTERVAL):
+        commits.encode(index, b"x")
+    assert parse_commands(commits.encode(MARK_INTERVAL, b"x")[0])[1][3:6] == [b"MINID", b"~", b"0-0"]
+
+
+def test_a_redis_out_of_memory_gets_a_script_that_continues_the_last_batch() -> None:
+    script, unwatch, watch = parse_commands(encoder().encode_allowing_oom(12, b"0 1 1\n7"))
+    assert script[0] == b"EVAL"
+    assert script[1].startswith(ALLOW_OOM_SHEBANG)
+    assert script[2:] == [b"1", b"{n}:log", b"7-11", b"7-12", b"0 1 1\n7"]
+    assert (unwatch, watch) == ([b"UNWATCH"], [b"WATCH", b"{n}:log"])
+
+
+def test_a_touch_writes_without_effect_and_watches_again() -> None:
+    """WAIT covers only writes of its own connection: the nonce is written again, by the same kind of transaction."""
+    assert parse_commands(encoder().touch) == [
+        [b"MULTI"],
+        [b"HSET", b"{n}:meta", b"nonce", b"nonce"],
+        [b"EXEC"],
+        [b"WATCH", b"{n}:log"],
+    ]

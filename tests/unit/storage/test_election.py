@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from genie.storage.redis.election import Action, Candidacy, Decision, decide, rank_delay_s
-from genie.storage.redis.keyspace import LeaderEpoch, Meta
+from genie.storage.redis.keyspace import Checkpoint, LeaderEpoch, Meta
 from genie.storage.redis.log import EpochHistory, LogReader, Position
 from genie.storage.redis.replica import LazyReplica, LocalReplica, PriorLeadership, Snapshot
 from genie.storage.store import Batch, Node, StateMachine
@@ -16,13 +16,13 @@ NODE = Node(listening="here", address="own", lease_ms=3_000, boot="today", host=
 RESTARTED = NODE
 """The stored node of this server from before its restart."""
 OTHER = Node(address="other", lease_ms=5_000)
-EPOCH = LeaderEpoch(7, "nonce", "records")
+EPOCH = LeaderEpoch(7, "nonce", "state")
 NOW = 100.0
 EMPTY: tuple[Position, ...] = ((0, 0),)
 
 
 def meta_of(node: Node | None, *, index: int = 3) -> Meta:
-    return Meta(EPOCH, node, index, Batch(), ((0, 0),))
+    return Meta(EPOCH, node, (7, index), Checkpoint((7, 0), Batch()), ((0, 0),))
 
 
 def replica_of(*read: Position, loaded: bool = True, led: Position | None = None) -> LocalReplica:
@@ -63,18 +63,18 @@ GRACE_S = 1.0
         (meta_of(RESTARTED), candidacy_of(confirmed=False), UP_TO_DATE, Decision(Action.TAIL_LOG)),
         (meta_of(OTHER), candidacy_of(), FORKED, Decision(Action.DISCARD_REPLICA)),
         # -- Redis rolled back: the leader restores the snapshot or, a lease after the rollback was observed, this node
-        (meta_of(OTHER), candidacy_of(), AHEAD, Decision(Action.ACQUIRE, NOW + 5 + GRACE_S, rolled_back=True, unmoved=True)),
+        (meta_of(OTHER), candidacy_of(), AHEAD, Decision(Action.ACQUIRE, NOW + 5 + GRACE_S, rolled_back=True)),
         (
             meta_of(OTHER),
-            candidacy_of(rollback=(EPOCH, 3)),
+            candidacy_of(rollback=(EPOCH, (7, 3))),
             AHEAD,
-            Decision(Action.ACQUIRE, NOW - 10 + 5 + GRACE_S, rolled_back=True, unmoved=True),
+            Decision(Action.ACQUIRE, NOW - 10 + 5 + GRACE_S, rolled_back=True),
         ),
         (
             meta_of(OTHER),
-            candidacy_of(rollback=(EPOCH, 2)),
+            candidacy_of(rollback=(EPOCH, (7, 2))),
             AHEAD,
-            Decision(Action.ACQUIRE, NOW + 5 + GRACE_S, rolled_back=True, unmoved=True),
+            Decision(Action.ACQUIRE, NOW + 5 + GRACE_S, rolled_back=True),
         ),
         # -- the leader has resigned
         (meta_of(None), candidacy_of(), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True)),
@@ -90,17 +90,17 @@ GRACE_S = 1.0
         (meta_of(RESTARTED), candidacy_of(), NOT_LOADED, Decision(Action.ACQUIRE)),
         (meta_of(RESTARTED), candidacy_of(), AHEAD, Decision(Action.ACQUIRE, NOW + 3 + GRACE_S, rolled_back=True)),
         # -- the lease of the leader has expired
-        (meta_of(OTHER), candidacy_of(expired=EPOCH), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True, unmoved=True)),
+        (meta_of(OTHER), candidacy_of(expired=EPOCH), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True)),
         (
             meta_of(OTHER),
             candidacy_of(expired=EPOCH, confirmed=False),
             UP_TO_DATE,
-            Decision(Action.ACQUIRE, NOW, delayed=True, unmoved=True),
+            Decision(Action.ACQUIRE, NOW, delayed=True),
         ),
         (meta_of(OTHER, index=4), candidacy_of(expired=EPOCH), UP_TO_DATE, Decision(Action.LOAD_SNAPSHOT)),
         (
             meta_of(OTHER),
-            candidacy_of(expired=LeaderEpoch(6, "before", "records")),
+            candidacy_of(expired=LeaderEpoch(6, "before", "state")),
             UP_TO_DATE,
             Decision(Action.READ_AGAIN),
         ),

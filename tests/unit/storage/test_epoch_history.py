@@ -61,6 +61,13 @@ def test_a_history_with_later_commits_extends_one_without(lineage: list[EpochHis
 
 
 @given(lineages())
+def test_the_history_up_to_a_position_is_that_of_the_state_at_that_position(lineage: list[EpochHistory]) -> None:
+    last = lineage[-1]
+    for history in lineage:
+        assert last.up_to(history.position) == history
+
+
+@given(lineages())
 def test_a_history_is_decoded_as_encoded(lineage: list[EpochHistory]) -> None:
     assert EpochHistory(decode_ends(encode_ends(lineage[-1]).encode())) == lineage[-1]
 

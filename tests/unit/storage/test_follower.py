@@ -12,12 +12,12 @@ import pytest
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.election import LeadershipBalancer
 from genie.storage.redis.follower import Follower
-from genie.storage.redis.keyspace import Keyspace, LeaderEpoch, Meta
+from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import BatchCommitted, EpochHistory, EpochStarted, LogEntry, LogReader, Position
 from genie.storage.redis.replica import LazyReplica, PriorLeadership, Snapshot
 from genie.storage.store import Batch, Node, StateMachine
 
-EPOCH = LeaderEpoch(7, "nonce", "records")
+EPOCH = LeaderEpoch(7, "nonce", "state")
 OWN = Node(listening="here", address="own", lease_ms=3_000, boot="today", host="machine")
 BEFORE = Node(listening="here", address="own", lease_ms=3_000, boot="today", host="machine")
 """This server before its restart."""
@@ -60,9 +60,9 @@ class ScriptedKeyspace:
         if self.reads >= self.primary_for_reads:
             raise RedisFailure("127.0.0.1:6379 is no longer the primary")
 
-    async def acquire_leadership(self, *_: Any, **__: Any) -> Position | None:
+    async def acquire_leadership(self, *_: Any) -> bool:
         self.calls.append("acquired")
-        return None if self.history is None else self.history.position
+        return self.history is not None
 
     async def restore_snapshot(self, *_: Any) -> None:
         self.calls.append("restored")
@@ -73,7 +73,9 @@ class ScriptedKeyspace:
 
 
 def led_by(node: Node | None, epoch: int = 7, index: int = 3) -> Meta:
-    return Meta(LeaderEpoch(epoch, "nonce", "records"), node, index, Batch(), ((0, 0),))
+    return Meta(
+        LeaderEpoch(epoch, "nonce", "state"), node, (epoch, index), Checkpoint((epoch, index), Batch()), ((0, 0),)
+    )
 
 
 def follower_of(
@@ -174,7 +176,7 @@ async def test_commits_that_redis_lacks_are_restored_if_they_may_have_been_ackno
     follower._reader.seek(EpochHistory(replicated))
     follower._replica.lazy = LazyReplica(StateMachine())
     assert keyspace.meta is not None
-    await follower._acquire(keyspace.meta, unmoved=False)
+    await follower._acquire(keyspace.meta)
     assert keyspace.calls == ["acquired", *then]
 
 
@@ -218,7 +220,7 @@ async def test_only_a_new_log_entry_proves_that_a_leader_is_alive(
     assert keyspace.meta is not None
     follower = unconfirmed_follower_of(keyspace)
     batches: list[list[LogEntry]] = [
-        [BatchCommitted((7, index), {}, b"0 0 1 1", resigned=False)],
+        [BatchCommitted((7, index), b"0 1 1", {}, 5, resigned=False)],
         [EpochStarted((8, 0), (7, index), None)],
     ]
 
@@ -268,7 +270,7 @@ async def test_a_candidate_yields_to_one_that_has_replicated_more(situation: str
     keyspace.latest_rival_position = (9, 9)
     if keyspace.meta is not None:
         follower._replica.lazy = LazyReplica(StateMachine())
-        follower._candidacy.rollback = keyspace.meta.epoch, keyspace.meta.index
+        follower._candidacy.rollback = keyspace.meta.epoch, keyspace.meta.position
     if situation == "rolled back":
         follower._reader.seek(EpochHistory(((0, 0), (7, 5))))
 

@@ -1,0 +1,165 @@
+"""The stored format: whatever a later version of Genie has added is rejected, never dropped."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import json
+
+from genie.core import WAITING, LockManager, Release, Request
+from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.keyspace import Checkpoint, Keyspace
+from genie.storage.redis.primary import Primary
+from genie.storage.redis.records import (
+    Record,
+    RecordDecoder,
+    UnknownFormat,
+    decode_counters,
+    decode_records,
+    encode,
+    encode_batch,
+    split_batch,
+)
+from genie.storage.redis.url import RedisUrl
+from genie.storage.store import Batch, RetainedReply, StoredOrigin
+
+
+def held(**options: str) -> Request:
+    request = Request(exclusive=("a",), **options)
+    LockManager().step(request, 0)
+    return request
+
+
+def test_a_field_of_a_later_version_is_rejected() -> None:
+    record = json.decode(encode(held()))
+    decoder = RecordDecoder()
+    decoder.decode(7, json.encode(record))
+    with pytest.raises(UnknownFormat, match=r"record of 7 was written by another version of Genie.*`lease`"):
+        decoder.decode(7, json.encode(record | {"lease": 5}))
+
+
+@pytest.mark.parametrize(("field", "value"), [("fence", "12"), ("exclusive", "a"), ("deadline", None)])
+def test_a_value_of_another_type_is_rejected(field: str, value: object) -> None:
+    record = json.decode(encode(held()))
+    with pytest.raises(UnknownFormat, match=field):
+        RecordDecoder().decode(7, json.encode(record | {field: value}))
+
+
+def test_a_record_without_the_fields_of_every_version_is_rejected() -> None:
+    for missing in ("since", "since_unix_ms", "deadline"):
+        record = json.decode(encode(held()))
+        del record[missing]
+        with pytest.raises(UnknownFormat, match=missing):
+            RecordDecoder().decode(7, json.encode(record))
+
+
+NOTES = st.none() | st.text(min_size=1)
+
+
+@given(st.dictionaries(st.integers(1, 10**15), NOTES))
+def test_a_batch_is_split_as_it_was_encoded(notes: dict[int, str | None]) -> None:
+    """Whatever the texts of clients contain: JSON escapes line breaks."""
+    changes = {id_: None if note is None else held(note=note, ref=note) for id_, note in notes.items()}
+    batch = Batch(dict(changes), 10, 20, 1.5)
+    counters, records = split_batch(encode_batch(batch))
+    assert decode_counters(counters) == Batch({}, 10, 20, 1.5)
+    decoded = decode_records(records, RecordDecoder())
+    assert list(decoded) == list(notes)
+    for id_, request in decoded.items():
+        assert request is None if notes[id_] is None else isinstance(request, Request) and request.note == notes[id_]
+
+
+def test_an_ended_request_is_deleted() -> None:
+    manager, request = LockManager(), Request(exclusive=("a",))
+    manager.step(request, 0)
+    manager.step(Release(request.id), 0)
+    assert split_batch(encode_batch(Batch({request.id: request}, 10, 20, 1.5))) == (
+        b"1.500 10 20",
+        {b"%d" % request.id: b""},
+    )
+
+
+def test_every_field_of_a_record_is_written() -> None:
+    """A field that is added to `Record` must be encoded, too, by a request or by a retained reply."""
+    origin = StoredOrigin("session", 5)
+    request = Request(
+        ("s",),
+        ("x",),
+        1,
+        transaction_timeout_ms=2,
+        transaction="T",
+        priority=3,
+        ref="ref",
+        release_on_disconnect=True,
+        origin=origin,
+        choice_digest="digest",
+        principal="p",
+        note="n",
+    )
+    request.id = request.fence = request.since = request.since_unix_ms = request.deadline = 7
+    request.state = WAITING
+    request.queue_entry = (-request.priority, request.id, request)
+    request.move("x", (1, 2, request))
+    reply = RetainedReply(8, "ref", origin, 1, b'{"payload":{"reason":"success"}}\n')
+    written = json.decode(encode(request)).keys() | json.decode(encode(reply)).keys()
+    assert written == set(Record.__struct_fields__)
+
+
+# -- meta ---------------------------------------------------------------------------------------------
+
+META = {
+    "version": b"1",
+    "epoch": b"7",
+    "nonce": b"n",
+    "node": b"",
+    "history": b"0-0 6-3",
+    "state": b"{n}:state:7-n",
+    "checkpoint": b"6-2 1.500 10 20",
+    "attempt": b"0",
+}
+
+
+def reply(last_id: bytes, **changed: bytes | None) -> tuple[list[bytes], bytes]:
+    """Return the reply of `read.lua`, with other values of some fields of `meta`; None: without the field."""
+    fields = [(name, changed.get(name, value)) for name, value in META.items()]
+    return [part for name, value in fields if value is not None for part in (name.encode(), value)], last_id
+
+
+def keyspace() -> Keyspace:
+    return Keyspace(Primary(RedisUrl.parse("redis://"), "k"), "n")
+
+
+@pytest.mark.parametrize("version", [b"0", b"2", b"", None])
+def test_another_format_version_is_rejected(version: bytes | None) -> None:
+    name = "none" if version is None else version.decode()
+    with pytest.raises(
+        UnknownFormat, match=rf"{{n}}:meta has the format version {name}, and this version of Genie knows 1"
+    ):
+        keyspace()._decode_meta(reply(b"7-3", version=version), asking=False)
+
+
+def test_the_position_of_redis_is_that_of_the_last_entry() -> None:
+    meta = keyspace()._decode_meta(reply(b"7-3"), asking=False)
+    assert meta is not None
+    assert meta.has_log
+    assert meta.position == (7, 3)
+    assert meta.history.ends == ((0, 0), (6, 3), (7, 3))
+    assert meta.checkpoint == Checkpoint((6, 2), Batch({}, 10, 20, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "ends"),
+    [(b"6-2", ((0, 0), (6, 2))), (b"7-5", ((0, 0), (6, 3), (7, 5))), (b"7-0", ((0, 0), (6, 3), (7, 0)))],
+)
+def test_without_its_log_redis_is_at_the_checkpoint(checkpoint: bytes, ends: tuple[tuple[int, int], ...]) -> None:
+    meta = keyspace()._decode_meta(reply(b"", checkpoint=checkpoint + b" 1.500 10 20"), asking=False)
+    assert meta is not None
+    assert not meta.has_log
+    assert meta.history.ends == ends
+
+
+def test_an_importing_node_without_the_key_does_not_have_an_empty_namespace() -> None:
+    assert keyspace()._decode_meta(([], b""), asking=False) is None
+    with pytest.raises(RedisFailure, match="the key has not arrived yet"):
+        keyspace()._decode_meta(([], b""), asking=True)
