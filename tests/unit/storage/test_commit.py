@@ -5,10 +5,10 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from genie.storage.redis.commit import AckPolicy, CommitEncoder
+from genie.storage.redis.commit import TRIM_INTERVAL, AckPolicy, CommitEncoder
 from genie.storage.redis.connection import ErrorReply
 from genie.storage.redis.keyspace import Keyspace, LeaderEpoch
-from genie.storage.redis.log import MARK_INTERVAL, MAX_LOG_BYTES, Position
+from genie.storage.redis.log import MAX_LOG_BYTES, Position
 from genie.storage.redis.primary import ALLOW_OOM_SHEBANG, Primary
 from genie.storage.redis.url import RedisUrl
 
@@ -99,17 +99,17 @@ def test_the_log_is_trimmed_up_to_the_checkpoint_or_the_retention(checkpointed: 
     batch = b"x" * (MAX_LOG_BYTES // 512)
     for index in range(1, 1024):
         xadd = parse_commands(commits.encode(index, batch)[0])[1]
-        assert (b"MINID" in xadd) == (index % MARK_INTERVAL == 0)
+        assert (b"MINID" in xadd) == (index % TRIM_INTERVAL == 0)
     (_, xadd, _, _) = parse_commands(commits.encode(1024, batch)[0])
     assert xadd == [b"XADD", b"{n}:log", b"NOMKSTREAM", b"MINID", b"~", first_kept, b"7-1024", b"batch", batch]
 
 
 def test_the_entries_that_followers_need_are_not_trimmed() -> None:
     """The first entries of a leader: the size of those of earlier leaders is unknown."""
-    commits = encoder(checkpointed=(7, MARK_INTERVAL))
-    for index in range(1, MARK_INTERVAL):
+    commits = encoder(checkpointed=(7, TRIM_INTERVAL))
+    for index in range(1, TRIM_INTERVAL):
         commits.encode(index, b"x")
-    assert parse_commands(commits.encode(MARK_INTERVAL, b"x")[0])[1][3:6] == [b"MINID", b"~", b"0-0"]
+    assert parse_commands(commits.encode(TRIM_INTERVAL, b"x")[0])[1][3:6] == [b"MINID", b"~", b"0-0"]
 
 
 def test_a_redis_out_of_memory_gets_a_script_that_continues_the_last_batch() -> None:
