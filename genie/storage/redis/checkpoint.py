@@ -31,7 +31,7 @@ CHECKPOINT_ENTRIES = 20_000
 EMPTY_BATCH_BYTES = 64
 """An encoded batch without changes is at most this long."""
 READ_BYTES = 128 << 10
-"""About how many bytes of the log are read at a time. Limited, because the leader serves nobody while it decodes them."""
+"""About how many bytes of the log are read at a time. Limited, because the leader serves no client while it decodes them."""
 FIRST_READ_ENTRIES = 50
 """How many log entries are read at a time while their size is unknown."""
 MAX_READ_ENTRIES = 500
