@@ -11,7 +11,7 @@ from unittest.mock import patch
 from genie.client.aio import connect
 from genie.errors import GenieError, Unavailable
 from genie.storage import store
-from genie.storage.redis import checkpoint
+from genie.storage.redis import checkpoint, commit, log
 from genie.testing.simulation import invariants
 from genie.testing.simulation.history import FAULT, LOG, NOTE, History
 from genie.testing.simulation.host import Host
@@ -79,6 +79,8 @@ class Cluster:
             deterministic(self.loop, self.scenario.seed, record_log),
             patch.object(store, "_boot_id", self._boot_id),
             patch.multiple(checkpoint, PART_SIZE=2, CHECKPOINT_INTERVAL_S=1.0),  # many checkpoints in many parts
+            patch.object(commit, "TRIM_INTERVAL", 4),
+            patch.object(log, "MAX_LOG_ENTRIES", 10),  # the log is short: a follower that lags loads the state again
         ):
             try:
                 self.loop.run_until_complete(self._run())
