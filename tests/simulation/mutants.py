@@ -68,10 +68,10 @@ MUTANTS = [
     ),
     # -- the store
     Mutant(
-        "the commit script accepts a former leader",
-        "storage/redis/lua/commit.lua",
-        "if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then",
-        "if false then",
+        "a leader does not compare its epoch with the stored one",
+        "storage/redis/commit.py",
+        "if (meta.epoch.number, meta.epoch.nonce) != (epoch.number, epoch.nonce):",
+        "if False:",
         first=FIRST_REPLICATED_SEED + 94,
     ),
     Mutant(
@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "resigning does not check that Redis has all acknowledged batches",
         "storage/redis/lua/resign.lua",
-        "if tonumber(index) < tonumber(ARGV[3]) then",
-        "if false then",
+        "if not last or last[1] ~= ARGV[3] then",
+        "if not last then",
         first=6169,
     ),
     Mutant(
@@ -110,17 +110,17 @@ MUTANTS = [
         first=FIRST_REPLICATED_SEED + 31197,
     ),
     Mutant(
-        "the commit script accepts a gap",
-        "storage/redis/lua/commit.lua",
-        "if index > applied + 1 then",
-        "if false then",
+        "a commit accepts a gap",
+        "storage/redis/commit.py",
+        "if meta.position == (epoch.number, self.index) and meta.has_log:",
+        "if meta.position <= (epoch.number, self.index) and meta.has_log:",
         first=40,
     ),
     Mutant(
         "ended requests stay in the store",
-        "storage/redis/lua/commit.lua",
-        "redis.call('HDEL', KEYS[2], unpack(ARGV, i, math.min(i + 5999, last)))",
-        "",
+        "storage/redis/records.py",
+        '            lines.append(b"%d" % id_)',
+        "            pass",
     ),
     Mutant(
         "a snapshot that is lost again is not restored again",
@@ -137,7 +137,7 @@ MUTANTS = [
     ),
     Mutant(
         "the next fencing token is not stored",
-        "storage/redis/commit.py",
+        "storage/redis/records.py",
         "batch.next_id, batch.next_fence)",
         "batch.next_id, 1)",
     ),
@@ -179,14 +179,14 @@ MUTANTS = [
     Mutant(
         "the result of WAIT is ignored",
         "storage/redis/commit.py",
-        "(unmet := self._ack_policy.unmet(ack_reply))",
+        "(unmet := self._ack_policy.unmet(replies[-1]))",
         '(unmet := "")',
         first=FIRST_REPLICATED_SEED,
     ),
     Mutant(
         "a restored snapshot needs no acknowledgement of replicas",
         "storage/redis/store.py",
-        "        await self._writer.resubmit(self._encoder.encode(replace(snapshot, changes={})))",
+        "        await self._writer.resubmit(encode_batch(self._batch))",
         "        self._finish(None)",
         first=FIRST_REPLICATED_SEED,
     ),
