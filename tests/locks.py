@@ -11,6 +11,7 @@ from genie.core import LockManager, Request
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch, Node, StateMachine
 from servers import WAIT_S, Redis
+from stored import last_position, stored_records
 from stores import LEASE_MS
 
 NAME = "genie"
@@ -60,13 +61,12 @@ async def locks(url: str, **options: Any) -> AsyncIterator[Locks]:
 
 def stored(redis: Redis) -> set[int]:
     """Return the ids of the stored records."""
-    key = redis.call("HGET", f"{{{NAME}}}:meta", "records")
-    return {int(id_) for id_ in redis.call("HKEYS", key) if id_ != b"0"}
+    return set(stored_records(redis, NAME))
 
 
 def batches(redis: Redis) -> int:
-    """Return how many batches were applied, according to the log."""
-    return int(redis.call("XLEN", f"{{{NAME}}}:log")) - 1
+    """Return how many batches were stored in the last epoch."""
+    return last_position(redis, NAME)[1]
 
 
 async def soon(acknowledged: asyncio.Future[None]) -> None:

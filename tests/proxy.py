@@ -42,8 +42,8 @@ def lines(data: bytes) -> Iterator[tuple[bytes, str]]:
 
 
 def chunks(data: bytes) -> Iterator[tuple[bytes, str]]:
-    """Return the bytes as one message of Redis: Genie sends each command in one piece."""
-    for name in ("EVALSHA", "EVAL", "XREAD", "HGETALL"):
+    """Return the bytes as one message of Redis: Genie sends each command, and each transaction, in one piece."""
+    for name in ("MULTI", "WATCH", "EVAL", "XREAD"):
         if name.encode() in data[:64]:
             yield data, name
             break

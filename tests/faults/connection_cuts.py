@@ -19,7 +19,7 @@ CLIENT_CUTS = [
     Cut(not side, kind, position) for side in (0, 1) for kind in MESSAGES[side] for position in CUT_POSITIONS
 ]
 REDIS_CUTS = [
-    *[Cut(to_server=True, kind=kind, position=position) for kind in ("EVALSHA", "XREAD") for position in CUT_POSITIONS],
+    *[Cut(to_server=True, kind=kind, position=position) for kind in ("MULTI", "XREAD") for position in CUT_POSITIONS],
     *[Cut(to_server=False, kind="reply", position=position) for position in CUT_POSITIONS],
 ]
 COMMIT_CUTS = REDIS_CUTS[:3]

@@ -18,6 +18,7 @@ from faults.worker import Client, Worker
 from ports import free_port
 from proxy import Proxy, chunks, lines, proxy
 from servers import Genie, Redis, RedisDeployment, running_redis
+from stored import stored_records
 
 PROGRESS_TIMEOUT_S = 30.0
 """A client that makes no progress for this long, with servers and Redis available, is a violation (the default)."""
@@ -120,8 +121,7 @@ class Environment:
         while time.monotonic() < end:
             table = await self.cluster.query_leader("inspect")
             redis = await self.cluster.redis.node_of()
-            left = redis.call("HGETALL", redis.call("HGET", "{genie}:meta", "records"))
-            left.pop(b"0", None)  # a field without a record, which keeps the key
+            left = stored_records(redis)
             if not table["holdersTotal"] and not table["queueTotal"] and not left:
                 return
             await asyncio.sleep(0.05)

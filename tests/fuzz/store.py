@@ -1,13 +1,14 @@
-"""A store for fuzzing: keeps encoded records in memory, and can be slow, unavailable, or survive its server."""
+"""A store for fuzzing: keeps the records of encoded batches in memory, and can be slow, unavailable, or survive its server."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from genie.storage.memory import MemoryStore
-from genie.storage.redis.records import RecordDecoder, encode
-from genie.storage.store import Batch, Change, RetainedReply, StateMachine
+from genie.storage.redis.records import RecordDecoder, decode_counters, decode_records, encode_batch, split_batch
+from genie.storage.store import Batch, StateMachine
 
 Done = Callable[[BaseException | None], None]
 
@@ -50,25 +51,18 @@ class FuzzStore(MemoryStore):
         if self.pending is not None:
             batch = self.pending[0]
             self.pending = None
-            for id_, change in batch.changes.items():
-                record = encode_change(change)
-                if record is None:
-                    self.records.pop(id_, None)
+            encoded_counters, records = split_batch(encode_batch(batch))
+            for id_, record in records.items():
+                if record:
+                    self.records[int(id_)] = record
                 else:
-                    self.records[id_] = record
-            self.last = batch
+                    self.records.pop(int(id_), None)
+            self.last = decode_counters(encoded_counters)
 
     def state_machine(self) -> StateMachine:
         """Return the state for the next server."""
         self.pending, self.unavailable = None, False
-        decoder, replica = RecordDecoder(), StateMachine()
-        changes: dict[int, Change] = {id_: decoder.decode(id_, record) for id_, record in self.records.items()}
-        replica.apply(Batch(changes, self.last.next_id, self.last.next_fence, self.last.clock_ms))
+        replica = StateMachine()
+        stored = {b"%d" % id_: record for id_, record in self.records.items()}
+        replica.apply(replace(self.last, changes=decode_records(stored, RecordDecoder())))
         return replica
-
-
-def encode_change(change: Change) -> bytes | None:
-    """Return the record of a change; None if it is deleted."""
-    if change is None or (not isinstance(change, RetainedReply) and change.state.name == "ENDED"):
-        return None
-    return encode(change)
