@@ -15,6 +15,7 @@ COMMANDS = (
     "run",
     "serve",
     "status",
+    "store",
     "timeouts",
     "top",
     "waits",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -54,6 +52,7 @@ NOT_RUN = {
 }
 """Commands that are only checked for what they name."""
 SHELL_NOT_RUN = {
+    "docs/how-to/backup.md": "needs two Redises; executed by test_backup.py",
     "docs/how-to/deploying.md": "needs the real admin port",
     "docs/how-to/high-availability.md": CONTAINERS,
     "docs/how-to/ledger-timeouts.md": "the first block is executed by test_ledger_timeouts.py, the second serves",
@@ -63,34 +62,6 @@ SHELL_NOT_RUN = {
 }
 """Pages with blocks of shell commands, of which only the syntax is checked."""
 LANGUAGES = {"python", "py", "console", "text", "sh", "toml", "tree"}
-
-NETCAT = """\
-import socket, sys, threading
-arguments = [argument for argument in sys.argv[1:] if argument != "-N"]
-with socket.create_connection((arguments[0], int(arguments[1]))) as sock:
-    def send_stdin():
-        for line in sys.stdin.buffer:
-            sock.sendall(line)
-        if "-N" in sys.argv:
-            sock.shutdown(socket.SHUT_WR)
-    threading.Thread(target=send_stdin, daemon=True).start()
-    while data := sock.recv(1 << 16):
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-"""
-"""A replacement for OpenBSD's nc, with the options that the pages use."""
-
-
-@pytest.fixture
-def environment(genie: Genie, tmp_path: Path) -> dict[str, str]:
-    netcat = shutil.which("nc")
-    if netcat is None or "OpenBSD" not in subprocess.run([netcat, "-h"], capture_output=True, text=True).stderr:  # noqa: PLW1510
-        (tmp_path / "nc.py").write_text(NETCAT)
-        (tmp_path / "nc").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/nc.py" "$@"\n')
-        (tmp_path / "nc").chmod(0o755)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
-    path = f"{tmp_path}:{Path(sys.executable).parent}:{clean['PATH']}"
-    return clean | {"PATH": path, "GENIE_HOST": genie.address[0], "GENIE_PORT": str(genie.port)}
 
 
 # -- blocks ---------------------------------------------------------------------------------------------------

@@ -273,8 +273,10 @@ class Keyspace:
             records.pop(b"0", None)  # the field that keeps the hash from being empty
             yield records
 
-    async def restore_snapshot(self, node: Node, state: Batch, history: EpochHistory) -> None:
+    async def restore_snapshot(self, node: Node | None, state: Batch, history: EpochHistory) -> None:
         """Write the in-memory state with its lineage to a Redis that has lost commits, and lead in a new epoch.
+
+        `node` is the leader of the epoch; None: it has none, so that any node can take over at once.
 
         The records are written to a new snapshot key. Finally `meta` is switched to the new key, so a crash in between
         leaves the old state in place. Raises LeadershipLost if another node leads. After any other error the caller can
@@ -359,7 +361,7 @@ class Keyspace:
 
     async def _acquire(
         self,
-        node: Node,
+        node: Node | None,
         epoch: LeaderEpoch,
         observed: Meta | None,
         history: EpochHistory,
@@ -401,6 +403,10 @@ class Keyspace:
         """Set the epoch that this node leads, and its lineage; `before` are the last positions of the earlier epochs."""
         self.epoch = epoch
         self.history = EpochHistory((*before, (epoch.number, 0)))
+
+    def skip_epochs(self, highest: int) -> None:
+        """Choose only epoch numbers higher than `highest` from now on."""
+        self._highest_epoch = max(self._highest_epoch, highest)
 
     def _next_epoch(self) -> LeaderEpoch:
         """Return a new epoch, whose number is higher than every number that this node has seen.

@@ -6,6 +6,7 @@ the first has the counters, each further line an id, a space and the record; a l
 
 from __future__ import annotations
 
+from typing import Literal
 from weakref import WeakValueDictionary
 
 from msgspec import Struct, ValidationError, json
@@ -32,7 +33,7 @@ class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     since: float
     since_unix_ms: int
     deadline: int
-    state: str = "held"
+    state: Literal["held", "queued", "ended"] = "held"
     queue_timeout_ms: float = 10_000
     transaction_timeout_ms: float = 10_000
     exclusive: tuple[str, ...] = ()

@@ -1,0 +1,223 @@
+"""`genie store`: check, export and import a namespace in Redis, without a server."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import click
+from msgspec import to_builtins
+
+from genie.cli.options import (
+    InvalidArgument,
+    PortType,
+    SourcedOption,
+    json_option,
+    one_line_errors,
+    run_async,
+    source_of,
+)
+from genie.config import NAMESPACE
+from genie.protocol import codec
+from genie.protocol.diagnostics import namespace_error
+from genie.storage.redis.check import Report, check_namespace
+from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.transfer import TransferError, decode_export, export_namespace, import_namespace
+
+UNAVAILABLE = 2
+"""Exit status if Redis is unavailable, as for an invalid option: the operation could not begin."""
+
+T = TypeVar("T")
+
+
+@click.group()
+def store() -> None:
+    """Check, back up and restore a namespace in Redis."""
+
+
+class _Unavailable(click.ClickException):
+    """Redis is unavailable."""
+
+    exit_code = UNAVAILABLE
+
+
+def redis_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Add the options that choose a Redis and a namespace, and pass the command `url` and `namespace`.
+
+    A failure of Redis is printed as one line, with the exit status 2.
+    """
+
+    @click.option(
+        "--redis-url",
+        cls=SourcedOption,
+        envvar="GENIE_REDIS_URL",
+        show_envvar=True,
+        help="Redis of the namespace, as for `genie serve`.",
+    )
+    @click.option(
+        "--redis-host",
+        cls=SourcedOption,
+        envvar="GENIE_REDIS_HOST",
+        show_envvar=True,
+        help="Redis of the namespace, in place of the URL. [default: 127.0.0.1]",
+    )
+    @click.option(
+        "--redis-port",
+        cls=SourcedOption,
+        type=PortType(),
+        envvar="GENIE_REDIS_PORT",
+        show_envvar=True,
+        help="Its port. [default: 6379]",
+    )
+    @click.option(
+        "--namespace",
+        cls=SourcedOption,
+        default=NAMESPACE,
+        envvar="GENIE_NAMESPACE",
+        show_envvar=True,
+        show_default=True,
+        help="Namespace of the locks.",
+    )
+    @one_line_errors
+    @functools.wraps(command)
+    def with_redis(
+        redis_url: str | None, redis_host: str | None, redis_port: int | None, namespace: str, **options: Any
+    ) -> T:
+        invalid = namespace_error(namespace)
+        if invalid is not None:
+            raise InvalidArgument(f"{source_of('namespace')}: it {invalid}, not {namespace!r}")
+        if redis_url is None:
+            host = redis_host or "127.0.0.1"
+            redis_url = f"redis://{f'[{host}]' if ':' in host else host}:{redis_port or 6379}/0"
+        try:
+            return command(url=redis_url, namespace=namespace, **options)
+        except TransferError as error:
+            raise click.ClickException(str(error)) from None
+        except RedisFailure as error:
+            raise _Unavailable(f"Redis is unavailable: {error}") from None
+
+    return with_redis
+
+
+# -- genie store check --------------------------------------------------------------------------------
+
+
+@store.command()
+@json_option
+@redis_options
+def check(as_json: bool, url: str, namespace: str) -> None:
+    """Check a namespace without changing it: exit status 0 if it is sound, 1 if not.
+
+    Servers may use the namespace meanwhile.
+    """
+    report = run_async(check_namespace(url, namespace))
+    if report is None:
+        raise InvalidArgument(f"Redis has no namespace {namespace!r}")
+    if as_json:
+        click.echo(codec.dumps(to_builtins(report)))
+    else:
+        for line in _describe(report):
+            click.echo(line)
+    raise SystemExit(0 if report.sound else 1)
+
+
+def _describe(report: Report) -> Iterator[str]:
+    """Yield the lines of a report for people."""
+    sizes = report.sizes
+    yield f"namespace   {report.namespace}, format version {report.version or 'unknown'}"
+    if report.epoch is not None:
+        leader = report.leader
+        leads = "has resigned" if leader is None else f"{leader.address}, lease {leader.lease_ms / 1000:g} s"
+        yield f"leader      {leads}, epoch {report.epoch}"
+        memory = _memory(sizes.log_memory)
+        yield f"log         entries: {sizes.log_entries:,}, {sizes.log_bytes:,} bytes{memory}, up to {report.position}"
+        memory = _memory(sizes.state_memory)
+        yield f"checkpoint  {_count(sizes.state_records, 'record')}{memory}, at {report.checkpoint}"
+        yield f"requests    held: {sizes.held:,}, waiting: {sizes.waiting:,}, retained replies: {sizes.retained_replies:,}"
+    for state in report.abandoned_states:
+        yield f"note        abandoned state {state}, which the next leader deletes"
+    for finding in report.findings:
+        yield f"FINDING     {finding.part}: {finding.message}"
+    if report.omitted_findings:
+        yield f"FINDING     and {report.omitted_findings:,} more"
+    yield "sound" if report.sound else "NOT SOUND"
+
+
+def _count(number: int, noun: str) -> str:
+    """Return a number with a noun that forms its plural with an s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _memory(size: int | None) -> str:
+    """Return the memory of a key as a phrase; empty if Redis did not report it."""
+    return "" if size is None else f" ({size:,} in memory)"
+
+
+# -- genie store export -------------------------------------------------------------------------------
+
+
+@store.command(name="export")
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), default="-")
+@redis_options
+def export(file: Path, url: str, namespace: str) -> None:
+    """Write a namespace as JSON lines to FILE, or to standard output.
+
+    Servers may use the namespace meanwhile: the file has its state at one moment. FILE is replaced only when it is
+    complete.
+    """
+    header, lines = run_async(export_namespace(url, namespace))
+    with _output(file) as output:
+        output.writelines(lines)
+    if str(file) != "-":
+        click.echo(f"exported {header.namespace} at {header.position} to {file}", err=True)
+
+
+@contextmanager
+def _output(file: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that replaces `file` at the end of the block; `-` is the standard output."""
+    if str(file) == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as output:
+            try:
+                yield output
+                output.flush()
+                os.fsync(output.fileno())
+                Path(output.name).replace(file)
+            except BaseException:
+                with suppress(OSError):
+                    Path(output.name).unlink()
+                raise
+    except OSError as error:
+        raise click.ClickException(f"cannot write {file}: {error.strerror or error}") from None
+
+
+# -- genie store import -------------------------------------------------------------------------------
+
+
+@store.command(name="import")
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), default="-")
+@click.option("--replace", is_flag=True, help="Delete the locks that the namespace has.")
+@redis_options
+def import_(file: Path, replace: bool, url: str, namespace: str) -> None:
+    """Write an export, FILE or the standard input, to a namespace that no server leads.
+
+    The namespace must be empty, unless --replace is given. Stop its servers first. Afterwards the first server that is
+    started leads the namespace, with the locks of the file.
+    """
+    try:
+        with click.open_file(str(file), "rb") as lines:
+            header, state = decode_export(lines)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {file}: {error.strerror or error}") from None
+    epoch, replaced = run_async(import_namespace(url, namespace, header, state, replace=replace))
+    former = f", replaced {_count(replaced, 'record')}" if replaced else ""
+    click.echo(f"imported {_count(len(state.changes), 'record')} into {namespace}, epoch {epoch}{former}", err=True)

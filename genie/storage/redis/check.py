@@ -1,0 +1,406 @@
+"""Check one namespace without changing it: the metadata, the log, the checkpoint, the records and the recovered locks.
+
+A leader may commit, write a checkpoint and trim the log meanwhile. So the check reads in the order of a recovery (`replica.py`):
+the metadata, the state, the metadata again, then the log up to its end. If the log was trimmed beyond the checkpoint that was
+read, or a snapshot was restored, the check starts again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+
+from msgspec import DecodeError, Struct, field
+
+from genie.core import HELD, Request
+from genie.core.invariants import find_violations
+from genie.storage.redis.connection import ErrorReply, RedisFailure
+from genie.storage.redis.keyspace import CHUNK, Keyspace, Meta, meta_key
+from genie.storage.redis.log import Position, decode_position, encode_position
+from genie.storage.redis.primary import Primary
+from genie.storage.redis.records import RecordDecoder, UnknownFormat, decode_counters, split_batch
+from genie.storage.redis.url import RedisUrl
+from genie.storage.store import Batch, Change, RetainedReply, decode_node
+
+MAX_FINDINGS = 20
+"""How many findings of each part are reported; the report has the number of all."""
+MAX_ATTEMPTS = 10
+"""How often the check starts again because the leader has trimmed the log or restored a snapshot meanwhile."""
+
+
+# -- The report ---------------------------------------------------------------------------------------
+
+
+class Finding(Struct, frozen=True):
+    """One violation. `part` is `meta`, `epochs`, `log`, `checkpoint`, `records` or `locks`."""
+
+    part: str
+    message: str
+
+
+class Leader(Struct, rename="camel"):
+    """The current or last leader, which may act for `lease_ms` after its last commit."""
+
+    address: str
+    lease_ms: int
+
+
+class Counters(Struct, rename="camel"):
+    """The clock (ms) and the counters of the lock manager."""
+
+    clock_ms: float
+    next_id: int
+    next_fence: int
+
+
+class Sizes(Struct, rename="camel"):
+    """The size of a namespace. Memory is in bytes; None if Redis does not report it."""
+
+    log_entries: int = 0
+    log_bytes: int = 0
+    """The size of all batches in the log."""
+    log_memory: int | None = None
+    state_records: int = 0
+    """The number of records in the checkpointed state."""
+    state_memory: int | None = None
+    held: int = 0
+    waiting: int = 0
+    retained_replies: int = 0
+
+
+class Report(Struct, rename="camel"):
+    """The result of a check. `sound` is whether there are no findings."""
+
+    namespace: str
+    sound: bool = True
+    findings: list[Finding] = field(default_factory=list)
+    omitted_findings: int = 0
+    """How many further findings were omitted: each part reports at most `MAX_FINDINGS`."""
+    version: str | None = None
+    """The version of the stored format; None if it is missing."""
+    epoch: int | None = None
+    leader: Leader | None = None
+    """None if the last leader has resigned."""
+    position: str | None = None
+    """The position of the last log entry, `epoch-index`."""
+    checkpoint: str | None = None
+    """The position of the checkpoint."""
+    counters: Counters | None = None
+    abandoned_states: list[str] = field(default_factory=list)
+    """Keys of states that a crashed leader left. The next leader deletes them, so they are no finding."""
+    sizes: Sizes = field(default_factory=Sizes)
+
+
+async def check_namespace(url: str, namespace: str) -> Report | None:
+    """Check a namespace; return None if Redis has no key of it. Raises RedisFailure if Redis is unavailable."""
+    primary = Primary(RedisUrl.parse(url), meta_key(namespace))
+    try:
+        for _ in range(MAX_ATTEMPTS):
+            with suppress(_Changed):
+                return await _Check(primary, namespace).run()
+    finally:
+        primary.drop()
+    raise RedisFailure(f"the namespace {namespace!r} changes faster than it can be read, repeat the check")
+
+
+# -- The check ----------------------------------------------------------------------------------------
+
+
+class _Changed(Exception):
+    """The log was trimmed beyond the checkpoint that was read, or another state is current: start again."""
+
+
+class _Unreadable(Exception):
+    """A violation prevents all further checks."""
+
+
+class _Check:
+    """One attempt to check a namespace."""
+
+    def __init__(self, primary: Primary, namespace: str) -> None:
+        self._primary = primary
+        self._keyspace = Keyspace(primary, namespace)
+        self._prefix = self._keyspace.meta.removesuffix("meta")
+        self._report = Report(namespace)
+        self._decoder = RecordDecoder()
+        self._counts: Counter[str] = Counter()
+        """The number of findings of each part."""
+
+    async def run(self) -> Report | None:
+        """Check everything, and return the report; None if the namespace has neither metadata nor a log."""
+        report = self._report
+        if not await self._primary.call("EXISTS", self._keyspace.meta, self._keyspace.log):
+            return None
+        with suppress(_Unreadable):
+            await self._check_content()
+        report.sound = not report.findings
+        return report
+
+    def _find(self, part: str, message: str) -> None:
+        """Add a finding, or count it if its part has `MAX_FINDINGS` already."""
+        self._counts[part] += 1
+        if self._counts[part] <= MAX_FINDINGS:
+            self._report.findings.append(Finding(part, message))
+        else:
+            self._report.omitted_findings += 1
+
+    async def _check_content(self) -> None:
+        """Check the state and the log, then the locks that a recovery would find."""
+        meta = await self._read_meta()
+        self._describe(meta)
+        records = await self._read_state(meta)
+        end = await self._read_meta()
+        if end.epoch.state != meta.epoch.state:
+            raise _Changed
+        log = _LogCheck(meta, self._find)
+        await self._read_log(log, end)
+        self._describe(end)
+        self._check_epochs(end, log)
+        changes = self._decode_state(records) | log.changes
+        changes = {id_: changes[id_] for id_ in sorted(changes)}
+        counters = log.counters or meta.checkpoint.counters
+        self._report.counters = Counters(counters.clock_ms, counters.next_id, counters.next_fence)
+        self._check_locks(changes, counters)
+        await self._describe_keys(end)
+
+    async def _read_meta(self) -> Meta:
+        """Read the metadata. Anything that cannot be decoded is a finding, and ends the check."""
+        try:
+            version = await self._primary.call("HGET", self._keyspace.meta, "version")
+            self._report.version = None if version is None else version.decode(errors="replace")
+            meta = await self._keyspace.read()
+        except UnknownFormat as error:
+            self._find("meta", str(error))
+        except (KeyError, ValueError, DecodeError) as error:
+            missing = isinstance(error, KeyError)
+            self._find("meta", f"the field {error} is missing" if missing else f"a field is invalid: {error}")
+        except ErrorReply as error:
+            if "WRONGTYPE" not in str(error):  # in the middle of the message if a script has failed
+                raise
+            self._find("meta", f"a key has another type: {error}")
+        else:
+            if meta is not None:
+                return meta
+            self._find("meta", "the log exists, but the metadata is missing: Redis has lost a key")
+        raise _Unreadable
+
+    def _describe(self, meta: Meta) -> None:
+        """Report what the metadata contains."""
+        report, node = self._report, meta.node
+        report.epoch = meta.epoch.number
+        report.leader = None if node is None else Leader(node.address, node.lease_ms)
+        report.position = encode_position(meta.position)
+        report.checkpoint = encode_position(meta.checkpoint.position)
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    async def _read_state(self, meta: Meta) -> dict[bytes, bytes]:
+        """Return the records of the checkpointed state."""
+        kind = (await self._primary.call("TYPE", meta.epoch.state)).decode()
+        if kind != "hash":
+            missing = kind == "none"
+            if missing and (await self._read_meta()).epoch.state != meta.epoch.state:
+                raise _Changed
+            self._find(
+                "checkpoint",
+                f"the state {meta.epoch.state} is missing: Redis has lost a key"
+                if missing
+                else f"the state is a {kind}",
+            )
+            return {}
+        records: dict[bytes, bytes] = {}
+        cursor = None
+        while cursor != b"0":
+            keys = [meta.epoch.state, self._keyspace.meta, self._keyspace.log]
+            cursor, fields = await self._primary.read(keys, "HSCAN", cursor or b"0", "COUNT", CHUNK)
+            records.update(zip(fields[::2], fields[1::2], strict=True))
+        records.pop(b"0", None)  # the field that keeps the hash from being empty
+        self._report.sizes.state_records = len(records)
+        return records
+
+    async def _read_log(self, log: _LogCheck, end: Meta) -> None:
+        """Read the log up to the position of `end`. Raises _Changed if the leader has trimmed what was to be read."""
+        if not end.has_log:
+            self._find("log", "the log is missing: Redis has lost a key, and the commits after the checkpoint")
+            return
+        checkpoint = log.meta.checkpoint.position
+        start, last = "-", encode_position(end.position)
+        while start != f"({last}":
+            entries = await self._primary.call("XRANGE", self._keyspace.log, start, last, "COUNT", CHUNK)
+            if not entries:
+                break
+            first = decode_position(entries[0][0])
+            gap = not log.continues(first, entries[0][1]) and await self._is_trimmed_to(first)
+            # The leader may have moved the checkpoint after `end` was read, and then have trimmed the log.
+            if gap and (start != "-" or (await self._read_meta()).checkpoint.position != checkpoint):
+                raise _Changed
+            for id_, fields in entries:
+                log.add(decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True)), self._decoder)
+            start = f"({entries[-1][0].decode()}"
+        self._report.sizes.log_entries, self._report.sizes.log_bytes = log.entries, log.bytes
+
+    async def _is_trimmed_to(self, position: Position) -> bool:
+        """Return whether all entries before `position` are trimmed."""
+        entries = await self._primary.call("XRANGE", self._keyspace.log, "-", "+", "COUNT", 1)
+        return bool(entries) and decode_position(entries[0][0]) >= position
+
+    async def _describe_keys(self, meta: Meta) -> None:
+        """Report the abandoned states, and the memory of the state and the log."""
+        for key in sorted(await self._primary.call("SMEMBERS", f"{self._prefix}snapshots")):
+            if key.decode() != meta.epoch.state and await self._primary.call("EXISTS", key):
+                self._report.abandoned_states.append(key.decode())
+        with suppress(ErrorReply):  # the Redis user may not run the command
+            self._report.sizes.log_memory = await self._primary.call("MEMORY", "USAGE", self._keyspace.log)
+            self._report.sizes.state_memory = await self._primary.call("MEMORY", "USAGE", meta.epoch.state)
+
+    # -- judging ------------------------------------------------------------------------------------------
+
+    def _check_epochs(self, end: Meta, log: _LogCheck) -> None:
+        """Check that the history, the checkpoint and the last takeover of the log agree."""
+        ends = end.history.ends
+        if any(first >= second for first, second in pairwise(ends)):
+            self._find("epochs", f"the history is not ascending: {' '.join(map(encode_position, ends))}")
+        checkpoint = end.checkpoint.position
+        if not end.history.contains(checkpoint):
+            self._find("checkpoint", f"the checkpoint {encode_position(checkpoint)} is not on the history")
+        if end.has_log and end.position[0] != end.epoch.number:
+            self._find("epochs", f"the log ends in epoch {end.position[0]}, and the metadata has {end.epoch.number}")
+        if log.node is not None and log.last_epoch == end.epoch.number and end.has_log:
+            stored = b"" if log.resigned else log.node
+            if decode_node(stored) != end.node:
+                self._find("epochs", f"the metadata names another leader than the takeover {end.epoch.number}-0")
+        for epoch, base in log.bases.items():
+            before = max((position for position in ends if position[0] < epoch), default=(0, 0))
+            if base != before and (0, 0) not in (
+                base,
+                before,
+            ):  # a restored snapshot, or an epoch that the history lacks
+                texts = f"{encode_position(base)} in the log, and from {encode_position(before)} in the history"
+                self._find("epochs", f"epoch {epoch} continues from {texts}")
+
+    def _decode_state(self, records: dict[bytes, bytes]) -> dict[int, Change]:
+        """Decode the records of the state."""
+        changes: dict[int, Change] = {}
+        for id_, record in records.items():
+            try:
+                changes[int(id_)] = self._decoder.decode(int(id_), record)
+            except (UnknownFormat, DecodeError, ValueError) as error:
+                self._find("records", f"the record {id_.decode(errors='replace')} of the state: {error}")
+        return changes
+
+    def _check_locks(self, changes: dict[int, Change], counters: Batch) -> None:
+        """Check the locks that a recovery would find, against each other and against the counters."""
+        requests = [change for change in changes.values() if isinstance(change, Request)]
+        sizes = self._report.sizes
+        sizes.held = sum(request.state is HELD for request in requests)
+        sizes.waiting = len(requests) - sizes.held
+        sizes.retained_replies = sum(isinstance(change, RetainedReply) for change in changes.values())
+        for violation in find_counter_violations(changes, counters):
+            self._find("locks", violation)
+        for violation in find_violations(requests):
+            self._find("locks", violation)
+
+
+def find_counter_violations(changes: dict[int, Change], counters: Batch) -> list[str]:
+    """Return a sentence for each id and each fencing token that the counters do not cover: it could be assigned again."""
+    violations = []
+    for id_, change in changes.items():
+        if change is not None and not 0 < id_ < counters.next_id:
+            violations.append(f"the id {id_} is not below the next id, {counters.next_id}")
+        if isinstance(change, Request) and change.state is HELD and not 0 < change.fence < counters.next_fence:
+            violations.append(
+                f"the fencing token {change.fence} of request {id_} is not below the next one, {counters.next_fence}"
+            )
+    return violations
+
+
+class _LogCheck:
+    """Checks the log entry by entry, and collects the changes after the checkpoint of `meta`."""
+
+    def __init__(self, meta: Meta, find: Callable[[str, str], None]) -> None:
+        self.meta = meta
+        self._find = find
+        self._previous: Position | None = None
+        """The position of the last entry; None before the first."""
+        self.entries = 0
+        self.bytes = 0
+        """The size of all batches."""
+        self.changes: dict[int, Change] = {}
+        """The changes after the checkpoint."""
+        self.counters: Batch | None = None
+        """The counters of the last batch after the checkpoint; None if there is none."""
+        self._last_counters: Batch | None = None
+        """The counters of the last batch."""
+        self.bases: dict[int, Position] = {}
+        """By epoch: the position from which it continues; (0, 0) for a restored snapshot."""
+        self.node: bytes | None = None
+        """The encoded leader of the last takeover in the log; None if there is none."""
+        self.last_epoch = 0
+        """The epoch of the last takeover."""
+        self.resigned = False
+        """Whether the last entry is a resignation."""
+
+    def continues(self, position: Position, fields: list[bytes]) -> bool:
+        """Return whether an entry continues the log at the previous entry; the first entry, at the checkpoint or before."""
+        previous, checkpoint = self._previous, self.meta.checkpoint.position
+        if previous is None:
+            if position <= checkpoint:
+                return True
+            previous = checkpoint
+        values = dict(zip(fields[::2], fields[1::2], strict=True))
+        if b"base" in values:
+            with suppress(ValueError):
+                return position[1] == 0 and decode_position(values[b"base"]) == previous
+            return False
+        return position == (previous[0], previous[1] + 1)
+
+    def add(self, position: Position, values: dict[bytes, bytes], decoder: RecordDecoder) -> None:
+        """Check the next entry."""
+        id_ = encode_position(position)
+        self.entries += 1
+        if not self.continues(position, [part for item in values.items() for part in item]):
+            if self._previous is None:
+                checkpoint = encode_position(self.meta.checkpoint.position)
+                self._find(
+                    "checkpoint", f"the log begins with {id_}, and does not reach back to the checkpoint {checkpoint}"
+                )
+            else:
+                self._find("log", f"{id_} does not continue {encode_position(self._previous)}")
+        self._previous, self.resigned = position, b"resigned" in values
+        try:
+            if b"base" in values:
+                self._add_takeover(position, values)
+            elif b"batch" in values:
+                self._add_batch(position, values[b"batch"], decoder)
+            else:
+                self._find("log", f"{id_} is neither a takeover nor a batch")
+        except (UnknownFormat, DecodeError, ValueError, KeyError) as error:
+            self._find("log", f"{id_} cannot be decoded: {error}")
+
+    def _add_takeover(self, position: Position, values: dict[bytes, bytes]) -> None:
+        """Check the takeover of a new leader."""
+        self.bases[position[0]] = decode_position(values[b"base"])
+        self.last_epoch, self.node = position[0], values[b"node"]
+        decode_node(self.node)
+
+    def _add_batch(self, position: Position, encoded: bytes, decoder: RecordDecoder) -> None:
+        """Check a batch, and collect its changes if it is later than the checkpoint."""
+        self.bytes += len(encoded)
+        header, records = split_batch(encoded)
+        counters, last = decode_counters(header), self._last_counters
+        if last is not None and (
+            counters.next_id < last.next_id
+            or counters.next_fence < last.next_fence
+            or counters.clock_ms < last.clock_ms
+        ):
+            self._find("log", f"the clock or a counter of {encode_position(position)} is lower than before")
+        self._last_counters = counters
+        is_later = position > self.meta.checkpoint.position
+        if is_later:
+            self.counters = counters
+        for id_, record in records.items():
+            change = decoder.decode(int(id_), record) if record else None
+            if is_later:
+                self.changes[int(id_)] = change

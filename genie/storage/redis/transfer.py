@@ -1,0 +1,230 @@
+"""Export a namespace to JSON lines, and import it into an empty namespace: for backups, and to move to another Redis.
+
+The first line of an export is a header. Each further line has the id and the record of a request or retained reply, in the
+order of the ids. The last line has the number of records, so that a truncated file is recognized.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import structlog
+from msgspec import DecodeError, Raw, Struct, json
+
+from genie.core import Request
+from genie.core.invariants import find_violations
+from genie.storage.redis.check import find_counter_violations
+from genie.storage.redis.keyspace import FORMAT_VERSION, Keyspace, Meta, meta_key
+from genie.storage.redis.log import EpochHistory, LogReader, decode_position, encode_position
+from genie.storage.redis.primary import Primary
+from genie.storage.redis.records import RecordDecoder, UnknownFormat, encode
+from genie.storage.redis.replica import load_state
+from genie.storage.redis.url import RedisUrl
+from genie.storage.store import Batch, LeadershipLost
+
+log = structlog.get_logger()
+
+FILE_FORMAT = "genie-namespace"
+"""Identifies an export in its header."""
+POLL_INTERVAL_S = 0.1
+"""How often an import checks whether the stored leader commits."""
+LEASE_MARGIN_S = 0.5
+"""How much longer than the lease an import waits for a commit of the stored leader."""
+
+T = TypeVar("T")
+
+
+class TransferError(Exception):
+    """An export or import was refused; nothing was changed."""
+
+
+class Header(Struct, rename="camel", forbid_unknown_fields=True):
+    """The first line of an export. `position` is the last log entry that the export contains."""
+
+    format: str
+    version: int
+    namespace: str
+    position: str
+    clock_ms: float
+    next_id: int
+    next_fence: int
+
+
+class _Line(Struct, forbid_unknown_fields=True):
+    """The line of one record."""
+
+    id: int
+    record: Raw
+
+
+class _Trailer(Struct, forbid_unknown_fields=True):
+    """The last line of an export."""
+
+    count: int
+
+
+_decode_line = json.Decoder(_Line).decode
+
+
+# -- Export -------------------------------------------------------------------------------------------
+
+
+async def export_namespace(url: str, namespace: str) -> tuple[Header, Iterator[bytes]]:
+    """Read a namespace; return its header, and an iterator over the lines of the export, header included.
+
+    The lines are the state at the position in the header, also if a leader commits meanwhile. Raises TransferError if the
+    namespace does not exist or has another format, and RedisFailure if Redis is unavailable.
+    """
+    primary = Primary(RedisUrl.parse(url), meta_key(namespace))
+    try:
+        keyspace = Keyspace(primary, namespace)
+        reader = LogReader(primary, keyspace.log)
+        state = await load_state(keyspace, reader, log)
+    except (UnknownFormat, DecodeError) as error:
+        raise TransferError(str(error)) from None
+    finally:
+        primary.drop()
+    if state is None:
+        raise TransferError(f"Redis has no namespace {namespace!r}")
+    position = encode_position(reader.position)
+    header = Header(FILE_FORMAT, FORMAT_VERSION, namespace, position, state.clock_ms, state.next_id, state.next_fence)
+    return header, _encode_lines(header, state)
+
+
+def _encode_lines(header: Header, state: Batch) -> Iterator[bytes]:
+    """Yield the lines of an export, each with its newline."""
+    yield json.encode(header) + b"\n"
+    count = 0
+    for id_, change in state.changes.items():
+        if change is not None:
+            count += 1
+            yield b'{"id":%d,"record":%b}\n' % (id_, encode(change))
+    yield b'{"count":%d}\n' % count
+
+
+# -- Import -------------------------------------------------------------------------------------------
+
+
+def decode_export(lines: Iterable[bytes]) -> tuple[Header, Batch]:
+    """Decode the lines of an export. Raises TransferError, with the number of the line, unless every line is valid."""
+    numbered = enumerate(lines, 1)
+    _, first = next(numbered, (1, b""))
+    header = _decode_header(first)
+    decoder = RecordDecoder()
+    state = Batch({}, header.next_id, header.next_fence, header.clock_ms)
+    last_id = 0
+    for number, line in numbered:
+        if line.startswith(b'{"count"'):
+            trailer: _Trailer = _decode(number, line, _Trailer)
+            if trailer.count != len(state.changes):
+                raise TransferError(
+                    f"line {number}: the count is {trailer.count}, and the file has {len(state.changes)} records"
+                )
+            if next(numbered, None) is not None:
+                raise TransferError(f"line {number + 1}: text after the line with the count")
+            _check_state(state)
+            return header, state
+        try:
+            decoded = _decode_line(line)
+            state.changes[decoded.id] = decoder.decode(decoded.id, bytes(decoded.record))
+        except (DecodeError, ValueError) as error:
+            raise TransferError(f"line {number}: {error}") from None
+        if decoded.id <= last_id:
+            raise TransferError(f"line {number}: the id {decoded.id} follows {last_id}, and ids must ascend")
+        last_id = decoded.id
+    raise TransferError("the last line, which has the count of the records, is missing: the file is truncated")
+
+
+def _decode_header(line: bytes) -> Header:
+    """Decode the first line. The format and the version are checked before the other fields, which a later version may change."""
+    try:
+        found = json.decode(line)
+    except DecodeError:
+        found = None
+    if not isinstance(found, dict) or found.get("format") != FILE_FORMAT:
+        raise TransferError("line 1: this is not an export of a namespace")
+    if found.get("version") != FORMAT_VERSION:
+        raise TransferError(
+            f"line 1: the export has the format version {found.get('version')}, and this version of Genie knows {FORMAT_VERSION}"
+        )
+    header: Header = _decode(1, line, Header)
+    try:
+        decode_position(header.position.encode())
+    except ValueError:
+        raise TransferError(f"line 1: {header.position!r} is not a position") from None
+    return header
+
+
+def _decode(number: int, line: bytes, kind: type[T]) -> T:
+    """Decode one line. Raises TransferError if it has other fields, or none at all."""
+    try:
+        return json.decode(line, type=kind)
+    except DecodeError as error:
+        raise TransferError(f"line {number}: {error}") from None
+
+
+def _check_state(state: Batch) -> None:
+    """Raise TransferError if the records conflict with each other or with the counters."""
+    requests = (change for change in state.changes.values() if isinstance(change, Request))
+    violations = find_counter_violations(state.changes, state) or list(find_violations(requests))
+    if violations:
+        raise TransferError(f"the records of the file are not sound: {violations[0]}")
+
+
+async def import_namespace(url: str, namespace: str, header: Header, state: Batch, *, replace: bool) -> tuple[int, int]:
+    """Write `state`, a decoded export, to a namespace that no server leads, in a new epoch without a leader.
+
+    The epoch and the counters are higher than those of the export and of the namespace, so that ids and fencing tokens are
+    not assigned again. Returns the number of the new epoch, and how many records were replaced.
+
+    Raises TransferError if a server leads the namespace, or if it is not empty and not to be replaced (`replace`).
+    """
+    primary = Primary(RedisUrl.parse(url), meta_key(namespace))
+    try:
+        keyspace = Keyspace(primary, namespace)
+        keyspace.skip_epochs(decode_position(header.position.encode())[0])
+        meta = await _wait_for_vacancy(keyspace)
+        present = await load_state(keyspace, LogReader(primary, keyspace.log), log)
+        count = 0 if present is None else len([change for change in present.changes.values() if change is not None])
+        if count and not replace:
+            raise TransferError(
+                f"the namespace {namespace!r} is not empty, it has {count} records: --replace deletes them"
+            )
+        if present is not None:
+            state.next_id = max(state.next_id, present.next_id)
+            state.next_fence = max(state.next_fence, present.next_fence)
+        history = EpochHistory() if meta is None else meta.history
+        await keyspace.restore_snapshot(None, state, history)
+    except LeadershipLost as error:
+        raise TransferError(f"a server has begun to lead the namespace {namespace!r} meanwhile: {error}") from None
+    except (UnknownFormat, DecodeError) as error:
+        raise TransferError(str(error)) from None
+    else:
+        return keyspace.epoch.number, count
+    finally:
+        primary.drop()
+
+
+async def _wait_for_vacancy(keyspace: Keyspace) -> Meta | None:
+    """Return the metadata as soon as no server can lead the namespace; None if the namespace does not exist.
+
+    A leader that has not resigned may be alive until it has committed nothing for its lease. Raises TransferError if it
+    commits, because then it is alive.
+    """
+    loop = asyncio.get_running_loop()
+    first = meta = await keyspace.read()
+    if first is None or first.node is None:
+        return first
+    end = loop.time() + first.node.lease_ms / 1000 + LEASE_MARGIN_S
+    while meta is not None and meta.node is not None and loop.time() < end:
+        await asyncio.sleep(POLL_INTERVAL_S)
+        meta = await keyspace.read()
+        if meta is None or meta.epoch != first.epoch or meta.position != first.position:
+            if meta is not None and meta.node is None:
+                return meta  # the leader has resigned meanwhile
+            raise TransferError(
+                f"the server at {first.node.address} leads the namespace {keyspace.name!r}: stop all its servers first"
+            )
+    return meta
