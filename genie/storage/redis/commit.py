@@ -208,10 +208,12 @@ class CommitWriter:
         """The reply if the batch in flight is appended by a transaction; empty if no reply is expected literally."""
         self._result_at = 2
         """Which of the replies tells whether the batch was appended."""
+        self._attempts = 0
+        """How often a batch was sent again, or WAIT was repeated."""
+        self._progress: tuple[int, int, int] = (0, 0, 0)
+        """The last sent index, the attempts and the size of the send buffer at the last timeout check."""
         self._progress_at = 0.0
-        """When the batch in flight last made progress (event-loop time)."""
-        self._unsent_bytes = 0
-        """The size of the send buffer at the last timeout check."""
+        """When the timeout check last saw progress (event-loop time)."""
         self._ack_attempts = 0
         """How many waits for acknowledgements of the batch in flight have failed on this connection."""
         self._timeout_s = COMMIT_TIMEOUT_S
@@ -267,6 +269,7 @@ class CommitWriter:
         backoff = self._backoff or new_backoff()
         meta = await retry_until_done(self._connect_and_watch, backoff, self._log)
         outcome = self._compare(meta)
+        self._attempts += 1
         if outcome is Outcome.NOT_STORED:
             self._watching = True
             self._send()
@@ -298,44 +301,43 @@ class CommitWriter:
             self._connection = None
 
     def _send(self) -> None:
-        """Send the batch in flight, followed by WAIT or WAITAOF if acknowledgements are required.
+        """Send the batch in flight as a transaction, followed by WAIT or WAITAOF if acknowledgements are required.
 
         If the connection does not watch the log yet, start a recovery that then sends the batch.
         """
-        if self._connection is None or not self._watching:
+        connection = self._connection
+        if connection is None or not self._watching:
             if self._recovery is None:  # a running recovery sends the batch at its end
-                error = RedisFailure("not connected")
-                self.recover(self.resume() if self._connection is not None else self._retry(error))
+                self.recover(self._retry(RedisFailure("not connected")) if connection is None else self.resume())
             return
-        self._progress_at, self._ack_attempts = self._loop.time(), 0
-        command, self._expected_reply = self._encoder.encode(self.index + 1, self._batch)
-        self._send_transaction(self._connection, command)
-
-    def _send_transaction(self, connection: RedisConnection, command: bytes) -> None:
-        """Send a transaction whose third reply is that of EXEC, and WAIT or WAITAOF if acknowledgements are required."""
-        self._result_at, replies = 2, TRANSACTION_REPLIES
+        command, self._expected_reply = self._encoder.encode(self.last_sent_index, self._batch)
+        self._result_at, self._ack_attempts = 2, 0
         if self._ack_policy.command:
-            command, replies, self._expected_reply = command + self._ack_policy.command, replies + 1, b""
-        connection.send(command, self._on_replies, replies, self._expected_reply)
+            self._send_with_acks(connection, command, TRANSACTION_REPLIES)
+        else:
+            connection.send(command, self._on_replies, TRANSACTION_REPLIES, self._expected_reply)
 
-    def _send_allowing_oom(self, connection: RedisConnection) -> None:
-        """Send the batch in flight in the form that Redis accepts while it is out of memory."""
-        self._progress_at, self._ack_attempts = self._loop.time(), 0
-        command, replies = self._encoder.encode_allowing_oom(self.index + 1, self._batch), SCRIPT_REPLIES
-        self._result_at = 0
+    def _send_with_acks(self, connection: RedisConnection, command: bytes, replies: int) -> None:
+        """Send a command that has `replies` replies, followed by WAIT or WAITAOF if acknowledgements are required."""
+        self._ack_attempts, self._expected_reply = 0, b""
+        self._attempts += 1
         if self._ack_policy.command:
             command, replies = command + self._ack_policy.command, replies + 1
         connection.send(command, self._on_replies, replies)
+
+    def _send_allowing_oom(self, connection: RedisConnection) -> None:
+        """Send the batch in flight in the form that Redis accepts while it is out of memory."""
+        self._result_at = 0
+        command = self._encoder.encode_allowing_oom(self.last_sent_index, self._batch)
+        self._send_with_acks(connection, command, SCRIPT_REPLIES)
 
     def _confirm(self) -> None:
         """Finish the batch in flight, which the log has: first wait for the acknowledgements, if any are required."""
         if not self._ack_policy.command:
             self._finish(Outcome.STORED)
-        elif self._connection is None:
-            self._send()
-        else:
-            self._progress_at, self._ack_attempts, self._expected_reply = self._loop.time(), 0, b""
-            self._send_transaction(self._connection, self._encoder.touch)
+        elif self._connection is not None:
+            self._result_at = 2
+            self._send_with_acks(self._connection, self._encoder.touch, TRANSACTION_REPLIES)
 
     def _on_replies(self, replies: object) -> None:
         """Handle the replies to the batch in flight: report the outcome, retry the batch, or wait for acknowledgements.
@@ -403,7 +405,7 @@ class CommitWriter:
         if self._connection is None or isinstance(ack_reply, RedisFailure) or self._ack_attempts >= len(commands):
             self._on_failure(RedisFailure(f"commit not acknowledged: {unmet}"))
             return
-        self._progress_at = self._loop.time()
+        self._attempts += 1
         self._connection.send(commands[self._ack_attempts], self._on_acks)
 
     def _on_acks(self, ack_reply: object) -> None:
@@ -474,9 +476,9 @@ class CommitWriter:
         self._timeout_timer = self._loop.call_later(COMMIT_TIMEOUT_S / 4, self._check_timeout)
         if self._connection is None or not self._in_flight or self._recovery is not None:
             return
-        previously_unsent, self._unsent_bytes = self._unsent_bytes, self._connection.unsent_bytes
-        if self._unsent_bytes < previously_unsent:
-            self._progress_at = self._loop.time()
+        progress = (self.last_sent_index, self._attempts, self._connection.unsent_bytes)
+        if progress != self._progress:
+            self._progress, self._progress_at = progress, self._loop.time()
         elif self._loop.time() - self._progress_at > self._timeout_s:
             self._timeout_s *= 2
             self.drop()

@@ -145,7 +145,10 @@ class RedisConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the received bytes; close the connection if they are not valid RESP."""
+        """Deliver the expected reply, or parse the received bytes; close the connection if they are not valid RESP."""
+        if data == self._expected_reply:
+            self._deliver(self._expected_reply)
+            return
         try:
             self._parse(data)
         except hiredis.ProtocolError as error:
@@ -154,9 +157,6 @@ class RedisConnection(asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         """Deliver each complete reply to the callback, or collect it if the command in flight has several replies."""
-        if data == self._expected_reply:
-            self._deliver(self._expected_reply)
-            return
         self._reader.feed(data)
         reply = self._reader.gets()
         while reply is not False:  # False: the next reply is incomplete

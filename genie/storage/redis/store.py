@@ -246,7 +246,9 @@ class RedisStore:
         """
         if outcome is Outcome.STORED:
             self._lease_start = self._sent_at
-            self._finish(None)
+            done, self._done = self._done, None
+            if done is not None:
+                done(None)
         elif outcome is not Outcome.ROLLED_BACK:
             self._finish(LeadershipLost(f"{self._keyspace.meta} has another leader"))
         elif self._sent_at - self._lease_start > self._node.lease_ms / 1000:
