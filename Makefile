@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test lint format docs soak soak-worlds soak-tests soak-faults mutants fuzz baseline bench peers compiled clean
+.PHONY: serve check test lint format docs soak soak-worlds soak-tests soak-faults mutants fuzz baseline bench bench-against peers compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -72,6 +72,13 @@ bench: $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/admin.py
 	$(BIN)/python benchmarks/tls.py
 	$(BIN)/python benchmarks/scaleout.py --rounds 3
+
+# The speed beside another commit: make bench-against BASE=HEAD~3 ROUNDS=9. AGAINST has further options, for example
+# AGAINST="--compiled --store memory".
+ROUNDS ?= 5
+bench-against: $(VENV)/.tested redis
+	@test -n "$(BASE)" || { echo "Which commit? make bench-against BASE=<commit>"; exit 1; }
+	$(BIN)/python benchmarks/against.py "$(BASE)" --rounds $(ROUNDS) $(AGAINST)
 
 # PEERS has options: make peers PEERS="--rounds 1 --only genie-memory"
 peers: $(VENV)/.benched

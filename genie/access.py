@@ -74,7 +74,7 @@ MAX_PREFIX_LENGTH = 512
 MAX_FILE_BYTES = 1 << 20
 """Size limit of a token file."""
 
-KEYS = ("token", "prefixes", "may")
+SECTION_KEYS = ("token", "prefixes", "may")
 """Keys of a principal's section in the token file."""
 _TOML_ERROR_POSITION = re.compile(r" \(at .*\)$")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -188,8 +188,8 @@ def _parse_credential(name: str, section: Any, *, certificates_required: bool) -
     if type(section) is not dict:
         raise ValueError(f"{_redacted(name)} is outside of a section; each principal needs one, like [payments]")
     for key in section:
-        if key not in KEYS:
-            raise ValueError(f"[{name}] {_redacted(key)} is not known; a section has {', '.join(KEYS)}")
+        if key not in SECTION_KEYS:
+            raise ValueError(f"[{name}] {_redacted(key)} is not known; a section has {', '.join(SECTION_KEYS)}")
     token = section.get("token")
     if token is not None:
         check_token(token, f"[{name}] token")

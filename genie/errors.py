@@ -170,7 +170,8 @@ class Insufficient(LockError):
     """
 
     def __init__(self, *, id: int | None, free: int, locked: int) -> None:
-        self.free, self.locked = free, locked
+        self.free = free
+        self.locked = locked
         super().__init__(f"request {id} locked nothing: {free} is free, {locked} is locked by others", id=id)
 
 

@@ -215,7 +215,8 @@ class LoadConnection:
         """Assign the id to the oldest unacknowledged request, because the server replies in order."""
         if not self._unacknowledged_slots:
             raise ValueError("a reply to a request that was not sent")
-        self._has_accepted_request, self.rejection = True, ""
+        self._has_accepted_request = True
+        self.rejection = ""
         slot = self._slot_by_request_id[id_] = self._unacknowledged_slots.popleft()
         if self.stopping:
             commands.append(self._start_release(id_, slot))

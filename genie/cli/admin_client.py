@@ -64,8 +64,8 @@ class AdminClient:
 
     def __init__(self, host: str, port: str, namespace: str | None, timeout: float) -> None:
         self._scheme, self.address = _parse_admin_address(host, port)
-        self._parameters = {} if namespace is None else {"namespace": namespace}
-        self._timeout = timeout
+        self._query_parameters = {} if namespace is None else {"namespace": namespace}
+        self._timeout_s = timeout
         self._token = _token()
         self._ssl = tls_context() if self._scheme == TLS else True  # True: the default of aiohttp, not used for HTTP
         self._session: aiohttp.ClientSession | None = None
@@ -75,7 +75,7 @@ class AdminClient:
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         self._session = aiohttp.ClientSession(
             headers=headers,
-            timeout=aiohttp.ClientTimeout(total=self._timeout),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             connector=aiohttp.TCPConnector(ssl=self._ssl),
         )
         return self
@@ -94,7 +94,7 @@ class AdminClient:
         """
         assert self._session is not None  # noqa: S101 - set by `__aenter__`
         try:
-            parameters = self._parameters | ({} if limit is None else {"limit": str(limit)})
+            parameters = self._query_parameters | ({} if limit is None else {"limit": str(limit)})
             url = f"{self._scheme}{self.address}{path}"
             # A redirect would send the token to another server.
             async with self._session.get(url, params=parameters, allow_redirects=False) as response:
@@ -104,7 +104,7 @@ class AdminClient:
                     if len(body) > MAX_RESPONSE_BYTES:
                         raise Unavailable(f"{self.address} sent a response of more than {MAX_RESPONSE_BYTES >> 20} MiB")
         except TimeoutError:
-            raise Unavailable(f"{self.address} did not respond within {self._timeout:g} s") from None
+            raise Unavailable(f"{self.address} did not respond within {self._timeout_s:g} s") from None
         except aiohttp.ClientConnectorCertificateError as error:
             raise Unavailable(
                 f"{self.address} has an untrusted certificate (GENIE_TLS_CA is the CA to trust): "

@@ -452,7 +452,9 @@ class _Screen:
         while True:
             next_query_at = loop.time() + self._interval_s
             try:
-                self._snapshot, self._snapshot_at, self._error = await _query_snapshot(self._client), loop.time(), ""
+                self._snapshot = await _query_snapshot(self._client)
+                self._snapshot_at = loop.time()
+                self._error = ""
             except GenieError as error:
                 self._error = one_line(error)
             self._draw()

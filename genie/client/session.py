@@ -340,7 +340,8 @@ class ClientSession:
     def on_timer(self, now: float) -> list[Outcome]:
         """Handle the timers that are due, and return the outcomes of calls and locks that have timed out.
 
-        Extends the locks with a watchdog, and pings a server that was silent for too long. Sets `close_reason` if the server has not replied to a ping in time.
+        Extends the locks with a watchdog, and pings a server that was silent for too long. Sets `close_reason` if the
+        server has not replied to a ping in time.
         """
         outcomes = self._handle_request_timers(now) if self._requests.next_timer <= now else []
         if self._keepalive.next_timer <= now:

@@ -114,13 +114,15 @@ class LockTable:
         uncontended, resources, id_ = self.uncontended, self.resources, request.id
         self.held[id_] = request
         for name in request.exclusive:
-            if name not in uncontended and name not in resources:
-                uncontended[name] = request
-            else:
+            resource = resources.get(name)
+            if resource is None:
+                if name not in uncontended:
+                    uncontended[name] = request
+                    continue
                 resource = self.get_or_create_resource(name)
-                resource.holders[id_] = request
-                resource.exclusive_count += 1
-                self.grants += 1
+            resource.holders[id_] = request
+            resource.exclusive_count += 1
+            self.grants += 1
         for name in request.shared:
             self.get_or_create_resource(name).holders[id_] = request
             self.grants += 1
@@ -166,8 +168,9 @@ class LockTable:
         self.waiting[request.id] = request
         if request.transaction is not None:
             self._transaction(request.transaction).waiting[request.id] = request
-        request.simple = request.transaction is None and len(request.exclusive) + len(request.shared) == 1
-        self.queue_entries += len(request.exclusive) + len(request.shared)
+        count = len(request.exclusive) + len(request.shared)
+        request.simple = count == 1 and request.transaction is None
+        self.queue_entries += count
         moved: dict[Request, None] = {}
         for name in request.exclusive:
             self.wait_queue(name).insert(name, request, True, moved)

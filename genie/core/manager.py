@@ -25,7 +25,7 @@ from genie.core.events import (
     TimedOut,
     UnknownId,
 )
-from genie.core.grant import grant_candidates, is_available, is_grantable, is_immediately_grantable
+from genie.core.grant import grant_candidates, is_available, is_grantable, is_immediately_grantable, only_grantable
 from genie.core.lock_table import AffectedQueues, LockTable
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Owner, Reason, Request, Weight
 from genie.core.view import find_blockers
@@ -127,12 +127,14 @@ class LockManager:
                 return False
         if request.shared:
             return False
-        self._assign_id(request)
+        request.id = request.owner = self.next_id
+        self.next_id += 1
         self._begin_hold(request, now)
         self.table.held[request.id] = request
         for name in request.exclusive:
             uncontended[name] = request
         if request.transaction is not None:
+            request.owner = request.transaction
             self.table.add_grants(request.transaction, request)
         return True
 
@@ -252,8 +254,11 @@ class LockManager:
             self._time_out(request, events)
         else:
             timeout_ms = request.queue_timeout_ms
-            request.deadline = NEVER if timeout_ms >= NO_TIMEOUT_MS else ceil(now + timeout_ms)
-            self._set_deadline(request)
+            if timeout_ms >= NO_TIMEOUT_MS:
+                request.deadline = NEVER
+            else:
+                request.deadline = ceil(now + timeout_ms)
+                self.deadlines.add(request.deadline, request.id)
             if previous_orders:
                 self._grant_waiters([(name, True, None) for name in previous_orders], now, events, new_request=request)
             elif is_grantable(table, request):
@@ -266,7 +271,8 @@ class LockManager:
         """Release a held request or cancel a waiting request, then grant the waiters that it blocked."""
         request = self.table.held.get(id)
         if request is not None:
-            affected = self._remove_held(request)
+            self.deadlines.discard(request.deadline, id)
+            affected = self.table.remove_held(request)
             self._end(Released(request, SUCCESS), events)
             if affected:
                 self._grant_waiters(affected, now, events)
@@ -429,6 +435,11 @@ class LockManager:
         Requests are granted in queue order. One pass is enough, because a grant makes no other request
         grantable: a request that blocked others as an earlier waiter blocks them as a holder now.
         """
+        if len(affected) == 1 and new_request is None:
+            only_candidate = only_grantable(self.table, affected[0][0])
+            if only_candidate is not None:
+                self._grant_waiter(only_candidate, now, events)
+                return
         for request in grant_candidates(self.table, affected, new_request):
             if is_grantable(self.table, request):
                 self._grant_waiter(request, now, events)

@@ -219,7 +219,7 @@ class Connection(Peer, asyncio.Protocol):
             return
         self.has_reply = False
         outbox = self.outbox
-        if outbox:  # the usual case
+        if outbox:
             transport.write(b"".join(outbox))
             outbox.clear()
             self.watch_bytes = 0

@@ -165,10 +165,11 @@ class Dispatcher:
             if principal is not None and not self._authorize(connection, principal, command):
                 continue
             if type(command) is Request:
+                if command.ref is not None and (earlier := session.find(command.ref)) is not None:
+                    self._repeat_reply(connection, command, earlier)
+                    continue
                 if (
-                    command.ref is not None
-                    or session.live_requests >= self._unchecked_requests
-                    or manager.next_id >= self._unchecked_below_id
+                    session.live_requests >= self._unchecked_requests or manager.next_id >= self._unchecked_below_id
                 ) and not self._admit_request(connection, command, len(command.names())):
                     continue
                 command.origin = session
@@ -195,7 +196,21 @@ class Dispatcher:
                         notifier.handle_events(events, connection, command.ref)
                         continue
                     request = event.request
-                self._end_released(session, request)
+                if request.fence:  # the request was held; 0: it was waiting
+                    holds, lasted_ms = self.stats.holds, now - request.since
+                    if lasted_ms <= FIRST_BOUND_MS:
+                        holds.counts[0] += 1
+                        holds.total += lasted_ms
+                    else:
+                        holds.add(lasted_ms)
+                else:
+                    self.stats.record_ended(Released(request, SUCCESS), now)
+                session.live_requests -= 1
+                if session.bound:
+                    session.bound.pop(request.id, None)
+                change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")
+                if self._durable and (request.fence or session.key is not None):
+                    notifier.write_set[request.id] = change
                 outbox.append(success(request.id, command.ref))
                 if self._watched and request.fence:
                     notifier.publish(request, "unlocked")
@@ -215,31 +230,14 @@ class Dispatcher:
                 self._end_input(connection)
         return False
 
-    def _end_released(self, session: Session, request: Request) -> None:
-        """Count the end of a request that its session released, and remove it from the session and the store."""
-        if request.fence:  # the request was held; 0: it was waiting
-            lasted_ms = self.notifier.now - request.since
-            holds = self.stats.holds
-            if lasted_ms <= FIRST_BOUND_MS:
-                holds.counts[0] += 1
-                holds.total += lasted_ms
-            else:
-                holds.add(lasted_ms)
-        else:
-            self.stats.record_ended(Released(request, SUCCESS), self.notifier.now)
-        session.live_requests -= 1
-        if session.bound:
-            session.bound.pop(request.id, None)
-        change = request if request.ref is None else self.notifier.retain_reply(session, request, SUCCESS, b"")
-        if self._durable and (request.fence or session.key is not None):
-            self.notifier.write_set[request.id] = change
-
     def _execute_other(self, connection: Peer, command: WireCommand) -> bool:  # noqa: C901 - one branch for each command
         """Execute a command other than `request`, `release` by `id` and `bye`. Return True if the command was slow."""
         notifier = self.notifier
         if type(command) is core.Take:
             wanted = command.request
-            if self._admit_request(connection, wanted, len(command.choices)):
+            if wanted.ref is not None and (earlier := connection.session.find(wanted.ref)) is not None:
+                self._repeat_reply(connection, wanted, earlier)
+            elif self._admit_request(connection, wanted, len(command.choices)):
                 wanted.origin = connection.session
                 notifier.handle_events(self._step(command, notifier.now), connection, wanted.ref)
         elif type(command) is ReleaseByRef:
@@ -283,17 +281,8 @@ class Dispatcher:
         return rejection is None
 
     def _admit_request(self, connection: Peer, request: Request, lock_count: int) -> bool:
-        """Return whether to execute a request for `lock_count` locks: it must be new and within all limits.
-
-        A retry is recognized by its `ref`, and the reply to the earlier request is sent again. If a limit is exceeded, an
-        error is sent.
-        """
+        """Return whether a request for `lock_count` locks is within all limits. If it is not, send an error."""
         session, reason = connection.session, ""
-        if request.ref is not None:
-            earlier = session.find(request.ref)
-            if earlier is not None:
-                self._repeat_reply(connection, request, earlier)
-                return False
         locks = self._table.locks + lock_count
         if self.store_full:
             reason = "the store is out of memory: locks can be released, but no requests are accepted"

@@ -83,12 +83,12 @@ class CommandScheduler:
         or for all connections together.
         """
         queue = connection.input_queue
-        if queue or size > SPLIT_BYTES or connection.busy_until or isinstance(items, UnsplitLines):
+        if queue or size > SPLIT_BYTES or connection.busy_until:
             self._add_more(connection, items, size)
             return
-        # The usual case: the only input of a light connection.
+        # The usual case: the only input of a light connection. `UnsplitLines` have more than `SPLIT_BYTES`.
         self.light.append(connection)
-        queue.append((iter(items), len(items), size))
+        queue.append((iter(items), len(items), size))  # type: ignore[arg-type]
         connection.queued_bytes = size
         self.bytes += size
         if self.bytes > self._max_bytes:
@@ -152,30 +152,34 @@ class CommandScheduler:
 
         `now` is the current time and `end` the end of the batch; returns the time after the last turn.
         """
-        light, clock = self.light, self._clock
+        light, clock, room, finished_bytes = self.light, self._clock, self._room, self._finished_bytes
         while light:
             connection = light.popleft()
             queue = connection.input_queue
             items, count, size = queue.popleft()
             if queue or count > CHUNK or size > CHUNK_BYTES:
                 queue.appendleft((items, count, size))
+                self._room, self._finished_bytes = room, finished_bytes
                 now = self._run_turn(connection, execute, now)
+                room, finished_bytes = self._room, self._finished_bytes
             else:  # the usual case: everything queued is one chunk
-                self._room -= count
+                room -= count
                 if execute(connection, items) and (left := length_hint(items)):
                     queue.append((items, left, size))
                     light.append(connection)
                 else:
                     # `_count_finished` inlined: a call costs 5 % of the instructions of a read with one command.
-                    self._finished_bytes += size
+                    finished_bytes += size
                     connection.queued_bytes = 0
                     if connection.input_paused:
+                        self._finished_bytes = finished_bytes
                         self._resume_reading(connection)
                 started, now = now, clock()
                 if now - started >= QUANTUM_S:
                     self._record_overrun(connection, started, now)
-            if now >= end or self._room <= 0 or self._finished_bytes >= MAX_BATCH_BYTES:
+            if now >= end or room <= 0 or finished_bytes >= MAX_BATCH_BYTES:
                 break
+        self._room, self._finished_bytes = room, finished_bytes
         return now
 
     def _run_turn(self, connection: Peer, execute: Execute, now: float) -> float:

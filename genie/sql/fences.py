@@ -82,9 +82,9 @@ class FencedTable:
             raise ValueError(f"table {table.fullname} has no primary key, which identifies the row of a fence")
         if "fence" not in table.c:
             raise ValueError(f"table {table.fullname} has no column 'fence': add Column('fence', BigInteger)")
-        self._fence: Column[int] = table.c.fence
+        self._fence_column: Column[int] = table.c.fence
         """The column with the greatest fence of exclusive locks."""
-        self._shared_fence: Column[int] | None = table.c.get("shared_fence")
+        self._shared_fence_column: Column[int] | None = table.c.get("shared_fence")
         """The column with the greatest fence of shared locks. None: rows can't be read under shared locks."""
         for column in self._fence_columns():
             if not isinstance(column.type, BigInteger):
@@ -113,7 +113,7 @@ class FencedTable:
         SQLAlchemy's `IntegrityError` is raised; on MariaDB and MySQL it is `ValueError`.
         """
         self._check_arguments(connection, fence)
-        fence_column = self._fence if not shared else self._shared_column()
+        fence_column = self._fence_column if not shared else self._require_shared_column()
         new_row = {**self._check_values(values), **self._key_values(key), fence_column.key: fence}
         dialect = connection.dialect
         if dialect.name in ("mariadb", "mysql"):
@@ -145,7 +145,7 @@ class FencedTable:
         update = (
             self._table.update()
             .where(key_matches, not_(_any_above(fence, self._fence_columns())))
-            .values({**self._check_values(values), self._fence.key: fence})
+            .values({**self._check_values(values), self._fence_column.key: fence})
         )
         if connection.execute(update).rowcount == 0:
             # Nothing was written. A SELECT finds out whether the fence is stale or the row does not exist.
@@ -172,7 +172,7 @@ class FencedTable:
 
     def _fence_assignment(self, fence: int, *, shared: bool) -> dict[str, ColumnElement[int]]:
         """Return the SET clause that stores a fence, unless the row has a greater fence already."""
-        column = self._shared_column() if shared else self._fence
+        column = self._require_shared_column() if shared else self._fence_column
         return {
             column.key: case((_any_above(fence, self._fence_columns()), column), else_=literal(fence, BigInteger()))
         }
@@ -186,20 +186,20 @@ class FencedTable:
 
     def _fence_columns(self) -> list[Column[int]]:
         """Return the column `fence`, and the column `shared_fence` if the table has it."""
-        return [column for column in (self._fence, self._shared_fence) if column is not None]
+        return [column for column in (self._fence_column, self._shared_fence_column) if column is not None]
 
     def _conflicting_columns(self, *, shared: bool) -> list[Column[int]]:
         """Return the columns whose greater fences reject an access. Holders of shared locks do not reject each other."""
-        return [self._fence] if shared else self._fence_columns()
+        return [self._fence_column] if shared else self._fence_columns()
 
-    def _shared_column(self) -> Column[int]:
+    def _require_shared_column(self) -> Column[int]:
         """Return the column `shared_fence`. Raises ValueError if the table lacks it, so that shared locks can't be used."""
-        if self._shared_fence is None:
+        if self._shared_fence_column is None:
             raise ValueError(
                 f"table {self._table.fullname} has no column 'shared_fence', which reads under a shared lock need: "
                 "add Column('shared_fence', BigInteger)"
             )
-        return self._shared_fence
+        return self._shared_fence_column
 
     # -- checks --------------------------------------------------------------------------------------------------
 

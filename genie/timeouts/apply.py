@@ -27,7 +27,8 @@ class Applier:
     """Writes scan results to the handler's tables of one ledger."""
 
     def __init__(self, ledger: Ledger, database: Database) -> None:
-        self._tables, self._database = ledger.tables, database
+        self._tables = ledger.tables
+        self._database = database
         self._queries = Queries(ledger, database)
 
     async def apply(
@@ -68,10 +69,10 @@ class Applier:
                 raise RunSuperseded(f"another run has moved the segment from {scanned.value} to {current.value}")
             yield connection
             values = {
-                "value": max(current.value, result.last_change),  # another implementation may have read further
+                "value": max(current.value, result.last_change_id),  # another implementation may have read further
                 "changedDate": result.now,
                 "fence": current.fence if fence is None else fence,
-                "readValue": result.last_change,
+                "readValue": result.last_change_id,
             }
             if current.id is None:
                 await connection.execute(insert(table).values(**SEGMENT, **values))
@@ -86,23 +87,23 @@ class Applier:
         row_id = timeout.c.transferTimeoutId
         delivered_rows = [row for transfer_id, row in plan.expired_rows.items() if transfer_id in delivered]
         delivered_ids = {row.timeout_id for row in delivered_rows}
-        for ids in _batches(plan.delete):
+        for ids in _batches(plan.ids_to_delete):
             await connection.execute(delete(timeout).where(row_id.in_(ids)))
         updates = [_updated_values(row, row.expires, result.now) for row in delivered_rows]
         updates += [
             _updated_values(row, row.copied_date, row.delivered_at)
-            for row in plan.mark_checked
+            for row in plan.to_mark_checked
             if row.timeout_id not in delivered_ids
         ]
         await self._database.update_rows(
             connection, timeout, updates, ("expirationDate", "deliveredDate", "stateChangeId")
         )
         # The updates above have set all columns of the delivered rows.
-        for ids in _batches([id for id in plan.refresh if id not in delivered_ids]):
+        for ids in _batches([id for id in plan.ids_to_refresh if id not in delivered_ids]):
             await connection.execute(self._queries.refresh_dates(ids))
-        for ids in _batches([id for id in plan.reopen if id not in delivered_ids]):
+        for ids in _batches([id for id in plan.ids_to_reopen if id not in delivered_ids]):
             await connection.execute(update(timeout).where(row_id.in_(ids)).values(deliveredDate=None))
-        if plan.insert:
+        if plan.to_insert:
             await self._database.insert_rows(connection, timeout, list(_inserted_values(result, delivered)))
 
     async def _write_windows(self, connection: AsyncConnection, result: ScanResult) -> None:
@@ -112,7 +113,7 @@ class Applier:
         """
         if self._database.commits_in_order:
             return
-        interval, recount = self._tables.interval, result.recounted
+        interval, recount = self._tables.interval, result.recount
         window_id = interval.c.timeoutIntervalId
         for window, change_count in recount.changed:
             await connection.execute(update(interval).where(window_id == window.id).values(changes=change_count))
@@ -121,7 +122,7 @@ class Applier:
         if result.change_count:
             values = {
                 "first": result.segment.start,
-                "last": result.last_change,
+                "last": result.last_change_id,
                 "changes": result.change_count,
                 "lookedDate": result.now,
             }
@@ -130,13 +131,13 @@ class Applier:
 
 def _inserted_values(result: ScanResult, delivered: AbstractSet[str]) -> Iterable[dict[str, Any]]:
     """Return the values of the new rows of `transferTimeout`, one for each newly tracked transfer."""
-    for transfer_id, row in result.plan.insert.items():
+    for transfer_id, row in result.plan.to_insert.items():
         yield {
             "transferId": transfer_id,
             "expirationDate": row.expires,
             "createdDate": result.now,
             "deliveredDate": result.now if transfer_id in delivered else None,
-            "stateChangeId": row.change,
+            "stateChangeId": row.last_change_id,
         }
 
 
@@ -151,7 +152,7 @@ def _updated_values(row: TransferRow, expires: datetime | None, delivered_at: da
         "transferId": row.transfer_id,
         "expirationDate": expires,
         "deliveredDate": delivered_at,
-        "stateChangeId": row.change,
+        "stateChangeId": row.last_change_id,
     }
 
 

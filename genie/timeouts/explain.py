@@ -42,14 +42,14 @@ class Progress(StrEnum):
 class Explained:
     """An expired transfer, and the handler's progress with it.
 
-    `change` is the id of its last state change. `delivered_at` is when it was delivered, or None.
+    `last_change_id` is the id of its last state change. `delivered_at` is when it was delivered, or None.
     Dates are in UTC.
     """
 
     transfer_id: str
     expiration_date: datetime
     state: str
-    change: int
+    last_change_id: int
     progress: Progress
     delivered_at: datetime | None
 
@@ -71,7 +71,7 @@ class _Row(NamedTuple):
     transfer_id: str
     expires: datetime
     state: str
-    change: int
+    last_change_id: int
     timeout_id: int | None
     copied_date: datetime | None
     delivered_at: datetime | None
@@ -98,7 +98,7 @@ async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation
             transfer_id=row.transfer_id,
             expiration_date=row.expires,
             state=row.state,
-            change=row.change,
+            last_change_id=row.last_change_id,
             progress=_progress(row, now, last_read) if has_handler else Progress.NO_HANDLER,
             delivered_at=row.delivered_at,
         )
@@ -140,9 +140,9 @@ def _progress(row: _Row, now: datetime, last_read: int) -> Progress:
     state change that the handler has read.
     """
     if row.timeout_id is None or row.copied_date is None:  # not tracked
-        return Progress.NOT_READ if row.change > last_read else Progress.MISSED
+        return Progress.NOT_READ if row.last_change_id > last_read else Progress.MISSED
     if row.delivered_at is None:
-        return Progress.DUE if row.copied_date < now or row.change > last_read else Progress.DATE_MOVED
+        return Progress.DUE if row.copied_date < now or row.last_change_id > last_read else Progress.DATE_MOVED
     if row.expires - row.copied_date >= DATE_TOLERANCE:  # it was delivered for an earlier date
         return Progress.DATE_MOVED
-    return Progress.NOT_READ if row.change > last_read else Progress.DELIVERED
+    return Progress.NOT_READ if row.last_change_id > last_read else Progress.DELIVERED

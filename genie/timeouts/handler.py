@@ -118,9 +118,11 @@ class TimeoutHandler:
         self._scanner = Scanner(ledger, self._database, batch=batch, max_transaction_age=max_transaction_age)
         self._applier = Applier(ledger, self._database)
         self._ledger = ledger
-        self._on_expired, self._client = on_expired, client
+        self._on_expired = on_expired
+        self._client = client
         self._resource = f"exclusive:timeout-handler/{name}"
-        self._batch, self._interval_s = batch, every
+        self._batch_size = batch
+        self._interval_s = every
         self._running = False
         """Whether a call of `run_once` is in progress."""
         self._opened = False
@@ -271,18 +273,18 @@ class TimeoutHandler:
                 result = await self._scanner.scan()
         rejected = await self._deliver(list(result.plan.expired.values()))
         plan = result.plan
-        more_due = result.due_until is not None or len(plan.expired) == self._batch
+        more_due = result.due_until is not None or len(plan.expired) == self._batch_size
         # Rejected transfers are still due: delivering them again without a pause would be a busy loop.
-        lagging = result.change_count == self._batch or (more_due and not rejected) or result.more_unchecked
+        lagging = result.change_count == self._batch_size or (more_due and not rejected) or result.more_unchecked
 
         async def apply() -> TimeoutRun:
             if not result.is_empty:
                 await self._apply(result, plan.expired.keys() - rejected, lock)
             self._scanner.advance(result, has_rejected=bool(rejected))
             run = TimeoutRun(
-                interval=(result.segment.start, result.last_change),
-                cleaned=len(plan.delete),
-                inserted=len(plan.insert),
+                interval=(result.segment.start, result.last_change_id),
+                cleaned=len(plan.ids_to_delete),
+                inserted=len(plan.to_insert),
                 expired=len(plan.expired),
                 rejected=len(rejected),
                 lagging=lagging or self._scanner.catching_up,

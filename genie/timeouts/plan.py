@@ -145,7 +145,7 @@ class DuePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanResult:
-    """The result of the scan phase. `last_change` is the id of the last state change that was
+    """The result of the scan phase. `last_change_id` is the id of the last state change that was
     read, the new value of the segment. `change_count` is the number of new state changes.
 
     `due_until` is the position of the last due row that was read, if there may be further due rows.
@@ -155,19 +155,19 @@ class ScanResult:
 
     now: datetime
     segment: Segment
-    last_change: int
+    last_change_id: int
     change_count: int
     due_until: DuePosition | None
     more_unchecked: bool
     compared: Compared
-    recounted: Recount
+    recount: Recount
     plan: Plan
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        recounted = self.recounted.changed or self.recounted.expired_ids
-        return self.last_change == self.segment.start and not recounted and not self.plan
+        has_changed_windows = bool(self.recount.changed or self.recount.expired_ids)
+        return self.last_change_id == self.segment.start and not has_changed_windows and not self.plan
 
 
 # -- the plan ----------------------------------------------------------------------------------------------
@@ -191,21 +191,21 @@ class TransferRow(NamedTuple):
     """A transfer with its date and last state change in the ledger, and with its row of
     `transferTimeout`, if it has one (is tracked).
 
-    `change` is the id of the last state change, `state` its state. From the row of
+    `last_change_id` is the id of the last state change, `state` its state. From the row of
     `transferTimeout`: its id `timeout_id`, `copied_date`, when it was delivered (`delivered_at`),
-    and `known_change`, the last state change when the row was written (None in rows of another
-    implementation). `final_change`: the last final state change in the scanned range, if any.
+    and `known_change_id`, the last state change when the row was written (None in rows of another
+    implementation). `final_change_id` is the last final state change in the scanned range, if any.
     """
 
     transfer_id: str
     expires: datetime | None
     state: str
-    change: int
+    last_change_id: int
     timeout_id: int | None
     copied_date: datetime | None
     delivered_at: datetime | None
-    known_change: int | None
-    final_change: int | None
+    known_change_id: int | None
+    final_change_id: int | None
 
     @property
     def is_rescheduled(self) -> bool:
@@ -222,22 +222,22 @@ class TransferRow(NamedTuple):
     @property
     def was_final_since(self) -> bool:
         """Whether the transfer was in a final state after the state in which it was delivered."""
-        return self.final_change is not None and self.final_change > (self.known_change or 0)
+        return self.final_change_id is not None and self.final_change_id > (self.known_change_id or 0)
 
 
 @dataclass(slots=True)
 class Plan:
-    """What a run will deliver and write. Lists of ids are those of rows of `transferTimeout`."""
+    """What a run will deliver and write. The ids are those of rows of `transferTimeout`."""
 
-    insert: dict[str, TransferRow] = field(default_factory=dict)
+    to_insert: dict[str, TransferRow] = field(default_factory=dict)
     """By transfer id: transfers in processing that are not tracked yet."""
-    delete: list[int] = field(default_factory=list)
+    ids_to_delete: list[int] = field(default_factory=list)
     """Rows whose transfers have become final."""
-    refresh: list[int] = field(default_factory=list)
+    ids_to_refresh: list[int] = field(default_factory=list)
     """Rows whose date has changed in the ledger."""
-    reopen: list[int] = field(default_factory=list)
+    ids_to_reopen: list[int] = field(default_factory=list)
     """Delivered rows that can become due again: they were final since, or their date is later."""
-    mark_checked: list[TransferRow] = field(default_factory=list)
+    to_mark_checked: list[TransferRow] = field(default_factory=list)
     """Rows of another implementation that stay."""
     expired: dict[str, ExpiredTransfer] = field(default_factory=dict)
     """By transfer id: the transfers to deliver, the longest expired first."""
@@ -245,7 +245,16 @@ class Plan:
     """By transfer id: those of them that are tracked already."""
 
     def __bool__(self) -> bool:
-        return bool(self.insert or self.delete or self.refresh or self.reopen or self.mark_checked or self.expired)
+        return any(
+            (
+                self.to_insert,
+                self.ids_to_delete,
+                self.ids_to_refresh,
+                self.ids_to_reopen,
+                self.to_mark_checked,
+                self.expired,
+            )
+        )
 
 
 def make_plan(rows: Iterable[TransferRow], now: datetime, ledger: Ledger, limit: int) -> Plan:
@@ -263,7 +272,7 @@ def make_plan(rows: Iterable[TransferRow], now: datetime, ledger: Ledger, limit:
             if can_expire and row.expires is not None and row.expires < now:
                 expired.append(ExpiredTransfer(row.transfer_id, row.expires, row.state))
         elif row.timeout_id is not None:
-            plan.delete.append(row.timeout_id)
+            plan.ids_to_delete.append(row.timeout_id)
     expired.sort(key=lambda transfer: (transfer.expiration_date, transfer.transfer_id))
     for transfer in expired[:limit]:
         plan.expired[transfer.transfer_id] = transfer
@@ -276,14 +285,16 @@ def make_plan(rows: Iterable[TransferRow], now: datetime, ledger: Ledger, limit:
 def _deduplicate(rows: Iterable[TransferRow]) -> dict[str, TransferRow]:
     """Return the last row of each transfer, by transfer id.
 
-    Only some rows of a transfer have a `final_change`. The returned row gets the greatest
-    `final_change` of the transfer's rows.
+    Only some rows of a transfer have a `final_change_id`. The returned row gets the greatest
+    `final_change_id` of the transfer's rows.
     """
     last_rows: dict[str, TransferRow] = {}
     for row in rows:
         previous = last_rows.get(row.transfer_id)
-        if previous is not None and previous.final_change is not None:
-            last_rows[row.transfer_id] = row._replace(final_change=max(previous.final_change, row.final_change or 0))
+        if previous is not None and previous.final_change_id is not None:
+            last_rows[row.transfer_id] = row._replace(
+                final_change_id=max(previous.final_change_id, row.final_change_id or 0)
+            )
         else:
             last_rows[row.transfer_id] = row
     return last_rows
@@ -297,13 +308,13 @@ def _plan_unfinished(row: TransferRow, plan: Plan, *, in_processing: bool) -> bo
     """
     if row.timeout_id is None:
         if in_processing and row.expires is not None:
-            plan.insert[row.transfer_id] = row
+            plan.to_insert[row.transfer_id] = row
         return in_processing
-    if row.known_change is None:  # another implementation has written the row
-        plan.mark_checked.append(row)
+    if row.known_change_id is None:  # another implementation has written the row
+        plan.to_mark_checked.append(row)
     reopened = row.delivered_at is not None and (row.was_final_since or row.is_rescheduled)
     if reopened:
-        plan.reopen.append(row.timeout_id)
+        plan.ids_to_reopen.append(row.timeout_id)
     if row.is_rescheduled:
-        plan.refresh.append(row.timeout_id)
+        plan.ids_to_refresh.append(row.timeout_id)
     return in_processing and (row.delivered_at is None or reopened)

@@ -51,9 +51,9 @@ class Queries:
         self._changes = ledger.tables.state_change
         self._segment = ledger.tables.segment
         self._timeout = ledger.tables.timeout
-        self._last = self._changes.alias("last")
+        self._last_change = self._changes.alias("last")
         """The table of state changes, joined as a transfer's last state change."""
-        self._state = self._last.c.transferStateId
+        self._last_state = self._last_change.c.transferStateId
         self._comparable_date = database.comparable_date
         self._shifted_date = database.shifted_date
         """Like `_comparable_date`, a function that returns an SQL expression."""
@@ -124,7 +124,7 @@ class Queries:
         source = finals_in_range.join(timeout, timeout.c.transferId == finals_in_range.c.transferId)
         query, _ = self._select_transfers(source, timeout, final=finals_in_range.c.final)
         return _keep_join_order(
-            query.where(or_(self._state.in_(self._final_states), timeout.c.deliveredDate.is_not(None)))
+            query.where(or_(self._last_state.in_(self._final_states), timeout.c.deliveredDate.is_not(None)))
         )
 
     def unchecked(self, limit: int) -> Select[Any]:
@@ -152,7 +152,7 @@ class Queries:
             has_later_date = timeout.c.expirationDate > after.expiration_date
             follows = or_(has_later_date, timeout.c.transferTimeoutId > after.timeout_id)
             query = query.where(timeout.c.expirationDate >= after.expiration_date, follows)
-        query = query.where(self._state.in_((*self._processing_states, *self._final_states)))
+        query = query.where(self._last_state.in_((*self._processing_states, *self._final_states)))
         return query.order_by(timeout.c.expirationDate, timeout.c.transferTimeoutId).limit(limit)
 
     def max_timeout_id(self) -> Select[Any]:
@@ -211,14 +211,14 @@ class Queries:
         `identified` is the table in `source` that has the transfers' ids. `last` is the table in
         `source` with the transfers' last state changes; without it the last state changes are
         joined too. `untracked` includes transfers without a row in `transferTimeout`; otherwise
-        `source` must contain this table. `final` is the expression for `TransferRow.final_change`.
+        `source` must contain this table. `final` is the expression for `TransferRow.final_change_id`.
         """
         timeout = self._timeout
         joined = source.join(self._transfer, self._transfer.c.transferId == identified.c.transferId)
         if untracked:
             joined = joined.outerjoin(timeout, timeout.c.transferId == identified.c.transferId)
         if last is None:
-            last = self._last
+            last = self._last_change
             joined = joined.join(last, last.c.transferStateChangeId == newest_change(self._changes, identified))
         expires = self._comparable_date(self._transfer.c.expirationDate)
         # The transfer's own spelling: under a case-insensitive collation its state changes may differ.

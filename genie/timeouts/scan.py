@@ -33,9 +33,11 @@ class Scanner:
     """Scans one ledger. A scanner only reads; between runs it remembers which rows to look at next."""
 
     def __init__(self, ledger: Ledger, database: Database, *, batch: int, max_transaction_age: timedelta) -> None:
-        self._ledger, self._database = ledger, database
+        self._ledger = ledger
+        self._database = database
         self._queries = Queries(ledger, database)
-        self._batch, self._max_transaction_age = batch, max_transaction_age
+        self._batch_size = batch
+        self._max_transaction_age = max_transaction_age
         self._sweep = Sweep(batch)
         """Which rows have their dates compared with the ledger's next."""
         self._due_after: DuePosition | None = None
@@ -73,32 +75,32 @@ class Scanner:
         queries = self._queries
         async with self._database.reading() as connection:
             segment = Segment.from_row((await connection.execute(queries.segment())).first())
-            new_changes = await connection.execute(queries.new_changes(segment.start, self._batch))
-            change_count, last_change = new_changes.one()
+            new_changes = await connection.execute(queries.new_changes(segment.start, self._batch_size))
+            change_count, last_change_id = new_changes.one()
             # Read after the changes: a change with a lower id that becomes visible later is of a transaction open now.
             now = (await connection.execute(queries.now())).scalar_one()
             recount = await self._recount(connection, now)
-            rows = await self._rows(connection, queries.due(now, self._batch, self._due_after))
-            due_until = _due_position(rows[-1]) if len(rows) == self._batch else None
-            unchecked = await self._rows(connection, queries.unchecked(self._batch))
+            rows = await self._rows(connection, queries.due(now, self._batch_size, self._due_after))
+            due_until = _due_position(rows[-1]) if len(rows) == self._batch_size else None
+            unchecked = await self._rows(connection, queries.unchecked(self._batch_size))
             rescheduled, compared = await self._compare_dates(connection, now)
             rows += [*unchecked, *rescheduled]
             ranges = [(window.first, window.last) for window, _ in recount.changed]
             if change_count:
-                ranges.append((segment.start, last_change))
+                ranges.append((segment.start, last_change_id))
             for first_id, last_id in ranges:
                 rows += await self._rows(connection, queries.newly_final(first_id, last_id))
                 rows += await self._rows(connection, queries.newly_processing(first_id, last_id, now))
         return ScanResult(
             now=now,
             segment=segment,
-            last_change=last_change if change_count else segment.start,
+            last_change_id=last_change_id if change_count else segment.start,
             change_count=change_count,
             due_until=due_until,
-            more_unchecked=len(unchecked) == self._batch,
+            more_unchecked=len(unchecked) == self._batch_size,
             compared=compared,
-            recounted=recount,
-            plan=make_plan(rows, now, self._ledger, self._batch),
+            recount=recount,
+            plan=make_plan(rows, now, self._ledger, self._batch_size),
         )
 
     async def _recount(self, connection: AsyncConnection, now: datetime) -> Recount:
@@ -109,7 +111,7 @@ class Scanner:
             return Recount()
         stored_windows = (await connection.execute(select(*self._ledger.tables.interval.c))).all()
         windows = windows_to_recount(
-            [RecheckWindow(*row) for row in stored_windows], now, self._max_transaction_age, self._batch
+            [RecheckWindow(*row) for row in stored_windows], now, self._max_transaction_age, self._batch_size
         )
         if not windows:
             return Recount()
@@ -157,15 +159,15 @@ class Scanner:
         Returns the rows whose dates differ, and which rows were compared. In the phase OVERDUE,
         only rows whose new date has passed are returned.
         """
-        first, batch_size = await self._sweep_position(connection), self._sweep.rows
+        first, batch_size = await self._sweep_position(connection), self._sweep.row_count
         last = (await connection.execute(self._queries.last_of_batch(first, batch_size))).scalar()
         ranges = [(first, last)]
         wrapped = last is None  # the end of the table was reached
-        whole = wrapped and first == 0  # whether all rows are compared
+        covers_table = wrapped and first == 0
         if wrapped and first:  # continue with the first rows, at most to the row where this batch began
             last_after_wrap = (await connection.execute(self._queries.last_of_batch(0, batch_size))).scalar()
-            whole = last_after_wrap is None or last_after_wrap >= first
-            last = first if whole else last_after_wrap
+            covers_table = last_after_wrap is None or last_after_wrap >= first
+            last = first if covers_table else last_after_wrap
             ranges.append((0, last))
         max_date = now if self._sweep.phase is Phase.OVERDUE else None
         rows: list[TransferRow] = []
@@ -174,7 +176,9 @@ class Scanner:
         found = bool(rows)
         if max_date is not None and not found:  # look for changed dates that have not passed yet
             found = any([(await connection.execute(self._queries.first_rescheduled(*ids))).first() for ids in ranges])
-        return rows, Compared(first=first, last=last or 0, wrapped=wrapped, whole=whole, found_rescheduled=found)
+        return rows, Compared(
+            first=first, last=last or 0, wrapped=wrapped, covers_table=covers_table, found_rescheduled=found
+        )
 
     async def _rows(self, connection: AsyncConnection, query: Select[Any]) -> list[TransferRow]:
         rows: Sequence[Any] = (await connection.execute(query)).all()

@@ -44,14 +44,14 @@ class Compared:
     `last`].
 
     `wrapped` is True if the end of the table was reached, and the comparison continued with the
-    first rows. `whole` is True if all rows of the table were compared. `found_rescheduled` is True
+    first rows. `covers_table` is True if all rows of the table were compared. `found_rescheduled` is True
     if one of the rows has a moved date.
     """
 
     first: int
     last: int
     wrapped: bool
-    whole: bool
+    covers_table: bool
     found_rescheduled: bool
 
 
@@ -91,7 +91,7 @@ class Sweep:
     database, no clock.
     """
 
-    batch: int
+    batch_size: int
     """Rows that a run compares after a moved date was found."""
     position: int | None = None
     """The id of the last row that was compared; None before the first."""
@@ -102,9 +102,9 @@ class Sweep:
     """Whether this phase has reached the end of the table."""
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """The number of rows that the next run compares."""
-        return ROWS_PER_RUN if self.phase is Phase.SAMPLE else max(self.batch, ROWS_PER_RUN)
+        return ROWS_PER_RUN if self.phase is Phase.SAMPLE else max(self.batch_size, ROWS_PER_RUN)
 
     def advance(self, compared: Compared) -> None:
         """Record the rows that a run has compared, and change the phase if necessary. Called after
@@ -115,9 +115,9 @@ class Sweep:
         """
         self.position = compared.last
         self.wrapped = self.wrapped or compared.wrapped
-        round_complete = compared.whole or (self.wrapped and compared.last >= self.begin)
+        round_complete = compared.covers_table or (self.wrapped and compared.last >= self.begin)
         match self.phase:
-            case Phase.SAMPLE if compared.found_rescheduled and not compared.whole:
+            case Phase.SAMPLE if compared.found_rescheduled and not compared.covers_table:
                 self._start(Phase.OVERDUE, compared.last)
             case Phase.OVERDUE if round_complete or not compared.found_rescheduled:
                 self._start(Phase.COPY, self.begin)
@@ -129,4 +129,6 @@ class Sweep:
         self._start(Phase.OVERDUE, row_id - 1)
 
     def _start(self, phase: Phase, begin: int) -> None:
-        self.phase, self.position, self.begin, self.wrapped = phase, begin, begin, False
+        self.phase = phase
+        self.position = self.begin = begin
+        self.wrapped = False

@@ -29,7 +29,9 @@ class InsufficientFunds(GenieError):
         """`source` is the wallet or the checkpoint that the message names. The message names none
         if `source` is "".
         """
-        self.target, self.free, self.locked = target, free, locked
+        self.target = target
+        self.free = free
+        self.locked = locked
         location = f" in {source}" if str(source) else ""
         locked_part = f", {locked} held by others" if locked else ""
         super().__init__(f"requested {target}{location}: {free} free{locked_part}")
@@ -45,7 +47,9 @@ class TooManyTokens(GenieError):
     """
 
     def __init__(self, target: int, limit: int, reached: int) -> None:
-        self.target, self.limit, self.reached = target, limit, reached
+        self.target = target
+        self.limit = limit
+        self.reached = reached
         super().__init__(f"requested {target} in at most {limit} tokens: the largest free ones reach {reached}")
 
 

@@ -29,7 +29,12 @@ async def test_it_lists_what_the_plain_query_finds(books: Books) -> None:
     found = await explain_books(books)
     assert {one.transfer_id for one in found.expired} == await books.expired() == {"late 0", "late 1"}
     late, reserved = sorted(found.expired, key=lambda one: one.transfer_id)
-    assert (late.state, late.change, reserved.state, reserved.change) == ("RECEIVED_PREPARE", 1, "RESERVED", 4)
+    assert (late.state, late.last_change_id, reserved.state, reserved.last_change_id) == (
+        "RECEIVED_PREPARE",
+        1,
+        "RESERVED",
+        4,
+    )
     assert [one.transfer_id for one in found.expired] == ["late 1", "late 0"], "the longest expired first"
     assert late.expiration_date < found.now
     assert [one.transfer_id for one in (await explain_books(books, limit=1)).expired] == ["late 1"]

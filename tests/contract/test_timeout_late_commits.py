@@ -33,7 +33,7 @@ async def test_commits_below_the_segment_are_found(books: Books) -> None:
     assert desk.given == [["a"], ["b"], ["late"]]
     assert await books.kept() == {"a": True, "b": True, "late": True, "later": False}
     look = await handler._scanner.scan()
-    assert not look.recounted.changed, "it is not looked at for ever"
+    assert not look.recount.changed, "it is not looked at for ever"
     await handler.run_once()
     assert len(desk.given) == 3
 

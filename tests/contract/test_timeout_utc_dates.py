@@ -101,7 +101,7 @@ async def test_a_fraction_that_the_copy_can_not_store_is_no_change(books: Books)
     handler = books.handler(desk.take)
     await handler.run_once()
     look = await handler._scanner.scan()
-    assert not look.plan.refresh
+    assert not look.plan.ids_to_refresh
 
 
 @pytest.mark.server
@@ -122,7 +122,7 @@ async def test_dates_outside_of_the_range_of_python(kind: str, new_books: New) -
     for _ in range(2):
         await handler.run_once()
         assert sorted(desk.given.pop()) == sorted([*over, "a"])
-        assert not (await handler._scanner.scan()).plan.refresh
+        assert not (await handler._scanner.scan()).plan.ids_to_refresh
     assert (await books.kept()).keys() == {*over, *never, "a"}
 
 

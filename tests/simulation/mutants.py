@@ -245,7 +245,7 @@ MUTANTS = [
     Mutant(
         "the ref of a client's own release is not stored",
         "server/dispatcher.py",
-        'change = request if request.ref is None else self.notifier.retain_reply(session, request, SUCCESS, b"")',
+        'change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")',
         "change = request",
         first=FIRST_V1_FEATURES_SEED,
     ),
@@ -355,8 +355,8 @@ MUTANTS = [
     Mutant(
         "a queue times out a little early",
         "core/manager.py",
-        "else ceil(now + timeout_ms)",
-        "else ceil(now + timeout_ms - 5)",
+        "request.deadline = ceil(now + timeout_ms)",
+        "request.deadline = ceil(now + timeout_ms - 5)",
     ),
     Mutant(
         "a restart advances the clock",

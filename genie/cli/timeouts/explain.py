@@ -65,7 +65,7 @@ def _json_fields(transfer: Explained) -> dict[str, object]:
         "transferId": transfer.transfer_id,
         "expirationDate": _utc(transfer.expiration_date),
         "state": transfer.state,
-        "stateChange": transfer.change,
+        "stateChange": transfer.last_change_id,
         "handler": transfer.progress.value,
         **delivery_field,
     }
@@ -73,7 +73,7 @@ def _json_fields(transfer: Explained) -> dict[str, object]:
 
 def _describe(transfer: Explained, explanation: Explanation) -> str:
     """Describe an expired transfer: its state, how long ago it expired, and its progress in the handler."""
-    state = f"{transfer.state} since state change {transfer.change}, expired {_utc(transfer.expiration_date)}"
+    state = f"{transfer.state} since state change {transfer.last_change_id}, expired {_utc(transfer.expiration_date)}"
     age = _largest_unit(explanation.now - transfer.expiration_date)
     return f"{transfer.transfer_id}: {state} ({age} ago); {_describe_progress(transfer, explanation.segment)}"
 

@@ -184,8 +184,8 @@ class _Service:
 
     options: RunOptions
     delivery: CommandDelivery | StdoutDelivery
-    last_change: int = 0
-    """Number of the last state change when the service started."""
+    initial_last_change_id: int = 0
+    """Id of the last state change when the service started."""
     was_lagging: bool = False
     """Whether more state changes were left after the last run."""
     last_error: str = ""
@@ -230,7 +230,7 @@ class _Service:
                 await stack.enter_async_context(client)
             await stack.enter_async_context(handler)
             async with open_ledger(options.url, options.ledger) as database:
-                self.last_change = await last_change(database, options.ledger)
+                self.initial_last_change_id = await last_change(database, options.ledger)
             if options.once:
                 return self._run_status(await handler.run_once())
             await handler.run(self._on_run)
@@ -275,7 +275,7 @@ class _Service:
         has_passed_multiple = last // every > first // every  # of `progress_every`
         is_progress_due = has_passed_multiple if run.lagging else has_caught_up
         if is_progress_due:
-            total = f" of {self.last_change:,}" if last <= self.last_change else ""
+            total = f" of {self.initial_last_change_id:,}" if last <= self.initial_last_change_id else ""
             _print_message(f"read up to state change {last:,}{total}")
         self.was_lagging = run.lagging
         if run.expired:

@@ -152,16 +152,18 @@ class Load:
 
 
 class Waiter:
-    """A selection that waits until tokens worth `missing` are free, or until its `surplus` is
+    """A selection that waits until tokens worth `missing_amount` are free, or until its `surplus_amount` is
     negative: then waiting is pointless.
     """
 
-    __slots__ = ("future", "missing", "surplus", "where")
+    __slots__ = ("future", "missing_amount", "surplus_amount", "where")
 
-    def __init__(self, missing: int, surplus: int, where: Where | None, future: asyncio.Future[bool]) -> None:
-        self.missing = missing
+    def __init__(
+        self, missing_amount: int, surplus_amount: int, where: Where | None, future: asyncio.Future[bool]
+    ) -> None:
+        self.missing_amount = missing_amount
         """The amount that must become free."""
-        self.surplus = surplus
+        self.surplus_amount = surplus_amount
         """By how much the wallet would exceed the requested amount if all others released their
         tokens.
         """
@@ -173,8 +175,8 @@ class Waiter:
         """Subtract the amount of a free token from the missing amount, and wake the waiting
         selection once nothing is missing.
         """
-        self.missing -= self._accepted_amount(token)
-        if self.missing <= 0:
+        self.missing_amount -= self._accepted_amount(token)
+        if self.missing_amount <= 0:
             self.wake()
 
     def on_wallet_changed(self, token: Token, sign: int) -> None:
@@ -182,9 +184,9 @@ class Waiter:
         waiting selection once the whole wallet is worth less than the requested amount, because
         waiting is pointless then.
         """
-        previous = self.surplus
-        self.surplus += sign * self._accepted_amount(token)
-        if self.surplus < 0 <= previous:
+        previous = self.surplus_amount
+        self.surplus_amount += sign * self._accepted_amount(token)
+        if self.surplus_amount < 0 <= previous:
             self.wake()
 
     def _accepted_amount(self, token: Token) -> int:
@@ -215,7 +217,7 @@ class WalletCache:
         "_caches_with_waiters",
         "_pool",
         "_waiters",
-        "consistent",
+        "is_consistent",
         "last_load",
         "last_used_at",
         "load",
@@ -246,7 +248,7 @@ class WalletCache:
         """When the last load began, successful or not."""
         self.last_used_at = -float("inf")
         """When a selection last used the cache."""
-        self.consistent = False
+        self.is_consistent = False
         """Whether the last load has read the wallet as it was at one point in time."""
 
     def __len__(self) -> int:
@@ -321,7 +323,7 @@ class WalletCache:
             ]
             previous = {} if self.last_load is None else self.last_load.token_by_id
             unchanged = not load.spent_ids and not load.added_ids and load.token_by_id.keys() == previous.keys()
-            self.consistent = unchanged or load.page_count <= 1
+            self.is_consistent = unchanged or load.page_count <= 1
             for token in removed:
                 self._delete(token.id)
             self.last_load = load
@@ -340,16 +342,16 @@ class WalletCache:
         for waiter in list(self._waiters):
             waiter.on_free(token)
 
-    async def wait(self, missing: int, surplus: int, where: Where | None, deadline: float | None) -> bool:
-        """Wait until tokens worth `missing` become free, or a load of the wallet ends. Only tokens
+    async def wait(self, missing_amount: int, surplus_amount: int, where: Where | None, deadline: float | None) -> bool:
+        """Wait until tokens worth `missing_amount` become free, or a load of the wallet ends. Only tokens
         that `where` accepts count.
 
-        The wait also ends when tokens worth more than `surplus` are spent, because the wallet can
+        The wait also ends when tokens worth more than `surplus_amount` are spent, because the wallet can
         no longer reach the requested amount then. Returns False if the `deadline` is reached first
         (event-loop seconds; None: no deadline), and True otherwise.
         """
         loop = asyncio.get_running_loop()
-        waiter = Waiter(missing, surplus, where, loop.create_future())
+        waiter = Waiter(missing_amount, surplus_amount, where, loop.create_future())
         timer = None if deadline is None else loop.call_at(deadline, lambda: waiter.wake(timed_out=True))
         self._waiters[waiter] = None
         self._caches_with_waiters.add(self)

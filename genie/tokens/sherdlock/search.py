@@ -533,7 +533,7 @@ class Search:
         and did not find enough tokens for the request. Does nothing after an inconsistent load,
         because another load may find more tokens.
         """
-        if cache.last_load is not None and cache.consistent:
+        if cache.last_load is not None and cache.is_consistent:
             loaded = cache.last_load.token_by_id.values()
             balance = Balance.of(request, loaded, self._tracker, self._context.now())
             if not balance.suffices(request):

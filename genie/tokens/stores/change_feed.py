@@ -85,39 +85,39 @@ class ChangeFeeds:
     no longer used need not be closed.
     """
 
-    __slots__ = ("_all", "_ended")
+    __slots__ = ("_ended", "_open_feeds")
 
     def __init__(self) -> None:
-        self._all: WeakSet[ChangeFeed] = WeakSet()
+        self._open_feeds: WeakSet[ChangeFeed] = WeakSet()
         self._ended = False
 
     def __bool__(self) -> bool:
-        return bool(self._all)
+        return bool(self._open_feeds)
 
     def open(self, start: Callable[[], Awaitable[None]] | None = None) -> ChangeFeed:
         """Create a feed of the changes from now on; the feed awaits `start` before its first
         change. If the store is closed, the iteration of the feed ends at once.
         """
         feed = ChangeFeed(start)
-        self._all.add(feed)
+        self._open_feeds.add(feed)
         if self._ended:
             feed.end()
         return feed
 
     def publish(self, changes: Sequence[Change]) -> None:
         """Publish changes to all feeds."""
-        for feed in self._all:
+        for feed in self._open_feeds:
             feed.publish(changes)
 
     def resync(self) -> None:
         """Make all readers read the store again: changes may have been lost."""
-        for feed in self._all:
+        for feed in self._open_feeds:
             feed.resync()
 
     def end(self) -> None:
         """End all feeds: the store is closed."""
         self._ended = True
-        for feed in self._all:
+        for feed in self._open_feeds:
             feed.end()
 
 

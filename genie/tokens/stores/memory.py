@@ -39,12 +39,11 @@ class MemoryTokenStore:
     """A `TokenStore` in memory. The ids of spent tokens are never deleted."""
 
     def __init__(self) -> None:
-        self._unspent: dict[str, Token] = {}
-        """The unspent tokens, by id."""
+        self._unspent_by_id: dict[str, Token] = {}
         self._spent_by: dict[str, str] = {}
         """By id of a spent token: the transaction that has spent the token."""
-        self._wallets: dict[Wallet, _IssuedTokens] = {}
-        """The wallets that have unspent tokens."""
+        self._issued_by_wallet: dict[Wallet, _IssuedTokens] = {}
+        """The issued tokens of each wallet that has unspent tokens."""
         self._feeds = ChangeFeeds()
 
     async def __aenter__(self) -> Self:
@@ -82,13 +81,13 @@ class MemoryTokenStore:
         by_account = owner is None and account is not None
         if token_type is not None and identifier is not None and (owner is not None or account is not None):
             wallet = Wallet(token_type, identifier, owner, account if by_account else None)
-            issued_lists = [self._wallets[wallet]] if wallet in self._wallets else []
+            issued_lists = [self._issued_by_wallet[wallet]] if wallet in self._issued_by_wallet else []
         else:
             # Each token is in an owner's wallet, and perhaps in an account's wallet: search wallets of one kind only,
             # so that no token is found twice.
             issued_lists = [
                 issued
-                for wallet, issued in self._wallets.items()
+                for wallet, issued in self._issued_by_wallet.items()
                 if (wallet.account == account if by_account else wallet.account is None)
                 and (owner is None or wallet.owner == owner)
                 and (token_type is None or wallet.token_type == token_type)
@@ -97,7 +96,7 @@ class MemoryTokenStore:
         for issued in issued_lists:
             tokens = issued.tokens
             for start in range(0, len(tokens), PAGE):
-                page = [token for token in tokens[start : start + PAGE] if token.id in self._unspent]
+                page = [token for token in tokens[start : start + PAGE] if token.id in self._unspent_by_id]
                 if owner is not None and account is not None:  # the list is that of the owner's wallet
                     page = [token for token in page if token.account == account]
                 if page:
@@ -106,7 +105,7 @@ class MemoryTokenStore:
 
     async def get(self, ids: Sequence[str]) -> dict[str, Token]:
         """Return the unspent tokens with these ids, by id."""
-        return {id: self._unspent[id] for id in ids if id in self._unspent}
+        return {id: self._unspent_by_id[id] for id in ids if id in self._unspent_by_id}
 
     def changes(self) -> ChangeFeed:
         """Iterate over the changes from this call on, in order; begins with `Resync`."""
@@ -128,7 +127,7 @@ class MemoryTokenStore:
             return
         self._check_new(new)
         for id in spent:
-            token = self._unspent.pop(id)
+            token = self._unspent_by_id.pop(id)
             self._spent_by[id] = transaction
             self._remove(token)
         self._issue(outputs)
@@ -137,7 +136,7 @@ class MemoryTokenStore:
             self._feeds.publish(changes + [Added(token) for token in outputs])
 
     def _exists(self, id: str) -> bool:
-        return id in self._unspent or id in self._spent_by
+        return id in self._unspent_by_id or id in self._spent_by
 
     def _check_new(self, ids: Iterable[str]) -> None:
         """Raise ValueError if any of these ids exists already."""
@@ -148,11 +147,11 @@ class MemoryTokenStore:
     def _issue(self, tokens: Sequence[Token]) -> None:
         """Add tokens to the unspent tokens, and to the lists of their wallets."""
         for token in tokens:
-            self._unspent[token.id] = token
+            self._unspent_by_id[token.id] = token
             for wallet in wallets_of(token):
-                issued = self._wallets.get(wallet)
+                issued = self._issued_by_wallet.get(wallet)
                 if issued is None:
-                    issued = self._wallets[wallet] = _IssuedTokens()
+                    issued = self._issued_by_wallet[wallet] = _IssuedTokens()
                 issued.tokens.append(token)
                 issued.unspent_count += 1
 
@@ -161,9 +160,9 @@ class MemoryTokenStore:
         most tokens in the list are spent.
         """
         for wallet in wallets_of(token):
-            issued = self._wallets[wallet]
+            issued = self._issued_by_wallet[wallet]
             issued.unspent_count -= 1
             if not issued.unspent_count:
-                del self._wallets[wallet]
+                del self._issued_by_wallet[wallet]
             elif len(issued.tokens) > 2 * issued.unspent_count + MAX_STALE_TOKENS:
-                issued.tokens = [token for token in issued.tokens if token.id in self._unspent]
+                issued.tokens = [token for token in issued.tokens if token.id in self._unspent_by_id]

@@ -44,12 +44,12 @@ class SqlTokenStore:
         """The change feeds of this process's readers."""
         self._listener = self._backend.listener(self._feeds, self._get)
         """Publishes the changes of all processes to the feeds."""
-        self._opening = asyncio.Lock()
+        self._open_mutex = asyncio.Lock()
         """Serializes `_open`."""
         self._opened = False
         """Whether the tables were created or checked."""
         self._closed = False
-        self._in_progress: set[asyncio.Task[Any]] = set()
+        self._tasks_in_progress: set[asyncio.Task[Any]] = set()
         """The calls that `close` waits for."""
 
     async def __aenter__(self) -> Self:
@@ -70,8 +70,8 @@ class SqlTokenStore:
         self._closed = True
         self._feeds.end()
         await self._listener.stop()
-        while self._in_progress:
-            await asyncio.wait(self._in_progress)
+        while self._tasks_in_progress:
+            await asyncio.wait(self._tasks_in_progress)
         await self._backend.close()
 
     async def add(self, tokens: Sequence[Token]) -> None:
@@ -134,19 +134,19 @@ class SqlTokenStore:
         commit whose outcome is unknown.
         """
         task = asyncio.create_task(work)
-        self._in_progress.add(task)
+        self._tasks_in_progress.add(task)
         task.add_done_callback(self._on_task_done)
         await asyncio.wait({task})
         return task.result()
 
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        self._in_progress.discard(task)
+        self._tasks_in_progress.discard(task)
         if not task.cancelled():
             task.exception()  # marks the exception as retrieved: the caller may have been cancelled
 
     async def _open(self) -> None:
         """Prepare the database before its first use. Raises RuntimeError if the store is closed."""
-        async with self._opening:
+        async with self._open_mutex:
             if self._closed:
                 raise RuntimeError("the token store is closed")
             if not self._opened:
@@ -170,7 +170,8 @@ class SqlTokenStore:
         if not ids:
             return {}
         query = select(*schema.COLUMNS).where(self._backend.id_in(ids), UNSPENT)
-        return {row[0]: schema.token_of(row) for row in await self._backend.rows(query)}
+        tokens = map(schema.token_of, await self._backend.rows(query))
+        return {token.id: token for token in tokens}
 
     async def _add(self, new: dict[str, Token]) -> None:
         """Insert tokens and publish them, in one transaction. Raises ValueError if any of their ids

@@ -32,7 +32,9 @@ def timeout_run(*interval: int, expired: int = 0, lagging: bool = False) -> Time
 def messages(
     capsys: pytest.CaptureFixture[str], *outcomes: TimeoutRun | Exception | None, progress_every: int = 5
 ) -> list[str]:
-    service = _Service(replace(OPTIONS, progress_every=progress_every), StdoutDelivery(), last_change=25, task=None)
+    service = _Service(
+        replace(OPTIONS, progress_every=progress_every), StdoutDelivery(), initial_last_change_id=25, task=None
+    )
     for outcome in outcomes:
         service._on_run(outcome)
     return capsys.readouterr().err.splitlines()

@@ -6,7 +6,7 @@ from genie.timeouts.sweep import ROWS_PER_RUN, ROWS_PER_SLICE, SLICE_INTERVAL_S,
 
 
 def compared(first: int, last: int, *, moved: bool = False, wrapped: bool = False, whole: bool = False) -> Compared:
-    return Compared(first=first, last=last, wrapped=wrapped, whole=whole, found_rescheduled=moved)
+    return Compared(first=first, last=last, wrapped=wrapped, covers_table=whole, found_rescheduled=moved)
 
 
 def test_a_million_rows_are_compared_in_half_a_minute() -> None:
@@ -15,35 +15,35 @@ def test_a_million_rows_are_compared_in_half_a_minute() -> None:
 
 
 def test_after_a_moved_date_runs_process_overdue_rows_and_then_all_moved_rows() -> None:
-    state = Sweep(batch=50_000)
-    assert (state.rows, state.phase) == (ROWS_PER_RUN, Phase.SAMPLE)
+    state = Sweep(batch_size=50_000)
+    assert (state.row_count, state.phase) == (ROWS_PER_RUN, Phase.SAMPLE)
     state.advance(compared(0, 1_000, moved=True))
-    assert (state.rows, state.position, state.phase) == (50_000, 1_000, Phase.OVERDUE)
+    assert (state.row_count, state.position, state.phase) == (50_000, 1_000, Phase.OVERDUE)
     state.advance(compared(1_000, 51_000, moved=True))
     assert (state.position, state.phase) == (51_000, Phase.OVERDUE)
     state.advance(compared(51_000, 101_000))
     assert (state.position, state.phase) == (1_000, Phase.COPY)
     state.advance(compared(1_000, 51_000, moved=True))
-    assert (state.rows, state.position, state.phase) == (50_000, 51_000, Phase.COPY)
+    assert (state.row_count, state.position, state.phase) == (50_000, 51_000, Phase.COPY)
     state.advance(compared(51_000, 101_000))
-    assert (state.rows, state.position, state.phase) == (ROWS_PER_RUN, 101_000, Phase.SAMPLE)
+    assert (state.row_count, state.position, state.phase) == (ROWS_PER_RUN, 101_000, Phase.SAMPLE)
 
 
 def test_a_run_compares_at_least_rows_per_run() -> None:
-    state = Sweep(batch=1)
+    state = Sweep(batch_size=1)
     state.advance(compared(0, 1_000, moved=True))
-    assert state.rows == ROWS_PER_RUN
+    assert state.row_count == ROWS_PER_RUN
 
 
 def test_no_phase_begins_if_all_rows_were_compared() -> None:
-    state = Sweep(batch=50)
+    state = Sweep(batch_size=50)
     state.advance(compared(10, 10, moved=True, wrapped=True, whole=True))
     assert state.phase is Phase.SAMPLE
 
 
 def test_each_phase_compares_all_rows_at_most_once() -> None:
     """Moved dates that can't be copied are found in each round, and must not prolong a phase."""
-    state = Sweep(batch=50)
+    state = Sweep(batch_size=50)
     state.start_at(61)
     phases = []
     for first, last, wrapped in ((60, 110, False), (110, 10, True), (10, 60, False)) * 2:

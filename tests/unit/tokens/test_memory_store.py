@@ -18,7 +18,7 @@ async def test_spent_tokens_are_removed_from_their_wallets() -> None:
         change = token(f"{number + 100}", account="acme")
         await store.spend([token(f"{number}")], transaction="T", outputs=[change])
         for wallet in (OWN, GROUP):
-            assert len(store._wallets[wallet].tokens) <= 2 * 101 + MAX_STALE_TOKENS
+            assert len(store._issued_by_wallet[wallet].tokens) <= 2 * 101 + MAX_STALE_TOKENS
     assert await ids(store, owner="alice") == await ids(store, account="acme") == {f"{n}" for n in range(2_000, 2_100)}
 
 
@@ -26,7 +26,7 @@ async def test_an_empty_wallet_is_removed() -> None:
     store = MemoryTokenStore()
     await store.add([token(f"{number}", owner=f"{number}", account="acme") for number in range(10)])
     await store.spend([token(f"{number}") for number in range(10)], transaction="T")
-    assert not store._wallets
+    assert not store._issued_by_wallet
 
 
 async def test_an_iteration_continues_while_its_wallet_is_compacted() -> None:
@@ -36,7 +36,7 @@ async def test_an_iteration_continues_while_its_wallet_is_compacted() -> None:
     walk = store.unspent(owner="alice", token_type="Fiat", identifier="GBP")
     found = await anext(walk)
     await store.spend(many[:-2], transaction="T")
-    assert len(store._wallets[OWN].tokens) < PAGE
+    assert len(store._issued_by_wallet[OWN].tokens) < PAGE
     assert [page async for page in walk] == [many[-2:]]
     assert found == many[:PAGE]
 

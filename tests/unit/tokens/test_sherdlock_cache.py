@@ -70,7 +70,7 @@ def test_a_failed_load_removes_nothing():
 def test_a_load_of_one_page_is_consistent():
     cache = new_cache()
     read(cache, tokens(3))
-    assert cache.consistent
+    assert cache.is_consistent
 
 
 def test_a_load_of_several_pages_is_consistent_if_nothing_changed_since_the_previous_one():
@@ -78,7 +78,7 @@ def test_a_load_of_several_pages_is_consistent_if_nothing_changed_since_the_prev
     first, second = tokens(2, name="a"), tokens(2, name="b")
     for pages, steady in (([first, second], False), ([first, second], True), ([first, second[:1]], False)):
         read(cache, *pages)
-        assert cache.consistent == steady
+        assert cache.is_consistent == steady
     for move in (lambda: cache.add(token("z", 1)), lambda: cache.remove("a0")):
         read(cache, first, second)
         cache.begin_load(Load(cache.load_count + 1, 0), now=0.0)
@@ -86,4 +86,4 @@ def test_a_load_of_several_pages_is_consistent_if_nothing_changed_since_the_prev
         move()
         cache.add_page(second)
         cache.finish_load()
-        assert not cache.consistent
+        assert not cache.is_consistent

@@ -305,9 +305,11 @@ class Model:
         """
         self.next_id = change.counters[2]
         if entry.node != self.leader:
-            self.leader, self.leader_since = entry.node, entry.at
+            self.leader = entry.node
+            self.leader_since = entry.at
         if change.epoch != self._epoch or (change.state is not None and change.state.acquires_leadership):
-            self.leadership_acquired_at, self._epoch = entry.at, change.epoch
+            self.leadership_acquired_at = entry.at
+            self._epoch = change.epoch
         if change.unrecoverable:
             self.lost_below_id = max([self.lost_below_id, *self.requests, *self.records, *self.locks]) + 1
         for id_ in change.removed:

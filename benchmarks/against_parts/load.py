@@ -1,0 +1,150 @@
+"""The load: one thread, epoll, and as little work as possible for each message, so that the server is the bottleneck."""
+
+from __future__ import annotations
+
+import gc
+import re
+import select
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from benchmarks.peers.peer import PeerFailed, open_socket
+from benchmarks.peers.processes import cpu_s
+
+MESSAGE = re.compile(rb'"command": ?"(.)[^\n]*?"id": ?(\d+)')
+"""The first letter of a message, and its id: `queued`, `locked`, `released`. An error may have no id."""
+STALLED_S = 15.0
+"""Timeout without any received byte."""
+READ_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of load."""
+
+    title: str
+    connections: int
+    depth: int
+    """Requests in flight on each connection."""
+    hot: bool = False
+    """Whether all requests lock the same key."""
+
+
+SHAPES = (
+    Shape("one connection", 1, 1),
+    Shape("64 connections", 64, 1),
+    Shape("64 x 16", 64, 16),
+    Shape("one hot key, 64", 64, 1, hot=True),
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The result of one measurement."""
+
+    rate: float
+    """Cycles a second."""
+    server_us: float
+    """CPU time of the server for a cycle."""
+    load_share: float
+    """CPU usage of the load, as a share of one processor."""
+
+
+class Connection:
+    """Executes cycles on one connection: a request, and a release when it is granted."""
+
+    def __init__(self, port: int, number: int, shape: Shape) -> None:
+        self.sock = open_socket(port)
+        keys = ["hot"] * shape.depth if shape.hot else [f"accounts/{number}/{slot}" for slot in range(shape.depth)]
+        self.requests = [b'{"command":"request","payload":{"resources":["exclusive:%s"]}}\n' % k.encode() for k in keys]
+        self.unacknowledged = deque(self.requests)
+        """Requests without an id. The server sends the ids in order."""
+        self.by_id: dict[bytes, bytes] = {}
+        self.partial = b""
+
+    def receive(self, *, restart: bool) -> int:
+        """Read and answer what has arrived; return the number of completed cycles."""
+        data = self.sock.recv(READ_BYTES)
+        if not data:
+            raise PeerFailed("the server closed a connection")
+        if self.partial:
+            data = self.partial + data
+        end = data.rfind(b"\n") + 1
+        self.partial = data[end:]
+        cycles = 0
+        commands: list[bytes] = []
+        by_id, unacknowledged = self.by_id, self.unacknowledged
+        for kind, id_ in MESSAGE.findall(data, 0, end):
+            if kind == b"q":
+                by_id[id_] = unacknowledged.popleft()
+            elif kind == b"l":
+                commands.append(b'{"command":"release","payload":{"id":%s}}\n' % id_)
+            elif kind == b"r":
+                cycles += 1
+                request = by_id.pop(id_)
+                if restart:
+                    unacknowledged.append(request)
+                    commands.append(request)
+            else:
+                raise PeerFailed(f"unexpected message: {data[:200]!r}")
+        if commands:
+            self.sock.send(b"".join(commands))
+        return cycles
+
+
+def measure(port: int, pid: int, shape: Shape, seconds: float, warm_up_s: float) -> Sample:
+    """Execute cycles for some time. PeerFailed if the server does not reply."""
+    connections: dict[int, Connection] = {}
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(shape.connections):
+            connection = Connection(port, number, shape)
+            connections[connection.sock.fileno()] = connection
+        return _run(connections, pid, seconds, warm_up_s)
+    except OSError as error:
+        raise PeerFailed(f"{type(error).__name__}: {error}") from error
+    finally:
+        gc.enable()
+        for connection in connections.values():
+            connection.sock.close()
+
+
+def _run(connections: dict[int, Connection], pid: int, seconds: float, warm_up_s: float) -> Sample:
+    """Start all cycles, measure after the warm-up, and let the last cycles end."""
+    with select.epoll() as poller:
+        for fd, connection in connections.items():
+            poller.register(fd, select.EPOLLIN)
+            connection.sock.send(b"".join(connection.requests))
+        _execute(poller, connections, warm_up_s)
+        cpu, own, began = cpu_s([pid]), time.process_time(), time.perf_counter()
+        cycles = _execute(poller, connections, seconds)
+        elapsed = time.perf_counter() - began
+        server_s, load_s = cpu_s([pid])[pid] - cpu[pid], time.process_time() - own
+        _end(poller, connections)
+    if not cycles:
+        raise PeerFailed("no cycle was completed")
+    return Sample(cycles / elapsed, server_s / cycles * 1e6, load_s / elapsed)
+
+
+def _execute(poller: select.epoll, connections: dict[int, Connection], seconds: float) -> int:
+    """Execute cycles for some time, and return how many were completed."""
+    cycles, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        ready = poller.poll(STALLED_S)
+        if not ready:
+            raise PeerFailed(f"received nothing for {STALLED_S:.0f} s")
+        for fd, _ in ready:
+            cycles += connections[fd].receive(restart=True)
+    return cycles
+
+
+def _end(poller: select.epoll, connections: dict[int, Connection]) -> None:
+    """Start no further cycles, and wait until the last ones have ended, so that no key stays locked."""
+    while any(connection.by_id or connection.unacknowledged for connection in connections.values()):
+        ready = poller.poll(STALLED_S)
+        if not ready:
+            raise PeerFailed(f"received nothing for {STALLED_S:.0f} s")
+        for fd, _ in ready:
+            connections[fd].receive(restart=False)
