@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "protocol.md": "reference/protocol.md",
     "genie/core/README.md": "concepts/lock-manager.md",
+    "genie/storage/README.md": "concepts/store.md",
     "genie/testing/README.md": "concepts/simulator.md",
     "CHANGELOG.md": "changelog.md",
     "README.md": "index.md",

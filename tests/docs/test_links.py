@@ -7,7 +7,14 @@ import re
 import pytest
 from pages import DOCUMENTATION, ROOT, anchors, links, prose
 
-PAGES = (*DOCUMENTATION, "protocol.md", "CHANGELOG.md", "genie/core/README.md", "genie/testing/README.md")
+PAGES = (
+    *DOCUMENTATION,
+    "protocol.md",
+    "CHANGELOG.md",
+    "genie/core/README.md",
+    "genie/storage/README.md",
+    "genie/testing/README.md",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,0 +1,68 @@
+"""The Redis user that docs/how-to/deploying.md describes has every permission that a server needs."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import signal
+from pathlib import Path
+
+from servers import WAIT_S, Genie, Redis
+from wire import Wire
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "deploying.md"
+
+
+def documented_user(namespace: str) -> list[str]:
+    """Return the command of the page that creates the user, with another namespace."""
+    page = PAGE.read_text()
+    command = page[page.index("redis-cli ACL SETUSER") :].partition("```")[0]
+    arguments = shlex.split(command.replace("\\\n", ""))[1:]
+    assert {"~{orders}:*", "~{wallets}:*", ">PASSWORD"} <= {*arguments}
+    arguments.remove("~{wallets}:*")
+    return [{"~{orders}:*": f"~{{{namespace}}}:*", ">PASSWORD": ">secret"}.get(part, part) for part in arguments]
+
+
+async def checkpoint_after(redis: Redis, position: bytes) -> bytes:
+    """Wait for a checkpoint at another position than `position`, and return its position."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            stored = redis.call("HGET", "{genie}:meta", "checkpoint").partition(b" ")[0]
+            if stored != position:
+                return bytes(stored)
+            await asyncio.sleep(0.05)
+
+
+async def test_the_documented_redis_user_is_sufficient(redis: Redis) -> None:
+    redis.call(*documented_user("genie"))
+    redis.create_namespace()
+    server, other = Genie(redis), Genie(redis)
+    server.redis_url = other.redis_url = redis.url.replace("redis://", "redis://genie:secret@")
+    try:
+        server.start()
+        client = await Wire.connect(server.address)
+        # Many resources, because a checkpoint is due only after more bytes than heartbeats have.
+        lock = await client.lock(*(f"exclusive:a/{number}" for number in range(200)), transactionTimeout=600_000)
+        position = await checkpoint_after(redis, b"1-0")
+        assert await client.release(lock) == "success"
+        await client.lock(
+            "exclusive:b", *(f"exclusive:a/{number}" for number in range(200)), transactionTimeout=600_000
+        )
+        await checkpoint_after(redis, position)
+        other.start()  # a follower loads the state
+        redis.call("FLUSHALL")  # the leader restores its snapshot
+        server.until("snapshot written to redis")
+        server.send(signal.SIGTERM)  # the leader resigns, and the follower takes over
+        server.wait()
+        other.until("leadership acquired")
+        client = await Wire.connect(other.address)
+        await client.request("exclusive:b", queueTimeout=0)
+        assert (await client.expect("released"))["reason"] == "queue-timeout"
+        redis.call("CONFIG", "SET", "maxmemory", "1")
+        other.until("store out of memory")
+        redis.call("CONFIG", "SET", "maxmemory", "0")
+        other.until("store memory available again")
+        assert redis.call("ACL", "LOG") == []
+    finally:
+        server.kill()
+        other.kill()
