@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -148,11 +148,15 @@ class Genie(Process):
         environment |= {f"GENIE_{name.upper()}": str(value) for name, value in self.settings.items()}
         if self.redis_url is not None:
             environment["GENIE_REDIS_URL"] = self.redis_url
-        self.process = start_genie("serve", env=environment, stdout=subprocess.PIPE)
+        self.process = self.spawn(environment)
         self._lines = queue.Queue()
         threading.Thread(target=self._read, args=(self.process, self._lines), daemon=True).start()
         if wait:
             self.until("listening")
+
+    def spawn(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | Forked:
+        """Start the process with these environment variables."""
+        return start_genie("serve", env=environment, stdout=subprocess.PIPE)
 
     def _read(self, process: subprocess.Popen[bytes] | Forked, lines_queue: queue.Queue[dict[str, Any] | None]) -> None:
         assert process.stdout is not None

@@ -28,6 +28,7 @@ from genie.observability import logs
 from genie.protocol.diagnostics import namespace_error
 from genie.server.app import Server
 from genie.server.listener import is_exposed
+from genie.storage.store import UnknownFormat
 
 log = structlog.get_logger()
 
@@ -166,6 +167,8 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
         raise click.ClickException(
             f"cannot listen on {settings.host}:{settings.port}: {_explain_bind_error(error, settings)}"
         ) from None
+    except UnknownFormat as error:
+        raise click.ClickException(str(error)) from None
     except ValueError as error:
         raise InvalidArgument(replace_variables_by_options(str(error))) from None
     except click.ClickException as error:

@@ -25,7 +25,7 @@ from genie.server.namespace import Namespace
 from genie.server.peer import CommandHandler
 from genie.server.tls import make_tls_contexts
 from genie.storage.memory import MemoryStore
-from genie.storage.store import Node, Store, this_node
+from genie.storage.store import Node, Store, UnknownFormat, this_node
 
 log = structlog.get_logger()
 
@@ -160,7 +160,8 @@ class Server:
             return
         error = role_loop.exception()
         if self._ready.is_set():  # before `_ready` is set, `start` raises the error, and the caller logs it
-            log.error("namespace failed, server stops", reason=str(error), exc_info=error)
+            defect = None if isinstance(error, UnknownFormat) else error
+            log.error("namespace failed, server stops", reason=str(error), exc_info=defect)
         self._failure = self._failure or error
         self._ready.set()
         self._stopped.set()

@@ -196,6 +196,10 @@ class LeadershipLost(Exception):
     """The node no longer leads the namespace, or cannot be sure of leading it. The node must not send anything to clients."""
 
 
+class UnknownFormat(ValueError):
+    """A namespace was written by a version of Genie with another format. It must be neither led nor changed."""
+
+
 class Store(Protocol):
     """Stores the held requests, and the waiting requests of sessions. Batches are committed one at a time."""
 
@@ -214,6 +218,9 @@ class Store(Protocol):
         self, node: Node, snapshot: Callable[[], Batch], on_leader_changed: Callable[[str | None], None]
     ) -> StateMachine:
         """Follow the namespace until this node leads it, and return its state. Call `open` again after LeadershipLost.
+
+        Raises UnknownFormat, before the node leads, if another version of Genie has written the namespace in a format that this
+        version does not know.
 
         `on_leader_changed` is called with the leader's address for clients, or with None while the leader is unknown.
         `snapshot` must return the current state while this node leads: the store uses it to restore lost data.

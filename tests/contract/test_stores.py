@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,10 +21,10 @@ from genie.storage.redis.commit import (
     new_backoff,
     retry_until_done,
 )
-from genie.storage.redis.connection import RedisConnection
-from genie.storage.redis.records import UnknownFormat, encode
+from genie.storage.redis.connection import RedisConnection, RedisFailure
+from genie.storage.redis.records import encode
 from genie.storage.redis.store import RedisStore
-from genie.storage.store import Batch, Change, LeadershipLost, Store
+from genie.storage.store import Batch, Change, LeadershipLost, Store, UnknownFormat
 from servers import running_redis
 from stores import commit, opened
 
@@ -317,3 +318,32 @@ async def test_a_snapshot_lost_during_the_restore_is_restored_again(
     )
     assert not failures
     assert list((await opened(make())).manager.table.held) == [request.id]
+
+
+async def test_a_node_that_stops_before_it_has_the_state_to_lead_from_does_not_resign(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has acquired leadership, but does not know the clock and the counters that a resignation contains."""
+    former, store = make(), make()
+    if not isinstance(former, RedisStore) or not isinstance(store, RedisStore):
+        return
+    await opened(former)
+    await commit(former, Batch({}, next_id=50, next_fence=60, clock_ms=70.0))
+    await former.resign()
+    failed = asyncio.Event()
+
+    async def fail() -> None:
+        failed.set()
+        raise RedisFailure("unreachable")
+
+    monkeypatch.setattr(store._writer, "open", fail)
+    opening = asyncio.create_task(opened(store))
+    await failed.wait()
+    assert store._keyspace.epoch.number
+    opening.cancel()
+    with suppress(asyncio.CancelledError):
+        await opening
+    await store.resign()
+    monkeypatch.undo()
+    loaded = await opened(make())
+    assert (loaded.manager.next_id, loaded.manager.next_fence, loaded.clock_ms) == (50, 60, 70.0)

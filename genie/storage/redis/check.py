@@ -20,9 +20,9 @@ from genie.storage.redis.connection import ErrorReply, RedisFailure
 from genie.storage.redis.keyspace import CHUNK, Keyspace, Meta, meta_key
 from genie.storage.redis.log import Position, decode_position, encode_position
 from genie.storage.redis.primary import Primary
-from genie.storage.redis.records import RecordDecoder, UnknownFormat, decode_counters, split_batch
+from genie.storage.redis.records import RecordDecoder, decode_counters, split_batch
 from genie.storage.redis.url import RedisUrl
-from genie.storage.store import Batch, Change, RetainedReply, decode_node
+from genie.storage.store import Batch, Change, RetainedReply, UnknownFormat, decode_node
 
 MAX_FINDINGS = 20
 """How many findings of each part are reported; the report has the number of all."""

@@ -18,7 +18,8 @@ from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, Meta
 from genie.storage.redis.log import BatchCommitted, LogReader, LogTruncated, Position
 from genie.storage.redis.primary import Primary
-from genie.storage.redis.records import UnknownFormat, decode_counters
+from genie.storage.redis.records import decode_counters
+from genie.storage.store import UnknownFormat
 
 CHECK_INTERVAL_S = 1.0
 """How often the leader checks whether a checkpoint is due."""

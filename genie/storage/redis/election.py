@@ -163,7 +163,9 @@ def _on_vacant(
     meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float, *, diverged: bool
 ) -> Decision:
     """Decide what to do if the stored leader has resigned, or was this node before a restart (`is_vacant`)."""
-    if not candidacy.has_seen_leader and not replica.is_loaded:
+    if not replica.is_loaded and not (diverged and candidacy.has_seen_leader):
+        # A node must not lead with records that it cannot decode, so it loads them first. But the position of a diverged
+        # replica is kept: it tells how long to wait for the leader that made the missing commits.
         return Decision(Action.LOAD_SNAPSHOT)
     delayed = meta.node is None  # a restarted leader takes over at once
     if diverged or not candidacy.has_seen_leader:

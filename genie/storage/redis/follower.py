@@ -294,7 +294,12 @@ class Follower:
         Returns None if another node was faster, or the leader has committed since `meta` was read. After the acquisition no
         earlier leader can commit, so the replica applies the rest of the log. If Redis lacks acknowledged commits that this
         node has, they are restored.
+
+        Raises UnknownFormat, without a change, if the log has a record that this version of Genie does not know.
         """
+        if self._replica.is_loaded and meta is not None and meta.history.contains(self._reader.position):
+            await self._catch_up_to(meta.position)
+        self._replica.decode()
         await self._keyspace.verify()  # last: another Redis may have become the primary while this node waited
         self.acquired_at = self._loop.time()
         if not await self._keyspace.acquire_leadership(self._node, meta):

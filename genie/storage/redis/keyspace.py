@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from genie.storage.redis.connection import RedisConnection, RedisFailure
 from genie.storage.redis.log import EpochHistory, Position, decode_ends, decode_position, encode_ends, encode_position
 from genie.storage.redis.primary import SCRIPTS, Primary
-from genie.storage.redis.records import UnknownFormat, decode_counters, encode, encode_counters
-from genie.storage.store import Batch, LeadershipLost, Node, decode_node, encode_node
+from genie.storage.redis.records import decode_counters, encode, encode_counters
+from genie.storage.store import Batch, LeadershipLost, Node, UnknownFormat, decode_node, encode_node
 
 FORMAT_VERSION = 1
 """The version of the stored format: the keys, their fields, the log entries and the records. A server that finds another

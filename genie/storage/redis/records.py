@@ -12,14 +12,10 @@ from weakref import WeakValueDictionary
 from msgspec import Struct, ValidationError, json
 
 from genie.core import ENDED, HELD, SUCCESS, WAITING, Reason, Request
-from genie.storage.store import Batch, Change, RetainedReply, StoredOrigin
+from genie.storage.store import Batch, Change, RetainedReply, StoredOrigin, UnknownFormat
 
 SESSION_TIMEOUT_MS = 10_000.0
 """The session timeout of a record that does not contain one."""
-
-
-class UnknownFormat(ValueError):
-    """A namespace was written by a version of Genie with another format. It must be neither led nor changed."""
 
 
 class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):

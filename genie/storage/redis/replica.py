@@ -208,6 +208,11 @@ class LocalReplica:
         if self.lazy is not None:
             self.lazy.append(entry)
 
+    def decode(self) -> None:
+        """Decode and apply all records that were read. Raises UnknownFormat if another version of Genie has written one."""
+        if self.lazy is not None:
+            self.lazy.state_machine()
+
     def unload(self) -> None:
         """Drop the loaded state, because the log does not continue it."""
         self.lazy = None

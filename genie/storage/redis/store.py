@@ -77,6 +77,8 @@ class RedisStore:
             on_defect=self._finish,
         )
         self._failure_count = 0
+        self._is_leader = False
+        """Whether `open` has returned the state with which this node leads."""
         self._node = Node()
         self._snapshot: Callable[[], Batch] = Batch
         """Returns the current state of the namespace; set by `open`."""
@@ -117,6 +119,7 @@ class RedisStore:
         if self._done is not None:  # a batch is in flight
             self._unacknowledged.append((self._keyspace.epoch.number, self._writer.last_sent_index))
         await self._step_down()
+        self._is_leader = False
         self._node, self._snapshot = node, snapshot
         reader = LogReader(self._primary, self._keyspace.log)
         follower = Follower(
@@ -155,6 +158,7 @@ class RedisStore:
                 manager = state_machine.manager
                 self._batch = Batch({}, manager.next_id, manager.next_fence, state_machine.clock_ms)
                 self._start_epoch()
+                self._is_leader = True
                 self._lease_start = follower.acquired_at
                 if self._primary.has_sentinels:
                     self._primary_watch = self._loop.create_task(self._watch_primary())
@@ -189,10 +193,11 @@ class RedisStore:
     async def resign(self) -> None:
         """Step down, and store in Redis that there is no leader, so that another node can take over at once.
 
-        Does nothing if this node has never led. If storing the resignation fails, a warning is logged, and the next leader
+        Does nothing if this node does not lead, or has acquired leadership but not loaded the state: it does not know the
+        counters that a resignation contains. If storing the resignation fails, a warning is logged, and the next leader
         waits for the lease to expire.
         """
-        if not self._keyspace.epoch.number:
+        if not self._is_leader:
             return
         last_index = self._writer.last_sent_index
         await self._step_down()  # no commit may follow: the resignation uses the next index

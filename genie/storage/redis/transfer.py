@@ -19,10 +19,10 @@ from genie.storage.redis.check import find_counter_violations
 from genie.storage.redis.keyspace import FORMAT_VERSION, Keyspace, Meta, meta_key
 from genie.storage.redis.log import EpochHistory, LogReader, decode_position, encode_position
 from genie.storage.redis.primary import Primary
-from genie.storage.redis.records import RecordDecoder, UnknownFormat, encode
+from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.redis.replica import load_state
 from genie.storage.redis.url import RedisUrl
-from genie.storage.store import Batch, LeadershipLost
+from genie.storage.store import Batch, LeadershipLost, UnknownFormat
 
 log = structlog.get_logger()
 

@@ -87,7 +87,16 @@ GRACE_S = 1.0
             Decision(Action.ACQUIRE, NOW + 3 + 2 * GRACE_S, rolled_back=True, delayed=True),
         ),
         # -- the stored leader is this node before its restart
-        (meta_of(RESTARTED), candidacy_of(), NOT_LOADED, Decision(Action.ACQUIRE)),
+        (meta_of(RESTARTED), candidacy_of(), UP_TO_DATE, Decision(Action.ACQUIRE)),
+        # -- a node must not lead with records that it cannot decode, so it loads them first
+        (meta_of(None), candidacy_of(), NOT_LOADED, Decision(Action.LOAD_SNAPSHOT)),
+        (meta_of(RESTARTED), candidacy_of(), NOT_LOADED, Decision(Action.LOAD_SNAPSHOT)),
+        (
+            meta_of(None),
+            candidacy_of(),
+            replica_of((7, 5), loaded=False),
+            Decision(Action.ACQUIRE, NOW + 3, rolled_back=True, delayed=True),
+        ),
         (meta_of(RESTARTED), candidacy_of(), AHEAD, Decision(Action.ACQUIRE, NOW + 3 + GRACE_S, rolled_back=True)),
         # -- the lease of the leader has expired
         (meta_of(OTHER), candidacy_of(expired=EPOCH), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True)),

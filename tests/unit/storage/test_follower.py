@@ -116,8 +116,10 @@ async def test_the_primary_is_verified_after_the_election_delay(monkeypatch: pyt
 @pytest.mark.parametrize("meta", [led_by(None), led_by(BEFORE)])
 async def test_without_a_wait_leadership_is_acquired_only_from_a_verified_primary(meta: Meta) -> None:
     keyspace = ScriptedKeyspace(meta, primary_for_reads=0)
+    follower = follower_of(keyspace)
+    follower._replica.lazy = LazyReplica(StateMachine())
     with pytest.raises(RedisFailure):
-        await follower_of(keyspace)._step()
+        await follower._step()
     assert not keyspace.calls
 
 
@@ -153,8 +155,11 @@ async def test_the_leader_of_commits_that_redis_lacks_has_a_lease_to_return(
 @pytest.mark.parametrize("node", [None, BEFORE])
 async def test_a_vacant_namespace_is_acquired_at_once_where_redis_has_everything(node: Node | None) -> None:
     keyspace = ScriptedKeyspace(led_by(node))
-    await follower_of(keyspace)._step()
-    assert keyspace.calls == ["acquired"]
+    follower = follower_of(keyspace)
+    await follower._step()
+    assert keyspace.calls == ["loaded"], "a node must not lead with records that it cannot decode"
+    await follower._step()
+    assert keyspace.calls == ["loaded", "acquired"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from genie.storage.redis.primary import Primary
 from genie.storage.redis.records import (
     Record,
     RecordDecoder,
-    UnknownFormat,
     decode_counters,
     decode_records,
     encode,
@@ -22,7 +21,7 @@ from genie.storage.redis.records import (
     split_batch,
 )
 from genie.storage.redis.url import RedisUrl
-from genie.storage.store import Batch, RetainedReply, StoredOrigin
+from genie.storage.store import Batch, RetainedReply, StoredOrigin, UnknownFormat
 
 
 def held(**options: str) -> Request:

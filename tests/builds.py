@@ -1,0 +1,54 @@
+"""A later build of Genie, for tests of upgrades: a copy of the package whose records have one more field."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import genie
+from programs import NOWHERE, check_that_servers_may_start
+from servers import Genie, Redis
+
+FIELD = "build"
+"""The additional field of each held or waiting request."""
+_PATCHES = {
+    "storage/redis/records.py": [
+        ("    note: str | None = None\n", f"    note: str | None = None\n    {FIELD}: str = ''\n"),
+        ("            change.note,\n", f"            change.note,\n            {FIELD}='later',\n"),
+    ]
+}
+"""By file: the texts that are replaced, each of which occurs once."""
+
+
+def make_later_build(folder: Path) -> Path:
+    """Copy the package to a folder, and add a field to its records; return the folder, from which the build can be run."""
+    package = Path(genie.__file__).parent
+    shutil.copytree(package, folder / "genie", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name, patches in _PATCHES.items():
+        path = folder / "genie" / name
+        text = path.read_text()
+        for old, new in patches:
+            assert text.count(old) == 1, f"{name} contains {text.count(old)} times: {old}"
+            text = text.replace(old, new)
+        path.write_text(text)
+    return folder
+
+
+class LaterGenie(Genie):
+    """A `genie serve` process of the build in a folder."""
+
+    def __init__(self, folder: Path, redis: Redis, **settings: object) -> None:
+        super().__init__(redis, **settings)
+        self._folder = folder
+
+    def spawn(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        check_that_servers_may_start()
+        return subprocess.Popen(
+            [sys.executable, "-m", "genie.cli", "serve"],
+            cwd=self._folder,
+            env=NOWHERE | dict(environment) | {"PYTHONPATH": str(self._folder)},
+            stdout=subprocess.PIPE,
+        )
