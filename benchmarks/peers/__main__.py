@@ -12,29 +12,40 @@ from pathlib import Path
 
 from benchmarks.peers.etcd import Etcd
 from benchmarks.peers.figures import Sample
-from benchmarks.peers.genie_server import GenieClient, GenieMemory, GenieRedis
+from benchmarks.peers.genie_server import (
+    GenieClient,
+    GenieMemory,
+    GenieMemoryCompiled,
+    GenieRedis,
+    GenieRedisCompiled,
+)
 from benchmarks.peers.live_mutex import LiveMutex
 from benchmarks.peers.measure import SHAPES, measure
 from benchmarks.peers.peer import Peer, PeerFailed
 from benchmarks.peers.plot import plot
 from benchmarks.peers.postgres import Postgres
 from benchmarks.peers.processes import pinned
-from benchmarks.peers.redis_py import RedisPy
+from benchmarks.peers.redis_py import RedisPy, RedisPyPipelined
 from benchmarks.peers.redis_set import RedisSet
 from benchmarks.peers.report import Report, filesystem, machine, pinning, today
+from benchmarks.peers.slock import Slock
 from benchmarks.peers.stopping import listen
 from benchmarks.peers.table import errors, markdown, put
 
 DOCS = Path(__file__).parents[2] / "docs"
 PEERS: Sequence[Peer] = (
     GenieMemory(),
+    GenieMemoryCompiled(),
     GenieRedis(),
+    GenieRedisCompiled(),
+    Slock(),
     LiveMutex(),
     Postgres(),
     RedisSet(),
     Etcd(),
     GenieClient(),
     RedisPy(),
+    RedisPyPipelined(),
 )
 WARMUP_S = 0.3
 
@@ -49,7 +60,7 @@ class Run:
         self.peers = [peer for peer in peers if peer.name not in self.skipped]
         self.versions: list[str] = []
         self.samples: dict[str, dict[str, list[Sample]]] = {
-            shape.slug: {peer.name: [] for peer in self.peers} for shape in SHAPES
+            shape.slug: {peer.name: [] for peer in self.peers if shape.depth in peer.depths} for shape in SHAPES
         }
 
     def round(self, number: int) -> None:
@@ -70,7 +81,7 @@ class Run:
             folder.mkdir()
             with peer.running(folder, self.prefix) as running:
                 self.versions += [version for version in running.versions if version not in self.versions]
-                for shape in SHAPES:
+                for shape in (shape for shape in SHAPES if shape.depth in peer.depths):
                     sample = measure(peer, running, shape, self.seconds, WARMUP_S)
                     self.samples[shape.slug][peer.name].append(sample)
                     rate = sample.cycles / sample.seconds

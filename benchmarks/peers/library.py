@@ -18,11 +18,11 @@ async def drive_library(
 ) -> Sample:
     """Execute cycles on each of the keys, first for the warm-up, then for the measured time."""
     async with peer.client(running, len(keys)) as cycle:
-        await _drive(cycle, running, keys, warmup)
-        return await _drive(cycle, running, keys, seconds)
+        await _drive(cycle, peer.batch, running, keys, warmup)
+        return await _drive(cycle, peer.batch, running, keys, seconds)
 
 
-async def _drive(cycle: Cycle, running: Running, keys: Sequence[str], seconds: float) -> Sample:
+async def _drive(cycle: Cycle, batch: int, running: Running, keys: Sequence[str], seconds: float) -> Sample:
     count = Count(running, len(keys))
     end = time.perf_counter() + seconds
 
@@ -34,7 +34,9 @@ async def _drive(cycle: Cycle, running: Running, keys: Sequence[str], seconds: f
                 count.errors += 1
                 await asyncio.sleep(AFTER_ERROR_S)
             else:
-                count.cycle(number, time.perf_counter() - began)
+                duration = time.perf_counter() - began
+                for _ in range(batch):
+                    count.cycle(number, duration)
 
     async with asyncio.TaskGroup() as tasks:
         for number, key in enumerate(keys):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from benchmarks.peers.figures import Sample
 from benchmarks.peers.library import drive_library
-from benchmarks.peers.peer import LibraryPeer, Peer, PeerFailed, Running, Wire, WirePeer
+from benchmarks.peers.peer import LibraryPeer, Peer, PeerFailed, Pipeline, Running, Wire, WirePeer
+from benchmarks.peers.pipelines import drive_pipelines
 from benchmarks.peers.stopping import run
 from benchmarks.peers.wires import Drive
 
@@ -28,10 +29,14 @@ class Shape:
     """Number of connections, or of tasks of a client library."""
     hot: bool
     """Whether all connections lock the same key."""
+    depth: int = 1
+    """Number of requests in flight on each connection, or of tasks for each connection."""
 
     @property
     def keys(self) -> Sequence[str]:
-        """Return the key of each connection."""
+        """Return the key of each connection; with several requests in flight, all keys of a connection in a row."""
+        if self.depth > 1:
+            return [f"accounts/{number}/{slot}" for number in range(self.connections) for slot in range(self.depth)]
         return ["hot" if self.hot else f"accounts/{number}" for number in range(self.connections)]
 
 
@@ -39,6 +44,7 @@ SHAPES = (
     Shape("own", "64 connections or tasks, a key for each", 64, hot=False),
     Shape("hot", "64 connections or tasks, one key for all", 64, hot=True),
     Shape("one", "One connection", 1, hot=False),
+    Shape("deep", "64 connections, 16 requests in flight on each", 64, hot=False, depth=16),
 )
 
 
@@ -46,7 +52,9 @@ def measure(peer: Peer, running: Running, shape: Shape, seconds: float, warmup: 
     """Measure one peer under one load. PeerFailed if it does not reply."""
     try:
         if isinstance(peer, LibraryPeer):
-            return run(drive_library(peer, running, shape.keys, seconds, warmup))
+            return run(drive_library(peer, running, shape.keys[:: peer.batch], seconds, warmup))
+        if isinstance(peer, WirePeer) and shape.depth > 1:
+            return _pipelines(peer, running, shape, seconds, warmup)
         if isinstance(peer, WirePeer):
             return _wires(peer, running, shape.keys, seconds, warmup)
     except (OSError, ValueError) as error:
@@ -68,3 +76,21 @@ def _wires(peer: WirePeer, running: Running, keys: Sequence[str], seconds: float
         gc.enable()
         for wire in wires:
             wire.sock.close()
+
+
+def _pipelines(peer: WirePeer, running: Running, shape: Shape, seconds: float, warmup: float) -> Sample:
+    keys, depth = shape.keys, shape.depth
+    pipelines: list[Pipeline] = []
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(shape.connections):
+            own_keys = keys[number * depth : (number + 1) * depth]
+            pipelines.append(peer.pipeline(running, own_keys, number))
+            pipelines[-1].sock.setblocking(True)
+        drive_pipelines(pipelines, running, depth, warmup)
+        return drive_pipelines(pipelines, running, depth, seconds)
+    finally:
+        gc.enable()
+        for pipeline in pipelines:
+            pipeline.sock.close()

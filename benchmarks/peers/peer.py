@@ -70,6 +70,26 @@ class Wire(ABC):
         """Interpret a complete reply. Sets `lock` or `unlock` if the next command depends on it."""
 
 
+class Pipeline(ABC):
+    """A connection with a command in flight for each of several keys. The keys are numbered."""
+
+    def __init__(self, sock: socket.socket, number: int) -> None:
+        self.sock = sock
+        self.number = number
+
+    @abstractmethod
+    def lock(self, key: int) -> bytes:
+        """Return the bytes that request the lock of a key."""
+
+    @abstractmethod
+    def unlock(self, key: int) -> bytes:
+        """Return the bytes that release the lock of a key."""
+
+    @abstractmethod
+    def read(self, data: bytes) -> Sequence[tuple[int, Step]]:
+        """Interpret received bytes: the keys whose state has changed, each with the meaning of the reply."""
+
+
 @dataclass(frozen=True)
 class Running:
     """Running servers."""
@@ -88,6 +108,8 @@ class Peer(ABC):
     """Its name in the tables."""
     slug: str
     """Its name for `--only`."""
+    depths: frozenset[int] = frozenset({1})
+    """The numbers of requests in flight on each connection with which it is measured."""
 
     def missing(self) -> str | None:
         """Return why it can't be measured here; None if it can."""
@@ -107,6 +129,10 @@ class WirePeer(Peer):
     def connect(self, running: Running, key: str, number: int) -> Wire:
         """Return a connection that is ready for its first cycle."""
 
+    def pipeline(self, running: Running, keys: Sequence[str], number: int) -> Pipeline:
+        """Return a connection for several keys. Only for peers with a depth of more than 1."""
+        raise NotImplementedError
+
 
 Cycle = Callable[[str], Awaitable[None]]
 """Lock a key and unlock it."""
@@ -114,6 +140,9 @@ Cycle = Callable[[str], Awaitable[None]]
 
 class LibraryPeer(Peer):
     """A peer that is measured through its asyncio client."""
+
+    batch = 1
+    """How many keys a call of `Cycle` locks and unlocks."""
 
     @abstractmethod
     def client(self, running: Running, connections: int) -> AbstractAsyncContextManager[Cycle]:

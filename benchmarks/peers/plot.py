@@ -31,9 +31,9 @@ def plot(report: Report, file: Path) -> None:
         axes.tick_params(length=0, labelsize=8, labelcolor=INK)
         axes.set_xticks([])
 
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    panels = figure.subplots(2, 2).flat
-    for shape, axes in zip(SHAPES, panels, strict=False):
+    figure = Figure(figsize=(11, 12), layout="constrained")
+    panels = list(figure.subplots(3, 2).flat)
+    for shape, axes in zip(SHAPES, panels[:-2], strict=True):
         rows = report.summaries(shape.slug)
         label = _handed if shape.hot else rate
         title = f"{shape.title}:\ncycles/s" + (" (share that was handed over)" if shape.hot else "")
@@ -43,14 +43,14 @@ def plot(report: Report, file: Path) -> None:
             {name: summary.rate for name, summary in rows.items()},
             {name: label(summary) for name, summary in rows.items()},
         )
-    rows = report.summaries(SHAPES[0].slug)
-    costs = {name: summary.server_us for name, summary in rows.items()}
-    bars(
-        figure.axes[-1],
-        f"{SHAPES[0].title}:\nserver CPU a cycle (less is better)",
-        costs,
-        {name: duration(cost) for name, cost in costs.items()},
-    )
+    for shape, axes in zip((SHAPES[0], SHAPES[-1]), panels[-2:], strict=True):
+        costs = {name: summary.server_us for name, summary in report.summaries(shape.slug).items()}
+        bars(
+            axes,
+            f"{shape.title}:\nserver CPU a cycle (less is better)",
+            costs,
+            {name: duration(cost) for name, cost in costs.items()},
+        )
     figure.supxlabel(f"{report.date}, {report.machine}; medians of the rounds", fontsize=8, color=INK)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)

@@ -5,11 +5,12 @@ still has our value.
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from benchmarks.peers.peer import HOLD_MS, Running, Step, Wire, WirePeer, exchange, open_socket
+from benchmarks.peers.peer import HOLD_MS, Pipeline, Running, Step, Wire, WirePeer, exchange, open_socket
 from benchmarks.peers.redis_server import missing, redis_server
 
 DELETE_OURS = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end"
@@ -42,11 +43,39 @@ class RedisWire(Wire):
 ANSWERS = {b"+OK\r\n": Step.LOCKED, b"$-1\r\n": Step.REFUSED, b":1\r\n": Step.UNLOCKED}
 
 
+class RedisPipeline(Pipeline):
+    """Redis replies in the order of the commands."""
+
+    def __init__(self, sock: socket.socket, keys: Sequence[str], number: int) -> None:
+        super().__init__(sock, number)
+        wires = [RedisWire(sock, key, number) for key in keys]
+        self._locks = [wire.lock for wire in wires]
+        self._unlocks = [wire.unlock for wire in wires]
+        self._awaited: deque[int] = deque()
+        self._partial = b""
+
+    def lock(self, key: int) -> bytes:
+        """See `Pipeline`."""
+        self._awaited.append(key)
+        return self._locks[key]
+
+    def unlock(self, key: int) -> bytes:
+        """See `Pipeline`."""
+        self._awaited.append(key)
+        return self._unlocks[key]
+
+    def read(self, data: bytes) -> Sequence[tuple[int, Step]]:
+        """See `Pipeline`."""
+        *replies, self._partial = (self._partial + data).split(b"\r\n")
+        return [(self._awaited.popleft(), ANSWERS.get(reply + b"\r\n", Step.ERROR)) for reply in replies]
+
+
 class RedisSet(WirePeer):
     """Redis, measured by its protocol."""
 
     name = "Redis, `SET NX PX`"
     slug = "redis-set"
+    depths = frozenset({1, 16})
 
     def missing(self) -> str | None:
         """See `Peer`."""
@@ -59,3 +88,7 @@ class RedisSet(WirePeer):
     def connect(self, running: Running, key: str, number: int) -> Wire:
         """See `WirePeer`."""
         return RedisWire(open_socket(running.port), key, number)
+
+    def pipeline(self, running: Running, keys: Sequence[str], number: int) -> Pipeline:
+        """See `WirePeer`."""
+        return RedisPipeline(open_socket(running.port), keys, number)

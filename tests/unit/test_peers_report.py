@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import pytest
 
 from benchmarks.peers.__main__ import options, write
 from benchmarks.peers.figures import Sample, percentile, summarize
+from benchmarks.peers.genie_server import GeniePipeline
+from benchmarks.peers.peer import Step
 from benchmarks.peers.report import Report, filesystem
+from benchmarks.peers.slock import SlockPipeline
 from benchmarks.peers.table import BEGIN, END, between, duration, errors, markdown, percent, put
 
 SAMPLE = Sample(
@@ -174,3 +178,26 @@ def test_the_json_contains_every_round() -> None:
     assert len(found["samples"]["own"]["Genie"]) == 2
     assert found["summaries"]["own"]["Genie"]["rate"] == 500
     assert found["summaries"]["hot"].keys() == {"Genie"}
+
+
+def test_a_key_of_a_pipeline_is_found_by_the_reply_of_slock() -> None:
+    pipeline = SlockPipeline(socket.socket(), ["a", "b"], number=7)
+    locked, unlocked = pipeline.lock(1), pipeline.unlock(0)
+    assert len(locked) == len(unlocked) == 64
+    assert pipeline.read(locked[:30]) == []
+    assert pipeline.read(locked[30:] + unlocked) == [(1, Step.LOCKED), (0, Step.UNLOCKED)]
+    assert pipeline.read(locked[:19] + b"\x05" + locked[20:]) == [(1, Step.ERROR)]
+    pipeline.sock.close()
+
+
+def test_a_key_of_a_pipeline_is_found_by_the_messages_of_genie() -> None:
+    pipeline = GeniePipeline(socket.socket(), ["a", "b"], number=0)
+    assert pipeline.lock(1) + pipeline.lock(0) == b"".join(
+        b'{"command":"request","payload":{"resources":["exclusive:%s"]}}\n' % key for key in (b"b", b"a")
+    )
+    queued = b'{"command":"queued","payload":{"id":5}}\n{"command":"queued","payload":{"id":6}}\n'
+    assert pipeline.read(queued + b'{"command":"locked","payl') == []
+    assert pipeline.read(b'oad":{"id":6,"fence":1}}\n') == [(0, Step.LOCKED)]
+    assert pipeline.unlock(0) == b'{"command":"release","payload":{"id":6}}\n'
+    assert pipeline.read(b'{"command":"released","payload":{"id":6,"reason":"success"}}\n') == [(0, Step.UNLOCKED)]
+    pipeline.sock.close()
