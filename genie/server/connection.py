@@ -212,14 +212,14 @@ class Connection(Peer, asyncio.Protocol):
     # -- output -------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send the deferred watch events, then all messages of the batch, in one write."""
-        transport = self._transport
-        if self.deferred or self._write_blocked or self.closed or self._lingers_until or transport is None:
+        """Send the deferred watch events, then all messages of the batch, in one write. Do nothing if the batch has none."""
+        outbox, transport = self.outbox, self._transport
+        if not outbox:  # for example: the request of a quiet client waits
+            self.has_reply = False
+        elif self.deferred or self._write_blocked or self.closed or self._lingers_until or transport is None:
             super().flush()
-            return
-        self.has_reply = False
-        outbox = self.outbox
-        if outbox:
+        else:
+            self.has_reply = False
             transport.write(b"".join(outbox))
             outbox.clear()
             self.watch_bytes = 0

@@ -86,10 +86,9 @@ class Pipeline:
         self._request_deadlines = manager.deadlines
         self._session_deadlines = self._dispatcher.sessions.deadlines
         self._durable = store.durable
-        self._execute_directly = not store.durable
-        """Whether `submit` may execute commands immediately. False after `stop`."""
-        self._last_connection: Peer | None = None
-        """The connection that submitted last. If it also submits next, it is the only active connection."""
+        self._only_connection: Peer | None = None
+        """The connection that submitted last. If it also submits next, it is the only active connection. With a durable store:
+        None if other input was queued then. None after `stop`."""
         self._scheduled: asyncio.Handle | None = None
         """The scheduled run of a batch. At most one is scheduled, so that connections are read between two runs."""
         self._expiry_timer: asyncio.TimerHandle | None = None
@@ -119,12 +118,12 @@ class Pipeline:
     def submit(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of one connection in order. `size`: the bytes that were read for these commands, 0 for none.
 
-        Fast path: without a durable store, the commands of the only active connection are executed immediately instead
-        of being batched (measured: `genie bench` with one connection).
+        Fast path: the commands of the only active connection are executed immediately instead of being batched. With one
+        connection, this saves an iteration of the event loop, and 11 % of the instructions of a cycle with Redis.
         """
         if (
-            connection is self._last_connection
-            and self._execute_directly
+            connection is self._only_connection
+            and not self.in_flight
             and not self._light
             and not self._busy
             and not isinstance(items, UnsplitLines)
@@ -132,9 +131,10 @@ class Pipeline:
         ):
             self._execute_now(connection, items)
             return
-        self._last_connection = connection
         if self._stopped:
             return
+        # A commit for one connection delays the commit for the others.
+        self._only_connection = None if self._durable and (self._light or self._busy) else connection
         if self.store_unavailable and type(items) is list and type(items[0]) is Hello:
             self._reject(connection, iter(items))  # immediately, so that the connection rejects the following lines
             return
@@ -147,8 +147,8 @@ class Pipeline:
 
         After `stop` no request ends any more: only the memory of the session is freed.
         """
-        if connection is self._last_connection:
-            self._last_connection = None
+        if connection is self._only_connection:
+            self._only_connection = None
         if self._stopped:
             if (
                 connection.session.key is None
@@ -175,13 +175,16 @@ class Pipeline:
     # -- one batch ----------------------------------------------------------------------------------------
 
     def _execute_now(self, connection: Peer, items: Input) -> None:
-        """Execute commands immediately and send the replies: the fast path of `submit`."""
+        """Execute commands immediately, then commit or reply: the fast path of `submit`."""
         try:
-            self._notifier.now = self._clock()
+            self._notifier.now = now = self._clock()
             remaining = iter(items)
             if self._dispatcher.execute(connection, remaining):  # stopped after a slow command
                 self._enqueue(connection, list(remaining), size=0)
-            self._deliver()
+            if self._durable:
+                self._finish_batch(now)
+            else:
+                self._deliver()
         except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(error)
 
@@ -207,16 +210,24 @@ class Pipeline:
                 self._expiry_pending = False
                 self._dispatcher.expire()
             self._scheduler.run_batch(self._dispatcher.execute)
-            if notifier.write_set or (self._durable and self._needs_commit()):
-                write_set, notifier.write_set = notifier.write_set, {}
-                self._commit(write_set, now)
-            else:  # within the lease, replies without changes, such as `pong` and errors, need no commit
+            if self._durable:
+                self._finish_batch(now)
+            else:
                 self._deliver()
         except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(error)
             return
         if self._light or self._busy:
             self._schedule()  # in the next iteration of the event loop, after other connections were read
+
+    def _finish_batch(self, now: float) -> None:
+        """Commit the changes of a batch. If nothing needs a commit, send the replies immediately."""
+        notifier = self._notifier
+        if notifier.write_set or self._needs_commit():
+            write_set, notifier.write_set = notifier.write_set, {}
+            self._commit(write_set, now)
+        else:  # within the lease, replies without changes, such as `pong` and errors, need no commit
+            self._deliver()
 
     def _deliver(self) -> None:
         """Send the messages of the batch, because all its changes are stored.
@@ -305,9 +316,10 @@ class Pipeline:
         except Exception as defect:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(defect)
             return
-        for connection in self._disconnected:
-            self._scheduler.add(connection, [END_OF_INPUT], size=0)
-        self._disconnected.clear()
+        if self._disconnected:
+            for connection in self._disconnected:
+                self._scheduler.add(connection, [END_OF_INPUT], size=0)
+            self._disconnected.clear()
         if self._light or self._busy:
             self._run_batch()
 
@@ -454,7 +466,7 @@ class Pipeline:
 
         Whether the store acknowledges the batch in flight is ignored. A call of `drained` returns.
         """
-        self._stopped, self._execute_directly = True, False
+        self._stopped, self._only_connection = True, None
         for timer in (self._ticker, self._expiry_timer):
             if timer is not None:
                 timer.cancel()

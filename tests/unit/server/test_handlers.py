@@ -127,7 +127,12 @@ async def test_each_hello_is_validated_independently(in_one_read: bool) -> None:
     server.stop()
 
 
-async def test_a_hello_without_a_namespace_selects_the_default_one_even_after_a_rejected_hello() -> None:
+async def test_a_hello_without_a_namespace_selects_the_default_one_even_after_a_rejected_hello(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        connection_module, "OPENING_QUANTUM_S", 60.0
+    )  # no line is postponed, however slow the machine is
     server = TwoNamespaces()
     follower = FollowerHandler(Stats(), "b", 1 << 20)
     server.handlers["b"] = follower
@@ -216,6 +221,7 @@ async def test_commands_are_executed_before_a_partial_line_over_the_limit_closes
     await asyncio.sleep(0)
     server.stores["a"].acknowledge()
     connection.data_received(line("request", resources=["exclusive:1"], ref="2", onDisconnect="release") + b"x" * 101)
+    server.stores["a"].acknowledge()  # the request; the next batch ends it
     await asyncio.sleep(0)
     server.stores["a"].acknowledge()
     assert commands(received) == ["pong", "queued", "locked", "error", "released"]

@@ -151,6 +151,28 @@ async def test_a_grant_is_sent_before_the_reply_to_the_release() -> None:
     assert clients.written == [("waiter", 1), ("other", 1), ("holder", 1)]
 
 
+async def test_only_a_lone_connection_commits_in_the_same_iteration() -> None:
+    store = ImmediateStore()
+    clients = PipelineWithClients(store)
+    first, second = clients.connect("first"), clients.connect("second")
+    first.data_received(request("a"))
+    await asyncio.sleep(0)
+    commits = store.commits
+    first.data_received(request("b"))
+    assert (store.commits, clients.written) == (commits + 1, [("first", 2)] * 2)
+    second.data_received(request("c"))
+    first.data_received(request("d"))
+    assert store.commits == commits + 1, "both connections are active"
+    await asyncio.sleep(0)
+    assert (store.commits, len(store.last.changes)) == (commits + 2, 2)
+    first.data_received(request("e"))
+    second.data_received(request("f"))
+    assert store.commits == commits + 2, "both connections were active"
+    await asyncio.sleep(0)
+    assert (store.commits, len(store.last.changes)) == (commits + 3, 2)
+    assert not clients.failures
+
+
 async def test_the_lock_limit_is_exact_although_it_is_not_checked_for_each_request() -> None:
     """The waiting requests, which are granted at once, would hide the limit from a check that ignores them."""
     waiting = 58
