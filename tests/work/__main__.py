@@ -18,6 +18,11 @@ def main() -> None:
                 counts = by_shape[shape] = baseline.count_shape(shape, redis if store == "redis" else None)
                 before = recorded.get(store, {}).get(shape, {})
                 changes += [f"{store}, {shape}: {line}" for line in baseline.differences(counts, before, version)]
+    shapes["client"] = {}
+    for subject, tasks in baseline.CLIENTS.items():
+        counts = shapes["client"][subject] = baseline.count_client(tasks)
+        before = recorded.get("client", {}).get(subject, {})
+        changes += [f"client, {subject}: {line}" for line in baseline.differences(counts, before, version)]
     baseline.write(core, shapes)
     print("\n".join(changes) or "Nothing has changed by more than its tolerance.")
     print(f"Written to {baseline.FILE}")

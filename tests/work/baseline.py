@@ -20,6 +20,8 @@ FILE: Final = TESTS / "baselines" / "work.toml"
 SHAPES: Final = ("one connection", "64 connections", "64 x 16", "hot key")
 """The shapes of `lockstep.py`, which can only be imported by a process of its own: it replaces the clock."""
 STORES: Final = ("memory", "redis")
+CLIENTS: Final = {"one task": 1, "64 tasks": 64}
+"""Loads of the asyncio client, with their number of tasks."""
 
 TOLERANCES: Final = {
     "opcodes": 0.01,  # exact, but a change of a few instructions needs no new baseline
@@ -46,6 +48,8 @@ HEAD = """\
 # polls           waits for input (epoll_wait)
 # redis_commands  commands that Redis executes, including those of scripts
 # redis_bytes     bytes sent to Redis
+#
+# The section `client` is about the asyncio client: its opcodes, without the event loop's, and its writes.
 """
 
 
@@ -61,7 +65,17 @@ def count_shape(shape: str, redis: Redis | None) -> dict[str, float]:
         namespace = shape.replace(" ", "-")
         redis.create_namespace(namespace)
         arguments = [str(redis.port), namespace]
-    command = [sys.executable, "-m", "work.lockstep", shape, *arguments]
+    return _run("work.lockstep", shape, *arguments)
+
+
+def count_client(tasks: int) -> dict[str, float]:
+    """Count the work of the asyncio client in a new process."""
+    return _run("work.client", str(tasks))
+
+
+def _run(module: str, *arguments: str) -> dict[str, float]:
+    """Run a module that prints its counts."""
+    command = [sys.executable, "-m", module, *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GENIE_", "PYTHON"))}
     # A fixed seed of hashes: the order of a set may decide how many instructions a search takes.
     environment |= {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
@@ -80,7 +94,7 @@ def read() -> dict[str, Any]:
 
 
 def write(core: Mapping[str, float], shapes: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    """Write a baseline: the scenarios of the lock manager, and the shapes of each store."""
+    """Write a baseline: the scenarios of the lock manager, and the shapes of each store and of the client."""
     lines = [HEAD, f'python = "{python_version()}"']
     for store, by_shape in shapes.items():
         for shape, counts in by_shape.items():

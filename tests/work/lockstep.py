@@ -17,35 +17,21 @@ import select
 import selectors
 import socket
 import sys
-import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-real_monotonic = time.monotonic
+from work.clock import Clock, real_monotonic  # isort: skip - before other modules import the clock
 
+import hiredis
+import orjson
 
-class Clock:
-    """Replaces `time.monotonic`, before any other module has imported it. Time stands still while `frozen_at` is set."""
-
-    frozen_at: float | None = None
-
-    @classmethod
-    def monotonic(cls) -> float:
-        return real_monotonic() if cls.frozen_at is None else cls.frozen_at
-
-
-time.monotonic = Clock.monotonic
-
-import hiredis  # noqa: E402 - after the replacement of the clock
-import orjson  # noqa: E402
-
-from genie.config import Settings  # noqa: E402
-from genie.observability import logs  # noqa: E402
-from genie.server.app import Server  # noqa: E402
-from work.opcodes import AllocationCounter, OpcodeCounter  # noqa: E402
+from genie.config import Settings
+from genie.observability import logs
+from genie.server.app import Server
+from work.opcodes import AllocationCounter, OpcodeCounter
 
 WAIT_S = 60.0
 """A generous time limit for input that must arrive."""
@@ -297,7 +283,7 @@ class LockstepSelector(selectors.EpollSelector):
         self._server_side = {client: keys[client.sock.getsockname()[1]] for client in clients.all}
         self._clients = clients
         self._phases = self._count(clients, clients.shape)
-        Clock.frozen_at = real_monotonic()
+        Clock.freeze()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """See `selectors.BaseSelector`. Without a timeout of 0, the server has nothing else to do."""
@@ -315,7 +301,8 @@ class LockstepSelector(selectors.EpollSelector):
         if self._steps == 0:
             self._steps = next(self._phases, 0)
             if self._steps == 0:
-                self._clients = Clock.frozen_at = None
+                self._clients = None
+                Clock.thaw()
                 self.finished.set()
                 return []
         self._steps -= 1

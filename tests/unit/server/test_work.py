@@ -26,6 +26,14 @@ def test_the_work_of_a_cycle_is_that_of_the_baseline(store: str, shape: str, req
     assert not found, baseline.verdict(f"{store}, {shape}", found)
 
 
+@pytest.mark.parametrize("subject", baseline.CLIENTS)
+def test_the_work_of_the_client_is_that_of_the_baseline(subject: str) -> None:
+    recorded = baseline.read()
+    counts = baseline.count_client(baseline.CLIENTS[subject])
+    found = baseline.differences(counts, recorded["client"][subject], recorded["python"])
+    assert not found, baseline.verdict(f"the client, {subject}", found)
+
+
 def test_the_instructions_of_the_lock_manager_are_those_of_the_baseline() -> None:
     recorded = baseline.read()
     found = baseline.differences(baseline.count_core(), recorded["core"], recorded["python"])
