@@ -8,6 +8,7 @@ the order of all inputs, and with it every count, is the same in each run, howev
 
 from __future__ import annotations
 
+import _socket
 import asyncio
 import gc
 import json
@@ -18,7 +19,7 @@ import selectors
 import socket
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -205,6 +206,14 @@ class Counts:
         """Return the connections to Redis on which the server awaits a reply."""
         return [fd for fd in sorted(self._active) if self._awaited[fd]]
 
+    def wait_for_replies(self, fds: Iterable[int]) -> None:
+        """Wait until all replies on these connections to Redis can be read, so that one read returns them all."""
+        for fd in fds:
+            end = real_monotonic() + WAIT_S
+            while _available_replies(fd) < self._awaited[fd]:
+                assert real_monotonic() < end, f"Redis has not replied to {self._awaited[fd]} commands"
+                _readable([fd], 1)
+
     def totals(self) -> dict[str, int]:
         """Return the counts by name."""
         totals = {"reads": self.reads, "writes": self.writes, "polls": self.polls}
@@ -252,6 +261,15 @@ def _values(reader: hiredis.Reader, data: bytes) -> int:
     return count
 
 
+def _available_replies(fd: int) -> int:
+    """Return how many replies can be read from a connection to Redis."""
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        try:
+            return _values(hiredis.Reader(), _socket.socket.recv(sock, 1 << 20, socket.MSG_PEEK))
+        except BlockingIOError:
+            return 0
+
+
 def _peer_port(fd: int) -> int | None:
     """Return the port at the other end of a connection; None for other files."""
     try:
@@ -293,7 +311,8 @@ class LockstepSelector(selectors.EpollSelector):
         if timeout is not None and timeout <= 0:
             return []
         if awaited := self._counts.awaited():
-            return self._ready(awaited, len(awaited))
+            self._counts.wait_for_replies(awaited)
+            return [(self.get_map()[fd], selectors.EVENT_READ) for fd in awaited]
         while not self._clients.answered:
             by_fd = {client.sock.fileno(): client for client in self._clients.all}
             for fd in _readable(by_fd, 1):
