@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,19 @@ import redis as redis_py
 
 from commands import genie_cli
 from genie.core import HELD, Request
+from genie.storage.redis.check import check_namespace
+from genie.storage.redis.primary import Primary
 from genie.storage.redis.records import encode
 from programs import CLI
+from redises.cluster import running_cluster
+from redises.sentinels import running_sentinels
 from servers import Genie, Redis, running_redis
 from wire import Wire
 
 LEASE_S = 0.3
 RECORDS = 100_000
+LONG_DOWN_AFTER_MS = 3_000
+"""So long that no process of a test counts as down."""
 LOCK = '{"since":1.0,"since_unix_ms":1,"deadline":60000,"exclusive":["%s"],"fence":%d}'
 WAITING = '{"since":1.0,"since_unix_ms":1,"deadline":60000,"state":"queued","session":"s","exclusive":["%s"]}'
 COUNTERS = "50.000 100 100"
@@ -276,6 +284,45 @@ def test_each_part_reports_a_limited_number_of_findings(stored: Stored) -> None:
     assert "FINDING     and 10 more" in stored.run("check").stdout.splitlines()
 
 
+def move_checkpoint(stored: Stored) -> None:
+    """Commit, write a checkpoint of the end of the log, and trim the log up to it."""
+    stored.batch("7-3", COUNTERS)
+    stored.client.hset(stored.state, "2", LOCK % ("b", 2))
+    stored.client.hdel(stored.state, "1")
+    stored.set(checkpoint=f"7-3 {COUNTERS}")
+    stored.client.xtrim(stored.log, minid="7-3", approximate=False)
+
+
+def restore_snapshot(stored: Stored) -> None:
+    """Replace the state and the log."""
+    state = f"{stored.prefix}state:9-m"
+    stored.client.delete(stored.log, stored.state)
+    stored.client.hset(state, mapping={"0": "", "2": LOCK % ("b", 2), "3": LOCK % ("c", 3)})
+    stored.client.xadd(stored.log, {"base": "", "node": ""}, "9-0")
+    stored.set(epoch=9, nonce="m", node="", history="0-0 5-1 7-2", state=state, checkpoint=f"9-0 {COUNTERS}")
+
+
+@pytest.mark.parametrize("change", [move_checkpoint, restore_snapshot])
+@pytest.mark.parametrize("command", ["HSCAN", "XRANGE"])
+async def test_what_a_leader_replaces_is_read_again(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, change: Callable[[Stored], None], command: str
+) -> None:
+    call, calls = Primary.call, Counter[str]()
+
+    async def change_once(self: Primary, *parts: object, **options: Any) -> Any:
+        name = command if command in parts else str(parts[0])
+        calls[name] += 1
+        if name == command and calls[name] == 1:
+            change(stored)
+        return await call(self, *parts, **options)
+
+    monkeypatch.setattr(Primary, "call", change_once)
+    report = await check_namespace(stored.redis.url, stored.name)
+    assert report is not None
+    assert (report.findings, report.sizes.held) == ([], 2)
+    assert calls[command] > 1
+
+
 def test_usage_and_unavailable_redis(stored: Stored) -> None:
     missing = genie_cli("store", "check", redis_url=stored.redis.url, namespace="missing")
     assert (missing.returncode, missing.stdout) == (2, "")
@@ -527,6 +574,20 @@ async def test_a_namespace_can_be_checked_and_exported_under_load(redis: Redis) 
     assert load.returncode == 0
     assert len(positions) > 1
     server.kill()
+
+
+async def test_a_namespace_moves_to_sentinels_and_to_a_cluster(stored: Stored, tmp_path: Path) -> None:
+    lines = lines_of(stored)
+    file = tmp_path / "file"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    async with running_sentinels(down_after_ms=LONG_DOWN_AFTER_MS) as sentinels, running_cluster() as cluster:
+        for url in (sentinels.url, cluster.url):
+            done = await asyncio.to_thread(genie_cli, "store", "import", str(file), redis_url=url)
+            assert (done.returncode, done.stdout) == (0, ""), done.stderr
+            report = await asyncio.to_thread(genie_cli, "store", "check", "--json", redis_url=url)
+            assert json.loads(report.stdout)["sound"]
+            exported = await asyncio.to_thread(genie_cli, "store", "export", redis_url=url)
+            assert exported.stdout.splitlines()[1:] == lines[1:]
 
 
 def test_many_records(stored: Stored, empty: Stored, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from genie.core import HELD, Request
 from genie.core.invariants import find_violations
 from genie.storage.redis.connection import ErrorReply, RedisFailure
 from genie.storage.redis.keyspace import CHUNK, Keyspace, Meta, meta_key
-from genie.storage.redis.log import Position, decode_position, encode_position
+from genie.storage.redis.log import MAX_READ_ENTRIES, Position, decode_position, encode_position
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.records import RecordDecoder, decode_counters, split_batch
 from genie.storage.redis.url import RedisUrl
@@ -198,7 +198,8 @@ class _Check:
 
     async def _read_state(self, meta: Meta) -> dict[bytes, bytes]:
         """Return the records of the checkpointed state."""
-        kind = (await self._primary.call("TYPE", meta.epoch.state)).decode()
+        keys = [meta.epoch.state, self._keyspace.meta, self._keyspace.log]
+        kind = (await self._primary.read(keys, "TYPE")).decode()
         if kind != "hash":
             missing = kind == "none"
             if missing and (await self._read_meta()).epoch.state != meta.epoch.state:
@@ -213,7 +214,6 @@ class _Check:
         records: dict[bytes, bytes] = {}
         cursor = None
         while cursor != b"0":
-            keys = [meta.epoch.state, self._keyspace.meta, self._keyspace.log]
             cursor, fields = await self._primary.read(keys, "HSCAN", cursor or b"0", "COUNT", CHUNK)
             records.update(zip(fields[::2], fields[1::2], strict=True))
         records.pop(b"0", None)  # the field that keeps the hash from being empty
@@ -228,9 +228,9 @@ class _Check:
         checkpoint = log.meta.checkpoint.position
         start, last = "-", encode_position(end.position)
         while start != f"({last}":
-            entries = await self._primary.call("XRANGE", self._keyspace.log, start, last, "COUNT", CHUNK)
-            if not entries:
-                break
+            entries = await self._primary.call("XRANGE", self._keyspace.log, start, last, "COUNT", MAX_READ_ENTRIES)
+            if not entries:  # the log was replaced, or its slot is being migrated
+                raise _Changed
             first = decode_position(entries[0][0])
             gap = not log.continues(first, entries[0][1]) and await self._is_trimmed_to(first)
             # The leader may have moved the checkpoint after `end` was read, and then have trimmed the log.
