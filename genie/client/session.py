@@ -145,15 +145,16 @@ class ClientSession:
 
     def send(self, call: Call, now: float) -> None:
         """Send a call. While disconnected, requests and releases by id are queued, and other calls are not allowed."""
+        up = self._phase is Phase.UP
         if isinstance(call, Request):
             self._requests.add(call, now)
-            if self.up:
+            if up:
                 self._keepalive.start(now)
                 self._send_request(call, now)
-        elif isinstance(call, Release) and not self.up:
+        elif isinstance(call, Release) and not up:
             self._deferred_releases.append(call)
         else:
-            assert self.up, "there is no connection"  # noqa: S101 - the I/O layer must wait for a connection
+            assert up, "there is no connection"  # noqa: S101 - the I/O layer must wait for a connection
             if isinstance(call, Extend):
                 call.sent_at = now
             elif isinstance(call, Watch):
@@ -404,12 +405,14 @@ class ClientSession:
             except ValueError as error:
                 self.close_reason = f"the server sent an invalid message: {line[:80]!r} ({error})"
                 break
-            if (
-                type(message) is messages.Event
-                and message.payload.state != "lagged"
-                and self._phase is not Phase.HANDSHAKE
-            ):
-                self._watches.on_event(message.payload, outcomes)  # fast path: other clients may cause many events
+            if self._phase is not Phase.UP:
+                self._handle_message(message, now, outcomes)
+            elif type(message) is messages.Locked:  # the most frequent messages first, without the pattern matching
+                self._handle_locked(message.payload, now, outcomes)
+            elif type(message) is messages.Released:
+                self._handle_released(message.payload, outcomes)
+            elif type(message) is messages.Event and message.payload.state != "lagged":
+                self._watches.on_event(message.payload, outcomes)
             else:
                 self._handle_message(message, now, outcomes)
         return outcomes
@@ -532,7 +535,7 @@ class ClientSession:
 
         A new lock is released if no request of this client has its `ref`.
         """
-        request = self._find_request(locked.ref)
+        request = self._requests.by_ref.get(locked.ref or "")
         if request is None:
             if locked.expiresIn is None:  # not a resumption: the grant is for an earlier client with the same secret
                 self.send(Release(locked.id), now)
