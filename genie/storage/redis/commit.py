@@ -1,12 +1,13 @@
 """The write path: append a batch to the log of the primary, retry it, and wait for replicas and disks.
 
 A commit is a transaction on one connection: MULTI, XADD, EXEC, WATCH. Redis rejects the XADD if anything but this connection
-has changed the log since the last WATCH: another leader, a rollback, a resynchronization with another primary. So the log
-always continues exactly at the last batch that this leader knows to be stored. The WATCH of one commit protects the next.
+has changed the log or `meta` since the last WATCH: another leader, a rollback, a resynchronization with another primary, a
+lost key. So the log always continues exactly at the last batch that this leader knows to be stored. The WATCH of one commit
+protects the next. A checkpoint of this leader changes `meta` twice; the commit after that is sent again.
 
-After each failure, and on each new connection, the writer watches the log and reads its last id. The id tells whether the
-batch in flight was appended (its reply was lost), was not appended (it is sent again), or whether Redis lacks earlier
-batches.
+After each failure, and on each new connection, the writer watches both keys and reads the last id of the log. The id tells
+whether the batch in flight was appended (its reply was lost), was not appended (it is sent again), or whether Redis lacks
+earlier batches.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class CommitEncoder:
         self._retention = LogRetention()
         self.encoded_bytes = 0
         """The size of all batches that were encoded."""
-        self.watch = encode_command(["WATCH", keyspace.log])
+        self.watch = encode_command(["WATCH", keyspace.meta, keyspace.log])
         self._end = b"\r\n" + _EXEC + self.watch
         self._xadd = _MULTI + b"*6\r\n" + b"".join(map(encode_bulk, ("XADD", keyspace.log, "NOMKSTREAM")))
         self._touch = encode_command(["HSET", keyspace.meta, "nonce", keyspace.epoch.nonce])
@@ -266,9 +267,7 @@ class CommitWriter:
 
         Connects first if necessary, and retries until that succeeds. May only be called by the coroutine of `recover`.
         """
-        backoff = self._backoff or new_backoff()
-        meta = await retry_until_done(self._connect_and_watch, backoff, self._log)
-        outcome = self._compare(meta)
+        outcome = self._compare(await self._watch())
         self._attempts += 1
         if outcome is Outcome.NOT_STORED:
             self._watching = True
@@ -421,6 +420,15 @@ class CommitWriter:
 
     # -- comparing with the log ---------------------------------------------------------------------------
 
+    async def _watch(self) -> Meta | None:
+        """Watch the log and return its end; retry until that succeeds. The first failure begins an outage, as that of a commit."""
+        if self._backoff is None:
+            try:
+                return await self._connect_and_watch()
+            except FAILURES as error:
+                self._begin_outage(error)
+        return await retry_until_done(self._connect_and_watch, self._backoff or new_backoff(), self._log)
+
     async def _connect_and_watch(self) -> Meta | None:
         """Connect to the current primary if necessary, watch the log, and return its end; None if the namespace is empty."""
         if self._connection is None:
@@ -497,13 +505,18 @@ class CommitWriter:
         The first failure after a successful commit begins an outage, is logged, and is retried at once. Before every later
         attempt there is a pause.
         """
-        self.failure_count += 1
         if self._backoff is None:
-            self._log.warning("store unavailable, queueing commits", error=str(error))
-            self._backoff, self._unavailable_since = new_backoff(), self._loop.time()
+            self._begin_outage(error)
         else:  # Redis was reached, and has failed again: do not retry in a tight loop
+            self.failure_count += 1
             await asyncio.sleep(round(self._backoff.next_delay(), 3))
         await self.resume()
+
+    def _begin_outage(self, error: BaseException) -> None:
+        """Count and log the first failure after a successful commit."""
+        self.failure_count += 1
+        self._log.warning("store unavailable, queueing commits", error=str(error) or type(error).__name__)
+        self._backoff, self._unavailable_since = new_backoff(), self._loop.time()
 
 
 async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger) -> T:

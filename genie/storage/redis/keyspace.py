@@ -154,11 +154,11 @@ class Keyspace:
         return self._decode_meta(reply, asking=self._primary.asking)
 
     async def watch(self, connection: RedisConnection) -> Meta | None:
-        """Do the same as `read` on another connection, and WATCH the log from before the read.
+        """Do the same as `read` on another connection, and WATCH the metadata and the log from before the read.
 
-        Redis then rejects the next transaction of the connection if anybody has changed the log since the read.
+        Redis then rejects the next transaction of the connection if another client has changed them since the read.
         """
-        await connection.call("WATCH", self.log)
+        await connection.call("WATCH", self.meta, self.log)
         return self._decode_meta(await connection.call("EVAL", _READ, 2, self.meta, self.log), asking=connection.asking)
 
     def _decode_meta(self, reply: tuple[list[bytes], bytes], *, asking: bool) -> Meta | None:

@@ -78,7 +78,7 @@ def test_a_commit_is_a_transaction_with_one_xadd(batch: bytes) -> None:
         [b"MULTI"],
         [b"XADD", b"{n}:log", b"NOMKSTREAM", b"7-12", b"batch", batch],
         [b"EXEC"],
-        [b"WATCH", b"{n}:log"],
+        [b"WATCH", b"{n}:meta", b"{n}:log"],
     ]
     reader = hiredis.Reader()
     reader.feed(reply)
@@ -117,7 +117,7 @@ def test_a_redis_out_of_memory_gets_a_script_that_continues_the_last_batch() -> 
     assert script[0] == b"EVAL"
     assert script[1].startswith(ALLOW_OOM_SHEBANG)
     assert script[2:] == [b"1", b"{n}:log", b"7-11", b"7-12", b"0 1 1\n7"]
-    assert (unwatch, watch) == ([b"UNWATCH"], [b"WATCH", b"{n}:log"])
+    assert (unwatch, watch) == ([b"UNWATCH"], [b"WATCH", b"{n}:meta", b"{n}:log"])
 
 
 def test_a_touch_writes_without_effect_and_watches_again() -> None:
@@ -126,5 +126,5 @@ def test_a_touch_writes_without_effect_and_watches_again() -> None:
         [b"MULTI"],
         [b"HSET", b"{n}:meta", b"nonce", b"nonce"],
         [b"EXEC"],
-        [b"WATCH", b"{n}:log"],
+        [b"WATCH", b"{n}:meta", b"{n}:log"],
     ]

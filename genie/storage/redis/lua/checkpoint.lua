@@ -19,7 +19,9 @@ local epoch, index = string.match(last[1], '^(%d+)-(%d+)$')
 if epoch ~= ARGV[1] or (epoch == ARGV[4] and tonumber(index) < tonumber(ARGV[5])) then
   return 'lost'
 end
-redis.call('HSET', KEYS[1], 'attempt', ARGV[3])
+if meta[4] ~= ARGV[3] then  -- only once: the leader watches meta, and its next commit reads meta again
+  redis.call('HSET', KEYS[1], 'attempt', ARGV[3])
+end
 local first = 8 + tonumber(ARGV[7])
 if first > 8 then
   redis.call('HDEL', KEYS[3], unpack(ARGV, 8, first - 1))
