@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from redises.group import until
 from servers import Redis
 
 
@@ -35,3 +36,20 @@ def last_position(redis: Redis, namespace: str = "genie") -> tuple[int, int]:
     ((position, _),) = redis.call("XREVRANGE", f"{{{namespace}}}:log", "+", "-", "COUNT", "1")
     epoch, index = position.decode().split("-")
     return int(epoch), int(index)
+
+
+def checkpoint_position(redis: Redis, namespace: str = "genie") -> tuple[int, int]:
+    """Return the epoch and the index of the last log entry that the checkpoint contains."""
+    epoch, index = redis.call("HGET", f"{{{namespace}}}:meta", "checkpoint").split()[0].decode().split("-")
+    return int(epoch), int(index)
+
+
+async def checkpoint_written(redis: Redis, namespace: str = "genie") -> tuple[int, int]:
+    """Wait until a checkpoint contains the log up to its present end; return its position."""
+    end = last_position(redis, namespace)
+
+    async def is_written() -> bool:
+        return checkpoint_position(redis, namespace) >= end
+
+    await until("a checkpoint is written", is_written)
+    return checkpoint_position(redis, namespace)

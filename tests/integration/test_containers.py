@@ -328,7 +328,11 @@ def test_the_wheel_contains_all_files(wheel: Path) -> None:
         for path in (ROOT / "genie").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"genie/storage/redis/lua/commit.lua", "genie/storage/redis/lua/acquire.lua", "genie/py.typed"} <= package
+    assert {
+        "genie/storage/redis/lua/checkpoint.lua",
+        "genie/storage/redis/lua/acquire.lua",
+        "genie/py.typed",
+    } <= package
     extensions = {name for name in names if name.endswith(".so")}
     assert bool(extensions) is COMPILED
     assert {name for name in names - extensions if ".dist-info/" not in name} == package

@@ -20,6 +20,7 @@ from genie.storage.redis.log import LogReader, LogTruncated
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
 from servers import WAIT_S, Redis
+from stored import stored_records
 from stores import commit
 
 LEASE_MS = 300
@@ -55,7 +56,7 @@ def batch_holding(*ids: int, released: tuple[int, ...] = ()) -> Batch:
 
 
 def stored_ids(redis: Redis) -> set[int]:
-    return set(map(int, redis.call("HKEYS", redis.call("HGET", "{genie}:meta", "records")))) - {0}
+    return set(stored_records(redis))
 
 
 async def test_one_of_two_followers_restores_an_emptied_redis(
@@ -199,8 +200,8 @@ async def test_the_time_to_load_a_snapshot_does_not_count_as_silence_of_the_lead
     read, scan_records = LogReader.read, follower._keyspace.scan_records
     loaded, errors_to_raise = asyncio.Event(), [LogTruncated()]
 
-    async def read_with_one_error(log: LogReader, wait_ms: int | None) -> Any:
-        entries = await read(log, wait_ms)
+    async def read_with_one_error(log: LogReader, *args: Any) -> Any:
+        entries = await read(log, *args)
         if entries and errors_to_raise:
             raise errors_to_raise.pop()
         return entries

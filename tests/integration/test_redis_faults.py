@@ -17,6 +17,7 @@ from genie.storage.store import Batch
 from proxy import Cut, chunks, proxy
 from relay import Command, relay
 from servers import WAIT_S, Genie, Redis, resident_bytes, running_server
+from stored import stored_records
 from stores import commit, opened
 from wire import Wire
 
@@ -174,7 +175,7 @@ async def test_while_redis_is_stopped_commands_are_unavailable_and_no_reply_is_r
 
 
 async def test_a_commit_whose_reply_is_lost_is_applied_once(redis: Redis) -> None:
-    lost = Cut(to_server=True, kind="EVALSHA", position="after")
+    lost = Cut(to_server=True, kind="MULTI", position="after")
     async with proxy(redis.port, chunks) as between:
         redis.create_namespace()
         genie = Genie(None, lease=60)
@@ -194,7 +195,7 @@ async def test_a_commit_whose_reply_is_lost_is_applied_once(redis: Redis) -> Non
                 assert between.fired.is_set()
             client.send("inspect")
             assert (await client.expect("inspected"))["holdersTotal"] == 0
-            assert records(redis) == {}
+            assert stored_records(redis) == {}
             await client.close()
         finally:
             genie.kill()
@@ -206,9 +207,9 @@ async def test_the_snapshot_is_restored_to_an_empty_redis(redis: Redis) -> None:
         held = {await client.lock(f"exclusive:{number}", transactionTimeout=600_000) for number in range(50)}
         redis.call("FLUSHALL")
         held.add(await client.lock("exclusive:more", transactionTimeout=600_000))
-        assert set(records(redis)) == held
+        assert set(stored_records(redis)) == held
         await client.release(min(held))
-        assert set(records(redis)) == held - {min(held)}
+        assert set(stored_records(redis)) == held - {min(held)}
         genie.kill()
         await client.close()
         genie.start()
@@ -224,12 +225,11 @@ async def test_a_snapshot_that_is_lost_again_is_restored_again(redis: Redis) -> 
         one = await client.lock("exclusive:one", transactionTimeout=600_000)
         redis.call("FLUSHALL")
         other = await lock_again(client, "exclusive:other", transactionTimeout=600_000)
+        redis.call("COPY", "{genie}:log", "restored")
         two = await lock_again(client, "exclusive:two", transactionTimeout=600_000)
-        key = redis.call("HGET", "{genie}:meta", "records")
-        redis.call("HSET", "{genie}:meta", "counters", "0 0 1 1")  # rolled back to the restored snapshot
-        redis.call("HDEL", key, str(two))
+        redis.call("RENAME", "restored", "{genie}:log")  # rolled back to the restored snapshot
         three = await lock_again(client, "exclusive:three", transactionTimeout=600_000)
-        assert set(records(redis)) == {one, other, two, three}
+        assert set(stored_records(redis)) == {one, other, two, three}
 
 
 async def test_waiting_requests_without_a_session_are_not_restored(redis: Redis) -> None:
@@ -240,8 +240,8 @@ async def test_waiting_requests_without_a_session_are_not_restored(redis: Redis)
         waiting = (await client.expect("queued"))["id"]
         redis.call("FLUSHALL")
         held = await lock_again(client, "exclusive:B")
-        assert held in records(redis)
-        assert waiting not in records(redis)
+        assert held in stored_records(redis)
+        assert waiting not in stored_records(redis)
         await client.close()
 
 
@@ -251,7 +251,7 @@ async def test_an_idle_server_detects_the_loss(redis: Redis) -> None:
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.call("FLUSHALL")
         genie.until("snapshot written to redis")
-        assert set(records(redis)) == {held}
+        assert set(stored_records(redis)) == {held}
         await client.close()
 
 
@@ -268,8 +268,8 @@ async def test_the_snapshot_is_restored_to_a_redis_that_rolled_back(redis: Redis
         shutil.move(redis.folder / "copy", log)
         redis.start()
         last = await lock_again(client, "exclusive:last", transactionTimeout=600_000)
-        assert set(records(redis)) == {new, last}
-        keys = redis.call("KEYS", "*records*")
+        assert set(stored_records(redis)) == {new, last}
+        keys = redis.call("KEYS", "*:state:*")
         assert len(keys) == 1, "the old snapshot is deleted"
         await client.close()
 
@@ -287,14 +287,6 @@ async def test_settings_with_which_redis_loses_data_are_logged(redis: Redis) -> 
         genie.kill()
 
 
-async def test_scripts_are_loaded_again_after_a_script_flush(redis: Redis) -> None:
-    with running_server(redis, lease=60) as genie:
-        client = await Wire.connect(genie.address)
-        redis.call("SCRIPT", "FLUSH")
-        await client.lock("exclusive:a")
-        await client.close()
-
-
 async def test_a_full_redis_accepts_releases_and_rejects_requests(redis: Redis) -> None:
     async with server_with_fault(redis, "the-last", lambda: redis.call("CONFIG", "SET", "maxmemory", "1")) as genie:
         client = await Wire.connect(genie.address)
@@ -308,13 +300,13 @@ async def test_a_full_redis_accepts_releases_and_rejects_requests(redis: Redis) 
         assert "out of memory" in rejected["message"]
         assert await client.release(held) == "success"
         assert (await client.expect("locked"))["id"] == waiting
-        assert set(records(redis)) == {waiting, last}
+        assert set(stored_records(redis)) == {waiting, last}
         genie.kill()
         await asyncio.to_thread(genie.start)
         client = await Wire.connect(genie.address)
         assert await client.release(waiting) == "success"
         assert await client.release(last) == "success"
-        assert records(redis) == {}
+        assert stored_records(redis) == {}
         redis.call("CONFIG", "SET", "maxmemory", "0")
         await asyncio.to_thread(genie.until, "store memory available again")
         await client.lock("exclusive:c")
@@ -377,11 +369,6 @@ async def lock_again(client: Wire, resource: str, **payload: Any) -> int:
         assert payload["code"] == "unavailable"
 
 
-def records(redis: Redis) -> dict[int, bytes]:
-    key = redis.call("HGET", "{genie}:meta", "records")
-    return {int(id_): record for id_, record in redis.call("HGETALL", key).items() if id_ != b"0"}
-
-
 async def test_at_sigterm_under_load_clients_are_notified_of_all_that_is_stored(redis: Redis) -> None:
     with running_server(redis, lease=60, drain_timeout_ms=60_000) as genie:
         client = await Wire.connect(genie.address)
@@ -393,7 +380,7 @@ async def test_at_sigterm_under_load_clients_are_notified_of_all_that_is_stored(
             if message[0] == "locked":
                 notified.add(message[1]["id"])
         assert genie.wait() == 0
-        assert set(records(redis)) == notified
+        assert set(stored_records(redis)) == notified
         await client.close()
 
 

@@ -30,7 +30,7 @@ ERRORS = [
     "NOREPLICAS Not enough good replicas to write.",
     "MISCONF Errors writing to the AOF file: No space left on device",
     "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
-    "NOSCRIPT No matching script. Please use EVAL.",
+    "EXECABORT Transaction discarded because of previous errors.",
     "MOVED 3999 127.0.0.1:1",
     "ASK 3999 127.0.0.1:1",
     "TRYAGAIN Multiple keys request during rehashing of slot",
@@ -83,9 +83,10 @@ async def wait_for_rejection(store: RedisStore) -> None:
 
 
 @pytest.mark.parametrize("text", ERRORS, ids=lambda text: text.partition(" ")[0])
-async def test_a_rejected_commit_is_retried_until_it_is_accepted(plain: Redis, text: str) -> None:
+@pytest.mark.parametrize("name", ["XADD", "EXEC"])
+async def test_a_rejected_commit_is_retried_until_it_is_accepted(plain: Redis, name: str, text: str) -> None:
     async with relay(plain.port) as between, locks(between.url) as client:
-        rule = between.say("EVALSHA", error(text), times=3)
+        rule = between.say(name, error(text), times=3)
         acknowledged = client.lock("a")
         await rule.met.wait()
         assert not acknowledged.done()
@@ -97,7 +98,7 @@ async def test_a_rejected_commit_is_retried_until_it_is_accepted(plain: Redis, t
 
 
 @pytest.mark.parametrize("text", ERRORS, ids=lambda text: text.partition(" ")[0])
-@pytest.mark.parametrize("name", ["ROLE", "SCRIPT", "EVAL", "SMEMBERS"])
+@pytest.mark.parametrize("name", ["ROLE", "WATCH", "EVAL", "SMEMBERS"])
 async def test_a_rejected_command_while_taking_over_is_retried(plain: Redis, name: str, text: str) -> None:
     async with relay(plain.port) as between:
         if not (name == "ROLE" and text.startswith("ERR")):
@@ -108,10 +109,11 @@ async def test_a_rejected_command_while_taking_over_is_retried(plain: Redis, nam
 
 
 @pytest.mark.parametrize("position", ["before", "after"])
-async def test_a_commit_whose_connection_ends_is_applied_once(plain: Redis, position: str) -> None:
+@pytest.mark.parametrize("name", ["MULTI", "XADD", "EXEC", "WATCH"])
+async def test_a_commit_whose_connection_ends_is_applied_once(plain: Redis, name: str, position: str) -> None:
     async with relay(plain.port) as between, locks(between.url) as client:
         for number in range(1, 4):
-            rule = between.rule(Rule("EVALSHA", cut=position))
+            rule = between.rule(Rule(name, cut=position))
             await soon(client.lock(f"{number}"))
             assert rule.met.is_set()
             assert stored(plain) == set(range(1, number + 1))
@@ -121,10 +123,10 @@ async def test_a_commit_whose_connection_ends_is_applied_once(plain: Redis, posi
 async def test_a_late_reply_on_a_replaced_connection_is_ignored(plain: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genie.storage.redis.commit.COMMIT_TIMEOUT_S", 0.1)
     async with relay(plain.port) as between, locks(between.url) as client:
-        late = between.rule(Rule("EVALSHA", held=asyncio.Event()))
+        late = between.rule(Rule("EXEC", held=asyncio.Event()))
         await soon(client.lock("a"))
         assert late.met.is_set()
-        second = between.rule(Rule("EVALSHA", held=asyncio.Event()))
+        second = between.rule(Rule("EXEC", held=asyncio.Event()))
         acknowledged = client.lock("b")
         await second.met.wait()
         assert late.held is not None
@@ -166,7 +168,7 @@ async def test_in_a_full_redis_a_namespace_is_taken_over_and_restored(plain: Red
             plain.call("DEL", f"{{{NAME}}}:meta")
             await soon(client.lock("b"))
             assert stored(plain) == {1}, "the new leader's"
-            assert len(plain.call("KEYS", "*:records:*")) == 1, "the old snapshot is deleted"
+            assert len(plain.call("KEYS", "*:state:*")) == 1, "the old snapshot is deleted"
     finally:
         plain.call("CONFIG", "SET", "maxmemory", "0")
 
@@ -182,11 +184,6 @@ def readonly(redis: Redis) -> Callable[[], object]:
 def noreplicas(redis: Redis) -> Callable[[], object]:
     redis.call("CONFIG", "SET", "min-replicas-to-write", "1")
     return lambda: redis.call("CONFIG", "SET", "min-replicas-to-write", "0")
-
-
-def noscript(redis: Redis) -> Callable[[], object]:
-    redis.call("SCRIPT", "FLUSH")
-    return lambda: None
 
 
 def misconf(redis: Redis) -> Callable[[], object]:
@@ -206,7 +203,7 @@ def misconf(redis: Redis) -> Callable[[], object]:
     return repair
 
 
-@pytest.mark.parametrize("break_it", [readonly, noreplicas, misconf, noscript], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("break_it", [readonly, noreplicas, misconf], ids=lambda made: made.__name__)
 async def test_a_commit_is_retried_until_redis_accepts_writes(
     redis: Redis, break_it: Callable[[Redis], Callable[[], object]]
 ) -> None:
@@ -215,10 +212,9 @@ async def test_a_commit_is_retried_until_redis_accepts_writes(
         with capture_logs() as lines:
             repair = break_it(redis)
             acknowledged = client.lock("b")
-            if break_it is not noscript:
-                await wait_for_commands(between, "ROLE", between.names().count("ROLE") + 3)
-                assert not acknowledged.done()
-                assert stored(redis) == {1}
+            await wait_for_commands(between, "ROLE", between.names().count("ROLE") + 3)
+            assert not acknowledged.done()
+            assert stored(redis) == {1}
             repair()
             await soon(acknowledged)
         assert stored(redis) == {1, 2}
@@ -315,11 +311,11 @@ async def test_a_commit_is_acknowledged_only_when_the_replica_has_it() -> None:
         await wait_for_commands(between, "WAIT", before + 2)
         assert not acknowledged.done()
         assert stored(master) == {1, 2}
-        assert between.names().count("EVALSHA") == 2, "an applied commit is not sent again"
         between.rule(Rule("WAIT", cut="after"))
         connections = between.connections
-        await wait_for_commands(between, "EVALSHA", 3)
+        await wait_for_commands(between, "EXEC", 3)
         await wait_for_commands(between, "WAIT", before + 4)
+        assert between.names().count("XADD") == 2, "an applied commit is not sent again"
         assert between.connections > connections
         assert not acknowledged.done(), "after a retry on a new connection it waits for the replica, too"
         replica.send(SIGCONT)
@@ -380,10 +376,14 @@ async def test_a_commit_is_acknowledged_only_when_it_is_on_the_disk(plain: Redis
             assert last.times == 98
         commands = [command[1:] for _, command in between.seen if command[0] == b"WAITAOF"]
         assert commands == [(b"1", b"0", b"%d" % timeout_ms) for timeout_ms in (10, 20, 40, 10)]
-        sent = [(number, command[0]) for number, command in between.seen if command[0] in (b"WAITAOF", b"EVALSHA")]
+        sent = [
+            (number, command[0]) for number, command in between.seen if command[0] in (b"WAITAOF", b"EXEC", b"XADD")
+        ]
         (first, _), (last_connection, _) = sent[0], sent[-1]
-        assert [name for number, name in sent if number == first] == [b"EVALSHA", *[b"WAITAOF"] * 3]
-        assert [name for number, name in sent if number == last_connection] == [b"EVALSHA", b"WAITAOF"]
+        assert [name for number, name in sent if number == first] == [b"XADD", b"EXEC", *[b"WAITAOF"] * 3]
+        assert [name for number, name in sent if number == last_connection] == [b"EXEC", b"WAITAOF"], (
+            "the batch is stored"
+        )
         assert batches(plain) == 1
 
 
@@ -598,7 +598,7 @@ async def test_restoring_a_snapshot_succeeds_after_an_interruption_anywhere(
             assert rule.met.is_set() or number > 3
             rule.times = 0
             assert stored(plain) == set(client.manager.table.held)
-            assert len(plain.call("KEYS", "*:records:*")) == 1
+            assert len(plain.call("KEYS", "*:state:*")) == 1
 
 
 async def test_loading_is_repeated_if_the_namespace_is_empty_after_the_takeover(plain: Redis) -> None:
@@ -608,7 +608,7 @@ async def test_loading_is_repeated_if_the_namespace_is_empty_after_the_takeover(
         await client.store.resign()
     async with relay(plain.port) as between:
         between.rule(Rule("EVAL", times=3))  # reading `meta`, registering the snapshot, and acquiring leadership
-        between.say("EVAL", b"*0\r\n")
+        between.say("EVAL", encoded([[], ""]))
         follower = Locks(between.url)
         assert len((await follower.open()).manager.table.held) == 3
         await follower.store.close()
@@ -619,29 +619,29 @@ async def test_a_leader_with_a_commit_in_flight_resigns_only_if_it_is_stored(pla
     """Otherwise it may be on another Redis, where followers would take the resignation for that commit."""
     async with relay(plain.port) as between, locks(between.url) as client:
         await soon(client.lock("a"))
-        rule = between.rule(Rule("EVALSHA", cut=position))
+        rule = between.rule(Rule("EXEC", cut=position))
         acknowledged = client.lock("b")
         await rule.met.wait()
         await client.store.resign()
         assert not acknowledged.done()
-        applied, node = plain.call("HMGET", f"{{{NAME}}}:meta", "counters", "node")
+        node = plain.call("HGET", f"{{{NAME}}}:meta", "node")
         assert stored(plain) == ({1} if position == "before" else {1, 2})
-        assert int(applied.split()[0]) == (1 if position == "before" else 3)
+        assert batches(plain) == (1 if position == "before" else 3)
         assert bool(node) == (position == "before"), "without the resignation a follower waits for the lease"
     assert not acknowledged.done()
 
 
 async def test_a_leader_does_not_resign_if_redis_lacks_an_acknowledged_commit(plain: Redis) -> None:
-    meta = f"{{{NAME}}}:meta"
+    meta, log = f"{{{NAME}}}:meta", f"{{{NAME}}}:log"
     async with locks(plain.url) as client:
         await soon(client.lock("a"))
-        early = plain.call("HGET", meta, "counters")
+        plain.call("COPY", log, "early")
         await soon(client.lock("b"))
-        late = plain.call("HGET", meta, "counters")
-        plain.call("HSET", meta, "counters", early)
+        plain.call("RENAME", log, "late")
+        plain.call("RENAME", "early", log)
         await client.store.resign()
         assert plain.call("HGET", meta, "node"), "a node without these commits would take over at once"
-        plain.call("HSET", meta, "counters", late)
+        plain.call("RENAME", "late", log)
         await client.store.resign()
         assert not plain.call("HGET", meta, "node")
 

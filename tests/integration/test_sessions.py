@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from servers import Genie, Redis, running_server
+from stored import stored_records
 from wire import Wire
 
 SECRET = "a secret that nobody can guess"  # noqa: S105 - it guards nothing
@@ -217,15 +218,14 @@ async def test_an_ended_session_leaves_nothing_in_redis(redis: Redis) -> None:
         two = await client.request("exclusive:a")
         assert await other.release(two) == "success"
         assert (await client.expect("released"))["id"] == two
-        key = redis.call("HGET", "{genie}:meta", "records")
-        assert {int(field) for field in redis.call("HKEYS", key)} == {0, held, two}
+        assert set(stored_records(redis)) == {held, two}
         three = await client.lock("exclusive:b", ref="three")
         assert await client.release(three) == "success"
-        assert {int(field) for field in redis.call("HKEYS", key)} == {0, held, two, three}, "its ref is remembered"
+        assert set(stored_records(redis)) == {held, two, three}, "its ref is remembered"
         await client.close()
         await other.request("exclusive:a", queueTimeout=400)
         await other.expect("released")
-        assert {int(field) for field in redis.call("HKEYS", key)} == {0, held}
+        assert set(stored_records(redis)) == {held}
 
 
 async def test_the_ref_of_a_release_survives_a_restart(redis: Redis) -> None:

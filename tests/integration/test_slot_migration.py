@@ -86,7 +86,7 @@ async def test_a_leader_commits_during_a_slot_migration() -> None:
         await next_leader.store.close()
 
 
-@pytest.mark.parametrize("last", ["meta", "log", "records"])
+@pytest.mark.parametrize("last", ["meta", "log", "state"])
 async def test_a_follower_loads_all_or_nothing_during_a_slot_migration(last: str) -> None:
     """The importing node replies with nothing for a key that has not arrived yet."""
     async with pair() as redis:
