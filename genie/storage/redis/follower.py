@@ -80,6 +80,8 @@ class Follower:
         """When this node last requested a transfer (event-loop time)."""
         self._has_acquired = False
         """Whether this node has acquired leadership, but does not have the state to lead from yet."""
+        self.acquired_state: StateMachine | None = None
+        """The state with which this node has acquired leadership; None before."""
         self.acquired_at = 0.0
         """When this node began to acquire leadership (event-loop time). Its first lease starts at that time."""
 
@@ -99,6 +101,7 @@ class Follower:
         while True:
             state_machine = await self._step()
             if state_machine is not None:
+                self.acquired_state = state_machine
                 await self._keyspace.collect_garbage()
                 self._balancer.set_leader(self._keyspace.name, self._node.address)
                 return state_machine

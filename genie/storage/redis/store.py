@@ -79,6 +79,8 @@ class RedisStore:
         self._failure_count = 0
         self._is_leader = False
         """Whether `open` has returned the state with which this node leads."""
+        self._follower: Follower | None = None
+        """Acquires leadership; from the last call of `open`."""
         self._node = Node()
         self._snapshot: Callable[[], Batch] = Batch
         """Returns the current state of the namespace; set by `open`."""
@@ -122,7 +124,7 @@ class RedisStore:
         self._is_leader = False
         self._node, self._snapshot = node, snapshot
         reader = LogReader(self._primary, self._keyspace.log)
-        follower = Follower(
+        follower = self._follower = Follower(
             self._keyspace,
             reader,
             node,
@@ -155,8 +157,7 @@ class RedisStore:
                     outage_ms = round((self._loop.time() - failed_at) * 1000)
                     address = str(self._primary.address)
                     self._log.info("store available again", address=address, outage_ms=outage_ms)
-                manager = state_machine.manager
-                self._batch = Batch({}, manager.next_id, manager.next_fence, state_machine.clock_ms)
+                self._batch = _counters_of(state_machine)
                 self._start_epoch()
                 self._is_leader = True
                 self._lease_start = follower.acquired_at
@@ -197,11 +198,14 @@ class RedisStore:
         counters that a resignation contains. If storing the resignation fails, a warning is logged, and the next leader
         waits for the lease to expire.
         """
-        if not self._is_leader:
-            return
-        last_index = self._writer.last_sent_index
+        last_index, last_batch = self._writer.last_sent_index, self._batch
+        if not self._is_leader:  # `open` was cancelled
+            state = None if self._follower is None else self._follower.acquired_state
+            if state is None:
+                return
+            last_index, last_batch = 0, _counters_of(state)
         await self._step_down()  # no commit may follow: the resignation uses the next index
-        last = encode_batch(replace(self._batch, changes={}))
+        last = encode_batch(replace(last_batch, changes={}))
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 try:
@@ -303,3 +307,8 @@ class RedisStore:
             self._writer.drop()
         self._batch = replace(snapshot, changes={})
         await self._writer.resubmit(encode_batch(self._batch))
+
+
+def _counters_of(state: StateMachine) -> Batch:
+    """Return a batch without changes, with the clock and the counters of a state."""
+    return Batch({}, state.manager.next_id, state.manager.next_fence, state.clock_ms)
