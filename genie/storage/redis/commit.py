@@ -60,7 +60,9 @@ class CommitEncoder:
         self._checkpointed = checkpointed
         self._retention = LogRetention()
         self.encoded_bytes = 0
-        """The size of all batches that were encoded."""
+        """The size of all batches that were encoded, each counted once."""
+        self._last_index = 0
+        """The index of the last batch that was encoded."""
         self.watch = encode_command(["WATCH", keyspace.meta, keyspace.log])
         self._end = b"\r\n" + _EXEC + self.watch
         self._xadd = _MULTI + b"*6\r\n" + b"".join(map(encode_bulk, ("XADD", keyspace.log, "NOMKSTREAM")))
@@ -74,7 +76,9 @@ class CommitEncoder:
         """
         id_ = b"%d-%d" % (self._epoch, index)
         start = self._xadd if index % TRIM_INTERVAL else self._trimming_xadd(index)
-        self.encoded_bytes += len(batch)
+        if index != self._last_index:  # a retry must not look like progress: it would make a checkpoint due
+            self._last_index = index
+            self.encoded_bytes += len(batch)
         command = b"%b$%d\r\n%b\r\n$5\r\nbatch\r\n$%d\r\n%b%b" % (start, len(id_), id_, len(batch), batch, self._end)
         return command, b"+OK\r\n+QUEUED\r\n*1\r\n$%d\r\n%b\r\n+OK\r\n" % (len(id_), id_)
 

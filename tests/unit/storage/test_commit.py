@@ -112,6 +112,14 @@ def test_the_entries_that_followers_need_are_not_trimmed() -> None:
     assert parse_commands(commits.encode(TRIM_INTERVAL, b"x")[0])[1][3:6] == [b"MINID", b"~", b"0-0"]
 
 
+def test_a_batch_that_is_sent_again_is_counted_once() -> None:
+    """Otherwise each retry of a large batch made a checkpoint due, which changes `meta`, and so rejects the next retry."""
+    commits = encoder()
+    for index, size in ((1, 5), (1, 5), (2, 7), (2, 7), (3, 1)):
+        commits.encode(index, b"x" * size)
+    assert commits.encoded_bytes == 13
+
+
 def test_a_redis_out_of_memory_gets_a_script_that_continues_the_last_batch() -> None:
     script, unwatch, watch = parse_commands(encoder().encode_allowing_oom(12, b"0 1 1\n7"))
     assert script[0] == b"EVAL"
