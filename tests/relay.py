@@ -15,7 +15,7 @@ Command = tuple[bytes, ...]
 
 @dataclass
 class Rule:
-    """What happens to the next `times` commands with a name.
+    """What happens to the next `times` commands with a name; "*": to the next commands of any name.
 
     `reply` is sent without forwarding the command; without it the command is forwarded. `cut` ends the connection, "before"
     the command is forwarded or "after" that, without the reply. `held` delays the reply until it is set.
@@ -134,7 +134,7 @@ class Relay:
     def _take_rule(self, command: Command) -> Rule | None:
         name = command[0].decode().upper()
         for rule in self._rules:
-            if rule.name == name and rule.times:
+            if rule.name in (name, "*") and rule.times:
                 rule.times -= 1
                 return rule
         return None

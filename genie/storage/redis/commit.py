@@ -56,7 +56,7 @@ class CommitEncoder:
 
     def __init__(self, keyspace: Keyspace, checkpointed: Callable[[], Position]) -> None:
         self._epoch = keyspace.epoch.number
-        self._log = keyspace.log
+        self._log, self._meta = keyspace.log, keyspace.meta
         self._checkpointed = checkpointed
         self._retention = LogRetention()
         self.encoded_bytes = 0
@@ -96,7 +96,7 @@ class CommitEncoder:
     def encode_allowing_oom(self, index: int, batch: bytes) -> bytes:
         """Encode the commit of a batch as a script that Redis also runs while it is out of memory (Redis 7 or newer)."""
         ids = (f"{self._epoch}-{number}" for number in (index - 1, index))
-        script = encode_command(["EVAL", _APPEND_ALLOWING_OOM, 1, self._log, *ids, batch])
+        script = encode_command(["EVAL", _APPEND_ALLOWING_OOM, 2, self._log, self._meta, *ids, batch])
         return script + _UNWATCH + self.watch  # the script has changed the watched log: forget that, and watch again
 
     @property
