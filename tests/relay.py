@@ -18,13 +18,15 @@ class Rule:
     """What happens to the next `times` commands with a name; "*": to the next commands of any name.
 
     `reply` is sent without forwarding the command; without it the command is forwarded. `cut` ends the connection, "before"
-    the command is forwarded or "after" that, without the reply. `held` delays the reply until it is set.
+    the command is forwarded or "after" that, without the reply. With `kills` all connections end then, as if the client had
+    died, and no further ones are served. `held` delays the reply until it is set.
     """
 
     name: str
     reply: bytes | None = None
     times: int = 1
     cut: str = ""
+    kills: bool = False
     held: asyncio.Event | None = None
     met: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the last of these commands was processed."""
@@ -61,6 +63,7 @@ class Relay:
         self.connections = 0
         self._script = script or (lambda _: None)
         self._rules: list[Rule] = []
+        self._is_dead = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -88,6 +91,8 @@ class Relay:
         self.connections += 1
         number, back = self.connections, None
         try:
+            if self._is_dead:
+                return
             if self.target:
                 back = await asyncio.open_connection("127.0.0.1", self.target)
             while True:
@@ -112,7 +117,7 @@ class Relay:
         rule = self._take_rule(command)
         reply = self._script(command) if rule is None else rule.reply
         if rule is not None and rule.cut == "before":
-            rule.met.set()
+            self._cut(rule)
             return False
         if reply is None:
             if back is None:
@@ -126,10 +131,18 @@ class Relay:
             if rule.held is not None:
                 await rule.held.wait()
             if rule.cut:
+                self._cut(rule)
                 return False
         writer.write(reply)
         await writer.drain()
         return True
+
+    def _cut(self, rule: Rule) -> None:
+        rule.met.set()
+        if rule.kills:
+            self._is_dead = True
+            for task in self._tasks - {asyncio.current_task()}:
+                task.cancel()
 
     def _take_rule(self, command: Command) -> Rule | None:
         name = command[0].decode().upper()

@@ -1,0 +1,249 @@
+"""Checkpoints with a real Redis: what they write, what is trimmed, and that the leader may die at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from genie.core import Release, Request
+from genie.storage.redis.checkpoint import Checkpointer
+from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.keyspace import Checkpoint
+from genie.storage.redis.log import Position
+from genie.storage.store import Batch
+from locks import NAME, Locks, locks, soon, stored
+from relay import Relay, Rule, relay
+from servers import WAIT_S, Redis, running_redis
+from stored import checkpoint_position, last_position
+from stores import commit
+
+META, LOG = f"{{{NAME}}}:meta", f"{{{NAME}}}:log"
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Redis]:
+    with running_redis("--stream-node-max-entries", "1") as server:  # Redis trims whole nodes
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _checkpoints_only_on_demand(plain: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain.call("FLUSHALL")
+    monkeypatch.setattr("genie.storage.redis.checkpoint.CHECK_INTERVAL_S", 10 * WAIT_S)
+    monkeypatch.setattr("genie.storage.redis.checkpoint.PART_SIZE", 2)
+
+
+def checkpointer(client: Locks) -> Checkpointer:
+    store = client.store
+    return Checkpointer(store._primary, store._keyspace, lambda: store._writer.progress, store._log)
+
+
+async def release(client: Locks, *ids: int) -> None:
+    """Store the releases of locks as one batch."""
+    requests = {id_: client.manager.table.held[id_] for id_ in ids}
+    for id_ in ids:
+        client.manager.step(Release(id_), 1)
+    await commit(client.store, Batch(dict(requests), client.manager.next_id, client.manager.next_fence, 1))
+
+
+async def lock_many(client: Locks, count: int) -> None:
+    """Store locks as one batch."""
+    requests = [Request(exclusive=(f"{client.manager.next_id}/{number}",)) for number in range(count)]
+    for request in requests:
+        client.manager.step(request, 0)
+    changes = {request.id: request for request in requests}
+    await commit(client.store, Batch(dict(changes), client.manager.next_id, client.manager.next_fence, 0))
+
+
+def state_ids(redis: Redis) -> set[int]:
+    """Return the ids in the checkpointed state."""
+    return {int(id_) for id_ in redis.call("HKEYS", redis.call("HGET", META, "state").decode())} - {0}
+
+
+async def held_by_the_next_leader(redis: Redis) -> set[int]:
+    """Return the locks that another node loads when it takes over; the state then has exactly those after a checkpoint."""
+    following = Locks(redis.url)
+    held = set((await following.open()).manager.table.held)
+    assert await checkpointer(following).write()
+    assert state_ids(redis) == held
+    assert len(redis.call("KEYS", "*:state:*")) == 1, "no part of an abandoned state is left"
+    await following.store.close()
+    return held
+
+
+# -- what is written ------------------------------------------------------------------------------------------
+
+
+async def test_locks_that_came_and_went_are_not_in_the_state(plain: Redis) -> None:
+    async with relay(plain.port) as between, locks(between.url) as client:
+        points = checkpointer(client)
+        await lock_many(client, 5)
+        await release(client, 2, 4)
+        assert await points.write()
+        assert state_ids(plain) == {1, 3, 5}
+        await lock_many(client, 4)
+        await release(client, 6, 7, 8, 9)
+        await release(client, 1)
+        before = len(between.seen)
+        assert await points.write()
+        assert state_ids(plain) == {3, 5}
+        (script,) = [command for _, command in between.seen[before:] if command[0] == b"EVAL" and b"HDEL" in command[1]]
+        assert script[12:] == (b"1", b"1"), "one deletion: the others were never in the state"
+        assert stored(plain) == {3, 5}
+
+
+async def test_after_an_interrupted_checkpoint_all_deletions_are_written(plain: Redis) -> None:
+    """Its parts may have written locks that have been released since."""
+    async with relay(plain.port) as between, locks(between.url) as client:
+        points = checkpointer(client)
+        await lock_many(client, 1)
+        assert await points.write()
+        await lock_many(client, 5)
+        between.rule(Rule("EVAL", times=2))  # reading the end of the log, and the first part
+        between.rule(Rule("EVAL", cut="before"))
+        with pytest.raises(RedisFailure):
+            await points.write()
+        assert len(state_ids(plain)) == 3
+        await release(client, 2, 3, 4, 5, 6)
+        assert await points.write()
+        assert state_ids(plain) == {1}
+
+
+async def test_the_log_is_trimmed_but_never_beyond_the_checkpoint(
+    plain: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genie.storage.redis.log.MAX_LOG_ENTRIES", 10)
+    monkeypatch.setattr("genie.storage.redis.commit.TRIM_INTERVAL", 4)
+    points: list[Checkpointer] = []
+
+    def made(*arguments: object) -> Checkpointer:
+        points.append(Checkpointer(*arguments))  # type: ignore[arg-type]
+        return points[-1]
+
+    monkeypatch.setattr("genie.storage.redis.store.Checkpointer", made)
+    async with locks(plain.url) as client:
+        for number in range(60):
+            await soon(client.lock(f"{number}"))
+        assert plain.call("XLEN", LOG) == 61, "without a checkpoint nothing may be trimmed"
+        assert await points[0].write()
+        for number in range(60, 100):
+            await soon(client.lock(f"{number}"))
+            assert stored(plain) == set(client.manager.table.held)
+        ((first, _),) = plain.call("XRANGE", LOG, "-", "+", "COUNT", "1")
+        assert int(first.split(b"-")[1]) == checkpoint_position(plain)[1] == 60
+        assert await points[0].write()
+        for number in range(100, 120):
+            await soon(client.lock(f"{number}"))
+        assert plain.call("XLEN", LOG) <= 21
+        await soon(client.lock("the last"))
+        assert stored(plain) == set(client.manager.table.held)
+    assert len(await held_by_the_next_leader(plain)) == 121
+
+
+async def test_a_late_part_of_an_earlier_attempt_is_rejected(plain: Redis) -> None:
+    async with locks(plain.url) as client:
+        keyspace, end = client.store._keyspace, last_position(plain)
+        await soon(client.lock("a"))
+        state = plain.call("HGET", META, "state").decode()
+        assert await keyspace.write_checkpoint(2, end, [], {b"1": b"new"})
+        assert not await keyspace.write_checkpoint(1, end, [], {b"1": b"old", b"2": b"old"})
+        assert not await keyspace.write_checkpoint(1, end, [b"1"], {}, Checkpoint(end, Batch()))
+        assert plain.call("HGETALL", state) == {b"0": b"", b"1": b"new"}
+        assert await keyspace.write_checkpoint(2, end, [b"1"], {})
+        assert plain.call("HGETALL", state) == {b"0": b""}
+
+
+async def test_a_part_is_rejected_by_a_redis_that_was_rolled_back_or_has_another_leader(plain: Redis) -> None:
+    async with locks(plain.url) as client:
+        keyspace = client.store._keyspace
+        await soon(client.lock("a"))
+        plain.call("COPY", LOG, "early")
+        await soon(client.lock("b"))
+        end: Position = last_position(plain)
+        state = plain.call("HGET", META, "state").decode()
+        plain.call("RENAME", LOG, "late")
+
+        async def rejected() -> None:
+            before = plain.call("HGETALL", META), plain.call("HGETALL", state)
+            for last in (None, Checkpoint(end, Batch())):
+                assert not await keyspace.write_checkpoint(1, end, [b"0"], {b"1": b"x"}, last)
+            assert (plain.call("HGETALL", META), plain.call("HGETALL", state)) == before
+
+        await rejected()  # without a log
+        plain.call("RENAME", "early", LOG)
+        await rejected()
+        plain.call("RENAME", "late", LOG)
+        nonce = plain.call("HGET", META, "nonce")
+        plain.call("HSET", META, "nonce", "other")
+        await rejected()
+        plain.call("HSET", META, "nonce", nonce.decode())
+        assert await keyspace.write_checkpoint(1, end, [], {b"1": b"x"})
+
+
+# -- the leader dies at any moment ----------------------------------------------------------------------------
+
+
+def kill_at(between: Relay, number: int, position: str) -> Rule:
+    """Cut the leader off from Redis at the command with this number from now on, as if it died."""
+    if number:
+        between.rule(Rule("*", times=number))
+    return between.rule(Rule("*", cut=position, kills=True))
+
+
+@pytest.mark.parametrize("position", ["before", "after"])
+async def test_the_leader_may_die_at_any_command_of_a_checkpoint(plain: Redis, position: str) -> None:
+    number, completed, checkpoints = 0, False, set()
+    while not completed:
+        plain.call("FLUSHALL")
+        async with relay(plain.port) as between, locks(between.url) as client:
+            await lock_many(client, 5)
+            assert await checkpointer(client).write()
+            first = checkpoint_position(plain)
+            await lock_many(client, 5)
+            await release(client, 1, 2, 3, 6, 7)
+            held = set(client.manager.table.held)
+            cut = kill_at(between, number, position)
+            try:
+                await checkpointer(client).write()
+            except RedisFailure:
+                assert cut.met.is_set()
+            completed = not cut.met.is_set()
+            assert stored(plain) == held
+            checkpoints.add(checkpoint_position(plain) > first)
+        assert await held_by_the_next_leader(plain) == held
+        number += 1
+    assert number > 6, "there were several parts"
+    assert checkpoints == {False, True}
+
+
+@pytest.mark.parametrize("position", ["before", "after"])
+async def test_the_leader_may_die_at_any_command_of_a_restore(
+    plain: Redis, position: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis has either the state to which it was rolled back, or the restored one."""
+    monkeypatch.setattr("genie.storage.redis.keyspace.CHUNK", 2)
+    number, completed, results = 0, False, []
+    while not completed:
+        plain.call("FLUSHALL")
+        async with relay(plain.port) as between, locks(between.url) as client:
+            await lock_many(client, 3)
+            plain.call("COPY", LOG, "early")
+            await lock_many(client, 4)
+            plain.call("RENAME", "early", LOG)
+            cut = kill_at(between, number, position)
+            acknowledged = client.lock("last")
+            lost = {1, 2, 3}
+            killed = asyncio.create_task(cut.met.wait())
+            await asyncio.wait({killed, acknowledged}, return_when=asyncio.FIRST_COMPLETED)
+            killed.cancel()
+            completed = acknowledged.done()
+        plain.call("HSET", META, "node", "")  # do not wait for the lease
+        held = await held_by_the_next_leader(plain)
+        assert held in (lost, set(range(1, 9)))
+        results.append(held != lost)
+        number += 1
+    assert results == sorted(results), "once restored, it stays so"
+    assert results.count(False) > 4
+    assert results.count(True) > 2
