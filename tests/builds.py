@@ -1,4 +1,4 @@
-"""A later build of Genie, for tests of upgrades: a copy of the package whose records have one more field."""
+"""A later build of Genie, for tests of upgrades: a copy of the package whose records and `welcome` have one more field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _PATCHES = {
     "storage/redis/records.py": [
         ("    note: str | None = None\n", f"    note: str | None = None\n    {FIELD}: str = ''\n"),
         ("            change.note,\n", f"            change.note,\n            {FIELD}='later',\n"),
-    ]
+    ],
+    "protocol/replies.py": [('        "server": server,\n', '        "server": server,\n        "build": "later",\n')],
 }
 """By file: the texts that are replaced, each of which occurs once."""
 
