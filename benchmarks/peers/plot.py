@@ -51,7 +51,8 @@ def plot(report: Report, file: Path) -> None:
             costs,
             {name: duration(cost) for name, cost in costs.items()},
         )
-    figure.supxlabel(f"{report.date}, {report.machine}; medians of the rounds", fontsize=8, color=INK)
+    disturbed = f"; other programs used {percent(report.others)} of a processor" if report.others else ""
+    figure.supxlabel(f"{report.date}, {report.machine}; medians of the rounds{disturbed}", fontsize=8, color=INK)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)
 

@@ -12,11 +12,20 @@ from benchmarks.peers.report import Report
 BEGIN = "<!-- begin: written by `python -m benchmarks.peers` -->"
 END = "<!-- end -->"
 
+DISTURBING_SHARE = 0.2
+"""If other programs use more than this share of a processor, the rates say little."""
+DISTURBED = (
+    "**Other programs disturbed this measurement.** The rates are too low, and their differences are due to chance: "
+    "compare the server CPU of a cycle, and then p50."
+)
+
 Columns = Mapping[str, Callable[[Summary], str]]
 
 
 def duration(us: float) -> str:
     """Format a duration with about three digits and a unit."""
+    if us < 9.95:  # noqa: PLR2004
+        return f"{us:.1f} µs"
     if us < 999.5:  # noqa: PLR2004
         return f"{us:.0f} µs"
     return f"{us / 1_000:.2f} ms" if us < 10_000 else f"{us / 1_000:,.0f} ms"  # noqa: PLR2004
@@ -66,6 +75,7 @@ def markdown(report: Report) -> str:
             f"the same servers, each for {report.seconds:g} s, after a warm-up of {report.warmup:g} s that is not counted. "
             f"Meanwhile the machine did other work for {percent(report.others)} of one processor (median)."
         ),
+        *([DISTURBED] if report.others >= DISTURBING_SHARE else []),
         f"Versions: {', '.join(report.versions)}.",
     ]
     for shape in SHAPES:

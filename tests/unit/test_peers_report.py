@@ -79,7 +79,16 @@ def test_a_round_without_cycles_does_not_divide_by_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("us", "text"), [(0.4, "0 µs"), (850.0, "850 µs"), (999.7, "1.00 ms"), (2_345.0, "2.35 ms"), (12_345.0, "12 ms")]
+    ("us", "text"),
+    [
+        (0.4, "0.4 µs"),
+        (5.04, "5.0 µs"),
+        (9.96, "10 µs"),
+        (850.0, "850 µs"),
+        (999.7, "1.00 ms"),
+        (2_345.0, "2.35 ms"),
+        (12_345.0, "12 ms"),
+    ],
 )
 def test_durations_are_formatted_with_about_three_digits(us: float, text: str) -> None:
     assert duration(us) == text
@@ -201,3 +210,8 @@ def test_a_key_of_a_pipeline_is_found_by_the_messages_of_genie() -> None:
     assert pipeline.unlock(0) == b'{"command":"release","payload":{"id":6}}\n'
     assert pipeline.read(b'{"command":"released","payload":{"id":6,"reason":"success"}}\n') == [(0, Step.UNLOCKED)]
     pipeline.sock.close()
+
+
+def test_a_report_says_that_other_programs_disturbed_the_measurement() -> None:
+    assert "disturbed" not in markdown(report(SAMPLE))
+    assert "**Other programs disturbed this measurement.**" in markdown(report(replace(SAMPLE, others_s=0.6)))
