@@ -340,7 +340,7 @@ async def test_a_node_that_cannot_read_a_namespace_stops_and_does_not_affect_the
     with running_nodes(redis) as cluster:
         first = cluster.first()
         clients = {name: await connect_to(first, name) for name in NAMES}
-        redis.call("HDEL", "{b}:meta", "node")
+        redis.call("HSET", redis.call("HGET", "{b}:meta", "state").decode(), "9", '{"unknown":1}')
         second = Genie(redis, **cluster.settings)
         try:
             second.start(wait=False)
