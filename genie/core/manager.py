@@ -96,12 +96,12 @@ class LockManager:
 
         A well-typed command never raises an exception, except for a defect.
         """
-        events: list[Event] = []
         if isinstance(command, Request):
-            self._request(command, now, events)
-        elif isinstance(command, Release):
-            self._release(command.id, now, events)
-        elif isinstance(command, Take):
+            return self.request(command, now)
+        if isinstance(command, Release):
+            return self.release(command.id, now)
+        events: list[Event] = []
+        if isinstance(command, Take):
             self._take(command, now, events)
         elif isinstance(command, Extend):
             self._extend(command, now, events)
@@ -186,8 +186,9 @@ class LockManager:
 
     # -- Commands -------------------------------------------------------------------------
 
-    def _request(self, request: Request, now: float, events: list[Event]) -> None:
-        """Grant a new request immediately, queue it, or reject it because the wait queues are full."""
+    def request(self, request: Request, now: float) -> list[Event]:
+        """Grant a new request immediately, queue it, or reject it because the wait queues are full: a step of a `Request`."""
+        events: list[Event] = []
         self._assign_id(request)
         if is_immediately_grantable(self.table, request):
             self._grant(request, now)
@@ -196,6 +197,7 @@ class LockManager:
             events.append(QueueFull(request))
         else:
             self._queue(request, now, events)
+        return events
 
     def _take(self, take: Take, now: float, events: list[Event]) -> None:
         """Grant available resources until their weights reach the target, or end the request as insufficient.
@@ -267,8 +269,9 @@ class LockManager:
             moved.pop(request, None)
             self._append_moved(moved, events)
 
-    def _release(self, id: int, now: float, events: list[Event]) -> None:
-        """Release a held request or cancel a waiting request, then grant the waiters that it blocked."""
+    def release(self, id: int, now: float) -> list[Event]:
+        """Release a held request or cancel a waiting one, then grant the waiters that it blocked: a step of a `Release`."""
+        events: list[Event] = []
         request = self.table.held.get(id)
         if request is not None:
             self.deadlines.discard(request.deadline, id)
@@ -280,6 +283,7 @@ class LockManager:
             self._end_all([self.table.waiting[id]], now, events, SUCCESS)
         else:
             events.append(self._ended_or_unknown(id))
+        return events
 
     def _extend(self, command: Extend, now: float, events: list[Event]) -> None:
         """Set a new deadline for a held request."""

@@ -174,7 +174,7 @@ class Dispatcher:
                     continue
                 command.origin = session
                 if not manager.grant_if_uncontended(command, now):
-                    events = manager.step(command, now)
+                    events = manager.request(command, now)
                     if type(events[0]) is not Granted:
                         notifier.handle_events(events, connection, command.ref)
                         continue
@@ -190,7 +190,7 @@ class Dispatcher:
             elif type(command) is Release:
                 request, events = manager.release_if_uncontended(command.id, session), None
                 if request is None:
-                    events = manager.step(command, now)
+                    events = manager.release(command.id, now)
                     event = events[0]
                     if type(event) is not Released or event.request.origin is not session:
                         notifier.handle_events(events, connection, command.ref)

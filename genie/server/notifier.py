@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from genie import core
-from genie.core import SUCCESS, Event, LockManager, Released, Request, State
+from genie.core import ENDED, SUCCESS, Event, LockManager, Released, Request
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.server.sessions import MAX_RETAINED_REPLIES, MAX_RETAINED_REPLY_BYTES, Outbound, Session, SessionTable
@@ -137,7 +137,7 @@ class Notifier:
         session.add_queued(request)
         session.live_requests += 1
         self.stats.record_queued(request, self.manager.table)
-        if session.key is not None and request.state is not State.ENDED:
+        if session.key is not None and request.state is not ENDED:
             self.store(request)
         if request.ref is None or not session.quiet:
             self.send(session.connection, replies.queued(request))

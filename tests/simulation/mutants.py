@@ -226,7 +226,7 @@ MUTANTS = [
     Mutant(
         "waiting requests of a session are not stored",
         "server/notifier.py",
-        "if session.key is not None and request.state is not State.ENDED:",
+        "if session.key is not None and request.state is not ENDED:",
         "if False:",
     ),
     Mutant(
