@@ -29,14 +29,10 @@ CHECKPOINT_BYTES = 8 << 20
 """A checkpoint is due after batches of this size in total. A recovery reads little more of the log than this."""
 CHECKPOINT_ENTRIES = 20_000
 """A checkpoint is due after this many log entries."""
-EMPTY_BATCH_BYTES = 64
+EMPTY_BATCH_BYTES = 50
 """An encoded batch without changes is at most this long."""
 READ_BYTES = 128 << 10
 """About how many bytes of the log are read at a time. Limited, because the leader serves no client while it decodes them."""
-FIRST_READ_ENTRIES = 50
-"""How many log entries are read at a time while their size is unknown."""
-MAX_READ_ENTRIES = 500
-"""How many log entries are read at a time at most."""
 PART_SIZE = 1_000
 """How many records one call writes or deletes. Limited, because Redis serves no other client during a call."""
 
@@ -123,12 +119,10 @@ class Checkpointer:
         """
         changes: dict[bytes, bytes] = {}
         counters, highest_id = b"", 0
-        committed, size = self._progress()
-        count = max(1, min(MAX_READ_ENTRIES, READ_BYTES * committed // size if size else FIRST_READ_ENTRIES))
-        reader = LogReader(self._primary, self._keyspace.log)
+        reader = LogReader(self._primary, self._keyspace.log, READ_BYTES)
         reader.seek(meta.history.up_to(meta.checkpoint.position))
         while reader.position < meta.position:
-            entries = await reader.read(None, count)
+            entries = await reader.read(None)
             if not entries:
                 raise LogTruncated
             for entry in entries:

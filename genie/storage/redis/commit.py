@@ -48,6 +48,9 @@ TRIM_INTERVAL = 128
 """Every commit whose index is a multiple of this trims the log. A multiple, because trimming costs Redis about as much as the
 rest of a small commit."""
 
+LARGE_BATCH_BYTES = 128 << 10
+"""A commit of at least this size trims the log as well, so that large batches cannot exceed the retention by much."""
+
 _MULTI, _EXEC, _UNWATCH = (encode_command([name]) for name in ("MULTI", "EXEC", "UNWATCH"))
 
 
@@ -56,6 +59,7 @@ class CommitEncoder:
 
     def __init__(self, keyspace: Keyspace, checkpointed: Callable[[], Position]) -> None:
         self._epoch = keyspace.epoch.number
+        self._former_epoch = keyspace.history.ends[-2:][0][0]
         self._log, self._meta = keyspace.log, keyspace.meta
         self._checkpointed = checkpointed
         self._retention = LogRetention()
@@ -71,25 +75,26 @@ class CommitEncoder:
     def encode(self, index: int, batch: bytes) -> tuple[bytes, bytes]:
         """Encode the commit of a batch as a transaction; return it with the reply that Redis sends if it appends the batch.
 
-        Every `TRIM_INTERVAL`th commit also trims the log. The bytes are formatted without a generic encoder, because this
-        code runs for every commit.
+        Every `TRIM_INTERVAL`th commit and every large one also trim the log. The bytes are formatted without a generic
+        encoder, because this code runs for every commit.
         """
-        id_ = b"%d-%d" % (self._epoch, index)
-        start = self._xadd if index % TRIM_INTERVAL else self._trimming_xadd(index)
+        id_, size = b"%d-%d" % (self._epoch, index), len(batch)
+        start = self._xadd if index % TRIM_INTERVAL and size < LARGE_BATCH_BYTES else self._trimming_xadd(index)
         if index != self._last_index:  # a retry must not look like progress: it would make a checkpoint due
             self._last_index = index
-            self.encoded_bytes += len(batch)
-        command = b"%b$%d\r\n%b\r\n$5\r\nbatch\r\n$%d\r\n%b%b" % (start, len(id_), id_, len(batch), batch, self._end)
+            self.encoded_bytes += size
+        command = b"%b$%d\r\n%b\r\n$5\r\nbatch\r\n$%d\r\n%b%b" % (start, len(id_), id_, size, batch, self._end)
         return command, b"+OK\r\n+QUEUED\r\n*1\r\n$%d\r\n%b\r\n+OK\r\n" % (len(id_), id_)
 
     def _trimming_xadd(self, index: int) -> bytes:
         """Return the start of a transaction whose XADD also trims the entries that are in the checkpoint and not retained.
 
-        Redis trims whole nodes of the stream, and at most 10,000 entries at a time.
+        Entries of the former leader, who has trimmed them to the same limits, are retained until this leader's own entries
+        exceed a limit. Redis trims whole nodes of the stream, and at most 10,000 entries at a time.
         """
         self._retention.mark(index, self.encoded_bytes)
         first_retained = self._retention.first_retained
-        first = min(self._checkpointed(), (self._epoch, first_retained) if first_retained else (0, 0))
+        first = min(self._checkpointed(), (self._epoch, first_retained) if first_retained else (self._former_epoch, 0))
         options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", encode_position(first))
         return _MULTI + b"*9\r\n" + b"".join(map(encode_bulk, options))
 

@@ -24,7 +24,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from genie.storage.redis.connection import RedisConnection, RedisFailure
-from genie.storage.redis.log import EpochHistory, Position, decode_ends, decode_position, encode_ends, encode_position
+from genie.storage.redis.log import (
+    MAX_EPOCHS,
+    EpochHistory,
+    Position,
+    decode_ends,
+    decode_position,
+    encode_ends,
+    encode_position,
+)
 from genie.storage.redis.primary import SCRIPTS, Primary
 from genie.storage.redis.records import decode_counters, encode, encode_counters
 from genie.storage.store import Batch, LeadershipLost, Node, UnknownFormat, decode_node, encode_node
@@ -379,16 +387,25 @@ class Keyspace:
             position = encode_position(observed.position) if observed.has_log else ""
             expected = (str(observed.epoch.number), observed.epoch.nonce, position)
         await self._register_snapshot(epoch)
+        ends = history.ends[-MAX_EPOCHS:]
         status = await self._primary.eval(
             _ACQUIRE,
             [self.meta, self.log, epoch.state],
-            *(epoch.number, epoch.nonce, *expected, encode_node(node), FORMAT_VERSION, base, encode_ends(history)),
+            *(
+                epoch.number,
+                epoch.nonce,
+                *expected,
+                encode_node(node),
+                FORMAT_VERSION,
+                base,
+                encode_ends(EpochHistory(ends)),
+            ),
             *((b"", 0) if checkpoint is None else (checkpoint.encode(), record_count)),
         )
         if status == b"lost":
             raise RedisFailure(f"Redis has lost records of the snapshot {epoch.state} while it was written")
         if status == b"ok":
-            self._on_acquired(epoch, history.ends)
+            self._on_acquired(epoch, ends)
         return bool(status == b"ok")
 
     async def _register_snapshot(self, epoch: LeaderEpoch) -> None:

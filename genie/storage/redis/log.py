@@ -101,8 +101,13 @@ MAX_LOG_BYTES = 32 << 20
 MAX_LOG_ENTRIES = 100_000
 """About how many log entries are retained for followers."""
 
+FIRST_READ_ENTRIES = 16
+"""How many entries a reader reads at first, while it does not know how large they are."""
+MAX_READ_BYTES = 1 << 20
+"""About how many bytes one call of `LogReader.read` reads. Limited, because Redis serves no other client while it copies
+them, and the reader serves none while it decodes them."""
 MAX_READ_ENTRIES = 200
-"""How many entries one call of `LogReader.read` reads at most, unless the caller says otherwise."""
+"""How many entries one call of `LogReader.read` reads at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +141,16 @@ class LogTruncated(Exception):
 
 
 class LogReader:
-    """Reads the log entry by entry from a given position."""
+    """Reads the log entry by entry from a given position, about `max_read_bytes` at a time."""
 
-    def __init__(self, primary: Primary, key: str) -> None:
+    def __init__(self, primary: Primary, key: str, max_read_bytes: int = MAX_READ_BYTES) -> None:
         self._primary = primary
         self._key = key
+        self._max_read_bytes = max_read_bytes
         self.history = EpochHistory()
         """The lineage of the last entry that was read."""
+        self._max_count = FIRST_READ_ENTRIES
+        """How many entries have about `max_read_bytes`, if they are as large as those of the last read."""
 
     @property
     def position(self) -> Position:
@@ -153,16 +161,21 @@ class LogReader:
         """Move the reader: the next `read` returns the first entry after the position of `history`."""
         self.history = history
 
-    async def read(self, wait_ms: int | None, count: int = MAX_READ_ENTRIES) -> list[LogEntry]:
-        """Return the next entries, at most `count`, and move the reader to the last one.
+    async def read(self, wait_ms: int | None) -> list[LogEntry]:
+        """Return the next entries, at most `MAX_READ_ENTRIES`, and move the reader to the last one.
 
         Waits up to `wait_ms` milliseconds for the first entry; with None, does not wait. Returns an empty list if there is no
         entry. Raises LogTruncated if the log does not continue at the position of this reader.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
+        count = min(self._max_count, MAX_READ_ENTRIES)
         command = ("XREAD", "COUNT", count, *block, "STREAMS", self._key, encode_position(self.position))
         streams = await self._primary.call(*command, wait_s=(wait_ms or 0) / 1000)
-        return [self._decode(id_, fields) for id_, fields in (streams[0][1] if streams else [])]
+        entries = streams[0][1] if streams else []
+        if entries:
+            size = sum(len(value) for _, fields in entries for value in fields)
+            self._max_count = max(1, self._max_read_bytes * len(entries) // size)
+        return [self._decode(id_, fields) for id_, fields in entries]
 
     def _decode(self, id_: bytes, fields: list[bytes]) -> LogEntry:
         """Decode a log entry and advance the reader. Raises LogTruncated if the entry does not follow the previous one."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from genie.storage.redis.commit import TRIM_INTERVAL, AckPolicy, CommitEncoder
+from genie.storage.redis.commit import LARGE_BATCH_BYTES, TRIM_INTERVAL, AckPolicy, CommitEncoder
 from genie.storage.redis.connection import ErrorReply
 from genie.storage.redis.keyspace import Keyspace, LeaderEpoch
-from genie.storage.redis.log import MAX_LOG_BYTES, Position
+from genie.storage.redis.log import MAX_LOG_BYTES, EpochHistory, Position
 from genie.storage.redis.primary import ALLOW_OOM_SHEBANG, Primary
 from genie.storage.redis.url import RedisUrl
 
@@ -68,6 +68,7 @@ def parse_commands(encoded: bytes) -> list[list[bytes]]:
 def encoder(checkpointed: Position = (0, 0)) -> CommitEncoder:
     keyspace = Keyspace(Primary(RedisUrl.parse("redis://"), "k"), "n")
     keyspace.epoch = LeaderEpoch(7, "nonce", "{n}:state:7-nonce")
+    keyspace.history = EpochHistory(((3, 50), (5, 700), (7, 0)))
     return CommitEncoder(keyspace, lambda: checkpointed)
 
 
@@ -89,7 +90,7 @@ def test_a_commit_is_a_transaction_with_one_xadd(batch: bytes) -> None:
     ("checkpointed", "first_kept"),
     [
         ((0, 0), b"0-0"),  # not known yet
-        ((6, 99), b"6-99"),  # a checkpoint of an earlier leader
+        ((5, 99), b"5-99"),  # a checkpoint of an earlier leader
         ((7, 200), b"7-200"),
         ((7, 900), b"7-512"),  # followers may still need what follows
     ],
@@ -104,12 +105,21 @@ def test_the_log_is_trimmed_up_to_the_checkpoint_or_the_retention(checkpointed: 
     assert xadd == [b"XADD", b"{n}:log", b"NOMKSTREAM", b"MINID", b"~", first_kept, b"7-1024", b"batch", batch]
 
 
-def test_the_entries_that_followers_need_are_not_trimmed() -> None:
-    """The first entries of a leader: the size of those of earlier leaders is unknown."""
+def test_the_entries_of_the_former_leader_are_retained_and_those_of_its_predecessors_are_trimmed() -> None:
+    """Followers may need the entries of the former leader, whose size is unknown, but not those of all leaders."""
     commits = encoder(checkpointed=(7, TRIM_INTERVAL))
     for index in range(1, TRIM_INTERVAL):
         commits.encode(index, b"x")
-    assert parse_commands(commits.encode(TRIM_INTERVAL, b"x")[0])[1][3:6] == [b"MINID", b"~", b"0-0"]
+    assert parse_commands(commits.encode(TRIM_INTERVAL, b"x")[0])[1][3:6] == [b"MINID", b"~", b"5-0"]
+
+
+def test_each_large_commit_trims_the_log() -> None:
+    commits = encoder(checkpointed=(7, 1000))
+    for index in range(1, 1000):
+        xadd = parse_commands(commits.encode(index, b"x" * LARGE_BATCH_BYTES)[0])[1]
+        first_kept = int(xadd[5].partition(b"-")[2])
+        assert (index - first_kept) * LARGE_BATCH_BYTES <= MAX_LOG_BYTES + LARGE_BATCH_BYTES or xadd[5] == b"5-0"
+    assert first_kept > 0
 
 
 def test_a_batch_that_is_sent_again_is_counted_once() -> None:

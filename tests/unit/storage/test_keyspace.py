@@ -1,0 +1,32 @@
+"""What a takeover stores."""
+
+from __future__ import annotations
+
+from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
+from genie.storage.redis.log import MAX_EPOCHS
+from genie.storage.store import Batch, Node
+
+
+class RecordingPrimary:
+    """Stands in for the primary: every script succeeds."""
+
+    def __init__(self) -> None:
+        self.arguments: tuple[object, ...] = ()
+        """The arguments of the last script."""
+
+    async def eval(self, script: bytes, keys: list[str], *arguments: object) -> bytes:
+        del script, keys
+        self.arguments = arguments
+        return b"ok"
+
+
+async def test_a_takeover_stores_the_last_epochs_only() -> None:
+    primary = RecordingPrimary()
+    keyspace = Keyspace(primary, "n")  # type: ignore[arg-type]
+    before = tuple((epoch, 3) for epoch in range(1, 2 * MAX_EPOCHS))
+    last = LeaderEpoch(2 * MAX_EPOCHS, "nonce", "{n}:state:1")
+    meta = Meta(last, None, (last.number, 7), Checkpoint((1, 0), Batch()), before)
+    assert await keyspace.acquire_leadership(Node(), meta)
+    (history,) = [part for part in primary.arguments if isinstance(part, str) and part.endswith(f" {last.number}-7")]
+    assert len(history.split()) == MAX_EPOCHS
+    assert len(keyspace.history.ends) == MAX_EPOCHS + 1
