@@ -32,6 +32,7 @@ import orjson
 from genie.config import Settings
 from genie.observability import logs
 from genie.server.app import Server
+from genie.storage.redis import checkpoint
 from work.opcodes import AllocationCounter, OpcodeCounter
 
 WAIT_S = 60.0
@@ -407,6 +408,7 @@ async def measure(shape: Shape, redis_port: int, namespace: str, selector: Locks
 def main(shape: str, redis_port: int = 0, namespace: str = "genie") -> None:
     """Count one shape in this process, and print the counts for one cycle."""
     logs.configure("error", "json")
+    checkpoint.CHECK_INTERVAL_S = WAIT_S * 10  # no checkpoint may begin before time stands still
     counts = Counts(redis_port)
     counts.install()
     selector = LockstepSelector(counts)
