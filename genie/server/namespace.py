@@ -14,7 +14,7 @@ from genie.observability.stats import Stats
 from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
-from genie.server.peer import CommandHandler, ConnectionState, Peer
+from genie.server.peer import CommandHandler, InternalClient
 from genie.server.pipeline import Pipeline
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine, Store
 from genie.tasks import cancel_and_wait
@@ -24,35 +24,6 @@ if TYPE_CHECKING:
     from genie.server.monitor import Monitor
 
 log = structlog.get_logger()
-
-
-class _InternalClient(Peer):
-    """A client inside the server process. The reply to its command is sent when the command is stored, as for any client."""
-
-    __slots__ = ("_handler", "_reply")
-
-    def __init__(self, handler: CommandHandler) -> None:
-        super().__init__()
-        self.enter_state(ConnectionState.READY)
-        self._handler = handler
-        self._reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    async def execute(self, line: bytes) -> bytes:
-        """Submit one line and return the reply. The caller must set a timeout, because an unavailable store delays the reply."""
-        self._handler.submit(self, [line], len(line))
-        try:
-            return await self._reply
-        finally:
-            self.closed = True
-            self._handler.on_disconnect(self)
-
-    def abort(self) -> None:
-        """Cancel the command, because this server lost leadership."""
-        self._reply.cancel()
-
-    def _write(self, data: bytes) -> None:
-        if data and not self._reply.done():
-            self._reply.set_result(data)
 
 
 class Namespace:
@@ -87,7 +58,7 @@ class Namespace:
         self._settings = settings
         self._admission = admission
         self._ready = ready
-        self._internal_clients: set[_InternalClient] = set()
+        self._internal_clients: set[InternalClient] = set()
         """The clients inside this process that wait for a reply."""
         self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending)
         self._leadership_lost = asyncio.Event()
@@ -150,7 +121,7 @@ class Namespace:
 
     async def execute(self, line: bytes) -> bytes:
         """Execute one line of the wire protocol as an internal client. Return the reply when the command is stored."""
-        client = _InternalClient(self.handler)
+        client = InternalClient(self.handler)
         self._internal_clients.add(client)
         try:
             return await client.execute(line)
@@ -236,7 +207,7 @@ class Namespace:
             return loop.time() * 1000 + offset_ms
 
         manager.unix_offset_ms = time.time() * 1000 - clock()
-        manager.max_queue_entries = settings.limits.max_queue
+        manager.max_queue_entries = float(settings.limits.max_queue)
         return Pipeline(
             manager,
             self.store,

@@ -1,7 +1,11 @@
-"""`Peer`, the client of a pipeline: state, session, input queue, outbox. `connection.py` adds the socket."""
+"""`Peer`, the client of a pipeline: state, session, input queue, outbox. `connection.py` adds the socket.
+
+`InternalClient` has no socket: it executes a command of the server itself, for the admin port.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -202,3 +206,32 @@ class Peer:
     def abort(self) -> None:
         """Close immediately, without sending pending messages."""
         self.closed = True
+
+
+class InternalClient(Peer):
+    """A client inside the server process. The reply to its command is sent when the command is stored, as for any client."""
+
+    __slots__ = ("_handler", "_reply")
+
+    def __init__(self, handler: CommandHandler) -> None:
+        super().__init__()
+        self.enter_state(ConnectionState.READY)
+        self._handler = handler
+        self._reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def execute(self, line: bytes) -> bytes:
+        """Submit one line and return the reply. The caller must set a timeout, because an unavailable store delays the reply."""
+        self._handler.submit(self, [line], len(line))
+        try:
+            return await self._reply
+        finally:
+            self.closed = True
+            self._handler.on_disconnect(self)
+
+    def abort(self) -> None:
+        """Cancel the command, because this server lost leadership."""
+        self._reply.cancel()
+
+    def _write(self, data: bytes) -> None:
+        if data and not self._reply.done():
+            self._reply.set_result(data)

@@ -29,13 +29,12 @@ from searches import examples
 SESSION_S = 10.0
 
 
-class Client(Peer):
-    """The server's view of a connected client, without a connection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter_state(ConnectionState.READY)
-        self.session.quiet = True
+def make_client() -> Peer:
+    """Return the server's view of a connected client, without a connection."""
+    client = Peer()
+    client.enter_state(ConnectionState.READY)
+    client.session.quiet = True
+    return client
 
 
 class Server:
@@ -44,7 +43,7 @@ class Server:
     def __init__(self) -> None:
         self.manager = LockManager()
         self.dispatcher = Dispatcher(self.manager, Limits(), Stats())
-        self.client, self.other_client = Client(), Client()
+        self.client, self.other_client = make_client(), make_client()
         self.stored: dict[int, bytes] = {}
         self.input_queue = b""
         self.outbox = b""
@@ -92,7 +91,7 @@ class Server:
         self.dispatcher.expire()
         self.take_output()
 
-    def disconnect(self, peer: Client, now: float) -> None:
+    def disconnect(self, peer: Peer, now: float) -> None:
         peer.closed = True
         self.dispatcher.notifier.now = now * 1000
         self.dispatcher.execute(peer, iter([END_OF_INPUT]))
@@ -108,7 +107,7 @@ class Server:
         self.stored = dict(stored)
         self.manager = replica.manager
         self.dispatcher = Dispatcher(self.manager, Limits(), Stats())
-        self.client, self.other_client = Client(), Client()
+        self.client, self.other_client = make_client(), make_client()
         self.input_queue = self.outbox = b""
         self.dispatcher.notifier.now = now * 1000
         self.dispatcher.recover(replica.retained_replies.values())
@@ -132,7 +131,7 @@ class Simulation:
         self.ids: dict[int, Request] = {}
         self.detached: set[Request] = set()
         self.may_have_ended: set[int] = set()
-        self.old_peer: Client | None = None
+        self.old_peer: Peer | None = None
         self.connected = False
         self.connect_until_up()
 
@@ -167,7 +166,7 @@ class Simulation:
     def connect(self) -> None:
         """Open a new connection; the server may not have detected the end of the old one yet."""
         self.connected = True
-        self.server.client, old = Client(), self.server.client
+        self.server.client, old = make_client(), self.server.client
         self.server.outbox = b""  # the rest was for the old one
         self.session.on_connected()
         if not old.closed:

@@ -22,12 +22,11 @@ from genie.testing.simulation.invariants import check
 STEPS = 120
 
 
-class Client(Peer):
-    """A client without a connection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter_state(ConnectionState.READY)
+def make_client() -> Peer:
+    """Return a client without a connection."""
+    client = Peer()
+    client.enter_state(ConnectionState.READY)
+    return client
 
 
 def line(command: str, **payload: object) -> bytes:
@@ -60,7 +59,7 @@ class Leader:
     def __init__(self, rng: Random, manager: LockManager, retained_replies: list[RetainedReply], now: float) -> None:
         self.rng, self.manager, self.now = rng, manager, now
         self.dispatcher = Dispatcher(manager, Limits(), Stats())
-        self.peers: list[Client] = []
+        self.peers: list[Peer] = []
         self.decoder = RecordDecoder()
         self.dispatcher.notifier.now = now
         self.dispatcher.recover(retained_replies)
@@ -88,7 +87,7 @@ class Leader:
     def execute_random_command(self) -> None:
         rng = self.rng
         if not self.peers or rng.random() < 0.15:
-            peer = Client()
+            peer = make_client()
             self.peers.append(peer)
             if rng.random() < 0.8:
                 number = rng.randrange(4)
@@ -130,7 +129,7 @@ class Leader:
                     ),
                 )
 
-    def execute(self, peer: Client, item: Item) -> None:
+    def execute(self, peer: Peer, item: Item) -> None:
         items: Iterator[Item] = iter([item])
         self.dispatcher.execute(peer, items)
 
@@ -166,7 +165,7 @@ def _decoded_copy(batch: Batch) -> Batch:
 
 
 def test_the_requests_of_a_session_are_limited() -> None:
-    dispatcher, peer = Dispatcher(LockManager(), Limits(max_requests_per_session=2), Stats()), Client()
+    dispatcher, peer = Dispatcher(LockManager(), Limits(max_requests_per_session=2), Stats()), make_client()
     requests = [line("request", resources=[f"exclusive:{number}"], ref=f"{number}") for number in range(3)]
     dispatcher.execute(peer, iter([Hello("a secret of sixteen")]))
     dispatcher.execute(peer, iter(requests))
@@ -181,7 +180,7 @@ def test_expired_sessions_end_in_bounded_batches(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(dispatcher_module, "MAX_EXPIRY_CHANGES", 4)
     dispatcher = Dispatcher(LockManager(), Limits(), Stats())
     for number in range(3):
-        peer = Client()
+        peer = make_client()
         dispatcher.execute(peer, iter([Hello(f"a secret of number {number}")]))
         requests = [line("request", resources=[f"shared:{name}"], transactionTimeout=1e9) for name in "abc"]
         dispatcher.execute(peer, iter([*requests, END_OF_INPUT]))
@@ -197,7 +196,7 @@ def test_expired_sessions_end_in_bounded_batches(monkeypatch: pytest.MonkeyPatch
 
 def test_a_hello_of_a_lost_connection_does_not_take_over_the_session() -> None:
     """Another connection has resumed the session before the `hello` is executed."""
-    dispatcher, late, current = Dispatcher(LockManager(), Limits(), Stats()), Client(), Client()
+    dispatcher, late, current = Dispatcher(LockManager(), Limits(), Stats()), make_client(), make_client()
     dispatcher.execute(current, iter([Hello("a secret of sixteen")]))
     late.closed = True
     dispatcher.execute(late, iter([Hello("a secret of sixteen")]))
@@ -208,7 +207,7 @@ def test_a_hello_of_a_lost_connection_does_not_take_over_the_session() -> None:
 
 def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
     """A release by `ref` repeats it, and so does a request with the same `ref`."""
-    dispatcher, other, peer = Dispatcher(LockManager(), Limits(), Stats()), Client(), Client()
+    dispatcher, other, peer = Dispatcher(LockManager(), Limits(), Stats()), make_client(), make_client()
     waiting_request = line("request", resources=["exclusive:a"], queueTimeout=5, ref="1")
     dispatcher.execute(other, iter([line("request", resources=["exclusive:a"])]))
     dispatcher.execute(peer, iter([Hello("a secret of sixteen")]))
@@ -221,7 +220,7 @@ def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
         for id_, change in dispatcher.snapshot(100).changes.items()
         if change is not None
     ]
-    restarted, peer = Dispatcher(LockManager(), Limits(), Stats()), Client()
+    restarted, peer = Dispatcher(LockManager(), Limits(), Stats()), make_client()
     restarted.recover([reply for reply in stored if isinstance(reply, RetainedReply)])
     restarted.execute(peer, iter([Hello("a secret of sixteen")]))
     restarted.execute(peer, iter([waiting_request, line("release", ref="1")]))
@@ -232,7 +231,7 @@ def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_lost_connection_without_session_retains_no_replies(durable: bool) -> None:
     """They would form a reference cycle with the session."""
-    dispatcher, peer = Dispatcher(LockManager(), Limits(), Stats(), durable=durable), Client()
+    dispatcher, peer = Dispatcher(LockManager(), Limits(), Stats(), durable=durable), make_client()
     dispatcher.execute(peer, iter([line("request", resources=["exclusive:a"], transactionTimeout=5, ref="1")]))
     peer.closed = True
     dispatcher.execute(peer, iter([END_OF_INPUT]))
