@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import click
+import structlog
 from msgspec import to_builtins
 
 from genie.cli.options import (
@@ -95,6 +96,8 @@ def redis_options(command: Callable[..., T]) -> Callable[..., T]:
         if redis_url is None:
             host = redis_host or "127.0.0.1"
             redis_url = f"redis://{f'[{host}]' if ':' in host else host}:{redis_port or 6379}/0"
+        # The standard output is the export.
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr), cache_logger_on_first_use=False)
         try:
             return command(url=redis_url, namespace=namespace, **options)
         except TransferError as error:

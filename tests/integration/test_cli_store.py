@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 import redis as redis_py
+import structlog
+from click.testing import CliRunner
 
 from commands import genie_cli
+from genie.cli import main
 from genie.core import HELD, Request
 from genie.storage.redis.check import check_namespace
 from genie.storage.redis.primary import Primary
@@ -323,6 +326,26 @@ async def test_what_a_leader_replaces_is_read_again(
     assert calls[command] > 1
 
 
+def test_warnings_are_not_part_of_an_export(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is trimmed while the state is read: it is read again, with a warning."""
+    call, changes = Primary.call, [move_checkpoint]
+
+    async def change_once(self: Primary, *parts: object, **options: Any) -> Any:
+        if "HSCAN" in parts and changes:
+            changes.pop()(stored)
+        return await call(self, *parts, **options)
+
+    monkeypatch.setattr(Primary, "call", change_once)
+    arguments = ["store", "export", "--redis-url", stored.redis.url, "--namespace", stored.name]
+    try:
+        result = CliRunner().invoke(main, arguments)
+    finally:
+        structlog.reset_defaults()
+    assert result.exit_code == 0
+    assert "log truncated" in result.stderr
+    assert [json.loads(line).get("id") for line in result.stdout.splitlines()] == [None, 2, 3, None]
+
+
 def test_usage_and_unavailable_redis(stored: Stored) -> None:
     missing = genie_cli("store", "check", redis_url=stored.redis.url, namespace="missing")
     assert (missing.returncode, missing.stdout) == (2, "")
@@ -566,10 +589,10 @@ async def test_a_namespace_can_be_checked_and_exported_under_load(redis: Redis) 
     positions = set()
     while load.poll() is None:
         done = genie_cli("store", "check", "--json", redis_url=redis.url)
-        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        assert (done.returncode, done.stderr) == (0, ""), (done.stdout, done.stderr)
         positions.add(json.loads(done.stdout)["position"])
         exported = genie_cli("store", "export", redis_url=redis.url)
-        assert exported.returncode == 0
+        assert exported.returncode == 0, exported.stderr
         assert json.loads(exported.stdout.splitlines()[-1])["count"] == len(exported.stdout.splitlines()) - 2
     assert load.returncode == 0
     assert len(positions) > 1
