@@ -361,7 +361,11 @@ class StoreRecorder:
 
     def stored_records(self) -> dict[int, Message]:
         """Return the records that the store holds now, by request id."""
-        return self._namespace.recover(self._keys).records
+        try:
+            return self._namespace.recover(self._keys).records
+        except Unrecoverable as error:
+            self._history.violations.append((self._history.clock(), str(error)))
+            return {}
 
     def _on_write(self, undo: list[Undo], sender: str) -> None:
         """Record an atomic write. Every batch, takeover and restored snapshot is a log entry; other writes change nothing.
@@ -383,8 +387,13 @@ class StoreRecorder:
         unrecoverable = self._has_lost_writes and (sender != self._last_writer or not self._writer_has_committed)
         is_snapshot = self._has_lost_writes or state_key != self._state_key or nonce != self._nonce
         old_records, self._records = self._records, dict(self._records)
-        if is_snapshot:
-            _, counters, self._records = self._namespace.recover(self._keys)
+        try:
+            recovered = self._namespace.recover(self._keys) if is_snapshot else None
+        except Unrecoverable as error:
+            self._history.violations.append((self._history.clock(), f"{sender}: {error}"))
+            return
+        if recovered is not None:
+            _, counters, self._records = recovered
         else:
             counters = apply_batch(fields[b"batch"], self._records)
         self._has_lost_writes = False
