@@ -8,8 +8,9 @@ which loses nothing and steps down; a replica that is taken for a primary, which
 instead, because another check nearly always detects the situation earlier: a lease that expires during a read without a
 commit; a node that uses the reply of the sentinel with the oldest view; a node that still sends commands to the old primary.
 Others have tests with a real Redis, because 100 worlds did not reveal them: a part of a checkpoint that is written late, by a
-former leader or after a rollback; deletions that are skipped after an interrupted checkpoint; a lost reply that counts as a
-loss of leadership, which loses nothing (`test_checkpoints.py`, `test_commit_log.py`). An unknown field has a unit test.
+former leader or after a rollback; deletions that are skipped after an interrupted checkpoint; commits without WATCH (a simulated
+primary closes its connections when it is demoted); a lost reply that counts as a loss of leadership, which loses nothing
+(`test_checkpoints.py`, `test_commit_log.py`). An unknown field has a unit test.
 """
 
 from __future__ import annotations
@@ -157,12 +158,6 @@ MUTANTS = [
         "storage/redis/commit.py",
         "            self._watching = False\n            self.recover(self.resume())",
         "            self._finish(Outcome.STORED)",
-    ),
-    Mutant(
-        "commits do not watch the log",
-        "storage/redis/commit.py",
-        'self.watch = encode_command(["WATCH", keyspace.meta, keyspace.log])',
-        'self.watch = encode_command(["UNWATCH"])',
     ),
     Mutant(
         "the log is trimmed before the checkpoint",
