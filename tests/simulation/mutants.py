@@ -148,8 +148,8 @@ MUTANTS = [
     Mutant(
         "a leader does not compare the log after a reconnection",
         "storage/redis/commit.py",
-        "        outcome = self._compare(await self._watch())",
-        "        outcome = self._compare(await self._watch())\n"
+        "        outcome = self._compare(meta)",
+        "        outcome = self._compare(meta)\n"
         "        outcome = Outcome.NOT_STORED if outcome is Outcome.ROLLED_BACK else outcome",
         first=40,
     ),
@@ -162,8 +162,8 @@ MUTANTS = [
     Mutant(
         "the log is trimmed before the checkpoint",
         "storage/redis/commit.py",
-        "first = min(self._checkpointed(), ",
-        "first = max(self._checkpointed(), ",
+        "first = min(self._checkpoint(), ",
+        "first = max(self._checkpoint(), ",
     ),
     Mutant(
         "a checkpoint is moved before its records are written",

@@ -65,6 +65,8 @@ class CommitEncoder:
         self._retention = LogRetention()
         self.encoded_bytes = 0
         """The size of all batches that were encoded, each counted once."""
+        self._compared: tuple[Position, Position] | None = None
+        """The checkpoint that was known when the log was last compared, and the one that Redis had."""
         self._last_index = 0
         """The index of the last batch that was encoded."""
         self.watch = encode_command(["WATCH", keyspace.meta, keyspace.log])
@@ -94,9 +96,21 @@ class CommitEncoder:
         """
         self._retention.mark(index, self.encoded_bytes)
         first_retained = self._retention.first_retained
-        first = min(self._checkpointed(), (self._epoch, first_retained) if first_retained else (self._former_epoch, 0))
+        first = min(self._checkpoint(), (self._epoch, first_retained) if first_retained else (self._former_epoch, 0))
         options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", encode_position(first))
         return _MULTI + b"*9\r\n" + b"".join(map(encode_bulk, options))
+
+    def _checkpoint(self) -> Position:
+        """Return the position of the last checkpoint that Redis has."""
+        known = self._checkpointed()
+        return self._compared[1] if self._compared is not None and self._compared[0] == known else known
+
+    def on_compared(self, checkpoint: Position) -> None:
+        """Note the checkpoint that Redis has: a failover may have lost the last one, although it has lost no batch.
+
+        Until the next checkpoint is written, the log is trimmed only up to this one.
+        """
+        self._compared = self._checkpointed(), checkpoint
 
     def encode_allowing_oom(self, index: int, batch: bytes) -> bytes:
         """Encode the commit of a batch as a script that Redis also runs while it is out of memory (Redis 7 or newer)."""
@@ -276,7 +290,10 @@ class CommitWriter:
 
         Connects first if necessary, and retries until that succeeds. May only be called by the coroutine of `recover`.
         """
-        outcome = self._compare(await self._watch())
+        meta = await self._watch()
+        outcome = self._compare(meta)
+        if meta is not None:
+            self._encoder.on_compared(meta.checkpoint.position)
         self._attempts += 1
         if outcome is Outcome.NOT_STORED:
             self._watching = True

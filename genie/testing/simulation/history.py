@@ -472,7 +472,11 @@ class LineageRecorder:
 
     def stored_records(self, redis: ReplicatedRedis) -> dict[int, Message]:
         """Return the records that a Redis holds now, by request id."""
-        return self._namespace.recover(redis.keys).records
+        try:
+            return self._namespace.recover(redis.keys).records
+        except Unrecoverable as error:
+            self._history.violations.append((self._history.clock(), str(error)))
+            return {}
 
     def _write_observer(self, redis: ReplicatedRedis) -> Callable[[list[Undo], str], None]:
         """Return a callback for `on_write` of a Redis, which records the log entries, and checks the checkpoints."""

@@ -122,6 +122,22 @@ def test_each_large_commit_trims_the_log() -> None:
     assert first_kept > 0
 
 
+def test_after_a_failover_the_log_is_trimmed_to_the_checkpoint_that_redis_has() -> None:
+    """A failover may lose the last checkpoint, but no batch: the log after the earlier one is needed."""
+    commits = encoder((7, 900))
+    commits._checkpointed = lambda: checkpoints[-1]
+    checkpoints = [(7, 300)]
+    batch = b"x" * (MAX_LOG_BYTES // 512)
+    for index in range(1, 1024):
+        commits.encode(index, batch)
+    commits.on_compared((7, 100))
+    assert b"7-100" in commits.encode(1024, batch)[0]
+    checkpoints.append((7, 400))
+    for index in range(1025, 1024 + TRIM_INTERVAL):
+        commits.encode(index, batch)
+    assert b"7-400" in commits.encode(1024 + TRIM_INTERVAL, batch)[0]
+
+
 def test_a_batch_that_is_sent_again_is_counted_once() -> None:
     """Otherwise each retry of a large batch made a checkpoint due, which changes `meta`, and so rejects the next retry."""
     commits = encoder()
