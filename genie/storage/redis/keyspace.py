@@ -183,6 +183,9 @@ class Keyspace:
                 f"{self.meta} has the format version {version}, and this version of Genie knows {FORMAT_VERSION}: "
                 "use the version of Genie that wrote it, or another namespace"
             )
+        missing = {"nonce", "node", "history", "state", "checkpoint"} - meta.keys()
+        if missing:
+            raise UnknownFormat(f"{self.meta} lacks {', '.join(sorted(missing))}: restore it from a backup")
         epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["state"].decode())
         self._highest_epoch = max(self._highest_epoch, epoch.number)
         checkpoint = Checkpoint.decode(meta["checkpoint"])

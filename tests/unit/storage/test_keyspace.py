@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import MAX_EPOCHS
-from genie.storage.store import Batch, Node
+from genie.storage.store import Batch, Node, UnknownFormat
 
 
 class RecordingPrimary:
@@ -30,3 +32,19 @@ async def test_a_takeover_stores_the_last_epochs_only() -> None:
     (history,) = [part for part in primary.arguments if isinstance(part, str) and part.endswith(f" {last.number}-7")]
     assert len(history.split()) == MAX_EPOCHS
     assert len(keyspace.history.ends) == MAX_EPOCHS + 1
+
+
+class DamagedPrimary:
+    """Stands in for the primary: `meta` has lost all fields but these."""
+
+    asking = False
+
+    async def call(self, *command: object) -> object:
+        del command
+        return [b"version", b"1", b"epoch", b"7", b"nonce", b"n", b"node", b"", b"history", b"0-0"], b"7-3"
+
+
+async def test_metadata_without_a_field_is_an_unknown_format() -> None:
+    keyspace = Keyspace(DamagedPrimary(), "n")  # type: ignore[arg-type]
+    with pytest.raises(UnknownFormat, match=r"\{n\}:meta lacks checkpoint, state: restore it from a backup"):
+        await keyspace.read()
