@@ -106,6 +106,7 @@ class Redis(Process):
         }
         if not self.call("EXISTS", f"{tag}:meta"):
             self.call("XADD", f"{tag}:log", "1-0", "base", "0-0", "node", "")
+            self.call("HSET", f"{tag}:state:1", "0", "")
             self.call("HSET", f"{tag}:meta", *(str(part) for pair in fields.items() for part in pair))
 
     def call(self, *parts: str) -> Any:

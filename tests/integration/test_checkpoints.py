@@ -37,7 +37,9 @@ def _checkpoints_only_on_demand(plain: Redis, monkeypatch: pytest.MonkeyPatch) -
 
 def checkpointer(client: Locks) -> Checkpointer:
     store = client.store
-    return Checkpointer(store._primary, store._keyspace, lambda: store._writer.progress, store._log)
+    return Checkpointer(
+        store._primary, store._keyspace, lambda: store._writer.progress, store._writer.on_loss, store._log
+    )
 
 
 async def release(client: Locks, *ids: int) -> None:
@@ -147,11 +149,11 @@ async def test_a_late_part_of_an_earlier_attempt_is_rejected(plain: Redis) -> No
         keyspace, end = client.store._keyspace, last_position(plain)
         await soon(client.lock("a"))
         state = plain.call("HGET", META, "state").decode()
-        assert await keyspace.write_checkpoint(2, end, [], {b"1": b"new"})
-        assert not await keyspace.write_checkpoint(1, end, [], {b"1": b"old", b"2": b"old"})
-        assert not await keyspace.write_checkpoint(1, end, [b"1"], {}, Checkpoint(end, Batch()))
+        assert await keyspace.write_checkpoint(2, end, [], {b"1": b"new"}) == b"ok"
+        assert await keyspace.write_checkpoint(1, end, [], {b"1": b"old", b"2": b"old"}) == b"late"
+        assert await keyspace.write_checkpoint(1, end, [b"1"], {}, Checkpoint(end, Batch())) == b"late"
         assert plain.call("HGETALL", state) == {b"0": b"", b"1": b"new"}
-        assert await keyspace.write_checkpoint(2, end, [b"1"], {})
+        assert await keyspace.write_checkpoint(2, end, [b"1"], {}) == b"ok"
         assert plain.call("HGETALL", state) == {b"0": b""}
 
 
@@ -165,21 +167,56 @@ async def test_a_part_is_rejected_by_a_redis_that_was_rolled_back_or_has_another
         state = plain.call("HGET", META, "state").decode()
         plain.call("RENAME", LOG, "late")
 
-        async def rejected() -> None:
+        async def rejected(reason: bytes) -> None:
             before = plain.call("HGETALL", META), plain.call("HGETALL", state)
             for last in (None, Checkpoint(end, Batch())):
-                assert not await keyspace.write_checkpoint(1, end, [b"0"], {b"1": b"x"}, last)
+                assert await keyspace.write_checkpoint(1, end, [b"1"], {b"1": b"x"}, last) == reason
             assert (plain.call("HGETALL", META), plain.call("HGETALL", state)) == before
 
-        await rejected()  # without a log
+        await rejected(b"lost")  # without a log
         plain.call("RENAME", "early", LOG)
-        await rejected()
+        await rejected(b"lost")
         plain.call("RENAME", "late", LOG)
+        plain.call("HDEL", state, "0")
+        await rejected(b"no state")
+        plain.call("HSET", state, "0", "")
         nonce = plain.call("HGET", META, "nonce")
         plain.call("HSET", META, "nonce", "other")
-        await rejected()
+        await rejected(b"other")
         plain.call("HSET", META, "nonce", nonce.decode())
-        assert await keyspace.write_checkpoint(1, end, [], {b"1": b"x"})
+        assert await keyspace.write_checkpoint(1, end, [], {b"1": b"x"}) == b"ok"
+
+
+async def test_a_lost_state_is_restored_by_the_leader_and_never_taken_for_an_empty_one(plain: Redis) -> None:
+    async with locks(plain.url) as client:
+        await soon(client.lock("a"))
+        await soon(client.lock("b"))
+        assert await checkpointer(client).write()
+        state = plain.call("HGET", META, "state").decode()
+        plain.call("DEL", state)
+        with pytest.raises(RedisFailure, match=r"has lost .*, the state of the last checkpoint"):
+            async for _ in client.store._keyspace.scan_records():
+                pass
+        assert not await checkpointer(client).write()
+        assert not plain.call("EXISTS", state), "a state of the later changes alone would lack the earlier locks"
+        await soon(client.lock("c"))
+        assert plain.call("HGET", META, "state").decode() != state
+        held = set(client.manager.table.held)
+        assert len(held) == 3
+    assert await held_by_the_next_leader(plain) == held
+
+
+async def test_a_lost_meta_is_restored_although_no_transaction_has_noticed(plain: Redis) -> None:
+    """It may be lost between EXEC and WATCH."""
+    async with locks(plain.url) as client:
+        await soon(client.lock("a"))
+        plain.call("DEL", META)
+        client.store._writer._watching = True
+        assert not await checkpointer(client).write()
+        await soon(client.lock("b"))
+        assert plain.call("HGET", META, "node")
+        held = set(client.manager.table.held)
+    assert await held_by_the_next_leader(plain) == held
 
 
 # -- the leader dies at any moment ----------------------------------------------------------------------------

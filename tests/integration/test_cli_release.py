@@ -157,9 +157,9 @@ async def test_a_lock_that_ended_before_the_confirmation_is_reported(
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        ([], "give one of ID, --transaction and --prefix"),
-        (["7", "--prefix", "a"], "give one of ID, --transaction and --prefix"),
-        (["--transaction", "t", "--prefix", "a"], "give one of"),
+        ([], "give exactly one of ID, --transaction and --prefix"),
+        (["7", "--prefix", "a"], "give exactly one of ID, --transaction and --prefix"),
+        (["--transaction", "t", "--prefix", "a"], "give exactly one of"),
         (["7", "--yes"], "an ID is released without confirmation"),
         (["--transaction", "t", "--json"], "--json cannot ask for confirmation: add --yes"),
         (["--prefix", "", "--yes"], "--prefix must not be empty"),

@@ -135,7 +135,7 @@ def raw(stored: Stored, *command: str) -> None:
 TAMPERED = {
     "another version": (lambda s: s.set(version=2), "meta", "format version 2, and this version of Genie knows 1"),
     "no version": (lambda s: s.client.hdel(s.meta, "version"), "meta", "format version none"),
-    "no history": (lambda s: s.client.hdel(s.meta, "history"), "meta", "the field 'history' is missing"),
+    "no history": (lambda s: s.client.hdel(s.meta, "history"), "meta", "lacks history"),
     "an invalid checkpoint": (lambda s: s.set(checkpoint="7-x 1 1 1"), "meta", "a field is invalid"),
     "an invalid node": (lambda s: s.set(node="{"), "meta", "a field is invalid"),
     "a log of another type": (

@@ -162,15 +162,14 @@ MUTANTS = [
     Mutant(
         "the log is trimmed before the checkpoint",
         "storage/redis/commit.py",
-        "first = min(self._checkpoint(), ",
-        "first = max(self._checkpoint(), ",
+        "encode_position(min(self._checkpoint(), retained))",
+        "encode_position(max(self._checkpoint(), retained))",
     ),
     Mutant(
         "a checkpoint is moved before its records are written",
         "storage/redis/checkpoint.py",
-        "                if not await self._keyspace.write_checkpoint(self._attempt, checkpoint.position, deleted, written):",
-        "                if not await self._keyspace.write_checkpoint("
-        "self._attempt, checkpoint.position, deleted, written, checkpoint):",
+        "                if not await self._write_part(checkpoint.position, deleted, written):",
+        "                if not await self._write_part(checkpoint.position, deleted, written, checkpoint):",
     ),
     Mutant(
         "a loaded state lacks the first log entry after the checkpoint",

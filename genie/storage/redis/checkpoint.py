@@ -41,15 +41,22 @@ class Checkpointer:
     """Writes checkpoints of the namespace that this node leads.
 
     The changes are read from the log, so they are stored, and a commit costs nothing for its checkpoint. `progress` returns
-    how many batches this leader has committed, and their size in bytes.
+    how many batches this leader has committed, and their size in bytes. `on_loss` is called if Redis seems to have lost data; with
+    True if it has lost the state, which the log alone does not show.
     """
 
     def __init__(
-        self, primary: Primary, keyspace: Keyspace, progress: Callable[[], tuple[int, int]], log: FilteringBoundLogger
+        self,
+        primary: Primary,
+        keyspace: Keyspace,
+        progress: Callable[[], tuple[int, int]],
+        on_loss: Callable[[bool], None],
+        log: FilteringBoundLogger,
     ) -> None:
         self._primary = primary
         self._keyspace = keyspace
         self._progress = progress
+        self._on_loss = on_loss
         self._log = log
         self.position: Position = (0, 0)
         """The position of the last checkpoint: up to this position the log can be trimmed; (0, 0) if it is not known yet."""
@@ -77,10 +84,8 @@ class Checkpointer:
     def _is_due(self, elapsed_s: float) -> bool:
         """Return whether a checkpoint is due `elapsed_s` seconds after the last attempt."""
         entries, size = (now - last for now, last in zip(self._progress(), self._last_progress, strict=True))
-        is_idle = size <= EMPTY_BATCH_BYTES * entries and self.position != (
-            0,
-            0,
-        )  # an idle leader commits empty batches
+        # An idle leader commits empty batches.
+        is_idle = size <= EMPTY_BATCH_BYTES * entries and self.position != (0, 0)
         is_overdue = elapsed_s >= CHECKPOINT_INTERVAL_S and not is_idle
         return is_overdue or size >= CHECKPOINT_BYTES or entries >= CHECKPOINT_ENTRIES
 
@@ -91,6 +96,7 @@ class Checkpointer:
         highest_known, self._highest_id = self._highest_id, None
         meta = await self._keyspace.read()
         if meta is None or meta.epoch != self._keyspace.epoch:
+            self._on_loss(False)
             return False
         changes, checkpoint, highest_id = await self._read_log(meta)
         deleted: list[bytes] = []
@@ -101,16 +107,29 @@ class Checkpointer:
             elif highest_known is None or int(id_) <= highest_known:  # otherwise the state never had the id
                 deleted.append(id_)
             if max(len(deleted), len(written)) == PART_SIZE:
-                if not await self._keyspace.write_checkpoint(self._attempt, checkpoint.position, deleted, written):
+                if not await self._write_part(checkpoint.position, deleted, written):
                     return False
                 deleted, written = [], {}
-        if not await self._keyspace.write_checkpoint(self._attempt, checkpoint.position, deleted, written, checkpoint):
+        if not await self._write_part(checkpoint.position, deleted, written, checkpoint):
             return False
         if highest_known is None:
             highest_known = meta.checkpoint.counters.next_id - 1  # the highest id of a record before this checkpoint
         self.position, self._highest_id = checkpoint.position, max(highest_id, highest_known)
         self._last_progress = progress
         return True
+
+    async def _write_part(
+        self,
+        position: Position,
+        deleted: list[bytes],
+        written: dict[bytes, bytes],
+        checkpoint: Checkpoint | None = None,
+    ) -> bool:
+        """Write a part of this attempt, see `Keyspace.write_checkpoint`; return whether Redis has accepted it."""
+        status = await self._keyspace.write_checkpoint(self._attempt, position, deleted, written, checkpoint)
+        if status in (b"lost", b"no state"):
+            self._on_loss(status == b"no state")
+        return status == b"ok"
 
     async def _read_log(self, meta: Meta) -> tuple[dict[bytes, bytes], Checkpoint, int]:
         """Read the log from the last checkpoint to the end that `meta` has.

@@ -96,8 +96,8 @@ class CommitEncoder:
         """
         self._retention.mark(index, self.encoded_bytes)
         first_retained = self._retention.first_retained
-        first = min(self._checkpoint(), (self._epoch, first_retained) if first_retained else (self._former_epoch, 0))
-        options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", encode_position(first))
+        retained = (self._epoch, first_retained) if first_retained else (self._former_epoch, 0)
+        options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", encode_position(min(self._checkpoint(), retained)))
         return _MULTI + b"*9\r\n" + b"".join(map(encode_bulk, options))
 
     def _checkpoint(self) -> Position:
@@ -113,9 +113,13 @@ class CommitEncoder:
         self._compared = self._checkpointed(), checkpoint
 
     def encode_allowing_oom(self, index: int, batch: bytes) -> bytes:
-        """Encode the commit of a batch as a script that Redis also runs while it is out of memory (Redis 7 or newer)."""
+        """Encode the commit of a batch as a script that Redis also runs while it is out of memory (Redis 7 or newer).
+
+        The script trims the log up to the checkpoint, without regard to followers: that frees memory.
+        """
         ids = (f"{self._epoch}-{number}" for number in (index - 1, index))
-        script = encode_command(["EVAL", _APPEND_ALLOWING_OOM, 2, self._log, self._meta, *ids, batch])
+        trimmed = encode_position(self._checkpoint())
+        script = encode_command(["EVAL", _APPEND_ALLOWING_OOM, 2, self._log, self._meta, *ids, batch, trimmed])
         return script + _UNWATCH + self.watch  # the script has changed the watched log: forget that, and watch again
 
     @property
@@ -220,6 +224,8 @@ class CommitWriter:
         self._connection: RedisConnection | None = None
         self._watching = False
         """Whether the connection watches the log, and the log ends with the last stored batch."""
+        self._has_lost_state = False
+        """Whether Redis has lost the checkpointed state, so that the snapshot must be restored."""
         self.index = 0
         """The index of the last stored batch in this leader's epoch."""
         self.last_sent_index = 0
@@ -261,6 +267,7 @@ class CommitWriter:
     def start_epoch(self, encoder: CommitEncoder) -> None:
         """Continue with the first batch of the epoch that this node has just acquired."""
         self._encoder, self.index, self.last_sent_index, self._watching = encoder, 0, 0, False
+        self._has_lost_state = False
 
     def write(self, batch: bytes) -> None:
         """Append an encoded batch to the log, and retry it until `on_outcome` or `on_defect` is called."""
@@ -277,6 +284,14 @@ class CommitWriter:
         self._batch, self._in_flight, self.last_sent_index = batch, True, self.index + 1
         await self.resume()
 
+    def on_loss(self, has_lost_state: bool) -> None:
+        """Compare the log with the stored batches before the next commit, because Redis seems to have lost data.
+
+        With `has_lost_state`, the next commit has the outcome `ROLLED_BACK`, whatever the log has.
+        """
+        self._watching = False
+        self._has_lost_state |= has_lost_state
+
     def recover(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that makes commits possible again, and at its end calls `resume` or `resubmit`.
 
@@ -292,6 +307,8 @@ class CommitWriter:
         """
         meta = await self._watch()
         outcome = self._compare(meta)
+        if self._has_lost_state and outcome is not Outcome.OTHER_LEADER:
+            outcome = Outcome.ROLLED_BACK
         if meta is not None:
             self._encoder.on_compared(meta.checkpoint.position)
         self._attempts += 1
@@ -389,9 +406,8 @@ class CommitWriter:
             self._on_failure(error)
             return
         # A cluster node that is importing the slot rejects WATCH without another ASKING: then the next commit resumes first.
-        self._watching = not isinstance(
-            replies[(TRANSACTION_REPLIES if self._result_at else SCRIPT_REPLIES) - 1], ErrorReply
-        )
+        watch_reply = replies[(TRANSACTION_REPLIES if self._result_at else SCRIPT_REPLIES) - 1]
+        self._watching = not isinstance(watch_reply, ErrorReply) and not self._has_lost_state
         if not result or isinstance(result[0], Exception) or result[0] is None:
             # The log was changed since it was watched (EXEC replies nil), or is gone, or has a higher id: find out.
             self._watching = False

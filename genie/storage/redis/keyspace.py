@@ -271,18 +271,25 @@ class Keyspace:
     async def scan_records(self) -> AsyncIterator[dict[bytes, bytes]]:
         """Yield all records in chunks, each a map from id to encoded record.
 
-        The leader may commit during the scan. So a record may be yielded twice, with values from different moments.
+        The leader may commit during the scan. So a record may be yielded twice, with values from different moments. Raises
+        RedisFailure if Redis has lost the state.
         """
         meta = await self.read()
         if meta is None:
             return
-        cursor = None
+        cursor, is_complete = None, False
         while cursor != b"0":
             keys = [meta.epoch.state, self.meta, self.log]
             cursor, fields = await self._primary.read(keys, "HSCAN", cursor or b"0", "COUNT", CHUNK)
             records = dict(zip(fields[::2], fields[1::2], strict=True))
-            records.pop(b"0", None)  # the field that keeps the hash from being empty
+            is_complete |= records.pop(b"0", None) is not None  # every state has this field
             yield records
+        if not is_complete:
+            latest = await self.read()
+            if (
+                latest is not None and latest.epoch.state == meta.epoch.state
+            ):  # otherwise a snapshot was restored meanwhile
+                raise RedisFailure(f"Redis has lost {meta.epoch.state}, the state of the last checkpoint")
 
     async def restore_snapshot(self, node: Node | None, state: Batch, history: EpochHistory) -> None:
         """Write the in-memory state with its lineage to a Redis that has lost commits, and lead in a new epoch.
@@ -318,11 +325,12 @@ class Keyspace:
         deleted: list[bytes],
         written: dict[bytes, bytes],
         checkpoint: Checkpoint | None = None,
-    ) -> bool:
+    ) -> bytes:
         """Write changed records up to `position` to the state. With `checkpoint`, move the checkpoint afterwards.
 
-        The leader numbers its attempts to write a checkpoint from 1. Returns False, without a change, if another node leads,
-        a later attempt has begun, or Redis lacks the log entries up to `position`.
+        The leader numbers its attempts to write a checkpoint from 1. Returns `ok`, or the reason why nothing was changed:
+        `other` if another node leads, `late` if a later attempt has begun, `lost` if Redis lacks the log entries up to
+        `position`, `no state` if Redis has lost the state.
         """
         status = await self._primary.eval(
             _CHECKPOINT,
@@ -336,7 +344,7 @@ class Keyspace:
             ),
             *(len(deleted), *deleted, *(part for item in written.items() for part in item)),
         )
-        return bool(status == b"ok")
+        return bytes(status)
 
     async def _finish_restore(self) -> None:
         """Delete abandoned snapshots, then forget the attempted epoch.

@@ -188,7 +188,9 @@ class LogReader:
             return EpochStarted(position, decode_position(base), decode_node(values[b"node"]))
         if position != (self.position[0], self.position[1] + 1):
             raise LogTruncated
-        encoded = values[b"batch"]
+        encoded = values.get(b"batch")
+        if encoded is None:  # not an entry of Genie
+            raise LogTruncated
         counters, records = split_batch(encoded)
         self.history = self.history.advanced_to(position)
         return BatchCommitted(position, counters, records, len(encoded), b"resigned" in values)

@@ -243,7 +243,9 @@ class RedisStore:
 
     def _start_epoch(self) -> None:
         """Begin to commit and to write checkpoints in the epoch that this node has just acquired."""
-        checkpointer = Checkpointer(self._primary, self._keyspace, lambda: self._writer.progress, self._log)
+        checkpointer = Checkpointer(
+            self._primary, self._keyspace, lambda: self._writer.progress, self._writer.on_loss, self._log
+        )
         self._writer.start_epoch(CommitEncoder(self._keyspace, lambda: checkpointer.position))
         self._checkpointing = self._loop.create_task(checkpointer.run())
 

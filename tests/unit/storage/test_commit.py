@@ -150,7 +150,7 @@ def test_a_redis_out_of_memory_gets_a_script_that_continues_the_last_batch() -> 
     script, unwatch, watch = parse_commands(encoder().encode_allowing_oom(12, b"0 1 1\n7"))
     assert script[0] == b"EVAL"
     assert script[1].startswith(ALLOW_OOM_SHEBANG)
-    assert script[2:] == [b"2", b"{n}:log", b"{n}:meta", b"7-11", b"7-12", b"0 1 1\n7"]
+    assert script[2:] == [b"2", b"{n}:log", b"{n}:meta", b"7-11", b"7-12", b"0 1 1\n7", b"0-0"]
     assert (unwatch, watch) == ([b"UNWATCH"], [b"WATCH", b"{n}:meta", b"{n}:log"])
 
 

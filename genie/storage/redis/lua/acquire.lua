@@ -24,10 +24,11 @@ if ARGV[10] ~= '' then
   end
   redis.call('DEL', KEYS[2])  -- the old entries do not lead to the new state, and may have higher ids than new entries
   redis.call('HSET', KEYS[1], 'state', KEYS[3], 'checkpoint', ARGV[10])
+  -- Keep the state from being empty: during a slot migration a script fails if only some of its keys exist. And a state
+  -- without this field is lost.
+  redis.call('HSET', KEYS[3], '0', '')
 end
 redis.call('XADD', KEYS[2], ARGV[1] .. '-0', 'base', ARGV[8], 'node', ARGV[6])
--- Keep the state from being empty: during a slot migration a script fails if only some of its keys exist.
-redis.call('HSET', KEYS[3], '0', '')
 redis.call('HSET', KEYS[1], 'version', ARGV[7], 'epoch', ARGV[1], 'nonce', ARGV[2], 'node', ARGV[6], 'history', ARGV[9],
   'attempt', 0)
 return 'ok'

@@ -3,13 +3,17 @@
 -- A part of an earlier attempt may arrive late, from a connection that was given up. It has older records, so it is rejected.
 -- KEYS: meta, log, state   ARGV: epoch, nonce; the number of the attempt; the epoch and the index of the position; the encoded
 --       checkpoint ('' if parts follow); how many ids are deleted; these ids; then pairs of an id and its record
--- Returns 'ok'; 'other' if another node leads; 'late' if a later attempt has begun; 'lost' if Redis was rolled back.
+-- Returns 'ok'; 'other' if another node leads; 'late' if a later attempt has begun; 'lost' if Redis was rolled back; 'no state'
+-- if Redis has lost the state, which always has the field 0.
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce', 'state', 'attempt')
 if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] or meta[3] ~= KEYS[3] then
   return 'other'
 end
 if tonumber(ARGV[3]) < tonumber(meta[4]) then
   return 'late'
+end
+if redis.call('HEXISTS', KEYS[3], '0') == 0 then
+  return 'no state'
 end
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
 if not last then
