@@ -173,9 +173,8 @@ class _Check:
             meta = await self._keyspace.read()
         except UnknownFormat as error:
             self._find("meta", str(error))
-        except (KeyError, ValueError, DecodeError) as error:
-            missing = isinstance(error, KeyError)
-            self._find("meta", f"the field {error} is missing" if missing else f"a field is invalid: {error}")
+        except (ValueError, DecodeError) as error:
+            self._find("meta", f"a field is invalid: {error}")
         except ErrorReply as error:
             if "WRONGTYPE" not in str(error):  # in the middle of the message if a script has failed
                 raise
@@ -231,13 +230,16 @@ class _Check:
             entries = await self._primary.call("XRANGE", self._keyspace.log, start, last, "COUNT", MAX_READ_ENTRIES)
             if not entries:  # the log was replaced, or its slot is being migrated
                 raise _Changed
-            first = decode_position(entries[0][0])
-            gap = not log.continues(first, entries[0][1]) and await self._is_trimmed_to(first)
+            decoded = [
+                (decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True))) for id_, fields in entries
+            ]
+            first, values = decoded[0]
+            gap = not log.continues(first, values) and await self._is_trimmed_to(first)
             # The leader may have moved the checkpoint after `end` was read, and then have trimmed the log.
             if gap and (start != "-" or (await self._read_meta()).checkpoint.position != checkpoint):
                 raise _Changed
-            for id_, fields in entries:
-                log.add(decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True)), self._decoder)
+            for position, values in decoded:
+                log.add(position, values, self._decoder)
             start = f"({entries[-1][0].decode()}"
         self._report.sizes.log_entries, self._report.sizes.log_bytes = log.entries, log.bytes
 
@@ -342,14 +344,13 @@ class _LogCheck:
         self.resigned = False
         """Whether the last entry is a resignation."""
 
-    def continues(self, position: Position, fields: list[bytes]) -> bool:
+    def continues(self, position: Position, values: dict[bytes, bytes]) -> bool:
         """Return whether an entry continues the log at the previous entry; the first entry, at the checkpoint or before."""
         previous, checkpoint = self._previous, self.meta.checkpoint.position
         if previous is None:
             if position <= checkpoint:
                 return True
             previous = checkpoint
-        values = dict(zip(fields[::2], fields[1::2], strict=True))
         if b"base" in values:
             with suppress(ValueError):
                 return position[1] == 0 and decode_position(values[b"base"]) == previous
@@ -360,7 +361,7 @@ class _LogCheck:
         """Check the next entry."""
         id_ = encode_position(position)
         self.entries += 1
-        if not self.continues(position, [part for item in values.items() for part in item]):
+        if not self.continues(position, values):
             if self._previous is None:
                 checkpoint = encode_position(self.meta.checkpoint.position)
                 self._find(

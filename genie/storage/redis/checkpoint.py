@@ -78,7 +78,7 @@ class Checkpointer:
                 try:
                     await self.write()
                 except (RedisFailure, LogTruncated, UnknownFormat) as error:
-                    # The next commit finds out what is wrong with Redis, or who leads now, and handles it.
+                    # A rollback or another leader is found and handled by the next commit.
                     self._log.warning("checkpoint failed, it is repeated", error=str(error) or type(error).__name__)
 
     def _is_due(self, elapsed_s: float) -> bool:
@@ -98,7 +98,7 @@ class Checkpointer:
         if meta is None or meta.epoch != self._keyspace.epoch:
             self._on_loss(False)
             return False
-        changes, checkpoint, highest_id = await self._read_log(meta)
+        changes, checkpoint = await self._read_log(meta)
         deleted: list[bytes] = []
         written: dict[bytes, bytes] = {}
         for id_, record in changes.items():
@@ -114,7 +114,7 @@ class Checkpointer:
             return False
         if highest_known is None:
             highest_known = meta.checkpoint.counters.next_id - 1  # the highest id of a record before this checkpoint
-        self.position, self._highest_id = checkpoint.position, max(highest_id, highest_known)
+        self.position, self._highest_id = checkpoint.position, max(highest_known, max(map(int, changes), default=0))
         self._last_progress = progress
         return True
 
@@ -131,13 +131,13 @@ class Checkpointer:
             self._on_loss(status == b"no state")
         return status == b"ok"
 
-    async def _read_log(self, meta: Meta) -> tuple[dict[bytes, bytes], Checkpoint, int]:
+    async def _read_log(self, meta: Meta) -> tuple[dict[bytes, bytes], Checkpoint]:
         """Read the log from the last checkpoint to the end that `meta` has.
 
-        Returns the last record of each changed id (empty: deleted), the checkpoint at the end, and the highest changed id.
+        Returns the last record of each changed id (empty: deleted), and the checkpoint at the end.
         """
         changes: dict[bytes, bytes] = {}
-        counters, highest_id = b"", 0
+        counters = b""
         reader = LogReader(self._primary, self._keyspace.log, READ_BYTES)
         reader.seek(meta.history.up_to(meta.checkpoint.position))
         while reader.position < meta.position:
@@ -148,6 +148,5 @@ class Checkpointer:
                 if isinstance(entry, BatchCommitted):
                     changes |= entry.records
                     counters = entry.counters
-        highest_id = max(map(int, changes), default=0)
         state = decode_counters(counters) if counters else meta.checkpoint.counters
-        return changes, Checkpoint(reader.position, state), highest_id
+        return changes, Checkpoint(reader.position, state)
