@@ -243,7 +243,7 @@ class Row(ApiModel, omit_defaults=True, kw_only=True, gc=False):
     resources_total: int
     priority: float
     since: int
-    expires_in: float | UnsetType = UNSET
+    expires_in: int | UnsetType = UNSET
     """Time until the lock or the waiting request times out (ms); missing if the wait has no limit."""
     transaction_name: str | UnsetType = UNSET
     note: str | UnsetType = UNSET

@@ -242,7 +242,7 @@ def _request_row(request: Request, now: float) -> models.Row:
         resources_total=_resource_count(request),
         priority=request.priority,
         since=int(request.since_unix_ms),
-        expires_in=UNSET if request.deadline >= NEVER else max(0.0, request.deadline - now),
+        expires_in=UNSET if request.deadline >= NEVER else max(0, int(request.deadline - now)),
         transaction_name=UNSET if request.transaction is None else request.transaction,
         note=UNSET if request.note is None else request.note,
         fence=request.fence or UNSET,

@@ -29,8 +29,8 @@ class LiveRequests:
     A request that has ended, or whose lock is lost, is removed. `response_timeout` (seconds) is how long a caller waits
     for a server that sends nothing, in addition to the queue timeout.
 
-    A disconnected client detects an expired lock by its own clock. It never does so before the server, since the
-    client counts the timeout from the receipt of the grant.
+    The client also detects an expired lock by its own clock, because it may be disconnected. It counts the timeout from
+    the receipt of the grant, and the server rounds its deadline up to whole ms, so either of them may be first.
     """
 
     def __init__(self, response_timeout: float) -> None:

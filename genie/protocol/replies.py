@@ -85,7 +85,7 @@ def locked_again(request: Request, now: float) -> bytes:
     `now` is the lock manager's time in ms. For a request with `anyOf`, the reply lists the acquired
     resources.
     """
-    expires_in_ms = max(0, int(request.deadline - now))
+    expires_in_ms = _expires_in_ms(request, now)
     if request.choice_digest is not None:
         payload = {"id": request.id, "fence": request.fence, "expiresIn": expires_in_ms, "resources": request.names()}
         return message("locked", payload, request.ref)
@@ -254,6 +254,11 @@ def message(command: str, payload: dict[str, Any], ref: str | None = None) -> by
     return codec.message(command, payload)
 
 
+def _expires_in_ms(request: Request, now: float) -> int:
+    """Return the time in ms until a request times out. Rounded down: the deadline of a new request was rounded up."""
+    return max(0, int(request.deadline - now))
+
+
 def _round_ms(duration: float) -> float:
     """Return a duration in ms as an integer if it has no fraction, otherwise rounded to microseconds."""
     return int(duration) if duration == int(duration) else round(duration, 3)
@@ -295,7 +300,7 @@ def _row_fields(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[
         "since": int(request.since_unix_ms),
     }
     if request.deadline < core.NEVER:
-        fields["expiresIn"] = _round_ms(max(0.0, request.deadline - now))
+        fields["expiresIn"] = _expires_in_ms(request, now)
     if request.transaction is not None:
         fields["transactionName"] = request.transaction
     if request.note is not None:
