@@ -341,6 +341,24 @@ async def test_a_restored_snapshot_is_acknowledged_only_when_the_replica_has_it(
         assert stored(replica) == {1, 2, 3}
 
 
+async def test_a_commit_to_a_full_redis_waits_for_the_replica_on_a_new_connection_too() -> None:
+    async with replicated_store(min_replicas=1) as (master, replica, between, client):
+        await soon(client.lock("a"))
+        master.call("CONFIG", "SET", "maxmemory", "1")
+        replica.send(SIGSTOP)
+        lost = between.rule(Rule("UNWATCH", cut="after"))  # the script before it has appended the batch
+        acknowledged = client.lock("b")
+        await lost.met.wait()
+        before = between.names().count("WAIT")
+        await wait_for_commands(between, "WAIT", before + 3)
+        assert not acknowledged.done()
+        assert (stored(master), batches(master)) == ({1, 2}, 2)
+        replica.send(SIGCONT)
+        await soon(acknowledged)
+        assert client.store.full
+        assert stored(replica) == {1, 2}
+
+
 async def test_a_master_with_too_few_replicas_is_rejected(plain: Redis) -> None:
     client = Locks(plain.url, min_replicas=1)
     with capture_logs() as lines:
