@@ -120,6 +120,26 @@ async def test_a_commit_whose_connection_ends_is_applied_once(plain: Redis, name
             assert batches(plain) == number
 
 
+async def test_a_commit_that_is_rejected_when_the_transaction_is_executed_is_retried(plain: Redis) -> None:
+    async with relay(plain.port) as between, locks(between.url) as client:
+        queued = between.rule(Rule("XADD", held=asyncio.Event()))
+        acknowledged = client.lock("a")
+        await queued.met.wait()
+        assert queued.held is not None
+        plain.call("ACL", "SETUSER", "default", "-xadd")
+        try:
+            with capture_logs() as lines:
+                queued.held.set()
+                await wait_for_rejection(client.store)
+            errors = [line["error"] for line in lines if line["event"].startswith("store unavailable")]
+            assert "ACLs rules changed" in errors[0]
+            assert not acknowledged.done()
+        finally:
+            plain.call("ACL", "SETUSER", "default", "+xadd")
+        await soon(acknowledged)
+        assert (stored(plain), batches(plain)) == ({1}, 1)
+
+
 async def test_a_late_reply_on_a_replaced_connection_is_ignored(plain: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genie.storage.redis.commit.COMMIT_TIMEOUT_S", 0.1)
     async with relay(plain.port) as between, locks(between.url) as client:

@@ -400,16 +400,18 @@ class CommitWriter:
             self._on_failure(replies)
             return
         assert isinstance(replies, list)  # noqa: S101 - several replies were expected
-        error = next((reply for reply in replies[: self._result_at + 1] if isinstance(reply, ErrorReply)), None)
         result = replies[self._result_at]
+        executed = result if isinstance(result, list) else ()  # Redis may reject a command when EXEC executes it
+        errors = (reply for reply in (*replies[: self._result_at], result, *executed) if isinstance(reply, ErrorReply))
+        error = next(errors, None)
         if error is not None:
             self._on_failure(error)
             return
         # A cluster node that is importing the slot rejects WATCH without another ASKING: then the next commit resumes first.
         watch_reply = replies[(TRANSACTION_REPLIES if self._result_at else SCRIPT_REPLIES) - 1]
         self._watching = not isinstance(watch_reply, ErrorReply) and not self._has_lost_state
-        if not result or isinstance(result[0], Exception) or result[0] is None:
-            # The log was changed since it was watched (EXEC replies nil), or is gone, or has a higher id: find out.
+        if not result or result[0] is None:
+            # The log was changed since it was watched (EXEC replies nil), or is gone: find out.
             self._watching = False
             self.recover(self.resume())
         elif self._ack_policy.command and (unmet := self._ack_policy.unmet(replies[-1])):

@@ -61,7 +61,7 @@ class RedisConnection(asyncio.Protocol):
     """The (major, minor) version of this Redis; (0, 0) if unknown."""
 
     def __init__(self) -> None:
-        self._reader = hiredis.Reader()
+        self._reader = hiredis.Reader(replyError=ErrorReply)
         self._transport: asyncio.Transport | None = None
         self._on_reply: Callable[[Any], None] | None = None
         """The callback of the command in flight; None if there is none."""
@@ -160,8 +160,6 @@ class RedisConnection(asyncio.Protocol):
         self._reader.feed(data)
         reply = self._reader.gets()
         while reply is not False:  # False: the next reply is incomplete
-            if isinstance(reply, Exception):
-                reply = ErrorReply(str(reply))
             if self._expected == 1:
                 self._deliver(reply)
             else:

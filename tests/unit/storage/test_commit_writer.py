@@ -1,0 +1,112 @@
+"""The commit writer: what it concludes from the end of the log, and how it retries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from genie.storage.redis.commit import AckPolicy, CommitEncoder, CommitWriter, Outcome
+from genie.storage.redis.connection import ErrorReply
+from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
+from genie.storage.redis.log import EpochHistory, Position
+from genie.storage.redis.primary import Primary
+from genie.storage.redis.url import Address
+from genie.storage.store import Batch
+
+OWN = LeaderEpoch(7, "nonce", "{n}:state:7-nonce")
+INDEX = 3
+"""The index of the last stored batch."""
+CHECKPOINT = Checkpoint((7, 1), Batch())
+
+
+class ScriptedConnection:
+    """Replies to the next commits with `rejections`, and to later ones as if the batch was appended."""
+
+    address = Address("127.0.0.1", 1)
+    version = 7, 0
+    unsent_bytes = 0
+
+    def __init__(self, rejections: list[object]) -> None:
+        self._rejections = rejections
+
+    def send(
+        self, command: bytes, on_reply: Callable[[Any], None], replies: int = 1, expected_reply: bytes = b""
+    ) -> None:
+        del command, replies
+        reply = self._rejections.pop(0) if self._rejections else expected_reply
+        asyncio.get_running_loop().call_soon(on_reply, reply)
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedPrimary:
+    """Connects to a Redis that rejects commits, although its log ends with the last stored batch."""
+
+    def __init__(self, rejections: list[object]) -> None:
+        self._rejections = rejections
+        self.errors: list[object] = []
+
+    async def connect(self) -> ScriptedConnection:
+        return ScriptedConnection(self._rejections)
+
+    def on_error(self, error: object, address: Address) -> None:
+        del address
+        self.errors.append(error)
+
+
+def keyspace_of(primary: Primary, meta: Meta | None) -> Keyspace:
+    """Return the keyspace of the leader of the epoch `OWN`, which always reads `meta`."""
+    keyspace = Keyspace(primary, "n")
+    keyspace.epoch, keyspace.history = OWN, EpochHistory(((3, 50), (7, 0)))
+
+    async def watch(_connection: object) -> Meta | None:
+        return meta
+
+    keyspace.watch = watch  # type: ignore[assignment]
+    return keyspace
+
+
+def writer_of(
+    primary: Primary, meta: Meta | None = None, on_outcome: Callable[[Outcome], None] = lambda _: None
+) -> CommitWriter:
+    """Return a writer that has stored `INDEX` batches."""
+    keyspace = keyspace_of(primary, meta)
+
+    def on_defect(error: BaseException) -> None:
+        raise error
+
+    writer = CommitWriter(primary, keyspace, AckPolicy(0, fsync=False), structlog.get_logger(), on_outcome, on_defect)
+    writer.start_epoch(CommitEncoder(keyspace, lambda: (0, 0)))
+    writer.index = INDEX
+    return writer
+
+
+def meta_at(position: Position, epoch: LeaderEpoch = OWN, *, has_log: bool = True) -> Meta:
+    return Meta(epoch, None, position, CHECKPOINT, ((3, 50),), has_log)
+
+
+async def test_an_error_within_a_transaction_is_retried_with_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis may accept XADD when it is queued, and reject it when it is executed."""
+    delays: list[float] = []
+
+    class InstantBackoff:
+        def next_delay(self) -> float:
+            delays.append(0)
+            return 0
+
+    monkeypatch.setattr("genie.storage.redis.commit.new_backoff", InstantBackoff)
+    rejection = [b"OK", b"QUEUED", [ErrorReply("MISCONF Errors writing to the AOF file")], b"OK"]
+    primary = ScriptedPrimary([rejection] * 5)
+    stored: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    writer = writer_of(cast("Primary", primary), meta_at((7, INDEX)), stored.set_result)
+    await writer.open()
+    writer.write(b"0 1 1")
+    assert await stored is Outcome.STORED
+    assert (writer.failure_count, len(delays)) == (5, 4), "the first failure is retried at once"
+    assert [str(error) for error in primary.errors] == ["MISCONF Errors writing to the AOF file"] * 5
+    await writer.stop()
