@@ -110,3 +110,30 @@ async def test_an_error_within_a_transaction_is_retried_with_a_backoff(monkeypat
     assert (writer.failure_count, len(delays)) == (5, 4), "the first failure is retried at once"
     assert [str(error) for error in primary.errors] == ["MISCONF Errors writing to the AOF file"] * 5
     await writer.stop()
+
+
+OTHER_NODE = LeaderEpoch(7, "other", "{n}:state:7-other")
+"""Another node that chose the same number for its epoch at a partitioned Redis."""
+OLDER, NEWER = LeaderEpoch(3, "older", "{n}:state:3-older"), LeaderEpoch(9, "newer", "{n}:state:7-nonce")
+
+
+@pytest.mark.parametrize(
+    ("meta", "outcome"),
+    [
+        (meta_at((7, INDEX)), Outcome.NOT_STORED),
+        (meta_at((7, INDEX + 1)), Outcome.STORED),
+        (None, Outcome.ROLLED_BACK),
+        (meta_at((3, 50), OLDER), Outcome.ROLLED_BACK),
+        (meta_at((7, INDEX - 1)), Outcome.ROLLED_BACK),
+        (meta_at((7, INDEX), has_log=False), Outcome.ROLLED_BACK),
+        (meta_at((7, INDEX + 2)), Outcome.OTHER_LEADER),
+        (meta_at((9, 0), NEWER), Outcome.OTHER_LEADER),
+        (meta_at((7, 1), NEWER, has_log=False), Outcome.OTHER_LEADER),  # it has lost its log
+        (meta_at((7, INDEX), OTHER_NODE), Outcome.OTHER_LEADER),
+        (meta_at((7, INDEX + 1), OTHER_NODE), Outcome.OTHER_LEADER),
+        (meta_at((7, INDEX - 1), OTHER_NODE), Outcome.OTHER_LEADER),
+    ],
+)
+def test_the_end_of_the_log_tells_whether_the_batch_in_flight_is_stored(meta: Meta | None, outcome: Outcome) -> None:
+    writer = writer_of(cast("Primary", ScriptedPrimary([])))
+    assert writer._compare(meta) is outcome
