@@ -8,7 +8,7 @@ import time
 
 from faults.checker import Violation
 from faults.cluster import LEADER_TIMEOUT_S
-from faults.connection import Connection
+from faults.connection import Address, Connection
 from faults.environment import Environment, wait_for_takeover
 from faults.prober import start_probing
 from faults.results import Results
@@ -39,7 +39,18 @@ async def stop_leader(env: Environment, results: Results, times: int) -> None:
         if next_ is leader:
             raise Violation(f"{leader.port}, which was stopped, is the leader again")
         await env.settle()
+        abort_all(env, address)
         del env.checker.stopped_leaders[address]
+
+
+def abort_all(env: Environment, address: Address) -> None:
+    """Abort the connections to a follower: clients have made them while it was stopped, and have given them up.
+
+    Otherwise their `hello` stays rejected when the follower leads again, and it replies so without a commit.
+    """
+    for connection in env.connections.copy():
+        if connection.address == address:
+            connection.abort()
 
 
 async def wait_until_closed(connections: list[Connection]) -> None:
