@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from faults.append_only_file import OPTIONS
 from faults.connection_cuts import cut_and_kill, cut_clients, cut_redis
-from faults.environment import Environment, environment
+from faults.environment import Environment, environment, single_redis
 from faults.primary_changes import fail_over, isolate_master, kill_lagging
 from faults.primary_failures import kill_master, stop_master
-from faults.redis_failures import kill_redis, stop_redis
+from faults.redis_failures import kill_redis, lose_last_second, stop_redis
 from faults.results import Results
 from faults.server_failures import kill_and_restart, kill_leader, kill_only_server, kill_with_many, resign
 from faults.slot_migration import move_slot
@@ -71,6 +72,13 @@ SCENARIOS = (
     Scenario("resign", "SIGTERM of the leader", 50, resign, {"servers": 2}),
     Scenario("stop-leader", "the leader stopped (SIGSTOP), later continued", 50, stop_leader, {"servers": 2}),
     Scenario("kill-redis", "`kill -9` of Redis, started again after 0 to 2.5 s", 100, kill_redis, {"servers": 2}),
+    Scenario(
+        "lose-second",
+        "`kill -9` of Redis, the last second of its file lost",
+        100,
+        lose_last_second,
+        {"servers": 2, "redis": partial(single_redis, *OPTIONS)},
+    ),
     Scenario("stop-redis", "Redis stopped for 30 s", 4, stop_redis, {"servers": 2}),
     Scenario(
         "cut-clients",

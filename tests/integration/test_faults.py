@@ -12,7 +12,7 @@ import pytest
 
 from faults import __main__ as soak
 from faults.environment import Environment
-from faults.redis_failures import stop_redis
+from faults.redis_failures import lose_last_second, stop_redis
 from faults.results import BEGIN, END, Results
 from faults.scenarios import SCENARIOS, Scenario
 from faults.server_failures import kill_with_many
@@ -26,6 +26,7 @@ TIMES = {
     "resign": 1,
     "stop-leader": 1,
     "kill-redis": 2,
+    "lose-second": 2,
     "stop-redis": 1,
     "cut-clients": 33,
     "cut-redis": 18,
@@ -40,7 +41,11 @@ TIMES = {
     "stop-member": 1,
     "kill-with-many": 1,
 }
-SHORT_RUNS = {"stop-redis": partial(stop_redis, stop_s=1.0), "kill-with-many": partial(kill_with_many, many=4_000)}
+SHORT_RUNS = {
+    "lose-second": partial(lose_last_second, many=2_000),
+    "stop-redis": partial(stop_redis, stop_s=1.0),
+    "kill-with-many": partial(kill_with_many, many=4_000),
+}
 LEASE_S = 0.5
 LONG_LEASES_S = {"stop-leader": 3.0, "kill-with-many": 3.0}
 """Longer leases for scenarios in which only the faulty server may lose leadership."""
