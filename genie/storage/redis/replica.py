@@ -12,6 +12,7 @@ from genie.storage.redis.keyspace import Keyspace
 from genie.storage.redis.log import BatchCommitted, EpochHistory, LogReader, LogTruncated, Position
 from genie.storage.redis.records import RecordDecoder, decode_counters, decode_records
 from genie.storage.store import Batch, Change, StateMachine
+from genie.tasks import closing
 
 MAX_PENDING_IDS = 2_000
 """How many ids may have an undecoded record. Applying 2,000 records takes a few hundredths of a second."""
@@ -78,8 +79,9 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
         state, decoder = replace(meta.checkpoint.counters), RecordDecoder()
         loaded: dict[int, Change] = {}
         reader.seek(meta.history.up_to(meta.checkpoint.position))
-        async for records in keyspace.scan_records():
-            loaded |= decode_records(records, decoder)
+        async with closing(keyspace.scan_records()) as chunks:
+            async for records in chunks:
+                loaded |= decode_records(records, decoder)
         state.changes = loaded
         try:
             if await _catch_up(keyspace, reader, decoder, state):

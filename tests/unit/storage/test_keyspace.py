@@ -1,6 +1,8 @@
-"""What a takeover stores."""
+"""What a takeover stores, and how metadata and records are read."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 
@@ -48,3 +50,39 @@ async def test_metadata_without_a_field_is_an_unknown_format() -> None:
     keyspace = Keyspace(DamagedPrimary(), "n")  # type: ignore[arg-type]
     with pytest.raises(UnknownFormat, match=r"\{n\}:meta lacks checkpoint, state: restore it from a backup"):
         await keyspace.read()
+
+
+class SlowPrimary:
+    """Stands in for the primary: it has a state of two chunks, and never sends the second."""
+
+    asking = False
+
+    def __init__(self) -> None:
+        self.cursors: list[object] = []
+        """The cursors of all scans."""
+        self.is_cancelled = False
+
+    async def call(self, *command: object) -> object:
+        del command
+        meta = {b"version": b"1", b"epoch": b"7", b"nonce": b"n", b"node": b"", b"history": b"0-0"}
+        meta |= {b"state": b"{n}:state:7", b"checkpoint": b"7-0 0 1 1"}
+        return [part for item in meta.items() for part in item], b"7-3"
+
+    async def read(self, keys: list[str], command: str, cursor: object, *arguments: object) -> object:
+        del keys, command, arguments
+        self.cursors.append(cursor)
+        if cursor == b"0":
+            return b"17", [b"0", b"", b"5", b"record"]
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_cancelled = True
+
+
+async def test_the_next_chunk_is_read_while_the_caller_decodes_one() -> None:
+    primary = SlowPrimary()
+    scan = Keyspace(primary, "n").scan_records()  # type: ignore[arg-type]
+    assert await anext(scan) == {b"5": b"record"}
+    assert primary.cursors == [b"0", b"17"]
+    await scan.aclose()  # type: ignore[attr-defined]
+    assert primary.is_cancelled
