@@ -13,6 +13,7 @@ from math import ceil, inf
 
 import structlog
 
+from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.election import (
     Action,
     Candidacy,
@@ -102,9 +103,16 @@ class Follower:
             state_machine = await self._step()
             if state_machine is not None:
                 self.acquired_state = state_machine
-                await self._keyspace.collect_garbage()
+                await self._collect_garbage()
                 self._balancer.set_leader(self._keyspace.name, self._node.address)
                 return state_machine
+
+    async def _collect_garbage(self) -> None:
+        """Delete keys that are no longer in use. A failure does not end the leadership that was just acquired."""
+        try:
+            await self._keyspace.collect_garbage()
+        except RedisFailure as error:
+            self._log.warning("unused keys not deleted, the next leader deletes them", error=str(error))
 
     async def _step(self) -> StateMachine | None:
         """Read `meta`, decide what to do next, and do it.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.election import LeadershipBalancer
@@ -66,6 +67,9 @@ class ScriptedKeyspace:
 
     async def restore_snapshot(self, *_: Any) -> None:
         self.calls.append("restored")
+
+    async def collect_garbage(self) -> None:
+        raise RedisFailure("the connection to 127.0.0.1:6379 ended: closed")
 
     async def scan_records(self) -> AsyncIterator[dict[bytes, bytes]]:
         self.calls.append("loaded")
@@ -289,3 +293,16 @@ async def test_a_candidate_yields_to_one_that_has_replicated_more(situation: str
     keyspace.latest_rival_position = (0, 0)
     await step()
     assert keyspace.calls == ["acquired"]
+
+
+async def test_a_node_that_has_taken_over_leads_although_it_can_not_delete_garbage() -> None:
+    """Following again would take a lease."""
+    keyspace = ScriptedKeyspace(led_by(None), history=EpochHistory(((0, 0), (7, 3))))
+    balancer = LeadershipBalancer()
+    follower = follower_of(keyspace, balancer=balancer)
+    with capture_logs() as lines:
+        assert await follower.run() is follower.acquired_state
+    assert keyspace.calls == ["loaded", "acquired"]
+    assert balancer.count("own") == 1
+    (line,) = [line for line in lines if line["log_level"] == "warning"]
+    assert line["error"] == "the connection to 127.0.0.1:6379 ended: closed"
