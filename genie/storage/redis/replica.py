@@ -69,8 +69,8 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
     """Load the state: scan the records of the last checkpoint, then apply the log from the checkpoint on.
 
     The leader may commit and write a checkpoint meanwhile. Applying changes again is harmless, because records contain
-    absolute values. If the log is trimmed or a snapshot is restored during the scan, loading starts again. Returns the
-    state at the new position of `reader`, or None if the namespace is empty.
+    absolute values. If the log is trimmed, Redis is rolled back or a snapshot is restored during the scan, loading starts
+    again. Returns the state at the new position of `reader`, or None if the namespace is empty.
     """
     while True:
         meta = await keyspace.read()
@@ -84,21 +84,26 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
                 loaded |= decode_records(records, decoder)
         state.changes = loaded
         try:
-            if await _catch_up(keyspace, reader, decoder, state):
+            if await _catch_up(keyspace, reader, decoder, state, meta.position):
                 state.changes = {id_: state.changes[id_] for id_ in sorted(state.changes)}
                 return state
         except LogTruncated:
             log.warning("log truncated while the state was loaded, loading again")
 
 
-async def _catch_up(keyspace: Keyspace, reader: LogReader, decoder: RecordDecoder, state: Batch) -> bool:
+async def _catch_up(
+    keyspace: Keyspace, reader: LogReader, decoder: RecordDecoder, state: Batch, known: Position
+) -> bool:
     """Apply the log to the loaded records in `state`, up to the position that Redis has at the time of the call.
 
-    Returns False if a snapshot was restored during loading: the loaded records must be discarded. Raises LogTruncated if
-    the log ends before that position.
+    `known` is the position that Redis had before the records were loaded. Returns False if Redis was rolled back since then:
+    the loaded records may be later than the log, and must be discarded. Raises LogTruncated if the log does not lead from the
+    checkpoint to its end, for example because a snapshot was restored meanwhile.
     """
     meta = await keyspace.read()
-    while meta is not None and reader.position < meta.position:
+    if meta is None or not meta.history.contains(known):
+        return False
+    while reader.position < meta.position:
         entries = await reader.read(None)
         for entry in entries:
             if isinstance(entry, BatchCommitted):
@@ -108,7 +113,7 @@ async def _catch_up(keyspace: Keyspace, reader: LogReader, decoder: RecordDecode
                 state.clock_ms = counters.clock_ms
         if not entries:
             raise LogTruncated
-    return meta is not None and reader.position >= meta.position
+    return True
 
 
 # -- The replica of this node --------------------------------------------------------------------------

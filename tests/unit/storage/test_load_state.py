@@ -1,0 +1,86 @@
+"""Loading the state while Redis changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
+from genie.storage.redis.log import LogReader, Position, decode_position
+from genie.storage.redis.primary import Primary
+from genie.storage.redis.records import encode
+from genie.storage.redis.replica import load_state
+from genie.storage.store import Batch, RetainedReply, StoredOrigin
+
+RECORD = encode(RetainedReply(1, None, StoredOrigin("key", 1_000), 0.0, b"", request=None))
+
+
+class ScriptedRedis:
+    """A Redis that changes after its state was scanned: `versions` are the metadata, the state and the log, one after the other."""
+
+    def __init__(self, *versions: tuple[Meta, dict[bytes, bytes], dict[Position, bytes]]) -> None:
+        self._versions = list(versions)
+        self.scans = 0
+
+    async def read(self) -> Meta:
+        return self._versions[0][0]
+
+    async def scan_records(self) -> AsyncIterator[dict[bytes, bytes]]:
+        self.scans += 1
+        yield self._versions[0][1]
+        if len(self._versions) > 1:
+            del self._versions[0]
+
+    async def call(self, *command: Any, wait_s: float) -> list[Any]:
+        assert (command[0], wait_s) == ("XREAD", 0)
+        after = decode_position(command[-1].encode())
+        entries = [
+            (b"%d-%d" % position, [b"batch", batch])
+            for position, batch in sorted(self._versions[0][2].items())
+            if position > after
+        ]
+        return [(b"log", entries)] if entries else []
+
+
+async def load(redis: ScriptedRedis) -> tuple[Position, set[int]]:
+    """Load the state; return its position, and the ids of its records."""
+    reader = LogReader(cast("Primary", redis), "log")
+    state = await load_state(cast("Keyspace", redis), reader, structlog.get_logger())
+    assert state is not None
+    return reader.position, {id_ for id_, change in state.changes.items() if change is not None}
+
+
+def meta_at(index: int, checkpoint: int) -> Meta:
+    epoch = LeaderEpoch(7, "nonce", "state")
+    return Meta(epoch, None, (7, index), Checkpoint((7, checkpoint), Batch()), ((3, 50),))
+
+
+def log_of(*indexes: int) -> dict[Position, bytes]:
+    """Return log entries, each of which adds a record with its index as the id."""
+    return {(7, index): b"0 99 99\n%d %b" % (index, RECORD) for index in indexes}
+
+
+def state_of(*ids: int) -> dict[bytes, bytes]:
+    return {b"%d" % id_: RECORD for id_ in ids}
+
+
+@pytest.mark.parametrize("index", [6, 4])
+async def test_a_rollback_during_the_scan_begins_it_again(index: int) -> None:
+    """The records that were read may be later than the log: the leader was writing a checkpoint."""
+    redis = ScriptedRedis(
+        (meta_at(8, checkpoint=5), state_of(1, 8), log_of(6, 7, 8)),
+        (meta_at(index, checkpoint=2), state_of(1), log_of(*range(3, index + 1))),
+    )
+    assert await load(redis) == ((7, index), {1, *range(3, index + 1)})
+    assert redis.scans == 2
+
+
+async def test_commits_during_the_scan_are_applied() -> None:
+    redis = ScriptedRedis(
+        (meta_at(6, checkpoint=5), state_of(1), log_of(6)), (meta_at(8, checkpoint=5), state_of(1), log_of(6, 7, 8))
+    )
+    assert await load(redis) == ((7, 8), {1, 6, 7, 8})
+    assert redis.scans == 1
