@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from genie.core import Release, Request
 from genie.storage.redis.checkpoint import Checkpointer
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.keyspace import Checkpoint
 from genie.storage.redis.log import Position
+from genie.storage.redis.records import encode
 from genie.storage.store import Batch
 from locks import NAME, Locks, locks, soon, stored
+from redises.group import until
 from relay import Relay, Rule, relay
 from servers import WAIT_S, Redis, running_redis
 from stored import checkpoint_position, last_position
@@ -217,6 +221,36 @@ async def test_a_lost_meta_is_restored_although_no_transaction_has_noticed(plain
         assert plain.call("HGET", META, "node")
         held = set(client.manager.table.held)
     assert await held_by_the_next_leader(plain) == held
+
+
+async def test_a_node_that_finds_a_gap_in_the_log_waits_for_the_next_checkpoint(
+    plain: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genie.storage.redis.follower.INCOMPLETE_LOG_PAUSE_S", 0.01)
+    async with locks(plain.url) as client, relay(plain.port) as between:
+        for name in "abc":
+            await soon(client.lock(name))
+        epoch, _ = last_position(plain)
+        plain.call("XDEL", LOG, f"{epoch}-2")
+        await soon(client.lock("d"))
+        following = Locks(between.url)
+        with capture_logs() as lines:
+
+            def errors() -> list[str]:
+                return [line["error"] for line in lines if line["event"] == "state not loaded, trying again"]
+
+            async def is_repeated() -> bool:
+                return sum(b"HSCAN" in command for _, command in between.seen) >= 3
+
+            opening = asyncio.create_task(following.open())
+            await until("loading is repeated", is_repeated)
+            assert [error.partition(",")[0] for error in errors()] == [f"{LOG} lacks the entry after {epoch}-1"]
+            end, held = last_position(plain), client.snapshot()
+            records = {b"%d" % id_: encode(request) for id_, request in held.changes.items() if request is not None}
+            checkpoint = Checkpoint(end, replace(held, changes={}))
+            assert await client.store._keyspace.write_checkpoint(1, end, [], records, checkpoint) == b"ok"
+            assert set((await opening).manager.table.held) == {1, 2, 3, 4}
+        await following.store.close()
 
 
 # -- the leader dies at any moment ----------------------------------------------------------------------------

@@ -346,6 +346,22 @@ def test_warnings_are_not_part_of_an_export(stored: Stored, monkeypatch: pytest.
     assert [json.loads(line).get("id") for line in result.stdout.splitlines()] == [None, 2, 3, None]
 
 
+@pytest.mark.parametrize("arguments", [["export"], ["import", "--replace"]])
+def test_a_namespace_whose_log_has_a_gap_is_neither_exported_nor_replaced(
+    stored: Stored, tmp_path: Path, arguments: list[str]
+) -> None:
+    backup = tmp_path / "backup.jsonl"
+    assert stored.run("export", str(backup)).returncode == 0
+    stored.client.hset(stored.meta, "node", "")
+    stored.batch("7-3", COUNTERS)
+    stored.client.xdel(stored.log, "7-2")
+    done = stored.run(*arguments, str(backup))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        f"Error: {stored.log} lacks the entry after 7-1, which is later than the checkpoint, "
+    )
+
+
 def test_usage_and_unavailable_redis(stored: Stored) -> None:
     missing = genie_cli("store", "check", redis_url=stored.redis.url, namespace="missing")
     assert (missing.returncode, missing.stdout) == (2, "")

@@ -29,6 +29,7 @@ from genie.storage.redis.log import (
     BatchCommitted,
     EpochStarted,
     LogEntry,
+    LogIncomplete,
     LogReader,
     LogTruncated,
     Position,
@@ -42,6 +43,8 @@ MAX_READ_WAIT_MS = 1_000
 """How long one read of the log may block. Limited, because a Redis that crashed may not have closed the connection."""
 READ_PAUSE_S = 0.01
 """Pause between two reads of a busy log, so that following does not cost Redis as much as the commits."""
+INCOMPLETE_LOG_PAUSE_S = 5.0
+"""Pause before the state is loaded again if the log lacks entries. In this time a leader usually writes a checkpoint."""
 TRANSFER_REQUEST_INTERVAL_S = 1.0
 """How often a transfer request is repeated."""
 POLL_INTERVAL_S = 0.1
@@ -79,6 +82,8 @@ class Follower:
         )
         self._requested_transfer_at = -inf
         """When this node last requested a transfer (event-loop time)."""
+        self._load_error = ""
+        """Why the state could not be loaded, as logged; empty if it was loaded."""
         self._has_acquired = False
         """Whether this node has acquired leadership, but does not have the state to lead from yet."""
         self.acquired_state: StateMachine | None = None
@@ -231,11 +236,21 @@ class Follower:
     async def _load_replica(self) -> None:
         """Replace the replica by the stored state. If the namespace is empty, the replica stays unloaded.
 
+        So it does if the log lacks entries. Then loading must be repeated, because the next checkpoint replaces them.
+
         The old replica is dropped first, because loading moves the position of the log reader. If loading was interrupted,
         the old replica would not match the new position.
         """
         self._replica.unload()
-        state = await load_state(self._keyspace, self._reader, self._log)
+        try:
+            state = await load_state(self._keyspace, self._reader, self._log)
+        except LogIncomplete as error:
+            if str(error) != self._load_error:
+                self._load_error = str(error)
+                self._log.error("state not loaded, trying again", error=str(error))
+            await asyncio.sleep(INCOMPLETE_LOG_PAUSE_S)
+            return
+        self._load_error = ""
         if state is None:
             return
         self._candidacy.last_sign_of_life = self._loop.time()  # the leader may have committed just before

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.records import split_batch
 from genie.storage.store import Node, decode_node
@@ -138,6 +139,10 @@ LogEntry = EpochStarted | BatchCommitted
 
 class LogTruncated(Exception):
     """The log does not continue at the reader's position. The follower must load the state."""
+
+
+class LogIncomplete(RedisFailure):
+    """The log lacks entries that are later than the checkpoint, so that the state cannot be loaded."""
 
 
 class LogReader:

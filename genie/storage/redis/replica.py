@@ -8,8 +8,16 @@ from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
-from genie.storage.redis.keyspace import Keyspace
-from genie.storage.redis.log import BatchCommitted, EpochHistory, LogReader, LogTruncated, Position
+from genie.storage.redis.keyspace import Keyspace, Meta
+from genie.storage.redis.log import (
+    BatchCommitted,
+    EpochHistory,
+    LogIncomplete,
+    LogReader,
+    LogTruncated,
+    Position,
+    encode_position,
+)
 from genie.storage.redis.records import RecordDecoder, decode_counters, decode_records
 from genie.storage.store import Batch, Change, StateMachine
 from genie.tasks import closing
@@ -70,7 +78,8 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
 
     The leader may commit and write a checkpoint meanwhile. Applying changes again is harmless, because records contain
     absolute values. If the log is trimmed, Redis is rolled back or a snapshot is restored during the scan, loading starts
-    again. Returns the state at the new position of `reader`, or None if the namespace is empty.
+    again. Returns the state at the new position of `reader`, or None if the namespace is empty. Raises LogIncomplete if the
+    log lacks entries that the checkpoint does not contain, because another program has deleted them.
     """
     while True:
         meta = await keyspace.read()
@@ -88,7 +97,22 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
                 state.changes = {id_: state.changes[id_] for id_ in sorted(state.changes)}
                 return state
         except LogTruncated:
+            latest = await keyspace.read()
+            if latest is not None and _lacks_entries(latest, reader.position):
+                raise LogIncomplete(
+                    f"{keyspace.log} lacks the entry after {encode_position(reader.position)}, which is later than the "
+                    f"checkpoint, {encode_position(latest.checkpoint.position)}: wait for the next checkpoint of the leader, "
+                    f"or stop all servers, delete the keys of the namespace and restore a backup"
+                ) from None
             log.warning("log truncated while the state was loaded, loading again")
+
+
+def _lacks_entries(meta: Meta, position: Position) -> bool:
+    """Return whether the log of `meta` should continue at `position`, where a reader could not continue.
+
+    Otherwise a checkpoint that is later, a restored snapshot or a rollback explains that.
+    """
+    return meta.checkpoint.position <= position < meta.position and meta.history.contains(position)
 
 
 async def _catch_up(

@@ -17,7 +17,7 @@ from genie.core import Request
 from genie.core.invariants import find_violations
 from genie.storage.redis.check import find_counter_violations
 from genie.storage.redis.keyspace import FORMAT_VERSION, Keyspace, Meta, meta_key
-from genie.storage.redis.log import EpochHistory, LogReader, decode_position, encode_position
+from genie.storage.redis.log import EpochHistory, LogIncomplete, LogReader, decode_position, encode_position
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.redis.replica import load_state
@@ -75,14 +75,14 @@ async def export_namespace(url: str, namespace: str) -> tuple[Header, Iterator[b
     """Read a namespace; return its header, and an iterator over the lines of the export, header included.
 
     The lines are the state at the position in the header, also if a leader commits meanwhile. Raises TransferError if the
-    namespace does not exist or has another format, and RedisFailure if Redis is unavailable.
+    namespace does not exist, has another format or lacks a part of the log, and RedisFailure if Redis is unavailable.
     """
     primary = Primary(RedisUrl.parse(url), meta_key(namespace))
     try:
         keyspace = Keyspace(primary, namespace)
         reader = LogReader(primary, keyspace.log)
         state = await load_state(keyspace, reader, log)
-    except (UnknownFormat, DecodeError) as error:
+    except (UnknownFormat, DecodeError, LogIncomplete) as error:
         raise TransferError(str(error)) from None
     finally:
         primary.drop()
@@ -199,7 +199,7 @@ async def import_namespace(url: str, namespace: str, header: Header, state: Batc
         await keyspace.restore_snapshot(None, state, history)
     except LeadershipLost as error:
         raise TransferError(f"a server has begun to lead the namespace {namespace!r} meanwhile: {error}") from None
-    except (UnknownFormat, DecodeError) as error:
+    except (UnknownFormat, DecodeError, LogIncomplete) as error:
         raise TransferError(str(error)) from None
     else:
         return keyspace.epoch.number, count

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
-from genie.storage.redis.log import LogReader, Position, decode_position
+from genie.storage.redis.log import LogIncomplete, LogReader, Position, decode_position
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.records import encode
 from genie.storage.redis.replica import load_state
@@ -20,6 +20,8 @@ RECORD = encode(RetainedReply(1, None, StoredOrigin("key", 1_000), 0.0, b"", req
 
 class ScriptedRedis:
     """A Redis that changes after its state was scanned: `versions` are the metadata, the state and the log, one after the other."""
+
+    log = "{n}:log"
 
     def __init__(self, *versions: tuple[Meta, dict[bytes, bytes], dict[Position, bytes]]) -> None:
         self._versions = list(versions)
@@ -83,4 +85,21 @@ async def test_commits_during_the_scan_are_applied() -> None:
         (meta_at(6, checkpoint=5), state_of(1), log_of(6)), (meta_at(8, checkpoint=5), state_of(1), log_of(6, 7, 8))
     )
     assert await load(redis) == ((7, 8), {1, 6, 7, 8})
+    assert redis.scans == 1
+
+
+async def test_a_log_that_is_trimmed_after_a_checkpoint_is_loaded_again() -> None:
+    redis = ScriptedRedis(
+        (meta_at(6, checkpoint=5), state_of(1), log_of(6)), (meta_at(8, checkpoint=7), state_of(1, 6, 7), log_of(8))
+    )
+    assert await load(redis) == ((7, 8), {1, 6, 7, 8})
+    assert redis.scans == 2
+
+
+@pytest.mark.parametrize(("indexes", "last"), [((7, 8), 5), ((5, 6, 8), 6), ((4, 5, 6), 6), ((), 5)])
+async def test_a_log_that_lacks_entries_after_the_checkpoint_is_not_loaded(indexes: tuple[int, ...], last: int) -> None:
+    """Loading it again would not help, until the leader writes a checkpoint."""
+    redis = ScriptedRedis((meta_at(8, checkpoint=5), state_of(1), log_of(*indexes)))
+    with pytest.raises(LogIncomplete, match=rf"^\{{n\}}:log lacks the entry after 7-{last}, .* checkpoint, 7-5: "):
+        await load(redis)
     assert redis.scans == 1
