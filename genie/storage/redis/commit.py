@@ -349,7 +349,8 @@ class CommitWriter:
         """
         connection = self._connection
         if connection is None or not self._watching:
-            if self._recovery is None:  # a running recovery sends the batch at its end
+            # A running recovery sends the batch at its end. It may have ended without `_on_recovery_done` having run yet.
+            if self._recovery is None or self._recovery.done():
                 self.recover(self._retry(RedisFailure("not connected")) if connection is None else self.resume())
             return
         command, self._expected_reply = self._encoder.encode(self.last_sent_index, self._batch)

@@ -16,6 +16,7 @@ from genie.storage.redis.log import EpochHistory, Position
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.url import Address
 from genie.storage.store import Batch
+from locks import soon
 
 OWN = LeaderEpoch(7, "nonce", "{n}:state:7-nonce")
 INDEX = 3
@@ -109,6 +110,27 @@ async def test_an_error_within_a_transaction_is_retried_with_a_backoff(monkeypat
     assert await stored is Outcome.STORED
     assert (writer.failure_count, len(delays)) == (5, 4), "the first failure is retried at once"
     assert [str(error) for error in primary.errors] == ["MISCONF Errors writing to the AOF file"] * 5
+    await writer.stop()
+
+
+async def test_a_batch_is_sent_that_follows_one_whose_connection_does_not_watch_the_log_any_more() -> None:
+    """A cluster node that imports the slot rejects WATCH, and its reply may arrive as soon as the recovery has sent the batch."""
+    unwatched = [b"OK", b"QUEUED", [b"7-4"], ErrorReply("MOVED 5700 127.0.0.1:2")]
+    both_stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_outcome(outcome: Outcome) -> None:
+        assert outcome is Outcome.STORED
+        if writer.index == INDEX + 1:
+            writer._keyspace = keyspace_of(primary, meta_at((7, INDEX + 1)))
+            writer.write(b"1 1 1")
+        else:
+            both_stored.set_result(None)
+
+    primary = cast("Primary", ScriptedPrimary([unwatched]))
+    writer = writer_of(primary, meta_at((7, INDEX)), on_outcome)
+    await writer.open()
+    writer.write(b"0 1 1")
+    await soon(both_stored)
     await writer.stop()
 
 
