@@ -16,11 +16,11 @@ from genie.server.app import Server
 from genie.storage.redis import keyspace
 from genie.storage.redis.election import Candidacy, Decision, decide
 from genie.storage.redis.keyspace import Meta
-from genie.storage.redis.log import LogReader, LogTruncated
+from genie.storage.redis.log import EpochHistory, LogReader, LogTruncated
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
 from servers import WAIT_S, Redis
-from stored import stored_records
+from stored import last_position, stored_records
 from stores import commit
 
 LEASE_MS = 300
@@ -91,6 +91,26 @@ async def test_one_of_two_followers_restores_an_emptied_redis(
     assert stored_ids(redis) == set(range(1, 50))
     for task in waiting:
         task.cancel()
+
+
+async def test_a_log_that_grows_without_metadata_is_not_replaced(
+    redis: Redis, make_store: Callable[[], RedisStore]
+) -> None:
+    """Redis lost the metadata between the two commands by which the leader commits and watches: the leader is alive."""
+    await lead(make_store(), 1, batch_holding())
+    candidate = make_store()._keyspace
+    redis.call("DEL", candidate.meta)
+    assert await candidate.read() is None
+    epoch, index = last_position(redis)
+    redis.call("XADD", candidate.log, f"{epoch}-{index + 1}", "batch", "0 1 1")
+    assert not await candidate.acquire_leadership(Node(), None)
+    with pytest.raises(LeadershipLost, match="log has changed"):
+        await candidate.restore_snapshot(Node(), Batch(), EpochHistory(), f"{epoch}-{index}")
+    assert not redis.call("EXISTS", candidate.meta)
+    assert last_position(redis) == (epoch, index + 1)
+    assert await candidate.read() is None
+    assert await candidate.acquire_leadership(Node(), None)
+    assert last_position(redis) == (candidate.epoch.number, 0)
 
 
 async def test_a_candidate_detects_that_redis_was_emptied(redis: Redis, make_store: Callable[[], RedisStore]) -> None:

@@ -65,6 +65,8 @@ class Candidacy:
     Always True if the primary cannot change."""
     empty_since: float | None = None
     """When the namespace was first observed to be empty; None if it is not empty."""
+    empty_log_end: str = ""
+    """The id of the last log entry since `empty_since`: Redis may have lost the metadata, but not the log."""
     rollback: tuple[LeaderEpoch, Position] | None = None
     """The last epoch and position at which Redis lacked commits that this node has replicated."""
     expired: LeaderEpoch | None = None

@@ -156,9 +156,10 @@ class Follower:
         if meta is None:
             self._set_leader(None)
             was_unregistered = await self._keyspace.register_candidate()
-            if was_unregistered or candidacy.empty_since is None:
-                # This is the first call, or Redis has lost data since the last call: a leader may be alive.
-                candidacy.empty_since = self._loop.time()
+            log_end = self._keyspace.log_end
+            if was_unregistered or candidacy.empty_since is None or candidacy.empty_log_end != log_end:
+                # This is the first call, or Redis has lost data or the log has grown since the last call: a leader may be alive.
+                candidacy.empty_since, candidacy.empty_log_end = self._loop.time(), log_end
             return None
         candidacy.empty_since = None
         if meta.node is not None and not is_vacant(meta, candidacy, self._node):
@@ -280,7 +281,7 @@ class Follower:
             snapshot = self._replica.snapshot()
             assert snapshot is not None, "RESTORE is only decided with a local state"  # noqa: S101
             await self._keyspace.verify()
-            return await self._restore(snapshot)
+            return await self._restore(snapshot, self._candidacy.empty_log_end)
         state_machine = await self._acquire(meta)
         if lease_expired:
             self._candidacy.last_sign_of_life = self._loop.time()
@@ -311,8 +312,9 @@ class Follower:
         if not delay_s:
             return True
         await asyncio.sleep(delay_s)
+        log_end = self._keyspace.log_end
         stored = await self._keyspace.read()
-        return (stored and stored.position) == (meta and meta.position)
+        return (stored and stored.position) == (meta and meta.position) and self._keyspace.log_end == log_end
 
     async def _acquire(self, meta: Meta | None) -> StateMachine | None:
         """Acquire leadership, and return the state to continue from.
@@ -355,15 +357,16 @@ class Follower:
                 return False
         return True
 
-    async def _restore(self, snapshot: Snapshot) -> StateMachine | None:
+    async def _restore(self, snapshot: Snapshot, log_end: str | None = None) -> StateMachine | None:
         """Acquire leadership by writing `snapshot` to Redis, which has lost acknowledged commits that the snapshot contains.
 
-        Returns the state of the snapshot; None if another node was faster.
+        Returns the state of the snapshot; None if another node was faster, or if the log of a namespace without metadata does
+        not end with `log_end` any more.
         """
         self._log.warning("redis lacks acknowledged commits, restoring them from memory")
         self.acquired_at = self._loop.time()
         try:
-            await self._keyspace.restore_snapshot(self._node, snapshot.state, snapshot.history)
+            await self._keyspace.restore_snapshot(self._node, snapshot.state, snapshot.history, log_end)
         except LeadershipLost as error:
             self._log.info("snapshot restore abandoned, another node leads", reason=str(error))
             self._has_acquired = False

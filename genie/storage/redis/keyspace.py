@@ -145,6 +145,9 @@ class Keyspace:
         """The key of the hash that describes the leader and the stored state."""
         self.log = f"{prefix}log"
         """The key of the log."""
+        self.log_end = ""
+        """The id of the last log entry at the last `read`; empty if there was none. Without `meta` the log is useless, but a
+        log that grows shows that a leader is alive."""
         self.epoch = LeaderEpoch(0, "", "")
         self.history = EpochHistory()
         """The lineage up to the start of `epoch`."""
@@ -160,6 +163,7 @@ class Keyspace:
         Raises UnknownFormat if another version of Genie has written the namespace in a format that this version does not know.
         """
         reply = await self._primary.call("EVAL", _READ, 2, self.meta, self.log)
+        self.log_end = reply[1].decode()
         return self._decode_meta(reply, asking=self._primary.asking)
 
     async def watch(self, connection: RedisConnection) -> Meta | None:
@@ -200,8 +204,8 @@ class Keyspace:
     async def acquire_leadership(self, node: Node, observed: Meta | None) -> bool:
         """Start a new epoch with `node` as the leader; afterwards no earlier leader can commit.
 
-        The epoch continues from the position of `observed`. Returns False if the metadata or the log has changed since
-        `observed` was read, because another node has taken over or the leader has committed.
+        The epoch continues from the position of `observed`; None: from an empty state. Returns False if the metadata or the
+        log has changed since `observed` was read, because another node has taken over or the leader has committed.
         """
         epoch, self._attempted = self._next_epoch(), None
         if observed is None:
@@ -304,14 +308,17 @@ class Keyspace:
         next_cursor, fields = await self._primary.read([state, self.meta, self.log], "HSCAN", cursor, "COUNT", CHUNK)
         return next_cursor, fields
 
-    async def restore_snapshot(self, node: Node | None, state: Batch, history: EpochHistory) -> None:
+    async def restore_snapshot(
+        self, node: Node | None, state: Batch, history: EpochHistory, log_end: str | None = None
+    ) -> None:
         """Write the in-memory state with its lineage to a Redis that has lost commits, and lead in a new epoch.
 
         `node` is the leader of the epoch; None: it has none, so that any node can take over at once.
 
         The records are written to a new snapshot key. Finally `meta` is switched to the new key, so a crash in between
-        leaves the old state in place. Raises LeadershipLost if another node leads. After any other error the caller can
-        call `restore_snapshot` again.
+        leaves the old state in place. Raises LeadershipLost if another node leads, or if the namespace has no metadata and
+        its log does not end with `log_end` (None: not checked). After any other error the caller can call `restore_snapshot`
+        again.
         """
         meta = await self.read()
         if meta is not None and meta.epoch == self._attempted:
@@ -320,6 +327,8 @@ class Keyspace:
             return
         if meta is not None and not history.contains(meta.position):
             raise LeadershipLost(f"{self.meta} has another leader")
+        if meta is None and log_end not in (None, self.log_end):
+            raise LeadershipLost(f"{self.log} has changed")
         self._attempted = epoch = self._next_epoch()
         await self._register_snapshot(epoch)
         stored = [(id_, change) for id_, change in state.changes.items() if change is not None]
@@ -406,7 +415,7 @@ class Keyspace:
         `base` is the encoded position from which the epoch continues; empty for a restored snapshot. `checkpoint` is given
         for a new state, which has `record_count` records. Raises RedisFailure if Redis has lost records of the new state.
         """
-        expected = ("", "", "")
+        expected = ("", "", self.log_end)
         if observed is not None:
             position = encode_position(observed.position) if observed.has_log else ""
             expected = (str(observed.epoch.number), observed.epoch.nonce, position)

@@ -37,12 +37,17 @@ class ScriptedKeyspace:
     discoverable: bool = True
     latest_rival_position: Position = (0, 0)
     calls: list[str] = field(default_factory=list)
+    log_end: str = ""
+    log_ends: list[str] = field(default_factory=list)
+    """The values of `log_end` after the next reads."""
     history: EpochHistory | None = None
     """The stored lineage when leadership is acquired; None: another node is always faster."""
     epoch: LeaderEpoch = EPOCH
 
     async def read(self) -> Meta | None:
         self.reads += 1
+        if self.log_ends:
+            self.log_end = self.log_ends.pop(0)
         return self.meta
 
     async def register_candidate(self) -> bool:
@@ -136,6 +141,30 @@ async def test_an_empty_namespace_is_acquired_only_from_a_verified_primary(led: 
     keyspace.primary_for_reads = NEVER
     await follower_of(keyspace, led=led)._step()
     assert keyspace.calls == ["acquired" if led is None else "restored"]
+
+
+@pytest.mark.parametrize("led", [None, PriorLeadership(Snapshot(EpochHistory(((0, 0), (7, 1))), Batch()), (7, 1))])
+async def test_a_log_that_grows_without_metadata_shows_that_a_leader_is_alive(led: PriorLeadership | None) -> None:
+    keyspace = ScriptedKeyspace(None)
+    follower = follower_of(keyspace, led=led)
+    for number in range(1, 4):
+        keyspace.log_ends = [f"7-{number}"]
+        assert await follower._step() is None
+        assert follower._candidacy.empty_since is not None
+        follower._candidacy.empty_since -= 3600
+    assert not keyspace.calls
+    await follower._step()
+    assert keyspace.calls == ["acquired" if led is None else "restored"]
+
+
+async def test_a_log_that_grows_during_the_election_delay_shows_that_a_leader_is_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("genie.storage.redis.election.DELAY_PER_NAMESPACE_S", 0.001)
+    balancer, keyspace = LeadershipBalancer(), ScriptedKeyspace(None, log_ends=["", "7-1"])
+    balancer.set_leader("b", "own")
+    assert await follower_of(keyspace, balancer=balancer)._step() is None
+    assert (keyspace.reads, keyspace.calls) == (2, [])
 
 
 @pytest.mark.parametrize("node", [None, BEFORE])

@@ -11,11 +11,7 @@ if meta[1] == ARGV[1] and meta[2] == ARGV[2] then
   return 'ok'
 end
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
-if (meta[1] or '') ~= ARGV[3] or (meta[2] or '') ~= ARGV[4] then
-  return 'other'
-end
--- Without meta the log is worthless: nothing tells which state it continues.
-if meta[1] and (last and last[1] or '') ~= ARGV[5] then
+if (meta[1] or '') ~= ARGV[3] or (meta[2] or '') ~= ARGV[4] or (last and last[1] or '') ~= ARGV[5] then
   return 'other'
 end
 if ARGV[10] ~= '' then
