@@ -5,7 +5,7 @@
 --       id up to which the log is trimmed, which frees memory
 -- Returns {the id of the new entry}, as EXEC does; nil, without a change, if another entry is the last one or meta is lost.
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
-local nonce = redis.call('HGET', KEYS[2], 'nonce')
+local nonce = redis.call('HMGET', KEYS[2], 'nonce')[1]
 if not last or not nonce then
   return false
 end
