@@ -18,6 +18,7 @@ from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch, Store
 from recording_transport import RecordingTransport
+from servers import WAIT_S
 
 PING = b'{"command":"ping"}\n'
 INSPECT = b'{"command":"inspect"}\n'
@@ -145,10 +146,43 @@ async def test_a_grant_is_sent_before_the_reply_to_the_release() -> None:
     waiter.data_received(request("a"))
     await asyncio.sleep(0)
     clients.written.clear()
+    clients.connect("first").data_received(PING)  # executed immediately
     other.data_received(PING)
     holder.data_received(release(1))
     await asyncio.sleep(0)
-    assert clients.written == [("waiter", 1), ("other", 1), ("holder", 1)]
+    assert clients.written == [("first", 1), ("waiter", 1), ("other", 1), ("holder", 1)]
+
+
+async def test_in_memory_the_first_input_of_an_iteration_is_executed_immediately() -> None:
+    """So the next holder of a contended lock runs while the server executes the commands of others."""
+    clients = PipelineWithClients()
+    holder, waiter, other = clients.connect("holder"), clients.connect("waiter"), clients.connect("other")
+    holder.data_received(request("a"))
+    waiter.data_received(request("a"))
+    await asyncio.sleep(0)
+    clients.written.clear()
+    holder.data_received(release(1))
+    assert clients.written == [("waiter", 1), ("holder", 1)]
+    other.data_received(PING)
+    waiter.data_received(release(2))
+    assert len(clients.written) == 2, "the rest of the iteration is one batch, in order"
+    await asyncio.sleep(0)
+    assert clients.written[2:] == [("other", 1), ("waiter", 1)]
+    other.data_received(PING)
+    assert clients.written[4:] == [("other", 1)]
+    clients.pipeline.stop()
+    await asyncio.sleep(0)
+    other.data_received(PING)
+    holder.data_received(PING)
+    await asyncio.sleep(0)
+    assert len(clients.written) == 5, "a stopped pipeline sends nothing"
+
+
+async def test_draining_ends_after_an_input_that_was_executed_immediately() -> None:
+    clients = PipelineWithClients()
+    clients.connect("client").data_received(PING)
+    async with asyncio.timeout(WAIT_S):
+        await clients.pipeline.drained()
 
 
 async def test_only_a_lone_connection_commits_in_the_same_iteration() -> None:
