@@ -102,7 +102,6 @@ class Redis(Process):
             "history": "0-0",
             "state": f"{tag}:state:1",
             "checkpoint": "1-0 0 1 1",
-            "attempt": 0,
         }
         if not self.call("EXISTS", f"{tag}:meta"):
             self.call("XADD", f"{tag}:log", "1-0", "base", "0-0", "node", "")

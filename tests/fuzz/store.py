@@ -7,7 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from genie.storage.memory import MemoryStore
-from genie.storage.redis.records import RecordDecoder, decode_counters, decode_records, encode_batch, split_batch
+from genie.storage.redis.records import (
+    RecordDecoder,
+    decode_counters,
+    decode_records,
+    encode_batch,
+    encode_changes,
+    split_batch,
+)
 from genie.storage.store import Batch, StateMachine
 
 Done = Callable[[BaseException | None], None]
@@ -51,7 +58,7 @@ class FuzzStore(MemoryStore):
         if self.pending is not None:
             batch = self.pending[0]
             self.pending = None
-            encoded_counters, records = split_batch(encode_batch(batch))
+            encoded_counters, records = split_batch(encode_batch(batch, encode_changes(batch.changes)))
             for id_, record in records.items():
                 if record:
                     self.records[int(id_)] = record

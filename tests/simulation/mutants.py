@@ -9,8 +9,8 @@ instead, because another check nearly always detects the situation earlier: a le
 commit; a node that uses the reply of the sentinel with the oldest view; a node that still sends commands to the old primary;
 a leader that does not compare its epoch with the stored one (the position tells the same, unless two nodes have chosen the
 same epoch, or another leader has lost its log). Others have tests with a real Redis, because 300 worlds did not reveal them:
-a part of a checkpoint that is written late, by a former leader or after a rollback; deletions that are skipped after an
-interrupted checkpoint; commits without WATCH (a simulated primary closes its connections when it is demoted); a lost reply
+a part of a checkpoint that is written late, by a former leader, after a rollback, or after a checkpoint or a part that Redis
+has lost; deletions that are skipped after an interrupted checkpoint; commits without WATCH (a simulated primary closes its connections when it is demoted); a lost reply
 that counts as a loss of leadership, which loses nothing (`test_checkpoints.py`, `test_commit_log.py`); a resignation from a
 Redis that lacks acknowledged batches; a restored snapshot that no replica has acknowledged (`test_redis_replies.py`). An
 unknown field has a unit test.
@@ -112,7 +112,7 @@ MUTANTS = [
     Mutant(
         "ended requests stay in the store",
         "storage/redis/records.py",
-        '            lines.append(b"%d" % id_)',
+        '            lines[id_] = b"%d" % id_',
         "            pass",
     ),
     Mutant(
@@ -151,14 +151,14 @@ MUTANTS = [
     Mutant(
         "the log is trimmed before the checkpoint",
         "storage/redis/commit.py",
-        "encode_position(min(self._checkpoint(), retained))",
-        "encode_position(max(self._checkpoint(), retained))",
+        "encode_position(min(self.checkpoint, retained))",
+        "encode_position(max(self.checkpoint, retained))",
     ),
     Mutant(
         "a checkpoint is moved before its records are written",
         "storage/redis/checkpoint.py",
-        "                if not await self._write_part(checkpoint.position, deleted, written):",
-        "                if not await self._write_part(checkpoint.position, deleted, written, checkpoint):",
+        "is_last_part=number == part_count,",
+        "is_last_part=True,",
     ),
     Mutant(
         "a loaded state lacks the first log entry after the checkpoint",
@@ -175,7 +175,19 @@ MUTANTS = [
     Mutant(
         "deletions are never written by a checkpoint",
         "storage/redis/checkpoint.py",
-        "                deleted.append(id_)",
+        '[line for line in part if b" " not in line]',
+        "[]",
+    ),
+    Mutant(
+        "a checkpoint lacks the log of former leaders",
+        "storage/redis/checkpoint.py",
+        "changes = await self._read_changes(new.position)",
+        "await self._read_changes(new.position)",
+    ),
+    Mutant(
+        "a failed checkpoint loses its changes",
+        "storage/redis/checkpoint.py",
+        "                self._changes = changes | self._changes",
         "                pass",
     ),
     # -- leading

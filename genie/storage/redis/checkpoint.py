@@ -10,27 +10,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from math import inf
+from dataclasses import replace
+from math import ceil, inf
 
 from structlog.typing import FilteringBoundLogger
 
 from genie.storage.redis.connection import RedisFailure
-from genie.storage.redis.keyspace import Checkpoint, Keyspace, Meta
-from genie.storage.redis.log import BatchCommitted, LogReader, LogTruncated, Position
+from genie.storage.redis.keyspace import Checkpoint, Keyspace
+from genie.storage.redis.log import BatchCommitted, EpochHistory, LogReader, LogTruncated, Position
 from genie.storage.redis.primary import Primary
-from genie.storage.redis.records import decode_counters
-from genie.storage.store import UnknownFormat
+from genie.storage.store import Batch, UnknownFormat
 
 CHECK_INTERVAL_S = 1.0
 """How often the leader checks whether a checkpoint is due."""
 CHECKPOINT_INTERVAL_S = 5.0
-"""A checkpoint is due this long after the last one, if anything was committed since."""
+"""A checkpoint is due this long after the last one, if anything has changed since."""
+IDLE_CHECKPOINT_INTERVAL_S = 60.0
+"""A checkpoint of an idle leader is due this long after the last one. It bounds how long a damaged log matters."""
 CHECKPOINT_BYTES = 8 << 20
 """A checkpoint is due after batches of this size in total. A recovery reads little more of the log than this."""
 CHECKPOINT_ENTRIES = 20_000
 """A checkpoint is due after this many log entries."""
-EMPTY_BATCH_BYTES = 50
-"""An encoded batch without changes is at most this long."""
 READ_BYTES = 128 << 10
 """About how many bytes of the log are read at a time. Limited, because the leader serves no client while it decodes them."""
 PART_SIZE = 1_000
@@ -40,32 +40,47 @@ PART_SIZE = 1_000
 class Checkpointer:
     """Writes checkpoints of the namespace that this node leads.
 
-    The changes are read from the log, so they are stored, and a commit costs nothing for its checkpoint. `progress` returns
-    how many batches this leader has committed, and their size in bytes. `on_loss` is called if Redis seems to have lost data; with
-    True if it has lost the state, which the log alone does not show.
+    It collects the changes of the stored batches, so it need not read back this leader's entries of the log. The first
+    checkpoint also has the entries of former leaders, which it reads from the log. `counters` is a batch with the counters at
+    the begin of this leader's epoch. `on_loss` is called if Redis seems to have lost data; with True if it has lost more than
+    the end of the log, so that the snapshot must be restored.
     """
 
     def __init__(
         self,
         primary: Primary,
         keyspace: Keyspace,
-        progress: Callable[[], tuple[int, int]],
+        counters: Batch,
         on_loss: Callable[[bool], None],
         log: FilteringBoundLogger,
     ) -> None:
         self._primary = primary
         self._keyspace = keyspace
-        self._progress = progress
         self._on_loss = on_loss
         self._log = log
-        self.position: Position = (0, 0)
-        """The position of the last checkpoint: up to this position the log can be trimmed; (0, 0) if it is not known yet."""
-        self._last_progress = 0, 0
-        """The result of `progress` at the last checkpoint."""
+        self._index = 0
+        """The index of the last stored batch."""
+        self._counters = counters
+        """The last stored batch, for its counters."""
+        self._changes: dict[int, bytes] = {}
+        """The last change of each id since the last checkpoint, as a line of an encoded batch."""
+        self._bytes = 0
+        """The size of all stored batches."""
+        self._checkpointed = 0, 0
+        """The index of the last stored batch and the size of all batches at the last checkpoint."""
         self._attempt = 0
         """The number of the last attempt to write a checkpoint."""
-        self._highest_id: int | None = None
-        """The state contains no higher id; None if the last checkpoint was interrupted, perhaps by a crash of a former leader."""
+        self._last: Position | None = None
+        """The position of the last checkpoint; None before the first attempt, and after Redis has lost a checkpoint."""
+        self._highest_id = counters.next_id - 1
+        """The state contains no higher id: neither from a checkpoint, nor from one that was not finished."""
+
+    def add(self, batch: Batch, lines: dict[int, bytes], size: int) -> None:
+        """Add a stored batch to the next checkpoint: its changes as `lines`, and its encoded size in bytes."""
+        self._index += 1
+        self._counters = batch
+        self._changes.update(lines)
+        self._bytes += size
 
     async def run(self) -> None:
         """Write a checkpoint whenever one is due, until cancelled."""
@@ -77,76 +92,94 @@ class Checkpointer:
                 last_at = loop.time()
                 try:
                     await self.write()
-                except (RedisFailure, LogTruncated, UnknownFormat) as error:
+                except (RedisFailure, UnknownFormat) as error:
                     # A rollback or another leader is found and handled by the next commit.
                     self._log.warning("checkpoint failed, it is repeated", error=str(error) or type(error).__name__)
 
     def _is_due(self, elapsed_s: float) -> bool:
         """Return whether a checkpoint is due `elapsed_s` seconds after the last attempt."""
-        entries, size = (now - last for now, last in zip(self._progress(), self._last_progress, strict=True))
-        # An idle leader commits empty batches.
-        is_idle = size <= EMPTY_BATCH_BYTES * entries and self.position != (0, 0)
-        is_overdue = elapsed_s >= CHECKPOINT_INTERVAL_S and not is_idle
-        return is_overdue or size >= CHECKPOINT_BYTES or entries >= CHECKPOINT_ENTRIES
+        index, size = self._checkpointed
+        is_idle = not self._changes and self._last is not None  # an idle leader commits empty batches
+        is_overdue = elapsed_s >= (IDLE_CHECKPOINT_INTERVAL_S if is_idle else CHECKPOINT_INTERVAL_S)
+        return is_overdue or self._bytes - size >= CHECKPOINT_BYTES or self._index - index >= CHECKPOINT_ENTRIES
 
     async def write(self) -> bool:
-        """Write a checkpoint of the present end of the log; return False if another node leads or Redis was rolled back."""
-        progress = self._progress()
+        """Write a checkpoint of all stored batches; return False if another node leads or Redis has lost data."""
         self._attempt += 1
-        highest_known, self._highest_id = self._highest_id, None
+        progress = self._index, self._bytes
+        new = Checkpoint((self._keyspace.epoch.number, self._index), replace(self._counters, changes={}))
+        changes, self._changes = self._changes, {}
+        is_written = False
+        try:
+            if self._last is None:
+                changes = await self._read_changes(new.position)
+            if self._last is not None:
+                # The state never had a request that came and went since the last checkpoint.
+                changes = {id_: line for id_, line in changes.items() if id_ <= self._highest_id or b" " in line}
+                self._highest_id = max(self._highest_id, max(changes, default=0))
+                is_written = await self._write_parts([*changes.values()], self._last, new)
+        finally:
+            if not is_written:
+                self._changes = changes | self._changes
+        if is_written:
+            self._last, self._checkpointed = new.position, progress
+        return is_written
+
+    async def _write_parts(self, lines: list[bytes], last: Position, new: Checkpoint) -> bool:
+        """Write changes to the state, then move the checkpoint; return whether Redis has accepted all of it."""
+        part_count = max(1, ceil(len(lines) / PART_SIZE))
+        for number in range(1, part_count + 1):
+            part = lines[(number - 1) * PART_SIZE : number * PART_SIZE]
+            status = await self._keyspace.write_checkpoint(
+                last,
+                new,
+                self._attempt,
+                number,
+                [line for line in part if b" " not in line],
+                dict([line.split(b" ", 1) for line in part if b" " in line]),
+                is_last_part=number == part_count,
+            )
+            if status != b"ok":
+                self._last = None
+                if status in (b"lost", b"no state"):
+                    self._on_loss(status == b"no state")
+                return False
+        return True
+
+    async def _read_changes(self, end: Position) -> dict[int, bytes]:
+        """Read the last checkpoint, and the log from there up to `end`; return the last change of each id as a line.
+
+        If another node leads or Redis has lost data, the last checkpoint stays unknown, and the result is empty.
+        """
         meta = await self._keyspace.read()
         if meta is None or meta.epoch != self._keyspace.epoch:
             self._on_loss(False)
-            return False
-        changes, checkpoint = await self._read_log(meta)
-        deleted: list[bytes] = []
-        written: dict[bytes, bytes] = {}
-        for id_, record in changes.items():
-            if record:
-                written[id_] = record
-            elif highest_known is None or int(id_) <= highest_known:  # otherwise the state never had the id
-                deleted.append(id_)
-            if max(len(deleted), len(written)) == PART_SIZE:
-                if not await self._write_part(checkpoint.position, deleted, written):
-                    return False
-                deleted, written = [], {}
-        if not await self._write_part(checkpoint.position, deleted, written, checkpoint):
-            return False
-        if highest_known is None:
-            highest_known = meta.checkpoint.counters.next_id - 1  # the highest id of a record before this checkpoint
-        self.position, self._highest_id = checkpoint.position, max(highest_known, max(map(int, changes), default=0))
-        self._last_progress = progress
-        return True
+            return {}
+        try:
+            changes = await self._read_log(meta.history.up_to(meta.checkpoint.position), end)
+        except LogTruncated:  # an entry is missing that this leader has read or written
+            self._on_loss(True)
+            return {}
+        if changes is None:
+            self._on_loss(False)
+            return {}
+        self._last = meta.checkpoint.position
+        return changes
 
-    async def _write_part(
-        self,
-        position: Position,
-        deleted: list[bytes],
-        written: dict[bytes, bytes],
-        checkpoint: Checkpoint | None = None,
-    ) -> bool:
-        """Write a part of this attempt, see `Keyspace.write_checkpoint`; return whether Redis has accepted it."""
-        status = await self._keyspace.write_checkpoint(self._attempt, position, deleted, written, checkpoint)
-        if status in (b"lost", b"no state"):
-            self._on_loss(status == b"no state")
-        return status == b"ok"
+    async def _read_log(self, history: EpochHistory, end: Position) -> dict[int, bytes] | None:
+        """Read the log after the end of `history` up to `end`; return the last change of each id as a line.
 
-    async def _read_log(self, meta: Meta) -> tuple[dict[bytes, bytes], Checkpoint]:
-        """Read the log from the last checkpoint to the end that `meta` has.
-
-        Returns the last record of each changed id (empty: deleted), and the checkpoint at the end.
+        Returns None if the log ends before `end`. Raises LogTruncated if entries before its end are missing.
         """
-        changes: dict[bytes, bytes] = {}
-        counters = b""
+        changes: dict[int, bytes] = {}
         reader = LogReader(self._primary, self._keyspace.log, READ_BYTES)
-        reader.seek(meta.history.up_to(meta.checkpoint.position))
-        while reader.position < meta.position:
+        reader.seek(history)
+        while reader.position < end:
             entries = await reader.read(None)
             if not entries:
-                raise LogTruncated
+                return None
             for entry in entries:
-                if isinstance(entry, BatchCommitted):
-                    changes |= entry.records
-                    counters = entry.counters
-        state = decode_counters(counters) if counters else meta.checkpoint.counters
-        return changes, Checkpoint(reader.position, state)
+                if isinstance(entry, BatchCommitted) and entry.position <= end:
+                    records = entry.records.items()
+                    changes.update({int(id_): b"%b %b" % (id_, record) if record else id_ for id_, record in records})
+        return changes

@@ -3,7 +3,7 @@
 A commit is a transaction on one connection: MULTI, XADD, EXEC, WATCH. Redis rejects the XADD if anything but this connection
 has changed the log or `meta` since the last WATCH: another leader, a rollback, a resynchronization with another primary, a
 lost key. So the log always continues exactly at the last batch that this leader knows to be stored. The WATCH of one commit
-protects the next. A checkpoint of this leader changes `meta` twice; the commit after that is sent again.
+protects the next. A checkpoint of this leader changes `meta`; the commit after that is sent again.
 
 After each failure, and on each new connection, the writer watches both keys and reads the last id of the log. The id tells
 whether the batch in flight was appended (its reply was lost), was not appended (it is sent again), or whether Redis lacks
@@ -55,18 +55,21 @@ _MULTI, _EXEC, _UNWATCH = (encode_command([name]) for name in ("MULTI", "EXEC", 
 
 
 class CommitEncoder:
-    """Encodes the commits of one epoch as Redis commands. `checkpointed` returns the position of the last checkpoint."""
+    """Encodes the commits of one epoch as Redis commands."""
 
-    def __init__(self, keyspace: Keyspace, checkpointed: Callable[[], Position]) -> None:
+    def __init__(self, keyspace: Keyspace) -> None:
         self._epoch = keyspace.epoch.number
         self._former_epoch = keyspace.history.ends[-2:][0][0]
         self._log, self._meta = keyspace.log, keyspace.meta
-        self._checkpointed = checkpointed
         self._retention = LogRetention()
-        self.encoded_bytes = 0
+        self.checkpoint: Position = (0, 0)
+        """The checkpoint that Redis had when the log was last compared: the log may be trimmed up to this position.
+
+        The commit after a new checkpoint always compares, because the checkpoint changes `meta`. After a failover the new
+        primary may lack the last checkpoint although it has all batches.
+        """
+        self._encoded_bytes = 0
         """The size of all batches that were encoded, each counted once."""
-        self._compared: tuple[Position, Position] | None = None
-        """The checkpoint that was known when the log was last compared, and the one that Redis had."""
         self._last_index = 0
         """The index of the last batch that was encoded."""
         self.watch = encode_command(["WATCH", keyspace.meta, keyspace.log])
@@ -82,9 +85,9 @@ class CommitEncoder:
         """
         id_, size = b"%d-%d" % (self._epoch, index), len(batch)
         start = self._xadd if index % TRIM_INTERVAL and size < LARGE_BATCH_BYTES else self._trimming_xadd(index)
-        if index != self._last_index:  # a retry must not look like progress: it would make a checkpoint due
+        if index != self._last_index:  # not a retry
             self._last_index = index
-            self.encoded_bytes += size
+            self._encoded_bytes += size
         command = b"%b$%d\r\n%b\r\n$5\r\nbatch\r\n$%d\r\n%b%b" % (start, len(id_), id_, size, batch, self._end)
         return command, b"+OK\r\n+QUEUED\r\n*1\r\n$%d\r\n%b\r\n+OK\r\n" % (len(id_), id_)
 
@@ -94,23 +97,11 @@ class CommitEncoder:
         Entries of the former leader, who has trimmed them to the same limits, are retained until this leader's own entries
         exceed a limit. Redis trims whole nodes of the stream, and at most 10,000 entries at a time.
         """
-        self._retention.mark(index, self.encoded_bytes)
+        self._retention.mark(index, self._encoded_bytes)
         first_retained = self._retention.first_retained
         retained = (self._epoch, first_retained) if first_retained else (self._former_epoch, 0)
-        options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", encode_position(min(self._checkpoint(), retained)))
+        options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", encode_position(min(self.checkpoint, retained)))
         return _MULTI + b"*9\r\n" + b"".join(map(encode_bulk, options))
-
-    def _checkpoint(self) -> Position:
-        """Return the position of the last checkpoint that Redis has."""
-        known = self._checkpointed()
-        return self._compared[1] if self._compared is not None and self._compared[0] == known else known
-
-    def on_compared(self, checkpoint: Position) -> None:
-        """Note the checkpoint that Redis has: a failover may have lost the last one, although it has lost no batch.
-
-        Until the next checkpoint is written, the log is trimmed only up to this one.
-        """
-        self._compared = self._checkpointed(), checkpoint
 
     def encode_allowing_oom(self, index: int, batch: bytes) -> bytes:
         """Encode the commit of a batch as a script that Redis also runs while it is out of memory (Redis 7 or newer).
@@ -118,7 +109,7 @@ class CommitEncoder:
         The script trims the log up to the checkpoint, without regard to followers: that frees memory.
         """
         ids = (f"{self._epoch}-{number}" for number in (index - 1, index))
-        trimmed = encode_position(self._checkpoint())
+        trimmed = encode_position(self.checkpoint)
         script = encode_command(["EVAL", _APPEND_ALLOWING_OOM, 2, self._log, self._meta, *ids, batch, trimmed])
         return script + _UNWATCH + self.watch  # the script has changed the watched log: forget that, and watch again
 
@@ -274,11 +265,6 @@ class CommitWriter:
         self._batch, self._in_flight, self.last_sent_index = batch, True, self.index + 1
         self._send()
 
-    @property
-    def progress(self) -> tuple[int, int]:
-        """How many batches were stored in this epoch, and the size of all batches that were sent."""
-        return self.index, self._encoder.encoded_bytes
-
     async def resubmit(self, batch: bytes) -> None:
         """Append an encoded batch after a recovery. May only be called by the coroutine of `recover`."""
         self._batch, self._in_flight, self.last_sent_index = batch, True, self.index + 1
@@ -310,7 +296,7 @@ class CommitWriter:
         if self._has_lost_state and outcome is not Outcome.OTHER_LEADER:
             outcome = Outcome.ROLLED_BACK
         if meta is not None:
-            self._encoder.on_compared(meta.checkpoint.position)
+            self._encoder.checkpoint = meta.checkpoint.position
         self._attempts += 1
         if outcome is Outcome.NOT_STORED:
             self._watching = True

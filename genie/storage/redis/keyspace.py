@@ -7,7 +7,7 @@ All keys are in one hash slot, by the tag `{namespace}`:
 | `{namespace}:log` | stream | the write-ahead log: an entry for each batch and each takeover (`log.py`) |
 | `{namespace}:state:…` | hash | the checkpointed state: id to record (`records.py`), and a field `0` so that the hash is never empty |
 | `{namespace}:meta` | hash | `version` of the format; `epoch`, `nonce` of the last leader; its `node` (empty: resigned); |
-| | | `history`; `state`, the key of the current state; its `checkpoint` (see `Meta`); the last `attempt` to write one |
+| | | `history`; `state`, the key of the current state; its `checkpoint` (see `Meta`) |
 | `{namespace}:candidates` | set | ids of the nodes that wait while the namespace is empty |
 | `{namespace}:positions` | hash | candidate to its replicated position, during an election |
 | `{namespace}:transfer_request` | string | which node asks for leadership, and how many namespaces it leads; expires |
@@ -342,17 +342,21 @@ class Keyspace:
 
     async def write_checkpoint(
         self,
+        last: Position,
+        new: Checkpoint,
         attempt: int,
-        position: Position,
+        part: int,
         deleted: list[bytes],
         written: dict[bytes, bytes],
-        checkpoint: Checkpoint | None = None,
+        *,
+        is_last_part: bool,
     ) -> bytes:
-        """Write changed records up to `position` to the state. With `checkpoint`, move the checkpoint afterwards.
+        """Write a part of the changes from the last checkpoint, at `last`, to `new`. The last part also moves the checkpoint.
 
-        The leader numbers its attempts to write a checkpoint from 1. Returns `ok`, or the reason why nothing was changed:
-        `other` if another node leads, `late` if a later attempt has begun, `lost` if Redis lacks the log entries up to
-        `position`, `no state` if Redis has lost the state.
+        The leader numbers its attempts to write a checkpoint from 1, and the parts of an attempt from 1. Returns `ok`, or the
+        reason why nothing was changed: `other` if another node leads, `moved` if the last checkpoint is not at `last`,
+        `late` if a later part was written or the previous part was not, `lost` if Redis lacks the log up to `new`, `no state`
+        if Redis has lost the state.
         """
         status = await self._primary.eval(
             _CHECKPOINT,
@@ -360,9 +364,11 @@ class Keyspace:
             *(
                 self.epoch.number,
                 self.epoch.nonce,
+                encode_position(last),
                 attempt,
-                *position,
-                b"" if checkpoint is None else checkpoint.encode(),
+                part,
+                *new.position,
+                new.encode() if is_last_part else b"",
             ),
             *(len(deleted), *deleted, *(part for item in written.items() for part in item)),
         )

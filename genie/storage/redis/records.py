@@ -14,6 +14,8 @@ from msgspec import Struct, ValidationError, json
 from genie.core import ENDED, HELD, SUCCESS, WAITING, Reason, Request
 from genie.storage.store import Batch, Change, RetainedReply, StoredOrigin, UnknownFormat
 
+TIMEOUT_MS = 10_000.0
+"""The queue timeout and the transaction timeout of a record that does not contain them."""
 SESSION_TIMEOUT_MS = 10_000.0
 """The session timeout of a record that does not contain one."""
 
@@ -30,8 +32,8 @@ class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     since_unix_ms: int
     deadline: int
     state: Literal["held", "queued", "ended"] = "held"
-    queue_timeout_ms: float = 10_000
-    transaction_timeout_ms: float = 10_000
+    queue_timeout_ms: float = TIMEOUT_MS
+    transaction_timeout_ms: float = TIMEOUT_MS
     exclusive: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     fence: int = 0
@@ -72,7 +74,8 @@ _decode = json.Decoder(Record).decode
 def encode(change: Request | RetainedReply) -> bytes:
     """Encode a request or a retained reply as a record.
 
-    The arguments of `Record` are positional because keywords would be slower on this hot path.
+    The arguments of `Record` are positional because keywords would be slower on this hot path. msgspec omits a field whose
+    value is the same object as the default.
     """
     if isinstance(change, RetainedReply):
         return _encode_retained_reply(change)
@@ -84,8 +87,8 @@ def encode(change: Request | RetainedReply) -> bytes:
             int(change.since_unix_ms),
             change.deadline,
             "held" if change.state is HELD else "queued",
-            change.queue_timeout_ms,
-            change.transaction_timeout_ms,
+            TIMEOUT_MS if change.queue_timeout_ms == TIMEOUT_MS else change.queue_timeout_ms,
+            TIMEOUT_MS if change.transaction_timeout_ms == TIMEOUT_MS else change.transaction_timeout_ms,
             change.exclusive,
             change.shared,
             change.fence,
@@ -122,15 +125,20 @@ def _encode_retained_reply(reply: RetainedReply) -> bytes:
 # -- Batches ------------------------------------------------------------------------------------------
 
 
-def encode_batch(batch: Batch) -> bytes:
-    """Encode a batch: its counters, then its changes."""
-    lines = [encode_counters(batch)]
-    for id_, change in batch.changes.items():
+def encode_changes(changes: dict[int, Change]) -> dict[int, bytes]:
+    """Encode changes as lines of a batch, by id."""
+    lines = {}
+    for id_, change in changes.items():
         if change is None or (isinstance(change, Request) and change.state is ENDED):
-            lines.append(b"%d" % id_)
+            lines[id_] = b"%d" % id_
         else:
-            lines.append(b"%d %b" % (id_, encode(change)))
-    return b"\n".join(lines)
+            lines[id_] = b"%d %b" % (id_, encode(change))
+    return lines
+
+
+def encode_batch(batch: Batch, lines: dict[int, bytes]) -> bytes:
+    """Encode a batch: its counters, then its changes, which are already encoded as `lines`."""
+    return b"\n".join([encode_counters(batch), *lines.values()])
 
 
 def encode_counters(batch: Batch) -> bytes:

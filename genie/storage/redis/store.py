@@ -32,7 +32,7 @@ from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Keyspace, meta_key
 from genie.storage.redis.log import MAX_EPOCHS, EpochHistory, LogReader, Position
 from genie.storage.redis.primary import Primary, warn_if_lossy
-from genie.storage.redis.records import encode_batch
+from genie.storage.redis.records import encode_batch, encode_changes
 from genie.storage.redis.replica import PriorLeadership, Snapshot
 from genie.storage.redis.url import RedisUrl
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
@@ -86,6 +86,10 @@ class RedisStore:
         """Returns the current state of the namespace; set by `open`."""
         self._batch = Batch()
         """The batch in flight, or the last one. Before the first, its counters are those of the state that was loaded."""
+        self._changes: dict[int, bytes] = {}
+        """The encoded changes of the batch in flight, or of the last one."""
+        self._encoded_bytes = 0
+        """The size of that batch."""
         self._sent_at = 0.0
         """When the last batch was first sent (event-loop time)."""
         self._lease_start = 0.0
@@ -96,6 +100,8 @@ class RedisStore:
         """Positions of the batches that were in flight when this node stepped down. Redis may or may not have them."""
         self._primary_watch: asyncio.Task[None] | None = None
         """Queries the sentinels while this node leads."""
+        self._checkpointer: Checkpointer
+        """Collects the stored changes for the next checkpoint; set when this node begins to lead."""
         self._checkpointing: asyncio.Task[None] | None = None
         """Writes checkpoints while this node leads."""
 
@@ -170,7 +176,10 @@ class RedisStore:
         self._sent_at = self._loop.time()
         self._done = done
         self._batch = batch
-        self._writer.write(encode_batch(batch))
+        self._changes = changes = encode_changes(batch.changes)
+        encoded = encode_batch(batch, changes)
+        self._encoded_bytes = len(encoded)
+        self._writer.write(encoded)
 
     async def wait_for_transfer_request(self) -> None:
         """Wait until another node requests this namespace and leads at least `MIN_IMBALANCE` namespaces fewer than this node.
@@ -205,7 +214,7 @@ class RedisStore:
                 return
             last_index, last_batch = 0, _counters_of(state)
         await self._step_down()  # no commit may follow: the resignation uses the next index
-        last = encode_batch(replace(last_batch, changes={}))
+        last = encode_batch(last_batch, {})
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 try:
@@ -243,11 +252,9 @@ class RedisStore:
 
     def _start_epoch(self) -> None:
         """Begin to commit and to write checkpoints in the epoch that this node has just acquired."""
-        checkpointer = Checkpointer(
-            self._primary, self._keyspace, lambda: self._writer.progress, self._writer.on_loss, self._log
-        )
-        self._writer.start_epoch(CommitEncoder(self._keyspace, lambda: checkpointer.position))
-        self._checkpointing = self._loop.create_task(checkpointer.run())
+        self._writer.start_epoch(CommitEncoder(self._keyspace))
+        self._checkpointer = Checkpointer(self._primary, self._keyspace, self._batch, self._writer.on_loss, self._log)
+        self._checkpointing = self._loop.create_task(self._checkpointer.run())
 
     def _on_outcome(self, outcome: Outcome) -> None:
         """Handle the outcome of the batch in flight: finish it, or restore the snapshot if Redis was rolled back.
@@ -256,6 +263,7 @@ class RedisStore:
         after the lease, the batch fails with LeadershipLost.
         """
         if outcome is Outcome.STORED:
+            self._checkpointer.add(self._batch, self._changes, self._encoded_bytes)
             self._lease_start = self._sent_at
             done, self._done = self._done, None
             if done is not None:
@@ -302,13 +310,13 @@ class RedisStore:
         await retry_until_done(
             lambda: self._keyspace.restore_snapshot(self._node, snapshot, history), new_backoff(), self._log
         )
+        self._batch, self._changes, self._encoded_bytes = replace(snapshot, changes={}), {}, 0
         self._start_epoch()
         self._log.info("snapshot written to redis", epoch=self._keyspace.epoch.number)
         connection = self._writer.connection
         if connection is not None and connection.address != self._primary.address:  # restored at a new primary
             self._writer.drop()
-        self._batch = replace(snapshot, changes={})
-        await self._writer.resubmit(encode_batch(self._batch))
+        await self._writer.resubmit(encode_batch(self._batch, {}))
 
 
 def _counters_of(state: StateMachine) -> Batch:

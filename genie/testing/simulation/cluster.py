@@ -87,6 +87,8 @@ class Cluster:
             except Stuck as error:
                 self._add_problem(str(error))
             finally:
+                for name in sorted(set().union(*(redis.unknown_commands for redis in self.store.redises))):
+                    self._add_problem(f"the simulated Redis lacks {name.decode()}")
                 self.store.record_final_state()
                 self.loop.finish()
         return self.problems

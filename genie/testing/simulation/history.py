@@ -288,7 +288,7 @@ class StoredNamespace:
             return Recovered((0, 0), (0.0, 1, 1), {})
         encoded_position, _, encoded_counters = meta[b"checkpoint"].partition(b" ")
         position, counters = _decode_position(encoded_position), _decode_counters(encoded_counters)
-        records = {int(id_): json.loads(record) for id_, record in keys.hash(meta[b"state"]).items() if record}
+        records = {int(id_): json.loads(record) for id_, record in keys.hash(meta[b"state"]).items() if id_ != b"0"}
         stream = keys.stream(self.log_key)
         for id_, parts in () if stream is None else stream.entries:
             if id_ <= position:

@@ -82,7 +82,7 @@ def writer_of(
         raise error
 
     writer = CommitWriter(primary, keyspace, AckPolicy(0, fsync=False), structlog.get_logger(), on_outcome, on_defect)
-    writer.start_epoch(CommitEncoder(keyspace, lambda: (0, 0)))
+    writer.start_epoch(CommitEncoder(keyspace))
     writer.index = INDEX
     return writer
 

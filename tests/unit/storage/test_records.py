@@ -18,6 +18,7 @@ from genie.storage.redis.records import (
     decode_records,
     encode,
     encode_batch,
+    encode_changes,
     split_batch,
 )
 from genie.storage.redis.url import RedisUrl
@@ -53,6 +54,18 @@ def test_a_record_without_the_fields_of_every_version_is_rejected() -> None:
             RecordDecoder().decode(7, json.encode(record))
 
 
+def test_defaults_are_not_stored() -> None:
+    """They would be half of the record of a plain lock."""
+    request = Request(exclusive=("a",), queue_timeout_ms=float("10000"), transaction_timeout_ms=10_000)
+    LockManager().step(request, 0)
+    assert json.decode(encode(request)).keys() == {"since", "since_unix_ms", "deadline", "exclusive", "fence"}
+    request.queue_timeout_ms = request.transaction_timeout_ms = 9_999.5
+    assert (
+        json.decode(encode(request), type=Record).queue_timeout_ms,
+        json.decode(encode(request))["transaction_timeout_ms"],
+    ) == (9_999.5, 9_999.5)
+
+
 NOTES = st.none() | st.text(min_size=1)
 
 
@@ -61,7 +74,7 @@ def test_a_batch_is_split_as_it_was_encoded(notes: dict[int, str | None]) -> Non
     """Whatever the texts of clients contain: JSON escapes line breaks."""
     changes = {id_: None if note is None else held(note=note, ref=note) for id_, note in notes.items()}
     batch = Batch(dict(changes), 10, 20, 1.5)
-    counters, records = split_batch(encode_batch(batch))
+    counters, records = split_batch(encode_batch(batch, encode_changes(batch.changes)))
     assert decode_counters(counters) == Batch({}, 10, 20, 1.5)
     decoded = decode_records(records, RecordDecoder())
     assert list(decoded) == list(notes)
@@ -73,7 +86,7 @@ def test_an_ended_request_is_deleted() -> None:
     manager, request = LockManager(), Request(exclusive=("a",))
     manager.step(request, 0)
     manager.step(Release(request.id), 0)
-    assert split_batch(encode_batch(Batch({request.id: request}, 10, 20, 1.5))) == (
+    assert split_batch(encode_batch(Batch({}, 10, 20, 1.5), encode_changes({request.id: request}))) == (
         b"1.500 10 20",
         {b"%d" % request.id: b""},
     )

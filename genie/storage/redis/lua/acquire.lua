@@ -25,6 +25,5 @@ if ARGV[10] ~= '' then
   redis.call('HSET', KEYS[3], '0', '')
 end
 redis.call('XADD', KEYS[2], ARGV[1] .. '-0', 'base', ARGV[8], 'node', ARGV[6])
-redis.call('HSET', KEYS[1], 'version', ARGV[7], 'epoch', ARGV[1], 'nonce', ARGV[2], 'node', ARGV[6], 'history', ARGV[9],
-  'attempt', 0)
+redis.call('HSET', KEYS[1], 'version', ARGV[7], 'epoch', ARGV[1], 'nonce', ARGV[2], 'node', ARGV[6], 'history', ARGV[9])
 return 'ok'

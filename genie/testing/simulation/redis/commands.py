@@ -87,6 +87,8 @@ class Commands:
         """The cached scripts by SHA-1."""
         self._effects: list[list[bytes]] = []
         """The commands since the last atomic write that changed keys, including commands of scripts. They are replicated."""
+        self.unknown_commands: set[bytes] = set()
+        """The names of rejected commands. Each is a defect of a simulation: the store takes the error for a failure of Redis."""
 
     def flush_scripts(self) -> None:
         """SCRIPT FLUSH: forget all cached scripts, so that EVALSHA fails."""
@@ -96,6 +98,7 @@ class Commands:
         """Return the error with which Redis rejects a command before it executes or queues it; None if it does not."""
         name = command[0].upper()
         if name not in _COMMANDS:
+            self.unknown_commands.add(name)
             return Failure(f"ERR unknown command '{command[0].decode()}'")
         if name in _WRITES and self.read_only:
             return Failure("READONLY You can't write against a read only replica.")

@@ -110,6 +110,9 @@ class RedisConnection(asyncio.Protocol):
             return
         fault = self._redis.fault(command, self.peer)
         if fault is REJECT:
+            if command[0].upper() == b"EXEC":  # a rejected EXEC discards the transaction
+                self._transaction, self._is_dirty = None, False
+                self._watched.clear()
             self._is_aborted = self._transaction is not None
             self.send_reply(Failure("ERR injected fault."))
         elif fault is CUT_BEFORE:
