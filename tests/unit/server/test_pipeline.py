@@ -56,9 +56,11 @@ class ManualStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.pending_commits: list[Callable[[BaseException | None], None]] = []
+        self.last = Batch()
 
-    def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
+    def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
         self.pending_commits.append(done)
+        self.last = batch
 
 
 class PipelineWithClients:
@@ -207,6 +209,31 @@ async def test_only_a_lone_connection_commits_in_the_same_iteration() -> None:
     assert not clients.failures
 
 
+async def test_a_grant_to_a_waiting_request_is_committed_before_the_rest_of_the_iteration_is_executed() -> None:
+    """The next holder of a contended lock runs meanwhile. Other first inputs are committed together with the rest."""
+    store = ManualStore()
+    clients = PipelineWithClients(store)
+    holder, waiter, other = clients.connect("holder"), clients.connect("waiter"), clients.connect("other")
+    holder.data_received(request("a"))
+    assert not store.pending_commits, "it grants a lock, but nobody waited for it"
+    waiter.data_received(request("a"))
+    await asyncio.sleep(0)
+    store.pending_commits.pop()(None)
+    await clients.pipeline.drained()
+    clients.written.clear()
+    holder.data_received(release(1))
+    other.data_received(request("b"))
+    assert store.last.changes.keys() == {1, 2}
+    await asyncio.sleep(0)
+    assert not clients.written, "nothing is sent before it is stored"
+    store.pending_commits.pop()(None)
+    assert clients.written == [("waiter", 1), ("holder", 1)]
+    assert store.last.changes.keys() == {3}
+    store.pending_commits.pop()(None)
+    assert clients.written[2:] == [("other", 2)]
+    clients.pipeline.stop()
+
+
 async def test_the_lock_limit_is_exact_although_it_is_not_checked_for_each_request() -> None:
     """The waiting requests, which are granted at once, would hide the limit from a check that ignores them."""
     waiting = 58
@@ -293,15 +320,16 @@ async def test_a_batch_is_bounded_in_bytes() -> None:
     store = ManualStore()
     clients = PipelineWithClients(store)
     first, second, third = (clients.connect(name) for name in ("first", "second", "third"))
+    clients.pipeline.submit(clients.connect("other"), [PING], 0)  # executed immediately
     clients.pipeline.submit(first, [PING], scheduler.MAX_BATCH_BYTES // 2)
     clients.pipeline.submit(second, [PING], scheduler.MAX_BATCH_BYTES // 2)
     request = b'{"command":"request","payload":{"resources":["exclusive:a"]}}'
     clients.pipeline.submit(third, [request], scheduler.MAX_BATCH_BYTES // 2)
     await asyncio.sleep(0)
     store.pending_commits.pop()(None)
-    assert clients.written == [("first", 1), ("second", 1)]
+    assert clients.written == [("other", 1), ("first", 1), ("second", 1)]
     store.pending_commits.pop()(None)
-    assert clients.written[2:] == [("third", 2)]
+    assert clients.written[3:] == [("third", 2)]
     clients.pipeline.stop()
 
 
