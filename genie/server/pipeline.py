@@ -21,7 +21,7 @@ from genie.server.rejections import reject_item
 from genie.server.scheduler import CHUNK, CommandScheduler
 from genie.server.sessions import Outbound
 from genie.server.watches import MAX_BUFFERED_EVENTS
-from genie.storage.store import Batch, Change, LeadershipLost, RetainedReply, Store
+from genie.storage.store import Batch, LeadershipLost, RetainedReply, Store
 
 if TYPE_CHECKING:
     from genie.config import Limits
@@ -235,10 +235,8 @@ class Pipeline:
 
     def _finish_batch(self, now: float) -> None:
         """Commit the changes of a batch. If nothing needs a commit, send the replies immediately."""
-        notifier = self._notifier
-        if notifier.write_set or self._needs_commit():
-            write_set, notifier.write_set = notifier.write_set, {}
-            self._commit(write_set, now)
+        if self._notifier.write_set or self._needs_commit():
+            self._commit(now)
         else:  # within the lease, replies without changes, such as `pong` and errors, need no commit
             self._deliver()
 
@@ -293,14 +291,15 @@ class Pipeline:
             return True
         return self.manager.next_id > self._ids_reserved_below
 
-    def _commit(self, write_set: dict[int, Change], now: float) -> None:
-        """Send a batch to the store, with the high-water mark of ids.
+    def _commit(self, now: float) -> None:
+        """Send all changes that are not sent yet to the store, with the high-water mark of ids.
 
         More ids are reserved once half of the last reservation is used. A later leader never assigns a reserved id. So an
         id may be sent to its client in `queued` although the request itself is not stored.
         """
-        manager = self.manager
-        self._notifier.stored_below = manager.next_id
+        manager, notifier = self.manager, self._notifier
+        write_set, notifier.write_set = notifier.write_set, {}
+        notifier.stored_below = manager.next_id
         if manager.next_id > self._ids_reserved_below - ID_RESERVATION // 2:
             self._ids_reserved_below = manager.next_id + ID_RESERVATION
         self.in_flight, self._committed_at = True, self._loop.time()
@@ -352,7 +351,7 @@ class Pipeline:
                 elif since_commit_s >= self._store_timeout_s and not self.store_unavailable:
                     self._on_store_timeout()
             elif since_commit_s >= self._heartbeat_s - self._tick_s:  # the next tick would be too late
-                self._commit({}, self._clock())
+                self._commit(self._clock())
         except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(error)
 

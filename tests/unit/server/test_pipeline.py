@@ -234,6 +234,17 @@ async def test_a_grant_to_a_waiting_request_is_committed_before_the_rest_of_the_
     clients.pipeline.stop()
 
 
+async def test_a_heartbeat_commits_what_was_executed_before_it() -> None:
+    """Its acknowledgement delivers all messages, so it must have all changes."""
+    store = ManualStore()
+    clients = PipelineWithClients(store)
+    clients.pipeline._heartbeat_s = 0
+    clients.connect("client").data_received(request("a"))
+    clients.pipeline._on_tick()
+    assert store.last.changes.keys() == {1}
+    clients.pipeline.stop()
+
+
 async def test_the_lock_limit_is_exact_although_it_is_not_checked_for_each_request() -> None:
     """The waiting requests, which are granted at once, would hide the limit from a check that ignores them."""
     waiting = 58
