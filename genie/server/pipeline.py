@@ -87,8 +87,8 @@ class Pipeline:
         self._session_deadlines = self._dispatcher.sessions.deadlines
         self._durable = store.durable
         self._only_connection: Peer | None = None
-        """The connection that submitted last. If it also submits next, it is the only active connection. With a durable store:
-        None if other input was queued then. None after `stop`."""
+        """The connection that submitted last, if its input was executed immediately. If it also submits next, it is the only
+        active connection. None after `stop`."""
         self._scheduled: asyncio.Handle | None = None
         """The scheduled run of a batch. At most one is scheduled, so that connections are read between two runs."""
         self._expiry_timer: asyncio.TimerHandle | None = None
@@ -142,8 +142,7 @@ class Pipeline:
             return
         if self._stopped:
             return
-        # A commit for one connection delays the commit for the others.
-        self._only_connection = None if self._durable and self._scheduled is not None else connection
+        self._only_connection = None
         if self.store_unavailable and type(items) is list and type(items[0]) is Hello:
             self._reject(connection, iter(items))  # immediately, so that the connection rejects the following lines
             return
@@ -471,7 +470,10 @@ class Pipeline:
         """Wait until all queued commands are executed and stored and their replies are sent."""
         if self._scheduler or self.in_flight or self._scheduled:
             self._drained = self._loop.create_future()
-            await self._drained
+            try:
+                await self._drained
+            finally:
+                self._drained = None
 
     def stop(self) -> None:
         """Stop executing commands and sending replies.
