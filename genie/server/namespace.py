@@ -195,16 +195,20 @@ class Namespace:
         self._ready.set()
 
     def _make_pipeline(self, state: StateMachine) -> Pipeline:
-        """Return a pipeline for the replicated state. The clock of the pipeline continues the previous leader's clock."""
-        settings, loop = self._settings, asyncio.get_running_loop()
-        manager, offset_ms = state.manager, state.clock_ms - loop.time() * 1000
+        """Return a pipeline for the replicated state. The clock of the pipeline continues the previous leader's clock.
+
+        It is not the event loop's clock, which uvloop reads once per iteration and truncates to ms: a lock would end up to
+        1 ms early for a client that counts its timeout from the moment at which it sent the request.
+        """
+        settings = self._settings
+        manager, offset_ms = state.manager, state.clock_ms - time.monotonic() * 1000
         # Starting at the Unix time keeps ids and fencing tokens unique even if the store lost the last batches.
         unix_us = time.time_ns() // 1000
         manager.next_id = max(manager.next_id, unix_us)
         manager.next_fence = max(manager.next_fence, unix_us)
 
         def clock() -> float:
-            return loop.time() * 1000 + offset_ms
+            return time.monotonic() * 1000 + offset_ms
 
         manager.unix_offset_ms = time.time() * 1000 - clock()
         manager.max_queue_entries = float(settings.limits.max_queue)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from genie.config import NAMESPACE
@@ -376,7 +376,7 @@ class Pipeline:
             if self._expiry_timer is not None:
                 self._expiry_timer.cancel()
             self._expiry_at = deadline
-            delay_s = max(0.0, deadline - self._clock()) / 1000
+            delay_s = max(0, ceil(deadline - self._clock())) / 1000  # in whole ms, which is what uvloop's timers count
             self._expiry_timer = self._loop.call_later(delay_s, self._on_expiry_timer)
 
     def _on_expiry_timer(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -115,6 +116,18 @@ async def test_transaction_timeout_frees_the_lock(wire: Wire, other: Wire) -> No
     assert (await other.expect("locked"))["id"] == waiting
     assert await wire.release(held) == "transaction-timeout"  # again, with its first reason
     await other.release(waiting)
+
+
+async def test_no_lock_times_out_early(wire: Wire) -> None:
+    """By the clock of a client that counts from the moment at which it sends the request: both clocks are those of Linux."""
+    for number in range(200):
+        await asyncio.sleep(number % 5 * 0.0003)  # not in step with the server's milliseconds
+        sent_at = time.monotonic()
+        wire.send("request", resources=["exclusive:early"], transactionTimeout=3)
+        await wire.expect("queued")
+        await wire.expect("locked")
+        assert (await wire.expect("released"))["reason"] == "transaction-timeout"
+        assert (time.monotonic() - sent_at) * 1000 >= 3
 
 
 async def test_extend(wire: Wire) -> None:

@@ -51,8 +51,8 @@ MUTANTS = [
     Mutant(
         "notifies before the commit is acknowledged",
         "server/pipeline.py",
-        "self._commit(write_set, now)",
-        "self._deliver(); self._commit(write_set, now)",
+        "            self._commit(now)\n        else:",
+        "            self._deliver()\n            self._commit(now)\n        else:",
     ),
     Mutant(
         "a rejection flushes messages that are not stored yet",
@@ -403,8 +403,8 @@ MUTANTS = [
     Mutant(
         "a restart advances the clock",
         "server/namespace.py",
-        "state.clock_ms - loop.time() * 1000",
-        "state.clock_ms - loop.time() * 1000 + 1000",
+        "state.clock_ms - time.monotonic() * 1000",
+        "state.clock_ms - time.monotonic() * 1000 + 1000",
     ),
     Mutant(
         "shared locks ignore an exclusive one",

@@ -355,7 +355,8 @@ class Model:
         timeouts_at = [
             sent_at + timeout_ms / 1000
             for sent_at, timeout_ms in self.extends.get(lock.id, ())
-            if -1e-3 <= remaining_ms - timeout_ms <= 1.002  # the deadline is rounded up by at most 1 ms
+            # The deadline is rounded up by at most 1 ms. A batch may begin a little earlier than the clock that it stores.
+            if -0.1 <= remaining_ms - timeout_ms <= 1.002
         ]
         if timeouts_at:
             lock.earliest_timeout_at = min(timeouts_at)
