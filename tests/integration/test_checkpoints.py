@@ -394,3 +394,23 @@ async def test_the_leader_may_die_at_any_command_of_a_restore(
     assert results == sorted(results), "once restored, it stays so"
     assert results.count(False) > 4
     assert results.count(True) > 2
+
+
+async def test_a_node_that_leads_again_restores_its_commits_although_a_reply_is_lost(plain: Redis) -> None:
+    """Also the reply to the acquisition: the node must not take its own epoch for that of another leader."""
+    number, completed = 0, False
+    while not completed:
+        plain.call("FLUSHALL")
+        async with relay(plain.port) as between, locks(between.url) as client:
+            await lock_many(client, 1)
+            plain.call("COPY", LOG, "early")
+            await lock_many(client, 1)
+            plain.call("RENAME", "early", LOG)
+            if number:
+                between.rule(Rule("*", times=number))
+            cut = between.rule(Rule("*", cut="after"))
+            state = await client.open()
+            completed = not cut.met.is_set()
+            assert set(state.manager.table.held) == {1, 2}
+        number += 1
+    assert number > 8, "there were several commands"

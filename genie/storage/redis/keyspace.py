@@ -139,6 +139,8 @@ class Keyspace:
         """By id of each other candidate: the value that it has published last, and when this node first read that value."""
         self._attempted: LeaderEpoch | None = None
         """The epoch of a snapshot restore whose outcome is unknown; None otherwise."""
+        self._unconfirmed: LeaderEpoch | None = None
+        """The epoch of an attempt to acquire leadership whose outcome is unknown; None otherwise."""
         self._highest_epoch = 0
         """The highest epoch number that this node has read or chosen."""
         self.meta = meta_key(name)
@@ -208,10 +210,24 @@ class Keyspace:
         log has changed since `observed` was read, because another node has taken over or the leader has committed.
         """
         epoch, self._attempted = self._next_epoch(), None
+        if observed is not None:
+            epoch = LeaderEpoch(epoch.number, epoch.nonce, observed.epoch.state)
+        self._unconfirmed = epoch
         if observed is None:
             return await self._acquire(node, epoch, None, EpochHistory(), "0-0", Checkpoint((epoch.number, 0), Batch()))
-        epoch = LeaderEpoch(epoch.number, epoch.nonce, observed.epoch.state)
         return await self._acquire(node, epoch, observed, observed.history, encode_position(observed.position))
+
+    def confirm_acquisition(self, meta: Meta | None) -> bool:
+        """Return whether `acquire_leadership` has succeeded although its reply was lost. `meta` is the first read afterwards.
+
+        Otherwise the node would take its own epoch for that of another leader, which has continued without the commits that
+        only this node has in memory. Only the first read counts: later another node may have led in between.
+        """
+        unconfirmed, self._unconfirmed = self._unconfirmed, None
+        if meta is None or meta.epoch != unconfirmed:
+            return False
+        self._on_acquired(meta.epoch, meta.before)
+        return True
 
     async def verify(self) -> None:
         """Query discovery, and raise RedisFailure if the connected Redis is no longer the primary."""
@@ -457,7 +473,7 @@ class Keyspace:
 
     def _on_acquired(self, epoch: LeaderEpoch, before: tuple[Position, ...]) -> None:
         """Set the epoch that this node leads, and its lineage; `before` are the last positions of the earlier epochs."""
-        self.epoch = epoch
+        self.epoch, self._unconfirmed = epoch, None
         self.history = EpochHistory((*before, (epoch.number, 0)))
 
     def skip_epochs(self, highest: int) -> None:

@@ -66,6 +66,9 @@ class ScriptedKeyspace:
         if self.reads >= self.primary_for_reads:
             raise RedisFailure("127.0.0.1:6379 is no longer the primary")
 
+    def confirm_acquisition(self, _: Meta | None) -> bool:
+        return False
+
     async def acquire_leadership(self, *_: Any) -> bool:
         self.calls.append("acquired")
         return self.history is not None
