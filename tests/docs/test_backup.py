@@ -33,6 +33,7 @@ async def test_the_commands_of_the_page(environment: dict[str, str], tmp_path: P
             command = block.text
             for host, redis in (("redis-1", first), ("redis-2", second)):
                 command = command.replace(f"--redis-host {host}", f"--redis-host 127.0.0.1 --redis-port {redis.port}")
+                command = command.replace(f"-h {host}", f"-h 127.0.0.1 -p {redis.port}")
             assert "redis-1" not in command
             done = subprocess.run(  # noqa: ASYNC221
                 ["bash", "-euo", "pipefail", "-c", command],
