@@ -23,6 +23,7 @@ from genie.core.lock_table import LockTable
 from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
 from genie.observability.histogram import Histogram
 from genie.observability.stats import Contention, Deadlock, Stats, most_contended
+from genie.protocol.replies import expires_in_ms
 
 MAX_SCANNED_WAITERS = 10_000
 """Maximum number of waiting requests that are scanned to find the longest queues, oldest first."""
@@ -242,7 +243,7 @@ def _request_row(request: Request, now: float) -> models.Row:
         resources_total=_resource_count(request),
         priority=request.priority,
         since=int(request.since_unix_ms),
-        expires_in=UNSET if request.deadline >= NEVER else max(0, int(request.deadline - now)),
+        expires_in=UNSET if request.deadline >= NEVER else expires_in_ms(request, now),
         transaction_name=UNSET if request.transaction is None else request.transaction,
         note=UNSET if request.note is None else request.note,
         fence=request.fence or UNSET,

@@ -85,14 +85,14 @@ def locked_again(request: Request, now: float) -> bytes:
     `now` is the lock manager's time in ms. For a request with `anyOf`, the reply lists the acquired
     resources.
     """
-    expires_in_ms = _expires_in_ms(request, now)
+    remaining_ms = expires_in_ms(request, now)
     if request.choice_digest is not None:
-        payload = {"id": request.id, "fence": request.fence, "expiresIn": expires_in_ms, "resources": request.names()}
+        payload = {"id": request.id, "fence": request.fence, "expiresIn": remaining_ms, "resources": request.names()}
         return message("locked", payload, request.ref)
     return b'{"command":"locked","payload":{"id":%d,"fence":%d,"expiresIn":%d%b}}\n' % (
         request.id,
         request.fence,
-        expires_in_ms,
+        remaining_ms,
         _encoded_ref(request.ref),
     )
 
@@ -254,7 +254,7 @@ def message(command: str, payload: dict[str, Any], ref: str | None = None) -> by
     return codec.message(command, payload)
 
 
-def _expires_in_ms(request: Request, now: float) -> int:
+def expires_in_ms(request: Request, now: float) -> int:
     """Return the time in ms until a request times out. Rounded down: the deadline of a new request was rounded up."""
     return max(0, int(request.deadline - now))
 
@@ -300,7 +300,7 @@ def _row_fields(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[
         "since": int(request.since_unix_ms),
     }
     if request.deadline < core.NEVER:
-        fields["expiresIn"] = _expires_in_ms(request, now)
+        fields["expiresIn"] = expires_in_ms(request, now)
     if request.transaction is not None:
         fields["transactionName"] = request.transaction
     if request.note is not None:

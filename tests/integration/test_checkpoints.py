@@ -58,6 +58,14 @@ async def lock_many(client: Locks, count: int) -> None:
     await commit(client.store, Batch(dict(changes), client.manager.next_id, client.manager.next_fence, 0))
 
 
+async def lock_and_lose(redis: Redis, client: Locks, *, kept: int, lost: int) -> None:
+    """Store locks as two batches, the second of which Redis loses."""
+    await lock_many(client, kept)
+    redis.call("COPY", LOG, "early")
+    await lock_many(client, lost)
+    redis.call("RENAME", "early", LOG)
+
+
 def state_ids(redis: Redis) -> set[int]:
     """Return the ids in the checkpointed state."""
     return {int(id_) for id_ in redis.call("HKEYS", redis.call("HGET", META, "state").decode())} - {0}
@@ -375,10 +383,7 @@ async def test_the_leader_may_die_at_any_command_of_a_restore(
     while not completed:
         plain.call("FLUSHALL")
         async with relay(plain.port) as between, locks(between.url) as client:
-            await lock_many(client, 3)
-            plain.call("COPY", LOG, "early")
-            await lock_many(client, 4)
-            plain.call("RENAME", "early", LOG)
+            await lock_and_lose(plain, client, kept=3, lost=4)
             cut = kill_at(between, number, position)
             acknowledged = client.lock("last")
             lost = {1, 2, 3}
@@ -402,10 +407,7 @@ async def test_a_node_that_leads_again_restores_its_commits_although_a_reply_is_
     while not completed:
         plain.call("FLUSHALL")
         async with relay(plain.port) as between, locks(between.url) as client:
-            await lock_many(client, 1)
-            plain.call("COPY", LOG, "early")
-            await lock_many(client, 1)
-            plain.call("RENAME", "early", LOG)
+            await lock_and_lose(plain, client, kept=1, lost=1)
             if number:
                 between.rule(Rule("*", times=number))
             cut = between.rule(Rule("*", cut="after"))

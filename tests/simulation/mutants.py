@@ -10,10 +10,10 @@ commit; a node that uses the reply of the sentinel with the oldest view; a node 
 a leader that does not compare its epoch with the stored one (the position tells the same, unless two nodes have chosen the
 same epoch, or another leader has lost its log). Others have tests with a real Redis, because 300 worlds did not reveal them:
 a part of a checkpoint that is written late, by a former leader, after a rollback, or after a checkpoint or a part that Redis
-has lost; deletions that are skipped after an interrupted checkpoint; commits without WATCH (a simulated primary closes its connections when it is demoted); a lost reply
-that counts as a loss of leadership, which loses nothing (`test_checkpoints.py`, `test_commit_log.py`); a resignation from a
-Redis that lacks acknowledged batches; a restored snapshot that no replica has acknowledged (`test_redis_replies.py`). An
-unknown field has a unit test.
+has lost; deletions that are skipped after an interrupted checkpoint; commits without WATCH (a simulated primary closes its
+connections when it is demoted); a lost reply that counts as a loss of leadership, which loses nothing
+(`test_checkpoints.py`, `test_commit_log.py`); a resignation from a Redis that lacks acknowledged batches; a restored snapshot
+that no replica has acknowledged (`test_redis_replies.py`). An unknown field has a unit test.
 """
 
 from __future__ import annotations

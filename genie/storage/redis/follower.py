@@ -88,8 +88,6 @@ class Follower:
         """Whether this node has acquired leadership, but does not have the state to lead from yet."""
         self.acquired_state: StateMachine | None = None
         """The state with which this node has acquired leadership; None before."""
-        self._observed: Meta | None = None
-        """What Redis had when this node last tried to acquire leadership; None if the namespace was empty."""
         self.acquired_at = 0.0
         """When this node began to acquire leadership (event-loop time). Its first lease starts at that time."""
 
@@ -128,7 +126,7 @@ class Follower:
         """
         meta = await self._read_meta()
         if self._keyspace.confirm_acquisition(meta):
-            return await self._take_over(self._observed)
+            return await self._take_over()
         decision = decide(meta, self._candidacy, self._replica, self._node, self._loop.time())
         expired, self._candidacy.expired = self._candidacy.expired, None
         match decision.action:
@@ -333,16 +331,16 @@ class Follower:
             await self._catch_up_to(meta.position)
         self._replica.decode()
         await self._keyspace.verify()  # last: another Redis may have become the primary while this node waited
-        self.acquired_at, self._observed = self._loop.time(), meta
+        self.acquired_at = self._loop.time()
         if not await self._keyspace.acquire_leadership(self._node, meta):
             return None
-        return await self._take_over(meta)
+        return await self._take_over()
 
-    async def _take_over(self, observed: Meta | None) -> StateMachine | None:
-        """Return the state with which to lead, after leadership was acquired from `observed`."""
+    async def _take_over(self) -> StateMachine | None:
+        """Return the state with which to lead, after leadership was acquired."""
         self._has_acquired = True
-        base = (0, 0) if observed is None else observed.position
         history = self._keyspace.history
+        base = history.ends[-2]  # the position from which the new epoch continues
         missing = self._replica.missing_from(history)
         if missing is not None:
             # Redis now has a new epoch after its rolled-back state. Record that the local state follows this epoch, so that

@@ -140,14 +140,20 @@ async def test_connections_are_read_between_any_two_batches() -> None:
     await clients.pipeline.drained()
 
 
-async def test_a_grant_is_sent_before_the_reply_to_the_release() -> None:
-    """Also before the replies to other connections, because others may wait for the lock in turn."""
-    clients = PipelineWithClients()
+async def contending(clients: PipelineWithClients) -> tuple[Connection, Connection, Connection]:
+    """Return the holder of the lock 1, a client that waits for it with the request 2, and another client."""
     holder, waiter, other = clients.connect("holder"), clients.connect("waiter"), clients.connect("other")
     holder.data_received(request("a"))
     waiter.data_received(request("a"))
     await asyncio.sleep(0)
     clients.written.clear()
+    return holder, waiter, other
+
+
+async def test_a_grant_is_sent_before_the_reply_to_the_release() -> None:
+    """Also before the replies to other connections, because others may wait for the lock in turn."""
+    clients = PipelineWithClients()
+    holder, _, other = await contending(clients)
     clients.connect("first").data_received(PING)  # executed immediately
     other.data_received(PING)
     holder.data_received(release(1))
@@ -158,11 +164,7 @@ async def test_a_grant_is_sent_before_the_reply_to_the_release() -> None:
 async def test_in_memory_the_first_input_of_an_iteration_is_executed_immediately() -> None:
     """So the next holder of a contended lock runs while the server executes the commands of others."""
     clients = PipelineWithClients()
-    holder, waiter, other = clients.connect("holder"), clients.connect("waiter"), clients.connect("other")
-    holder.data_received(request("a"))
-    waiter.data_received(request("a"))
-    await asyncio.sleep(0)
-    clients.written.clear()
+    holder, waiter, other = await contending(clients)
     holder.data_received(release(1))
     assert clients.written == [("waiter", 1), ("holder", 1)]
     other.data_received(PING)
