@@ -229,8 +229,13 @@ class LocalReplica:
         return None if all_acknowledged else self.snapshot()
 
     def replace(self, state_machine: StateMachine) -> None:
-        """Use a state that was just loaded as the replica. The state as a former leader is kept only if it is later."""
-        if self._snapshot_as_leader is not None and not self._snapshot_as_leader.history.extends(self._reader.position):
+        """Use a state that was just loaded as the replica. The state as a former leader is kept only if it is later.
+
+        It is later than a state whose last epochs have no commits, even if they are not on its lineage: for example, this
+        node had acquired leadership at a Redis that failed before the first commit, and that is the primary again.
+        """
+        snapshot = self._snapshot_as_leader
+        if snapshot is not None and not snapshot.history.extends(self._reader.history.last_committed):
             self._snapshot_as_leader = None
         self.lazy = LazyReplica(state_machine)
 

@@ -163,3 +163,24 @@ def test_after_an_outage_no_leader_is_confirmed_at_a_primary_that_may_have_chang
     assert candidacy.has_seen_leader == (not may_change)
     assert candidacy.last_sign_of_life == NOW
     assert candidacy.empty_since is candidacy.expired is None
+
+
+@pytest.mark.parametrize(
+    ("loaded", "is_kept"),
+    [
+        (((5, 4),), True),  # an earlier state of its own
+        (((5, 4), (6, 0)), True),  # continued by an epoch without commits
+        (((5, 4), (6, 1)), False),  # continued by another leader, which has committed
+        (((5, 4), (7, 3)), False),  # the same state
+        (((5, 4), (7, 3), (8, 1)), False),
+    ],
+)
+def test_a_former_leader_keeps_its_state_if_redis_has_no_commits_beyond_it(
+    loaded: tuple[Position, ...], is_kept: bool
+) -> None:
+    led = EpochHistory(((0, 0), (5, 4), (7, 3)))
+    reader = LogReader(cast("Any", None), "log")
+    replica = LocalReplica(reader, PriorLeadership(Snapshot(led, Batch()), led.position))
+    reader.seek(EpochHistory(((0, 0), *loaded)))
+    replica.replace(StateMachine())
+    assert (replica.missing_from(reader.history) is not None) == is_kept
