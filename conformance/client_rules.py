@@ -28,6 +28,8 @@ class SentCommands:
 
     def __init__(self) -> None:
         self.violations: list[str] = []
+        self.log: list[dict[str, Any]] = []
+        """All commands of the case, in the order of their arrival."""
         self._greeted: dict[object, str] = {}
         """The connections: `new`, `hello` sent, or `welcome` sent."""
         self._requests: dict[str, Any] = {}
@@ -61,7 +63,9 @@ class SentCommands:
             self.violations.append(f"section Transport: {command} has unknown fields: {sorted(unknown)}")
         self._check_greeting(connection, command)
         self._check_ref(command, payload)
-        return {"command": command, "payload": payload}
+        message = {"command": command, "payload": payload}
+        self.log.append(message)
+        return message
 
     def _check_greeting(self, connection: object, command: str) -> None:
         """Rule 1: `hello` first, and nothing but `ping` until `welcome`."""

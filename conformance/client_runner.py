@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from conformance.adapter_process import AdapterProcess
+from conformance.automatic_server import AutomaticServer
 from conformance.cases import Case, CaseError
 from conformance.client_rules import SentCommands
 from conformance.matching import Mismatch, Variables, match, matches, show, substitute
@@ -44,7 +45,13 @@ class ClientCase:
         """Numbers of calls by their label."""
         self._marks: dict[str, float] = {}
         self._taken_changes = 0
-        self._tidy = False
+        self._automatic = AutomaticServer()
+        self._serves_all = False
+        """Whether the automatic server answers new connections."""
+        self._refusals: dict[int, dict[str, Any]] = {}
+        """The errors with which servers refuse clients, by the number of the server."""
+        self._accept_times: list[float] = []
+        """When each connection was accepted."""
 
     # -- the run ------------------------------------------------------------------------------------------
 
@@ -82,9 +89,8 @@ class ClientCase:
     async def _tidy_up(self) -> None:
         """Close the client and the servers."""
         self._record("-- the end of the case")
-        self._tidy = True
-        for connection in [*self._connections.values(), *self._waiting]:
-            connection.start_tidying()
+        self._automatic.unavailable = 0
+        self._serve_all()
         await self._adapter.close_client()
         for server in self._servers:
             server.stop()
@@ -93,6 +99,11 @@ class ClientCase:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _serve_all(self) -> None:
+        self._serves_all = True
+        for connection in [*self._connections.values(), *self._waiting]:
+            connection.serve(self._automatic)
 
     def _record(self, line: str) -> None:
         self.transcript.append(f"{time.monotonic() - self._started_at:7.3f} {line}")
@@ -105,9 +116,11 @@ class ClientCase:
         connection = Connection(server, reader, writer, self._record, self._commands)
         connection.on_input = self._adapter.input_event.set
         self._record(f"a connection to server {server}")
-        if self._tidy:
-            connection.start_tidying()
+        if self._serves_all:
+            connection.serve(self._automatic)
+        connection.refusal = self._refusals.get(server)
         self._waiting.append(connection)
+        self._accept_times.append(connection.accepted_at)
         task = asyncio.get_running_loop().create_task(connection.read())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -358,6 +371,18 @@ class ClientCase:
                 connection.send(messages, substitute(step.get("cut"), self._variables))
             await connection.drain()
 
+    async def _do_trickle(self, step: Step) -> None:
+        """`{"trickle": NAME}`: send a space every 50 ms from now on, and never a whole message."""
+        connection = self._connections[step["trickle"]]
+
+        async def trickle() -> None:
+            while not connection.ended:
+                connection.send([" "])
+                await asyncio.sleep(0.05)
+
+        task = asyncio.get_running_loop().create_task(trickle())
+        self._tasks.add(task)
+
     async def _do_welcome(self, step: Step) -> None:
         """`{"welcome": {…}, "on": NAME}`: send `welcome` after a `hello` that was expected as `$hello`."""
         self._at(step).welcome(step["welcome"], self._variables["$hello"])
@@ -365,6 +390,10 @@ class ClientCase:
     async def _do_respond(self, step: Step) -> None:
         """`{"respond": {…}, "with": […], "on": NAME}`: answer each such command from now on."""
         self._at(step).responders.append((substitute_known(step["respond"], self._variables), step["with"]))
+
+    async def _do_unrespond(self, step: Step) -> None:
+        """`{"unrespond": NAME}`: end what `respond` has begun on the connection."""
+        self._connections[step["unrespond"]].responders.clear()
 
     async def _do_pings(self, step: Step) -> None:
         """`{"pings": MODE, "on": NAME}`: `answer`, `ignore`, `expect` or `unavailable`."""
@@ -382,6 +411,45 @@ class ClientCase:
         """`{"closed": NAME}`: wait until the client closes the connection."""
         connection = self._connections[step["closed"]]
         await self._until(lambda: True if connection.ended else None, f"end of {connection.name}")
+
+    async def _do_serve(self, step: Step) -> None:
+        """`{"serve": NAME, "resumed": …, "unavailable": n}`: let the automatic server answer a connection, or `"all"`."""
+        self._automatic.resumed = step.get("resumed", True)
+        self._automatic.unavailable = step.get("unavailable", 0)
+        if step["serve"] == "all":
+            self._refusals.clear()
+            self._serve_all()
+        else:
+            self._connections[step["serve"]].serve(self._automatic)
+
+    async def _do_refuse(self, step: Step) -> None:
+        """`{"refuse": SERVER, "error": {…}}`: answer `hello` of all new connections to the server with an error."""
+        self._refusals[step["refuse"]] = substitute(step["error"], self._variables)
+
+    async def _do_attempts(self, step: Step) -> None:
+        """`{"attempts": n, "mark": NAME}`: wait for the n-th connection of the case; mark when it was accepted."""
+        number = step["attempts"]
+        await self._until(lambda: True if len(self._accept_times) >= number else None, f"connection number {number}")
+        self._marks[step["mark"]] = self._accept_times[number - 1]
+
+    async def _do_noConnection(self, step: Step) -> None:  # noqa: N802 - named after the step
+        """`{"noConnection": SERVER}`: no connection to the server waits."""
+        if any(connection.server == step["noConnection"] for connection in self._waiting):
+            raise Failure(f"the client connected to server {step['noConnection']}")
+
+    async def _do_sent(self, step: Step) -> None:
+        """`{"sent": {…}, "atLeast": n, "atMost": n}`: how many such commands the client has sent in this case."""
+        if "atLeast" in step:
+            await self._until(
+                lambda: True if self._count_sent(step["sent"]) >= step["atLeast"] else None,
+                f"command number {step['atLeast']} that matches {show(step['sent'])}",
+            )
+        number = self._count_sent(step["sent"])
+        if number > step.get("atMost", number):
+            raise Failure(f"the client sent {number} such commands, expected at most {step['atMost']}")
+
+    def _count_sent(self, pattern: Any) -> int:
+        return sum(matches(pattern, command, dict(self._variables)) for command in self._commands.log)
 
     async def _do_down(self, step: Step) -> None:
         """`{"down": SERVER}`: the server refuses connections from now on."""
@@ -415,7 +483,8 @@ class ClientCase:
 
     async def _do_cuts(self, step: Step) -> None:
         """`{"cuts": {…}, "every": n, "steps": […]}`: execute steps for each length of a part of a line. `$i` is the length."""
-        await self._loop(step, range(0, len(encode(substitute(step["cuts"], self._variables))), step.get("every", 1)))
+        length = len(encode(substitute(step["cuts"], self._variables)))
+        await self._loop(step, range(0, length + 1, step.get("every", 1)))
 
     async def _loop(self, step: Step, values: Sequence[int]) -> None:
         outer = dict(self._variables)

@@ -38,8 +38,11 @@ def match(pattern: Any, value: Any, variables: Variables, path: str = "") -> Non
 
     """
     if isinstance(pattern, dict) and any(key.startswith("$") for key in pattern):
-        for operator, operand in pattern.items():
-            _OPERATORS[operator](operand, value, variables, path)
+        fields = {key: part for key, part in pattern.items() if not key.startswith("$")}
+        if fields:
+            _match_object(fields, value, variables, path)
+        for operator in pattern.keys() - fields.keys():
+            _OPERATORS[operator](pattern[operator], value, variables, path)
     elif isinstance(pattern, dict):
         _match_object(pattern, value, variables, path)
     elif isinstance(pattern, list):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from conformance.automatic_server import AutomaticServer
 from conformance.client_rules import SentCommands
 from conformance.matching import Variables, matches, substitute
 
@@ -60,8 +61,10 @@ class Connection:
         self.held_pings: list[dict[str, Any]] = []
         self.ended = False
         """Whether the client has closed the connection."""
-        self.tidy = False
-        """Whether the case is over, so that everything is answered."""
+        self.automatic: AutomaticServer | None = None
+        """The server that answers everything; None: the steps of the case do."""
+        self.refusal: dict[str, Any] | None = None
+        """The payload of the error that answers `hello`; None: the steps of the case decide."""
         self.responders: list[tuple[Any, Sequence[Any]]] = []
         """Patterns of commands that are answered at once, with their answers."""
         self.on_input: Callable[[], None] = lambda: None
@@ -125,18 +128,20 @@ class Connection:
         self.send([{"command": "welcome", "payload": payload}])
 
     def set_pings(self, mode: str) -> None:
-        """Set what happens with pings. `answer` also answers those that were held."""
+        """Set what happens with pings, also with those that were held."""
         self.pings = mode
-        held, self.held_pings = self.held_pings, []
-        if mode == "answer":
+        if mode != "hold":
+            held, self.held_pings = self.held_pings, []
             for ping in held:
                 self._take(ping)
 
     def _take(self, command: dict[str, Any]) -> None:
         """Answer a command, or keep it for the steps of the case."""
         payload = command.get("payload", {})
-        if self.tidy:
-            return self._answer_tidily(command["command"], payload)
+        if self.automatic is not None:
+            return self.automatic.answer(self, command["command"], payload)
+        if self.refusal is not None:
+            return self._refuse(payload)
         if command["command"] == "ping" and self.pings != "expect":
             return self._take_ping(command, payload)
         for pattern, answers in self.responders:
@@ -145,6 +150,11 @@ class Connection:
                 return self.send(substitute(answers, variables))
         self.received.append(command)
         return None
+
+    def _refuse(self, payload: dict[str, Any]) -> None:
+        """Answer with the error with which this server refuses clients."""
+        echo = {"ref": payload["ref"]} if "ref" in payload else {}
+        self.send([{"command": "error", "payload": (self.refusal or {}) | echo}])
 
     def _take_ping(self, command: dict[str, Any], payload: dict[str, Any]) -> None:
         echo = {"ref": payload["ref"]} if "ref" in payload else {}
@@ -155,27 +165,9 @@ class Connection:
         elif self.pings == "unavailable":
             self.send([{"command": "error", "payload": {"code": "unavailable", "message": "the store is away"} | echo}])
 
-    def _answer_tidily(self, command: str, payload: dict[str, Any]) -> None:
-        """Answer whatever the client sends after the steps of the case, so that it can be closed quickly."""
-        echo = {"ref": payload["ref"]} if "ref" in payload else {}
-        match command:
-            case "hello":
-                self.welcome({}, payload)
-            case "ping":
-                self.send([{"command": "pong", "payload": echo}])
-            case "release":
-                self.send(
-                    [{"command": "released", "payload": {"id": payload.get("id", 1), "reason": "success"} | echo}]
-                )
-            case "bye":
-                self.send([{"command": "bye", "payload": echo}])
-                self.close()
-            case "unwatch":
-                self.send([{"command": "unwatched", "payload": {"prefix": payload.get("prefix", "")} | echo}])
-
-    def start_tidying(self) -> None:
-        """Answer everything from now on, also what is waiting for an answer."""
-        self.tidy = True
+    def serve(self, server: AutomaticServer) -> None:
+        """Let an automatic server answer everything from now on, also what is waiting for an answer."""
+        self.automatic = server
         waiting = [*self.held_pings, *self.received]
         self.held_pings, self.received = [], []
         for command in waiting:
