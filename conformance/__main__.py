@@ -10,8 +10,9 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from conformance import client_runner
+from conformance import client_runner, server_runner
 from conformance.cases import Case, load, select
 from conformance.report import print_result, print_summary
 
@@ -52,22 +53,27 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace, cases: Sequence[Case]) -> int:
-    without = frozenset(word for text in options.without for word in text.split(","))
-    if not options.command:
-        print("which client? python -m conformance client -- COMMAND", file=sys.stderr)
-        return 2
-    results = asyncio.run(
-        client_runner.run_cases(
-            cases,
-            options.command,
-            without=without,
-            jobs=options.jobs,
-            limit_s=options.limit,
-            on_result=(lambda _: None) if options.json else print_result,
-        )
-    )
+    common: dict[str, Any] = {
+        "without": frozenset(word for text in options.without for word in text.split(",")),
+        "jobs": options.jobs,
+        "limit_s": options.limit,
+        "on_result": (lambda _: None) if options.json else print_result,
+    }
+    if options.direction == "client":
+        if not options.command:
+            return _usage("which client? python -m conformance client -- COMMAND")
+        results = asyncio.run(client_runner.run_cases(cases, options.command, **common))
+    else:
+        if not options.address or not options.address.rpartition(":")[2].isdigit():
+            return _usage("which server? python -m conformance server HOST:PORT")
+        results = asyncio.run(server_runner.run_cases(cases, options.address, token=options.token, **common))
     print_summary(results, as_json=options.json)
     return 1 if any(result.outcome == "failed" for result in results) else 0
+
+
+def _usage(text: str) -> int:
+    print(text, file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":
