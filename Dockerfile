@@ -7,7 +7,7 @@ COPY genie genie
 ENV HATCH_BUILD_HOOK_ENABLE_MYPYC=true
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
  && python -m venv /opt/genie \
- && /opt/genie/bin/pip install --no-cache-dir /wheels/*.whl
+ && /opt/genie/bin/pip install --no-cache-dir "$(ls /wheels/*.whl)[server]"
 # Both stages have the same interpreter. One built without optimization could cost more than compiling gains.
 RUN ["/opt/genie/bin/python", "-c", "from genie import build; import sys; sys.exit(0 if build.IS_COMPILED and build.is_optimized() else 'The image needs a compiled wheel and an optimized interpreter, not ' + build.description())"]
 

@@ -30,6 +30,7 @@ from genie.errors import (
     Unavailable,
 )
 from genie.protocol.resources import exclusive, shared
+from genie.version import VERSION as __version__  # noqa: N811 - the name that tools look for
 
 if TYPE_CHECKING:
     from genie import sync, tokens
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from genie.client.inspection import Holder, Inspection, Waiter
     from genie.client.watches import Change
 
-    __version__: str
 
 __all__ = [
     "Blocker",
@@ -87,8 +87,6 @@ def __getattr__(name: str) -> object:
         value = getattr(import_module(_MODULE_BY_NAME[name]), name)
     elif name in ("sql", "sync", "timeouts", "tokens"):
         value = import_module(f"genie.{name}")
-    elif name == "__version__":
-        value = import_module("importlib.metadata").version("genie-lock")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value  # the next access does not call this function

@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 import sysconfig
 from functools import cache
-from importlib.metadata import version
 from typing import Final
+
+from genie.version import VERSION
 
 IS_COMPILED: Final = not __file__.endswith((".py", ".pyc"))
 """Whether the hot modules are compiled to C. This module is compiled with them."""
@@ -16,7 +17,7 @@ IS_COMPILED: Final = not __file__.endswith((".py", ".pyc"))
 def description() -> str:
     """Return the version and the build in one line: `genie/0.1.0 (compiled; CPython 3.12.7, optimized)`."""
     kind = "compiled" if IS_COMPILED else "pure Python"
-    return f"genie/{version('genie-lock')} ({kind}; {interpreter()})"
+    return f"genie/{VERSION} ({kind}; {interpreter()})"
 
 
 def interpreter() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,6 +22,7 @@ from genie.errors import Code
 from genie.protocol import diagnostics, messages
 from genie.protocol.limits import MAX_NAMESPACE
 from genie.protocol.resources import MAX_NAME, check_name
+from genie.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def schema() -> bytes:
             paths[path] = {"post": operation}
         else:
             paths[path] = {"get": operation}
-    info = {"title": "Genie admin API", "version": version("genie-lock")}
+    info = {"title": "Genie admin API", "version": VERSION}
     return msgspec.json.encode(
         {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from heapq import heappush, heappushpop
-from importlib.metadata import version
 from itertools import islice
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
 from genie.observability.histogram import Histogram
 from genie.observability.stats import Contention, Deadlock, Stats, most_contended
 from genie.protocol.replies import expires_in_ms
+from genie.version import VERSION
 
 MAX_SCANNED_WAITERS = 10_000
 """Maximum number of waiting requests that are scanned to find the longest queues, oldest first."""
@@ -281,7 +281,6 @@ COMPARED_PER_SLICE = 250
 """Number of contended resources that are compared in one slice of work."""
 MAX_STEPS = 1_000
 """Maximum number of steps of a deadlock cycle in a response."""
-_VERSION = version("genie-lock")
 _START_TIME = time.monotonic()
 
 
@@ -294,7 +293,7 @@ async def state(server: ServerView, namespace: str, budget: WorkBudget) -> model
     oldest = next(iter(table.waiting.values()), None)
     now, rates = time.time() * 1000, stats.rate_window.rates()
     return models.State(
-        version=_VERSION,
+        version=VERSION,
         namespace=namespace,
         namespaces=[
             models.Namespace(namespace=name, role=other.role, leader=other.leader)

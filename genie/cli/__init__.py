@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from genie.cli.lazy_group import LazyGroup
+from genie.version import VERSION
 
 COMMANDS = (
     "bench",
@@ -23,7 +24,13 @@ COMMANDS = (
 )
 
 
-@click.group(cls=LazyGroup, package=__name__, names=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="genie-lock", prog_name="genie")
+@click.group(
+    cls=LazyGroup,
+    package=__name__,
+    names=COMMANDS,
+    extra="server",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(VERSION, prog_name="genie")
 def main() -> None:
     """Locks for transactions that span services."""

@@ -15,8 +15,8 @@ class LazyGroup(click.Group):
     """A group of commands of which each is imported when it is used.
 
     Each of the commands `names` is a function in the module of the same name in `package`. `modules` maps further
-    commands to modules with other names. If a module needs an extra that is not installed, its commands fail with a
-    one-line error; the other commands work.
+    commands to modules with other names. If a command needs a package that is not installed, it fails with a one-line
+    error, which names `extra`, the extra of genie-lock with these packages; the other commands work.
     """
 
     def __init__(
@@ -25,17 +25,19 @@ class LazyGroup(click.Group):
         package: str,
         names: Iterable[str],
         modules: Mapping[str, str] | None = None,
+        extra: str,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self._package = package
+        self._extra = extra
         self._modules = {name: name for name in names} | dict(modules or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names of the commands."""
         return sorted(self._modules)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command and return the command; None if no command has this name.
 
         Raises click.ClickException, a one-line error, if the command needs a module that is not installed.
@@ -45,6 +47,11 @@ class LazyGroup(click.Group):
         try:
             module = importlib.import_module(f"{self._package}.{self._modules[cmd_name]}")
         except ModuleNotFoundError as error:
-            raise click.ClickException(one_line(error)) from None
+            if not str(error).startswith("No module named"):
+                raise click.ClickException(one_line(error)) from None  # names the extra itself
+            command_path = f"{ctx.command_path} {cmd_name}"
+            raise click.ClickException(
+                f"{command_path} needs the package {error.name}: pip install 'genie-lock[{self._extra}]'"
+            ) from None
         command: click.Command = getattr(module, cmd_name)
         return command

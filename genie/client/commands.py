@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
 from genie.errors import Code, GenieError, LockLost, RequestRejected
@@ -23,6 +22,7 @@ from genie.protocol.resources import (
     parse_resource,
     parse_resource_arg,
 )
+from genie.version import VERSION
 
 
 class LockInfo:
@@ -455,7 +455,7 @@ def make_hello(secret: str, session_timeout: float, token: str | None = None, na
     return make_line(
         "hello",
         protocol=PROTOCOL,
-        client=f"genie-python/{_version()}",
+        client=f"genie-python/{VERSION}",
         quiet=True,
         session=secret,
         sessionTimeout=to_milliseconds(session_timeout, "session_timeout", min_ms=1),
@@ -463,15 +463,6 @@ def make_hello(secret: str, session_timeout: float, token: str | None = None, na
         namespace=namespace,
         ref="hello",
     )
-
-
-@cache
-def _version() -> str:
-    """Return the version of the installed package, or "unknown" if it is not installed."""
-    try:
-        return version("genie-lock")
-    except PackageNotFoundError:  # genie runs from its source tree
-        return "unknown"
 
 
 @lru_cache

@@ -10,7 +10,6 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import groupby
 from math import inf
 from pathlib import Path
@@ -30,6 +29,7 @@ from genie.core import LockManager, Reason
 from genie.errors import Code
 from genie.observability.histogram import Histogram
 from genie.observability.stats import Stats
+from genie.version import VERSION
 
 T = TypeVar("T")
 ByNamespace: TypeAlias = Iterable[tuple[str, T]]
@@ -136,7 +136,7 @@ class Metrics(Collector):
             "Event-loop lag: how late timers ran.",
             *_cumulative_buckets(server.stats.lag, MS),
         )
-        build = {"version": version("genie-lock"), "python": platform.python_version()}
+        build = {"version": VERSION, "python": platform.python_version()}
         yield InfoMetricFamily("genie_build", "Version of the server and of Python.", build)
 
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
-from importlib.metadata import version
 
 import structlog
 
@@ -26,6 +25,7 @@ from genie.server.peer import CommandHandler
 from genie.server.tls import make_tls_contexts
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Node, Store, UnknownFormat, this_node
+from genie.version import VERSION
 
 log = structlog.get_logger()
 
@@ -179,7 +179,7 @@ class Server:
             held_locks=0 if manager is None else manager.table.locks,
             store="redis" if default.store.durable else "memory",
             tls=self.tls is not None,
-            version=version("genie-lock"),
+            version=VERSION,
             **({} if len(roles) == 1 else {"namespaces": roles}),
         )
         if not default.store.durable:

@@ -7,6 +7,8 @@ import re
 import pytest
 from pages import DOCUMENTATION, ROOT, anchors, links, prose
 
+from genie.version import VERSION
+
 PAGES = (
     *DOCUMENTATION,
     "protocol.md",
@@ -37,9 +39,8 @@ def test_files_that_are_named_exist(page: str) -> None:
 
 
 def test_the_changelog_begins_with_this_version() -> None:
-    (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     versions = [line.removeprefix("## ") for line in prose("CHANGELOG.md") if line.startswith("## ")]
-    assert versions[0].split()[0] == version
+    assert versions[0].split()[0] == VERSION
 
 
 def test_the_licence_is_the_one_that_is_said() -> None:

@@ -12,6 +12,6 @@ from genie.cli.lazy_group import LazyGroup
 SAMPLE_DATA = dict.fromkeys(("finalize", "generate", "shift"), "sample_data")
 
 
-@click.group(cls=LazyGroup, package=__name__, names=("explain", "run", "status"), modules=SAMPLE_DATA)
+@click.group(cls=LazyGroup, package=__name__, names=("explain", "run", "status"), modules=SAMPLE_DATA, extra="sql")
 def timeouts() -> None:
     """Find the expired transfers of a ledger."""
