@@ -21,6 +21,7 @@ from genie.admin.models import DEFECT, JSON, MAX_BODY, Problem, encode_small, er
 from genie.admin.security import HEADERS, RequestGuard
 from genie.admin.throttle import ResponseCache, WorkBudget
 from genie.errors import Code
+from genie.net import bind_all
 from genie.tls import certificate_name
 
 log = structlog.get_logger()
@@ -169,8 +170,8 @@ class AdminServer:
         self._server = server
         self._runner: web.AppRunner | None = None
         """Runs the aiohttp application; None before `start`."""
-        self._listener: asyncio.Server | None = None
-        """The listening socket; None before `start`."""
+        self._listeners: list[asyncio.Server] = []
+        """The listening sockets, one for each address of the host name; empty before `start`."""
         self.address: tuple[str, int] | None = None
         """The bound host and port; None before `start`."""
         self.budget = WorkBudget()
@@ -185,18 +186,19 @@ class AdminServer:
         await self._runner.setup()
         try:
             tls = self._server.admin_tls
-            self._listener = await asyncio.get_running_loop().create_server(
-                cast("Callable[[], asyncio.Protocol]", self._runner.server),
-                settings.admin.host,
-                settings.admin.port,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_TIMEOUT_S,
-                backlog=BACKLOG,
-            )
+            for sock in bind_all(settings.admin.host, settings.admin.port):
+                listener = await asyncio.get_running_loop().create_server(
+                    cast("Callable[[], asyncio.Protocol]", self._runner.server),
+                    sock=sock,
+                    ssl=tls,
+                    ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_TIMEOUT_S,
+                    backlog=BACKLOG,
+                )
+                self._listeners.append(listener)
         except BaseException:
-            await self._runner.cleanup()
+            await self.stop()
             raise
-        self.address = self._listener.sockets[0].getsockname()[:2]
+        self.address = self._listeners[0].sockets[0].getsockname()[:2]
 
     def _make_app(self) -> web.Application:
         """Return the aiohttp application with its middlewares and all endpoints."""
@@ -221,8 +223,8 @@ class AdminServer:
 
     async def stop(self) -> None:
         """Stop listening, and close the connections after at most `SHUTDOWN_TIMEOUT_S`."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
 

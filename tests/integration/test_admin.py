@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -44,6 +46,11 @@ def port_of(genie: Genie) -> int:
     return int(str(genie.settings["admin_port"]))
 
 
+def thread_count(genie: Genie) -> int:
+    assert genie.process is not None
+    return len([*Path(f"/proc/{genie.process.pid}/task").iterdir()])
+
+
 async def metrics(port: int, **headers: str) -> dict[str, float]:
     """Return the samples by name and labels without the namespace, as `name{label}`."""
     response = await fetch(port, "/metrics", headers=headers)
@@ -55,6 +62,12 @@ async def metrics(port: int, **headers: str) -> dict[str, float]:
         for family in parse(response.body.decode())
         for sample in family.samples
     }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+async def test_a_server_with_an_admin_port_has_one_thread(genie: Genie) -> None:
+    assert (await fetch(port_of(genie), "/livez")).status == 200
+    assert thread_count(genie) == 1
 
 
 async def test_health_checks(genie: Genie) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from genie.backoff import Backoff
-from genie.net import format_host_port, parse_host_port
+from genie.net import bind_all, format_host_port, parse_host_port
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,25 @@ def test_a_wrong_port_or_bracket_is_an_error(text):
 def test_an_ipv6_address_is_formatted_in_brackets():
     assert format_host_port("::1", 7) == "[::1]:7"
     assert format_host_port("h", 7) == "h:7"
+
+
+def test_every_address_of_a_host_gets_a_socket(monkeypatch):
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (f"127.0.0.{number}", 0)) for number in (1, 2, 1)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
+    sockets = bind_all("h", 0)
+    assert [sock.getsockname()[0] for sock in sockets] == ["127.0.0.1", "127.0.0.2"]
+    for sock in sockets:
+        sock.close()
+
+
+def test_an_address_in_use_closes_the_sockets_of_the_other_addresses(monkeypatch):
+    with socket.create_server(("127.0.0.2", 0)) as used:
+        port = used.getsockname()[1]
+        addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (f"127.0.0.{number}", port)) for number in (1, 2)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
+        with pytest.raises(OSError, match="in use"):
+            bind_all("h", port)
+        socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_a_backoff_doubles_up_to_its_maximum_and_restarts_after_a_reset():
