@@ -362,8 +362,8 @@ class ClientCase:
         """`{"send": {…} or […], "on": NAME, "cut": n, "bytewise": true}`: send messages in one write. `queued` is sent only to
         a connection that is not quiet.
         """
-        messages = step["send"] if isinstance(step["send"], list) else [step["send"]]
-        messages, connection = substitute(messages, self._variables), self._at(step)
+        sent, connection = substitute(step["send"], self._variables), self._at(step)
+        messages = sent if isinstance(sent, list) else [sent]
         if step.get("bytewise"):
             await connection.send_bytewise(messages)
         else:

@@ -123,8 +123,8 @@ class ServerCase:
     async def _do_send(self, step: Step) -> None:
         """`{"send": {…} or […], "on": NAME, "bytewise": true}`: send commands in one write."""
         connection = await self._at(step)
-        commands = step["send"] if isinstance(step["send"], list) else [step["send"]]
-        data = b"".join(encode(command) for command in substitute(commands, self._variables))
+        sent = substitute(step["send"], self._variables)
+        data = b"".join(map(encode, sent if isinstance(sent, list) else [sent]))
         self._record(f"{connection.name} -> {data.decode().strip()}")
         for part in [bytes([byte]) for byte in data] if step.get("bytewise") else [data]:
             connection.writer.write(part)
