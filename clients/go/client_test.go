@@ -1,0 +1,737 @@
+package genie
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+)
+
+var background = context.Background()
+
+func TestLockAndRelease(t *testing.T) {
+	_, p, _, lock := hold(t, Config{}, Transaction("t-1"), Note("why \"x\""), Priority(3), ReleaseOnDisconnect(),
+		QueueTimeout(1500*time.Microsecond), TransactionTimeout(time.Hour))
+	if lock.ID() != 17 || lock.Fence() != 117 || lock.Resources()[0] != "exclusive:a" || lock.Err() != nil {
+		t.Fatal(lock.ID(), lock.Fence(), lock.Resources(), lock.Err())
+	}
+	ctx := lock.Context()
+	released := release(lock)
+	p.confirm(17)
+	if _, err := released(); err != nil {
+		t.Fatal(err)
+	}
+	expectDone(t, ctx)
+	expectError(t, lock.Err(), ErrReleased)
+	if err := lock.Release(background); err != nil {
+		t.Fatal("a second release is not nothing:", err)
+	}
+	expectError(t, lock.Extend(background, time.Second), ErrReleased)
+}
+
+func TestEncodedCommands(t *testing.T) {
+	l := &Lock{ref: 5, resources: []string{"exclusive:a\"", "shared:é"}, options: options{
+		queueTimeout: 1500 * time.Microsecond, transactionTimeout: NoTimeout, priority: -2,
+		transaction: "t", note: "n\n", releaseOnDisconnect: true,
+	}}
+	any := &Lock{ref: 6, resources: []string{"a", "b"}, options: options{transactionTimeout: time.Second}, anyOf: &AnyOf{
+		Weights: []*big.Int{big.NewInt(1), new(big.Int).Lsh(big.NewInt(1), 70)}, Target: big.NewInt(2),
+	}}
+	prefix := "token/"
+	for _, c := range []struct {
+		line     []byte
+		expected string
+	}{
+		{appendRequest(nil, l), `{"command":"request","payload":{"resources":["exclusive:a\"","shared:é"],"queueTimeout":1.5,` +
+			`"priority":-2,"transactionTimeout":2147483647,"transactionName":"t","onDisconnect":"release","note":"n\n","ref":"5"}}`},
+		{appendRequest(nil, any), `{"command":"request","payload":{"anyOf":["a","b"],"weights":["1","1180591620717411303424"],` +
+			`"target":"2","transactionTimeout":1000,"ref":"6"}}`},
+		{appendReleaseByID(nil, 17, 7), `{"command":"release","payload":{"id":17,"ref":"7"}}`},
+		{appendReleaseByRef(nil, 7), `{"command":"release","payload":{"ref":"7"}}`},
+		{appendExtend(nil, 17, time.Second, 8), `{"command":"extend","payload":{"id":17,"transactionTimeout":1000,"ref":"8"}}`},
+		{appendCommand(nil, "watch", &prefix, 9), `{"command":"watch","payload":{"prefix":"token/","ref":"9"}}`},
+		{appendCommand(nil, "bye", nil, 9), `{"command":"bye","payload":{"ref":"9"}}`},
+		{appendInspect(nil, &Query{}, 9), `{"command":"inspect","payload":{"ref":"9"}}`},
+		{appendInspect(nil, &Query{Resource: "a", Limit: 2}, 9), `{"command":"inspect","payload":{"resource":"a","limit":2,"ref":"9"}}`},
+	} {
+		if string(c.line) != c.expected+"\n" {
+			t.Errorf("%sinstead of\n%s", c.line, c.expected)
+		}
+		if !json.Valid(c.line) {
+			t.Errorf("not JSON: %s", c.line)
+		}
+	}
+}
+
+// The fast parsers must agree with encoding/json, whatever they are given.
+func FuzzParse(f *testing.F) {
+	f.Add(locked1(17, "5"))
+	f.Add(released1(17, "success", "5"))
+	f.Add(`{"command":"locked","payload":{"id":017,"fence":7,"ref":"5"}}`)
+	f.Fuzz(func(t *testing.T, line string) {
+		var l locked
+		if parseLocked([]byte(line), &l) {
+			message, err := parseMessage([]byte(line))
+			if m, ok := message.(*locked); err == nil && (!ok || m.ID != l.ID || m.Fence != l.Fence || m.ref != l.ref) {
+				t.Fatalf("%q: %v instead of %v", line, l, message)
+			}
+		}
+		var r released
+		if parseReleased([]byte(line), &r) {
+			message, err := parseMessage([]byte(line))
+			if m, ok := message.(*released); err == nil && (!ok || m.ID != r.ID || m.Reason != r.Reason || m.ref != r.ref) {
+				t.Fatalf("%q: %v instead of %v", line, r, message)
+			}
+		}
+	})
+}
+
+func TestErrorsOfRequests(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	fail := func(message string) error {
+		t.Helper()
+		acquired := acquire(client, "exclusive:a")
+		p.send(strings.Replace(message, "REF", p.expect("request").text("ref"), 1))
+		lock, err := acquired()
+		if lock != nil || err == nil {
+			t.Fatal("no error")
+		}
+		return err
+	}
+	err := fail(`{"command":"released","payload":{"id":17,"reason":"queue-timeout","waited":1500,"blockers":[` +
+		`{"id":3,"resource":"a","mode":"exclusive","state":"held","since":1790000000000,"transactionName":"t","note":"n"}],` +
+		`"blockersTotal":4,"ref":"REF"}}`)
+	var timeout *QueueTimeoutError
+	if !errors.Is(err, ErrQueueTimeout) || !errors.As(err, &timeout) || timeout.Blockers[0].Transaction != "t" ||
+		timeout.BlockersTotal != 4 || timeout.Waited != 1500*time.Millisecond || timeout.Blockers[0].Since.Year() != 2026 {
+		t.Error(err)
+	}
+	if text := `genie: request 17 was not granted within 1.5s: 3 of "t" (n) holds exclusive:a and 3 more`; err.Error() != text {
+		t.Error(err)
+	}
+	err = fail(`{"command":"released","payload":{"id":17,"reason":"deadlock","cycle":["t1","t2"],` +
+		`"waits":[{"resource":"a","waiter":17,"holder":3}],"ref":"REF"}}`)
+	var deadlock *DeadlockError
+	if !errors.Is(err, ErrDeadlock) || !errors.As(err, &deadlock) || deadlock.Cycle[1] != "t2" || deadlock.Waits[0].Holder != 3 ||
+		!strings.Contains(err.Error(), "t1 → t2 → t1") {
+		t.Error(err)
+	}
+	err = fail(`{"command":"released","payload":{"id":17,"reason":"insufficient","free":"20000000000000000000","locked":5,"ref":"REF"}}`)
+	var insufficient *InsufficientError
+	if !errors.Is(err, ErrInsufficient) || !errors.As(err, &insufficient) || insufficient.Locked.Int64() != 5 ||
+		insufficient.Free.String() != "20000000000000000000" {
+		t.Error(err)
+	}
+	var ended *EndedError
+	if err := fail(released1(17, "a-new-reason", "REF")); !errors.As(err, &ended) || ended.Reason != "a-new-reason" {
+		t.Error(err)
+	}
+	var rejected *RejectedError
+	if err := fail(error1("a-new-code", "REF")); !errors.As(err, &rejected) || rejected.Code != "a-new-code" {
+		t.Error(err)
+	}
+	expectError(t, fail(released1(17, "transaction-timeout", "REF")), ErrTransactionTimeout)
+}
+
+func TestArgumentsThatTheServerCouldNotAnswer(t *testing.T) {
+	_, _, client := connected(t, Config{})
+	for _, resources := range [][]string{nil, {"mode:a"}, {"a\xff"}, {strings.Repeat("a", 1<<20)}} {
+		var rejected *RejectedError
+		if _, err := client.Acquire(background, resources); !errors.As(err, &rejected) {
+			t.Errorf("%.20q: %v", resources, err)
+		}
+	}
+	if _, err := client.AcquireAny(background, AnyOf{Resources: []string{"a"}}); err == nil {
+		t.Error("no error without a target")
+	}
+}
+
+func TestUnknownMessagesAreIgnored(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	acquired := acquire(client, "a")
+	ref := p.expect("request").text("ref")
+	p.send(`{"command":"news","payload":{"id":"x","ref":[]},"more":1}`, "", `{"command":"pong","payload":{"ref":"strange"}}`,
+		fmt.Sprintf(`{"more":{},"payload":{"more":[{}],"ref":%q,"fence":9,"id":17},"command":"locked"}`, ref))
+	lock, err := acquired()
+	if err != nil || lock.Fence() != 9 {
+		t.Fatal(err)
+	}
+}
+
+func TestAnUnknownLockIsReleased(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	p.send(locked1(99, "404"))
+	p.confirm(99)
+	_ = client
+}
+
+func TestALockIsLost(t *testing.T) {
+	for reason, target := range map[string]error{
+		"transaction-timeout": ErrTransactionTimeout, "success": ErrLockLost, "disconnected": ErrLockLost, "new": ErrLockLost,
+	} {
+		t.Run(reason, func(t *testing.T) {
+			_, p, _, lock := hold(t, Config{})
+			p.send(released1(17, reason, "1"))
+			expectDone(t, lock.Context())
+			expectError(t, lock.Err(), target)
+			expectError(t, lock.Release(background), target)
+			expectError(t, lock.Extend(background, time.Second), ErrLockLost)
+			var lost *LostError
+			if !errors.As(lock.Err(), &lost) || lost.Reason != reason || errors.Is(lock.Err(), ErrTransactionTimeout) != (reason == "transaction-timeout") {
+				t.Error(lock.Err())
+			}
+		})
+	}
+}
+
+func TestALockExpiresByTheClientsClock(t *testing.T) {
+	_, p, _, lock := hold(t, Config{}, TransactionTimeout(100*time.Millisecond))
+	expectDone(t, lock.Context())
+	expectError(t, lock.Err(), ErrTransactionTimeout)
+	released := release(lock) // the server may hold the lock for a moment
+	p.confirm(17)
+	_, err := released()
+	expectError(t, err, ErrTransactionTimeout)
+}
+
+func TestErrReadsTheClock(t *testing.T) {
+	_, _, client, lock := hold(t, Config{})
+	client.mu.Lock()
+	lock.expiresAt = client.now() // the timer is set for later
+	client.mu.Unlock()
+	expectError(t, lock.Err(), ErrTransactionTimeout)
+}
+
+func TestALongWaitIsExtended(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	acquired := acquire(client, "a", TransactionTimeout(200*time.Millisecond))
+	ref := p.expect("request").text("ref")
+	time.Sleep(100 * time.Millisecond) // more than a quarter of the transaction timeout
+	p.send(locked1(17, ref))
+	extend := p.expect("extend")
+	if extend.text("id") != "17" || extend.text("transactionTimeout") != "200" {
+		t.Fatal(extend)
+	}
+	if lock, err := acquired(); err != nil || lock.Err() != nil {
+		t.Fatal(err)
+	}
+	acquired = acquire(client, "a", TransactionTimeout(time.Hour))
+	p.grant(18)
+	lock, _ := acquired()
+	released := release(lock)
+	p.confirm(18) // no extend after a short wait
+	_, _ = released()
+}
+
+func TestCrossingReleases(t *testing.T) {
+	_, p, _, lock := hold(t, Config{})
+	released := release(lock)
+	ref := p.expect("release").text("ref")
+	p.send(released1(17, "transaction-timeout", "1"), released1(17, "transaction-timeout", ref))
+	_, err := released()
+	expectError(t, err, ErrTransactionTimeout)
+}
+
+func TestReleaseErrors(t *testing.T) {
+	_, p, _, lock := hold(t, Config{})
+	released := release(lock)
+	p.send(error1("unauthorized", p.expect("release").text("ref")))
+	var rejected *RejectedError
+	if _, err := released(); !errors.As(err, &rejected) || lock.Err() != nil {
+		t.Fatal(err, lock.Err())
+	}
+	released = release(lock)
+	p.send(error1("unknown-id", p.expect("release").text("ref")))
+	_, err := released()
+	expectError(t, err, ErrLockLost)
+}
+
+func TestExtend(t *testing.T) {
+	_, p, _, lock := hold(t, Config{}, TransactionTimeout(2*time.Second))
+	extended := start(func() (bool, error) { return true, lock.Extend(background, time.Hour) })
+	extend := p.expect("extend")
+	p.send(fmt.Sprintf(`{"command":"extended","payload":{"id":17,"transactionTimeout":3600000,"ref":%q}}`, extend.text("ref")))
+	if _, err := extended(); err != nil || lock.expiresAt < time.Hour {
+		t.Fatal(err, lock.expiresAt)
+	}
+	extended = start(func() (bool, error) { return true, lock.Extend(background, time.Hour) })
+	p.send(released1(17, "transaction-timeout", p.expect("extend").text("ref")))
+	_, err := extended()
+	expectError(t, err, ErrTransactionTimeout)
+	expectError(t, lock.Err(), ErrTransactionTimeout)
+}
+
+func TestWatchdog(t *testing.T) {
+	_, p, _, lock := hold(t, Config{}, TransactionTimeout(300*time.Millisecond), Watchdog())
+	for i := 0; i < 5; i++ {
+		p.send(fmt.Sprintf(`{"command":"extended","payload":{"id":17,"transactionTimeout":300,"ref":%q}}`, p.expect("extend").text("ref")))
+	}
+	if lock.Err() != nil {
+		t.Fatal(lock.Err())
+	}
+	expectDone(t, lock.Context()) // without answers
+}
+
+func TestCancelWhileWaiting(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	ctx, cancel := context.WithCancel(background)
+	acquired := start(func() (*Lock, error) { return client.Acquire(ctx, []string{"a"}) })
+	ref := p.expect("request").text("ref")
+	cancel()
+	if release := p.expect("release"); release.text("ref") != ref || release["id"] != nil {
+		t.Fatal(release)
+	}
+	_, err := acquired()
+	expectError(t, err, context.Canceled)
+	p.send(locked1(17, ref), released1(17, "success", ref)) // they cross
+	acquired = acquire(client, "b")
+	p.grant(18)
+	if _, err := acquired(); err != nil {
+		t.Fatal(err)
+	}
+	client.mu.Lock()
+	defer client.mu.Unlock()
+	if len(client.session.locks) != 1 || client.session.unanswered != 0 {
+		t.Fatal(client.session.locks, client.session.unanswered)
+	}
+}
+
+func TestUnavailableIsRepeatedOnTheSameConnection(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	acquired := acquire(client, "a")
+	ref := p.expect("request").text("ref")
+	for i := 0; i < 3; i++ {
+		p.send(error1("unavailable", ref))
+		if again := p.expect("request").text("ref"); again != ref {
+			t.Fatal("another ref:", again)
+		}
+	}
+	p.send(locked1(17, ref))
+	lock, err := acquired()
+	if err != nil {
+		t.Fatal(err)
+	}
+	released := release(lock)
+	p.send(error1("unavailable", p.expect("release").text("ref")))
+	p.confirm(17)
+	if _, err := released(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRedirect(t *testing.T) {
+	follower, leader := newFake(t), newFake(t)
+	dialled := dial(t, Config{}, follower)
+	p := follower.accept()
+	p.expect("hello")
+	p.send(fmt.Sprintf(`{"command":"error","payload":{"code":"unavailable","message":"follower","leader":%q,"ref":"hello"}}`, leader.address()))
+	p = leader.handshake(false)
+	client := dialled()
+	acquired := acquire(client, "a")
+	p.send(fmt.Sprintf(`{"command":"error","payload":{"code":"unavailable","message":"x","leader":%q,"ref":%q}}`,
+		follower.address(), p.expect("request").text("ref")))
+	p = follower.handshake(false)
+	p.grant(17)
+	if _, err := acquired(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestResume(t *testing.T) {
+	f, p, client, lock := hold(t, Config{}, TransactionTimeout(time.Hour))
+	kept, gone := acquire(client, "kept"), (*Lock)(nil)
+	p.grant(18)
+	keptLock, err := kept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	acquired := acquire(client, "gone")
+	p.grant(19)
+	if gone, err = acquired(); err != nil {
+		t.Fatal(err)
+	}
+	waits := acquire(client, "waits")
+	ref := p.expect("request").text("ref")
+	releases := release(lock)
+	releaseRef := p.expect("release").text("ref")
+	extends := start(func() (bool, error) { return true, keptLock.Extend(background, 2*time.Hour) })
+	extendRef := p.expect("extend").text("ref")
+	inspects := start(func() (*Inspection, error) { return client.Inspect(background, Query{}) })
+	inspectRef := p.expect("inspect").text("ref")
+	p.Close()
+	p = f.handshake(true, `{"command":"locked","payload":{"id":18,"fence":118,"expiresIn":60000,"ref":"2"}}`)
+	for _, expected := range []struct{ command, ref string }{
+		{"request", ref}, {"release", releaseRef}, {"extend", extendRef}, {"inspect", inspectRef},
+	} {
+		if got := p.expect(expected.command).text("ref"); got != expected.ref {
+			t.Fatalf("%s: %s instead of %s", expected.command, got, expected.ref)
+		}
+	}
+	probe := p.expect("release")
+	if probe.text("id") != "19" {
+		t.Fatal(probe)
+	}
+	p.send(locked1(20, ref), error1("unknown-id", releaseRef), released1(19, "transaction-timeout", probe.text("ref")),
+		fmt.Sprintf(`{"command":"extended","payload":{"id":18,"transactionTimeout":7200000,"ref":%q}}`, extendRef),
+		fmt.Sprintf(`{"command":"inspected","payload":{"holders":[],"holdersTotal":3,"queue":[],"queueTotal":0,"ref":%q}}`, inspectRef))
+	if lock, err := waits(); err != nil || lock.ID() != 20 {
+		t.Fatal(err)
+	}
+	if _, err := releases(); err != nil { // unknown-id: the first release was executed
+		t.Fatal(err)
+	}
+	if _, err := extends(); err != nil || keptLock.Err() != nil {
+		t.Fatal(err, keptLock.Err())
+	}
+	if inspection, err := inspects(); err != nil || inspection.HoldersTotal != 3 {
+		t.Fatal(err)
+	}
+	expectDone(t, gone.Context())
+	expectError(t, gone.Err(), ErrTransactionTimeout)
+}
+
+func TestAServerWithoutState(t *testing.T) {
+	f, p, client, lock := hold(t, Config{}, TransactionTimeout(time.Hour))
+	waits := acquire(client, "waits", QueueTimeout(time.Minute))
+	ref := p.expect("request").text("ref")
+	ctx, cancel := context.WithCancel(background)
+	cancelled := start(func() (*Lock, error) { return client.Acquire(ctx, []string{"cancelled"}) })
+	p.expect("request")
+	cancel()
+	_, _ = cancelled()
+	p.expect("release")
+	extends := start(func() (bool, error) { return true, lock.Extend(background, time.Hour) })
+	p.expect("extend")
+	p.Close()
+	p = f.handshake(false)
+	if request := p.expect("request"); request.text("ref") != ref || request["queueTimeout"].(float64) >= 60000 {
+		t.Fatal(request)
+	}
+	p.confirm(17)
+	expectDone(t, lock.Context())
+	expectError(t, lock.Err(), ErrLockLost)
+	_, err := extends()
+	expectError(t, err, ErrLockLost)
+	p.send(locked1(3, ref))
+	if _, err := waits(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestASessionBoundLockEndsWithTheSession(t *testing.T) {
+	f, p, _, lock := hold(t, Config{SessionTimeout: 100 * time.Millisecond}, TransactionTimeout(time.Hour), ReleaseOnDisconnect())
+	f.listener.Close()
+	p.Close()
+	expectDone(t, lock.Context())
+	var lost *LostError
+	if !errors.As(lock.Err(), &lost) || lost.Reason != "disconnected" {
+		t.Fatal(lock.Err())
+	}
+}
+
+func TestAHungServerIsGivenUp(t *testing.T) {
+	first, second := newFake(t), newFake(t)
+	dialled := dial(t, Config{ConnectTimeout: 800 * time.Millisecond}, first, second)
+	p := first.handshake(false)
+	client := dialled()
+	acquired := acquire(client, "a")
+	ref := p.expect("request").text("ref")
+	p.pings = true
+	p.expect("ping")
+	p = second.handshake(false)
+	if again := p.grant(17).text("ref"); again != ref {
+		t.Fatal(again)
+	}
+	if _, err := acquired(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCallsEndWithoutAServer(t *testing.T) {
+	f, p, client, lock := hold(t, Config{ConnectTimeout: 300 * time.Millisecond})
+	f.listener.Close()
+	p.Close()
+	_, err := client.Acquire(background, []string{"a"}, QueueTimeout(10*time.Millisecond))
+	expectError(t, err, ErrUnavailable)
+	_, err = client.Inspect(background, Query{})
+	expectError(t, err, ErrUnavailable)
+	_, err = client.Watch(background, "")
+	expectError(t, err, ErrUnavailable)
+	expectError(t, lock.Extend(background, time.Second), ErrUnavailable)
+	expectError(t, lock.Release(background), ErrUnavailable)
+	ctx, cancel := context.WithTimeout(background, time.Millisecond)
+	defer cancel()
+	_, err = client.Acquire(ctx, []string{"a"}, QueueTimeout(NoTimeout))
+	expectError(t, err, context.DeadlineExceeded)
+}
+
+func TestDialErrors(t *testing.T) {
+	f := newFake(t)
+	f.listener.Close()
+	_, err := Dial(background, Config{Addresses: []string{f.address()}})
+	expectError(t, err, ErrUnavailable)
+	f = newFake(t)
+	dialled := start(func() (*Client, error) { return Dial(background, Config{Addresses: []string{f.address()}}) })
+	p := f.accept()
+	p.expect("hello")
+	p.send(error1("unauthorized", "hello"))
+	var rejected *RejectedError
+	if _, err := dialled(); !errors.As(err, &rejected) || rejected.Code != "unauthorized" {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(background)
+	dialled = start(func() (*Client, error) { return Dial(ctx, Config{Addresses: []string{f.address()}}) })
+	f.accept().expect("hello")
+	cancel()
+	_, err = dialled()
+	expectError(t, err, context.Canceled)
+	f.close()
+	checkNoGoroutines(t)
+}
+
+func TestAFinalErrorEndsTheClient(t *testing.T) {
+	f, p, client, lock := hold(t, Config{})
+	waits := acquire(client, "waits")
+	p.expect("request")
+	p.Close()
+	p = f.accept()
+	p.expect("hello")
+	p.send(error1("unknown-namespace", "hello"))
+	var rejected *RejectedError
+	if _, err := waits(); !errors.As(err, &rejected) {
+		t.Fatal(err)
+	}
+	expectDone(t, lock.Context())
+	if _, err := client.Acquire(background, []string{"a"}); !errors.As(err, &rejected) {
+		t.Fatal(err)
+	}
+}
+
+func TestClose(t *testing.T) {
+	_, p, client, lock := hold(t, Config{})
+	waits := acquire(client, "waits")
+	p.expect("request")
+	watches := start(func() (*Watch, error) { return client.Watch(background, "") })
+	p.send(fmt.Sprintf(`{"command":"watching","payload":{"prefix":"","held":[],"truncated":false,"ref":%q}}`, p.expect("watch").text("ref")))
+	watch, err := watches()
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := start(func() (bool, error) { return true, client.Close() })
+	p.expect("release")
+	p.send(fmt.Sprintf(`{"command":"bye","payload":{"ref":%q}}`, p.expect("bye").text("ref")))
+	if _, err := closed(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = waits()
+	expectError(t, err, ErrClosed)
+	_, err = watch.Next(background)
+	expectError(t, err, ErrClosed)
+	expectDone(t, lock.Context())
+	expectError(t, lock.Err(), ErrClosed)
+	_, err = client.TryAcquire(background, []string{"a"})
+	expectError(t, err, ErrClosed)
+}
+
+func TestDo(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	do := func(ctx context.Context, function func(context.Context, *Lock) error) func() (bool, error) {
+		done := start(func() (bool, error) { return true, client.Do(ctx, []string{"a"}, function) })
+		p.grant(17)
+		return done
+	}
+	failure := errors.New("failure")
+	done := do(background, func(context.Context, *Lock) error { return failure })
+	p.confirm(17)
+	_, err := done()
+	expectError(t, err, failure)
+
+	done = do(background, func(ctx context.Context, lock *Lock) error {
+		client.mu.Lock()
+		ref := fmt.Sprint(lock.ref)
+		client.mu.Unlock()
+		p.send(released1(17, "transaction-timeout", ref))
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	_, err = done()
+	if expectError(t, err, ErrTransactionTimeout); errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithCancel(background)
+	done = do(ctx, func(ctx context.Context, lock *Lock) error { cancel(); <-ctx.Done(); return failure })
+	_, err = done() // without the answer to the release
+	expectError(t, err, failure)
+	p.confirm(17)
+
+	panics := start(func() (recovered any, _ error) {
+		defer func() { recovered = recover() }()
+		return nil, client.Do(background, []string{"a"}, func(context.Context, *Lock) error { panic("x") })
+	})
+	p.grant(18)
+	p.confirm(18)
+	if recovered, _ := panics(); recovered != "x" {
+		t.Fatal(recovered)
+	}
+}
+
+func TestWatchResynchronizes(t *testing.T) {
+	f, p, client := connected(t, Config{})
+	watching := func(p *peer, rows string) {
+		t.Helper()
+		p.send(fmt.Sprintf(`{"command":"watching","payload":{"prefix":"t/","held":[%s],"truncated":false,"ref":%q}}`,
+			rows, p.expect("watch").text("ref")))
+	}
+	watches := start(func() (*Watch, error) { return client.Watch(background, "t/") })
+	watching(p, `{"resource":"t/1","mode":"exclusive","id":1,"transactionName":"x"}`)
+	watch, err := watches()
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func(expected Change) {
+		t.Helper()
+		change, err := start(func() (Change, error) { return watch.Next(background) })()
+		if err != nil || change != expected {
+			t.Fatal(change, err)
+		}
+	}
+	next(Change{"locked", "t/1", "exclusive", 1, "x"})
+	p.send(`{"command":"event","payload":{"state":"locked","resource":"t/2","mode":"shared","id":2}}`,
+		`{"command":"event","payload":{"state":"locked","resource":"u/2","mode":"shared","id":2}}`,
+		`{"command":"event","payload":{"state":"unlocked","resource":"t/1","mode":"exclusive","id":1}}`)
+	next(Change{"locked", "t/2", "shared", 2, ""})
+	next(Change{"unlocked", "t/1", "exclusive", 1, "x"})
+	p.send(`{"command":"event","payload":{"state":"lagged"}}`)
+	watching(p, `{"resource":"t/2","mode":"exclusive","id":3}`)
+	next(Change{State: "resync"})
+	next(Change{"unlocked", "t/2", "shared", 2, ""})
+	next(Change{"locked", "t/2", "exclusive", 3, ""})
+	p.Close()
+	p = f.handshake(true)
+	watching(p, "")
+	next(Change{State: "resync"})
+	next(Change{"unlocked", "t/2", "exclusive", 3, ""})
+	waits := start(func() (Change, error) { return watch.Next(background) })
+	watch.Close()
+	_, err = waits()
+	expectError(t, err, ErrClosed)
+	p.expect("unwatch")
+}
+
+func TestAWatchThatIsNotConsumedIsBounded(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	watches := start(func() (*Watch, error) { return client.Watch(background, "") })
+	p.send(fmt.Sprintf(`{"command":"watching","payload":{"prefix":"","held":[],"truncated":false,"ref":%q}}`, p.expect("watch").text("ref")))
+	watch, err := watches()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var events strings.Builder
+	for id := 1; id <= maxBufferedChanges+5; id++ {
+		fmt.Fprintf(&events, `{"command":"event","payload":{"state":"locked","resource":"%d","mode":"shared","id":%d}}`+"\n", id, id)
+	}
+	p.send(events.String())
+	pinged := start(func() (bool, error) { return true, client.Ping(background) })
+	p.pings = true
+	p.send(fmt.Sprintf(`{"command":"pong","payload":{"ref":%q}}`, p.expect("ping").text("ref")))
+	p.pings = false
+	if _, err := pinged(); err != nil { // the events before the answer have arrived
+		t.Fatal(err)
+	}
+	for i := 0; i < maxBufferedChanges; i++ {
+		if _, err := watch.Next(background); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := start(func() (Change, error) { return watch.Next(background) })
+	p.send(fmt.Sprintf(`{"command":"watching","payload":{"prefix":"","held":[],"truncated":false,"ref":%q}}`, p.expect("watch").text("ref")))
+	if change, err := next(); err != nil || change.State != "resync" {
+		t.Fatal(change, err)
+	}
+}
+
+func TestARejectedWatch(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	watches := start(func() (*Watch, error) { return client.Watch(background, "") })
+	p.send(error1("too-many", p.expect("watch").text("ref")))
+	var rejected *RejectedError
+	if _, err := watches(); !errors.As(err, &rejected) {
+		t.Fatal(err)
+	}
+}
+
+// A server that does not read stops new calls, and they can still be cancelled.
+func TestBackPressure(t *testing.T) {
+	_, p, client := connected(t, Config{ConnectTimeout: 40 * time.Second})
+	resources := make([]string, 1000)
+	for i := range resources {
+		resources[i] = fmt.Sprintf("exclusive:%d%s", i, strings.Repeat("x", 200))
+	}
+	ctx, cancel := context.WithTimeout(background, time.Second)
+	defer cancel()
+	const calls = 200 // 42 MB
+	results := make(chan error, calls)
+	for i := 0; i < calls; i++ {
+		go func() {
+			_, err := client.Acquire(ctx, resources)
+			results <- err
+		}()
+	}
+	for i := 0; i < calls; i++ {
+		expectError(t, <-results, context.DeadlineExceeded)
+	}
+	client.mu.Lock()
+	if unsent := len(client.session.out); unsent == 0 || unsent > 2*maxUnsent {
+		t.Error("unsent bytes:", unsent)
+	}
+	client.mu.Unlock()
+	p.Close()
+}
+
+func TestConcurrentCallsAreWrittenTogether(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	blocked := acquire(client, "first")
+	p.expect("request") // from now on another call waits, so that the writer goroutine writes
+	const calls = 50
+	for i := 0; i < calls; i++ {
+		go func() { _, _ = client.Acquire(background, []string{"a"}) }()
+	}
+	for i := 0; i < calls; i++ {
+		p.grant(20 + i)
+	}
+	p.send(locked1(17, "1"))
+	if _, err := blocked(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	t.Setenv("GENIE_PORT", "7100")
+	for text, expected := range map[string]string{
+		"a": "a:7100", "a:1": "a:1", "[::1]:2": "[::1]:2", "[::1]": "[::1]:7100", "::1": "[::1]:7100", "": "127.0.0.1:7100",
+		"genies://a:1": "genies://a:1", "genie://a/": "a:7100",
+	} {
+		config := Config{Addresses: []string{text}}
+		addresses, err := config.resolve()
+		if err != nil || addresses[0].String() != expected {
+			t.Errorf("%s: %v %v", text, addresses, err)
+		}
+	}
+	for _, text := range []string{"a:0", "a:x", "a:70000", "a/b", "[::1]x:1", ":", "a:"} {
+		config := Config{Addresses: []string{text}}
+		if addresses, err := config.resolve(); err == nil {
+			t.Errorf("%s: %v", text, addresses)
+		}
+	}
+	t.Setenv("GENIE_HOST", " a:1, genies://b ,")
+	config := Config{}
+	addresses, err := config.resolve()
+	if err != nil || fmt.Sprint(addresses) != "[genies://a:1 genies://b:7100]" {
+		t.Error(addresses, err)
+	}
+}

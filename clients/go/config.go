@@ -1,0 +1,196 @@
+package genie
+
+import (
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	defaultTimeout = 10 * time.Second // of Config, and of the protocol
+	defaultHost    = "127.0.0.1"
+	plainPrefix    = "genie://"
+	tlsPrefix      = "genies://"
+)
+
+// Config says where the servers are and how to connect to them. The environment replaces fields that
+// are zero, so Config{} connects to the servers at GENIE_HOST, or to 127.0.0.1:7077.
+type Config struct {
+	// Addresses are the servers: HOST, HOST:PORT or [IPv6]:PORT. The prefix genies:// selects TLS, also
+	// for the addresses without a prefix; genie:// selects a plain connection. Without Addresses:
+	// GENIE_HOST, separated by commas. Addresses without a port have the port GENIE_PORT, or 7077.
+	Addresses []string
+	// TLS selects TLS for all addresses without the prefix genie://. Without TLS, the prefix genies://
+	// uses GENIE_TLS_CA (trusted certificates; otherwise those of the system), GENIE_TLS_CERT and
+	// GENIE_TLS_KEY (the certificate of the client).
+	TLS *tls.Config
+	// Token authenticates the client. Default: GENIE_TOKEN, or the word in the file GENIE_TOKEN_FILE.
+	Token string
+	// Namespace of all locks of the client. Default: GENIE_NAMESPACE, or the server's first namespace.
+	Namespace string
+	// SessionTimeout is how long the server keeps the waiting requests of a client that lost its
+	// connection, and its locks with ReleaseOnDisconnect. Default: 10 s.
+	SessionTimeout time.Duration
+	// ConnectTimeout limits Dial, and how long a call waits for a server that does not answer (Acquire:
+	// in addition to its queue timeout). Default: 10 s. A time below 4 s also shortens the times after
+	// which a server that sends nothing is pinged and then given up.
+	ConnectTimeout time.Duration
+	// Logf, if not nil, receives a line for each lost connection and each unexpected message.
+	Logf func(format string, arguments ...any)
+}
+
+// address is the address of a server. tls is nil for a plain connection.
+type address struct {
+	hostPort string
+	tls      *tls.Config
+}
+
+func (a address) String() string {
+	if a.tls != nil {
+		return tlsPrefix + a.hostPort
+	}
+	return a.hostPort
+}
+
+// resolve fills the zero fields from the environment, and returns the addresses.
+func (c *Config) resolve() ([]address, error) {
+	for _, timeout := range []*time.Duration{&c.SessionTimeout, &c.ConnectTimeout} {
+		if *timeout == 0 {
+			*timeout = defaultTimeout
+		}
+		if *timeout < time.Millisecond || *timeout > maxTimeout {
+			return nil, fmt.Errorf("genie: a timeout must be between 1 ms and %v, not %v", maxTimeout, *timeout)
+		}
+	}
+	if c.Logf == nil {
+		c.Logf = func(string, ...any) {}
+	}
+	if c.Namespace == "" {
+		c.Namespace = os.Getenv("GENIE_NAMESPACE")
+	}
+	if c.Token == "" {
+		c.Token = os.Getenv("GENIE_TOKEN")
+	}
+	if path := os.Getenv("GENIE_TOKEN_FILE"); c.Token == "" && path != "" {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("genie: GENIE_TOKEN_FILE: %w", err)
+		}
+		words := strings.Fields(string(text))
+		if len(words) != 1 {
+			return nil, fmt.Errorf("genie: GENIE_TOKEN_FILE: %s must contain one word, the token, not %d", path, len(words))
+		}
+		c.Token = words[0]
+	}
+	if err := checkTexts(c.Namespace, c.Token); err != nil {
+		return nil, err
+	}
+	return c.resolveAddresses()
+}
+
+func (c *Config) resolveAddresses() ([]address, error) {
+	port := os.Getenv("GENIE_PORT")
+	if port == "" {
+		port = "7077"
+	}
+	texts := c.Addresses
+	if len(texts) == 0 {
+		texts = strings.Split(os.Getenv("GENIE_HOST"), ",")
+	}
+	useTLS := c.TLS != nil
+	for _, text := range texts {
+		useTLS = useTLS || strings.HasPrefix(strings.TrimSpace(text), tlsPrefix)
+	}
+	config := c.TLS
+	if useTLS && config == nil {
+		var err error
+		if config, err = tlsFromEnvironment(); err != nil {
+			return nil, err
+		}
+	}
+	var addresses []address
+	for _, text := range texts {
+		text = strings.TrimSpace(text)
+		if text == "" && len(texts) > 1 {
+			continue
+		}
+		own := config
+		if strings.HasPrefix(text, plainPrefix) {
+			own = nil
+		}
+		text = strings.TrimSuffix(strings.TrimPrefix(strings.TrimPrefix(text, plainPrefix), tlsPrefix), "/")
+		parsed, err := parseAddress(text, port, own)
+		if err != nil {
+			return nil, err
+		}
+		addresses = append(addresses, parsed)
+	}
+	if len(addresses) == 0 {
+		return nil, errors.New("genie: there is no server address")
+	}
+	return addresses, nil
+}
+
+func parseAddress(text, port string, config *tls.Config) (address, error) {
+	host := strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")
+	if !strings.Contains(text, ":") || strings.HasSuffix(text, "]") || strings.Count(text, ":") > 1 && text[0] != '[' {
+		// there is no port
+	} else if h, p, err := net.SplitHostPort(text); err == nil {
+		host, port = h, p
+	} else {
+		return address{}, fmt.Errorf("genie: %q: an address is HOST, HOST:PORT or [IPv6]:PORT", text)
+	}
+	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number == 0 || strings.ContainsAny(host, "/[]") {
+		return address{}, fmt.Errorf("genie: %q: an address is HOST, HOST:PORT or [IPv6]:PORT, with a port from 1 to 65535", text)
+	}
+	if host == "" {
+		host = defaultHost
+	}
+	return address{net.JoinHostPort(host, port), config}, nil
+}
+
+func tlsFromEnvironment() (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	ca, certificate, key := os.Getenv("GENIE_TLS_CA"), os.Getenv("GENIE_TLS_CERT"), os.Getenv("GENIE_TLS_KEY")
+	if ca != "" {
+		text, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, fmt.Errorf("genie: GENIE_TLS_CA: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("genie: GENIE_TLS_CA: %s contains no certificate", ca)
+		}
+	}
+	if certificate == "" && key != "" {
+		return nil, errors.New("genie: GENIE_TLS_KEY is set without GENIE_TLS_CERT: set the client's certificate, too")
+	}
+	if certificate != "" {
+		if key == "" {
+			key = certificate // one file may contain both
+		}
+		pair, err := tls.LoadX509KeyPair(certificate, key)
+		if err != nil {
+			return nil, fmt.Errorf("genie: GENIE_TLS_CERT: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
+}
+
+// newSecret returns a new secret of a session.
+func newSecret() (string, error) {
+	random := make([]byte, 24)
+	if _, err := rand.Read(random); err != nil {
+		return "", fmt.Errorf("genie: %w", err)
+	}
+	return base64.RawURLEncoding.EncodeToString(random), nil
+}

@@ -1,0 +1,3 @@
+module github.com/genie-lock/genie-go
+
+go 1.19
