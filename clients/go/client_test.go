@@ -459,8 +459,6 @@ func TestCallsEndWithoutAServer(t *testing.T) {
 	expectError(t, err, ErrUnavailable)
 	_, err = client.Inspect(background, Query{})
 	expectError(t, err, ErrUnavailable)
-	_, err = client.Watch(background, "")
-	expectError(t, err, ErrUnavailable)
 	expectError(t, lock.Extend(background, time.Second), ErrUnavailable)
 	expectError(t, lock.Release(background), ErrUnavailable)
 	ctx, cancel := context.WithTimeout(background, time.Millisecond)
@@ -515,9 +513,8 @@ func TestClose(t *testing.T) {
 	_, p, client, lock := hold(t, Config{})
 	waits := acquire(client, "waits")
 	p.expect("request")
-	watches := start(func() (*Watch, error) { return client.Watch(background, "") })
+	watch, err := client.Watch("")
 	p.send(fmt.Sprintf(`{"command":"watching","payload":{"prefix":"","held":[],"truncated":false,"ref":%q}}`, p.expect("watch").text("ref")))
-	watch, err := watches()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -587,9 +584,8 @@ func TestWatchResynchronizes(t *testing.T) {
 		p.send(fmt.Sprintf(`{"command":"watching","payload":{"prefix":"t/","held":[%s],"truncated":false,"ref":%q}}`,
 			rows, p.expect("watch").text("ref")))
 	}
-	watches := start(func() (*Watch, error) { return client.Watch(background, "t/") })
+	watch, err := client.Watch("t/")
 	watching(p, `{"resource":"t/1","mode":"exclusive","id":1,"transactionName":"x"}`)
-	watch, err := watches()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -625,9 +621,8 @@ func TestWatchResynchronizes(t *testing.T) {
 
 func TestAWatchThatIsNotConsumedIsBounded(t *testing.T) {
 	_, p, client := connected(t, Config{})
-	watches := start(func() (*Watch, error) { return client.Watch(background, "") })
+	watch, err := client.Watch("")
 	p.send(fmt.Sprintf(`{"command":"watching","payload":{"prefix":"","held":[],"truncated":false,"ref":%q}}`, p.expect("watch").text("ref")))
-	watch, err := watches()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -657,10 +652,13 @@ func TestAWatchThatIsNotConsumedIsBounded(t *testing.T) {
 
 func TestARejectedWatch(t *testing.T) {
 	_, p, client := connected(t, Config{})
-	watches := start(func() (*Watch, error) { return client.Watch(background, "") })
+	watch, err := client.Watch("")
+	if err != nil {
+		t.Fatal(err)
+	}
 	p.send(error1("too-many", p.expect("watch").text("ref")))
 	var rejected *RejectedError
-	if _, err := watches(); !errors.As(err, &rejected) {
+	if _, err := watch.Next(background); !errors.As(err, &rejected) {
 		t.Fatal(err)
 	}
 }

@@ -223,7 +223,7 @@ func TestLeaderIsKilled(t *testing.T) {
 		}
 		waits <- err
 	}()
-	watch, err := other.Watch(background, "")
+	watch, err := other.Watch("")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -525,7 +525,9 @@ func (s *session) onReleased(m *released, now time.Duration) {
 	case l.release.id == 0: // the answer to a release by ref
 		s.end(l)
 	case m.Reason != reasonSuccess && l.fence != 0: // it ended before the server received the release
-		s.loseAs(l, &LostError{ID: l.id, Reason: m.Reason})
+		s.lose(l, m.Reason)
+		l.release.err, l.release.abandoned = l.err, true
+		s.finish(l.release)
 	}
 }
 

@@ -31,9 +31,8 @@ func (c Change) conflictsWith(other Change) bool {
 // A program that applies all changes has the present locks: every "unlocked" follows a "locked" of the
 // same resource and ID, and the end of a lock is reported before the grant of a lock that conflicts.
 type Watch struct {
-	client  *Client
-	prefix  string
-	started chan struct{} // closed when the first snapshot, or an error, has arrived
+	client *Client
+	prefix string
 
 	// Client.mu protects the rest.
 	state     watchState
@@ -54,37 +53,20 @@ const (
 	over
 )
 
-// Watch begins to follow the locks on all resources whose names begin with prefix, and waits until the
-// server has confirmed it. The watch begins with a "locked" for each lock that is held.
-func (c *Client) Watch(ctx context.Context, prefix string) (*Watch, error) {
+// Watch begins to follow the locks on all resources whose names begin with prefix. The first changes are a
+// "locked" for each lock that is held. If the server rejects the watch, Next returns the error.
+func (c *Client) Watch(prefix string) (*Watch, error) {
 	if err := checkTexts(prefix); err != nil {
 		return nil, err
 	}
-	w := &Watch{client: c, prefix: prefix, started: make(chan struct{}), held: map[string]map[int64]Change{}}
-	timeout, cancel := context.WithTimeout(ctx, c.config.ConnectTimeout)
-	defer cancel()
+	w := &Watch{client: c, prefix: prefix, held: map[string]map[int64]Change{}}
 	c.mu.Lock()
-	if err := c.admit(ctx); err != nil {
-		c.unlock()
-		return nil, err
+	defer c.unlock()
+	if c.session.closed != nil {
+		return nil, c.session.closed
 	}
 	c.session.watches[w] = true
 	c.session.sendWatches(c.now())
-	c.unlock()
-	select {
-	case <-w.started:
-	case <-timeout.Done():
-		w.Close()
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		return nil, c.unavailable()
-	}
-	c.mu.Lock()
-	defer c.unlock()
-	if w.err != nil {
-		return nil, w.err
-	}
 	return w, nil
 }
 
@@ -170,10 +152,8 @@ func (s *session) onWatching(m *watching) {
 	w.sent, w.state, w.truncated = false, live, m.Truncated
 	if w.synced {
 		w.changes = append(w.changes, Change{State: "resync"})
-	} else {
-		w.synced = true
-		s.wake(w.started)
 	}
+	w.synced = true
 	if !m.Truncated {
 		present := map[string]map[int64]bool{}
 		for _, row := range m.Held {
@@ -262,10 +242,6 @@ func (s *session) endWatch(w *Watch, err error) {
 	}
 	delete(s.watches, w)
 	w.state, w.err, w.changes, w.held = over, err, nil, nil
-	if !w.synced {
-		w.synced = true
-		s.wake(w.started)
-	}
 	s.wake(w.next)
 	w.next = nil
 }

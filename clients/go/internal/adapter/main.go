@@ -234,7 +234,7 @@ func (a *adapter) reportLoss(number int64) {
 func (a *adapter) watch(client *genie.Client, call *requestCall) (object, error) {
 	w := &watch{resume: make(chan struct{}), ended: make(chan struct{})}
 	var err error
-	if w.watch, err = client.Watch(context.Background(), call.Prefix); err != nil {
+	if w.watch, err = client.Watch(call.Prefix); err != nil {
 		return nil, err
 	}
 	a.mu.Lock()
