@@ -73,10 +73,11 @@ def _read(path: Path) -> Iterator[Case]:
 
 
 def select(cases: Sequence[Case], filters: Sequence[str]) -> list[Case]:
-    """Return the cases whose name contains a filter, or whose rule or section equals it; all without filters."""
-    return [
-        case
-        for case in cases
-        if not filters
-        or any(text in case.name or text.lower() in (case.source, case.source.split()[1]) for text in filters)
-    ]
+    """Return the cases that any filter selects; all without filters."""
+    return [case for case in cases if not filters or any(_is_selected(case, text.lower()) for text in filters)]
+
+
+def _is_selected(case: Case, text: str) -> bool:
+    """Return whether the text is the case's rule number, its section, or a part of its name."""
+    source = case.source.lower().partition(" ")[2]
+    return text == source or (not text.isdigit() and text in case.name)

@@ -11,13 +11,21 @@ from typing import Any
 
 import pytest
 
+from conformance.cases import load
+from conformance.client_rules import FIELDS
+from conformance.mutants import CLIENT_MUTANTS, MUTANTS, SERVER_MUTANTS, Mutant, run_mutant
 from servers import running_server
 
 ROOT = Path(__file__).parent.parent.parent
 KIT = [sys.executable, "-m", "conformance"]
 CREDENTIAL = "Zq3vTokenOfTheKit"
 
-pytestmark = pytest.mark.server
+DETECTED_QUICKLY = [
+    "requests are sent before welcome",
+    "deadlock is an unknown reason",
+    "the namespace of a command is ignored",
+    "pong lacks the ref",
+]
 
 
 def run_kit(*arguments: str) -> dict[str, Any]:
@@ -31,6 +39,7 @@ def run_kit(*arguments: str) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("adapter", ["asyncio_client", "thread_client"])
 def test_a_client_passes_all_cases(adapter: str) -> None:
     command = [sys.executable, "-m", f"conformance.adapters.{adapter}"]
@@ -40,6 +49,7 @@ def test_a_client_passes_all_cases(adapter: str) -> None:
     assert set(rules) == {f"rule {number}" for number in range(1, 17)}
 
 
+@pytest.mark.server
 def test_the_server_passes_all_cases() -> None:
     with running_server() as genie:
         results = run_kit("server", "--json", "--limit", "60", f"127.0.0.1:{genie.port}")
@@ -48,3 +58,31 @@ def test_the_server_passes_all_cases() -> None:
         with_token = run_kit("server", "--json", "--limit", "60", "--token", CREDENTIAL, f"127.0.0.1:{genie.port}")
     assert with_token["passed"] == len(skipped) > 0
     assert with_token["passed"] + with_token["skipped"] == len(results["cases"])
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("name", DETECTED_QUICKLY)
+def test_a_case_detects_a_mutant(name: str) -> None:
+    (mutant,) = [mutant for mutant in MUTANTS if mutant.name == name]
+    names = {case.name for case in load(mutant.direction)}
+    assert set(run_mutant(mutant)[1].split(", ")) <= names
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.source}: {mutant.name}")
+def test_the_text_of_a_mutant_occurs_once(mutant: Mutant) -> None:
+    assert (ROOT / "genie" / mutant.file).read_text(encoding="utf-8").count(mutant.text) == 1
+    assert mutant.replacement != mutant.text
+
+
+def test_every_rule_and_every_command_has_a_mutant() -> None:
+    assert {mutant.source for mutant in CLIENT_MUTANTS} == {str(number) for number in range(1, 17)}
+    assert {mutant.source for mutant in SERVER_MUTANTS} >= set(FIELDS)
+
+
+@pytest.mark.parametrize("direction", ["client", "server"])
+def test_cases_name_existing_rules_and_sections(direction: str) -> None:
+    lines = (ROOT / "protocol.md").read_text(encoding="utf-8").splitlines()
+    headings = {line.lstrip("# ").replace("`", "") for line in lines if line.startswith("#")}
+    for case in load(direction):
+        kind, _, value = case.source.partition(" ")
+        assert value in ({str(number) for number in range(1, 17)} if kind == "rule" else headings), case.name
