@@ -1,0 +1,205 @@
+import { parseAddresses, resolveToken, type ConnectOptions } from './config.js';
+import { LockLostError, QueueTimeoutError } from './errors.js';
+import { Lock } from './lock.js';
+import { checkTimeout, Session } from './session.js';
+import { Watch } from './watch.js';
+import { MAX_TIMEOUT, type Inspection } from './wire.js';
+
+/** Options of all calls. */
+export interface CallOptions {
+  /** Ends the wait: the call rejects with the reason of the signal. */
+  signal?: AbortSignal | undefined;
+}
+
+/** Options of `acquireAny`, which never waits in a queue. Times are in ms. */
+export interface LockOptions extends CallOptions {
+  /** Time for which the locks are held, from the grant. Default: 10,000. */
+  transactionTimeout?: number | undefined;
+  /** Names one transaction, such as `transfer-42`. Its requests do not block each other, and deadlocks are detected. */
+  transactionName?: string | undefined;
+  /** `release`: the server releases the lock when the session of this client ends. Default: `keep`. */
+  onDisconnect?: 'keep' | 'release' | undefined;
+  /** Text for operators, at most 256 characters. */
+  note?: string | undefined;
+  /** Whether the client extends the lock until it is released. Default: false. */
+  watchdog?: boolean | undefined;
+}
+
+/** Options of `tryAcquire`. */
+export interface TryOptions extends LockOptions {
+  /** Requests of higher priority are granted first. Default: 0. */
+  priority?: number | undefined;
+}
+
+/** Options of `acquire`. */
+export interface AcquireOptions extends TryOptions {
+  /** Limit of the wait in the queue. Infinity: no limit, even while no server responds. Default: 10,000. */
+  queueTimeout?: number | undefined;
+}
+
+export interface AnyOptions extends LockOptions {
+  /** The sum of weights to reach. */
+  target: number | bigint;
+  /** The weight of each resource. Default: 1 each. */
+  weights?: readonly (number | bigint)[] | undefined;
+}
+
+export interface InspectQuery {
+  /** Only requests that lock or wait for this resource, a name without a mode. */
+  resource?: string | undefined;
+  id?: number | undefined;
+  transactionName?: string | undefined;
+  /** Maximum number of rows. Default: 100. */
+  limit?: number | undefined;
+  only?: 'holders' | 'queue' | undefined;
+}
+
+/**
+ * A client with one connection to the leader, for any number of concurrent calls. Locks stay held and requests keep their
+ * queue positions while the client is disconnected.
+ */
+export class Client implements AsyncDisposable {
+  readonly #session: Session;
+
+  /** @internal */
+  constructor(session: Session) {
+    this.#session = session;
+  }
+
+  /**
+   * Waits until all of the resources can be locked at once. A resource is `exclusive:NAME`, `shared:NAME`, or a NAME
+   * without a colon, which is exclusive.
+   *
+   * Rejects with `QueueTimeoutError`, `DeadlockError`, `RejectedError`, `ClosedError`, or with `UnavailableError` if no
+   * server has responded for `queueTimeout` plus `connectTimeout`.
+   */
+  acquire(resources: string | readonly string[], options: AcquireOptions = {}): Promise<Lock> {
+    return this.#request(typeof resources === 'string' ? [resources] : resources, options);
+  }
+
+  /** Locks the resources if they are free; resolves with null if they are not. */
+  async tryAcquire(resources: string | readonly string[], options: TryOptions = {}): Promise<Lock | null> {
+    try {
+      return await this.acquire(resources, { ...options, queueTimeout: 0 });
+    } catch (error) {
+      if (error instanceof QueueTimeoutError) return null;
+      throw error;
+    }
+  }
+
+  /**
+   * Locks free resources, in the given order, until their weights reach `target`. `lock.resources` are the locked ones.
+   * Rejects with `InsufficientError` if the free resources do not reach the target: then nothing is locked.
+   */
+  acquireAny(resources: readonly string[], { target, weights, ...options }: AnyOptions): Promise<Lock> {
+    const total = (weights ?? []).reduce<bigint>((sum, weight) => sum + BigInt(weight), BigInt(target));
+    // JSON numbers beyond 2^53 are not exact, neither in the request nor in the sums of the answer.
+    const send = (value: number | bigint): string | number => (total > Number.MAX_SAFE_INTEGER ? String(value) : Number(value));
+    return this.#request(resources, options, { target: send(target), weights: weights?.map(send) });
+  }
+
+  /**
+   * Holds a lock while `work` runs, and releases it at the end. If the lock is lost, `lock.signal` is aborted; when `work`
+   * has ended, this call rejects with the `LockLostError`, whose cause is the error of `work`.
+   */
+  async using<T>(
+    resources: string | readonly string[],
+    options: AcquireOptions,
+    work: (lock: Lock) => Promise<T> | T,
+  ): Promise<T> {
+    const lock = await this.acquire(resources, options);
+    let result: T;
+    try {
+      result = await work(lock);
+    } catch (error) {
+      if (lock.error) throw withCause(lock.error, error);
+      // The error of the work is reported at once, also without a connection. The release goes on in the background.
+      lock[Symbol.asyncDispose]().catch(() => {});
+      throw error;
+    }
+    await lock[Symbol.asyncDispose]();
+    if (lock.error) throw lock.error;
+    return result;
+  }
+
+  /** Watches the locks on resources whose names begin with `prefix`. The watch begins with its first `next`. */
+  watch(prefix: string, { signal }: CallOptions = {}): Watch {
+    return new Watch(this.#session, prefix, signal);
+  }
+
+  /** Lists held locks and waiting requests. */
+  async inspect(query: InspectQuery = {}, { signal }: CallOptions = {}): Promise<Inspection> {
+    return (await this.#session.call('inspect', query, signal)) as Inspection;
+  }
+
+  /** Checks that the leader executes commands. */
+  async ping({ signal }: CallOptions = {}): Promise<void> {
+    await this.#session.call('ping', {}, signal);
+  }
+
+  /** Releases a lock, or cancels a waiting request, of any client. Resolves with the reason for which it has ended. */
+  release(id: number, { signal }: CallOptions = {}): Promise<string> {
+    return this.#session.releaseId(id, signal);
+  }
+
+  /** Sets the remaining time of a lock of any client to `transactionTimeout` ms from now. */
+  extend(id: number, transactionTimeout: number, { signal }: CallOptions = {}): Promise<void> {
+    return this.#session.extendId(id, transactionTimeout, signal);
+  }
+
+  /**
+   * Ends the session and the connection. Waiting calls reject with `ClosedError`. Held locks with `onDisconnect: 'release'`
+   * are released; the others stay held until they are released by id or time out.
+   */
+  close(): Promise<void> {
+    return this.#session.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  async #request(
+    names: readonly string[], { signal, watchdog = false, ...wire }: AcquireOptions, anyOf?: object,
+  ): Promise<Lock> {
+    const { transactionTimeout = 10_000, queueTimeout: wait = 10_000, onDisconnect, priority = 0 } = wire;
+    const queueTimeout = anyOf ? 0 : checkTimeout('queueTimeout', wait === Infinity ? MAX_TIMEOUT : wait);
+    checkTimeout('transactionTimeout', transactionTimeout);
+    if (!Number.isFinite(priority)) throw new RangeError(`priority must be a finite number, not ${priority}`);
+    const resources = names.map(withMode);
+    // All other options are sent as they are: the server rejects an unknown or wrong one, and says what would be right.
+    const payload = anyOf ? { anyOf: resources, ...wire, ...anyOf } : { resources, ...wire };
+    if (wait === Infinity) payload.queueTimeout = MAX_TIMEOUT;
+    const isBoundToSession = onDisconnect === 'release';
+    const lock = await this.#session.request(
+      payload, resources, queueTimeout, transactionTimeout, watchdog, isBoundToSession, signal,
+    );
+    if (lock.error) throw lock.error; // lost at once, before the caller could continue
+    return lock;
+  }
+}
+
+/** Connects to the leader. Rejects with `UnavailableError` after `connectTimeout`, or if all servers reject the client. */
+export async function connect(options: ConnectOptions = {}): Promise<Client> {
+  const namespace = options.namespace ?? (process.env.GENIE_NAMESPACE || undefined);
+  const session = new Session(parseAddresses(options), options, resolveToken(options.token), namespace);
+  try {
+    await session.call('ping', {}, options.signal);
+  } catch (error) {
+    await session.close();
+    throw error;
+  }
+  return new Client(session);
+}
+
+/** Returns `shared:NAME` or `exclusive:NAME`. A mistyped mode must not become a part of the name. */
+function withMode(resource: string): string {
+  if (resource.startsWith('exclusive:') || resource.startsWith('shared:')) return resource;
+  if (!resource.includes(':')) return `exclusive:${resource}`;
+  throw new TypeError(`'${resource}': a resource is shared:NAME, exclusive:NAME or a NAME without a colon`);
+}
+
+function withCause(error: LockLostError, cause: unknown): LockLostError {
+  if (cause !== error && error.cause === undefined) error.cause = cause;
+  return error;
+}

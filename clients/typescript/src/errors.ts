@@ -1,0 +1,127 @@
+import type { ErrorReply, Released } from './wire.js';
+
+/** A request that blocked another request: it held `resource` (a name without a mode), or was ahead in its queue. */
+export interface Blocker {
+  readonly id: number;
+  readonly resource: string;
+  readonly mode: 'shared' | 'exclusive';
+  readonly state: 'held' | 'queued';
+  /** Unix time in ms: of the grant if `held`, of the arrival if `queued`. */
+  readonly since: number;
+  readonly transactionName?: string;
+  readonly note?: string;
+}
+
+/** One edge of a deadlock's cycle: the request `waiter` waits for `resource`, which the request `holder` holds. */
+export interface Wait {
+  readonly resource: string;
+  readonly waiter: number;
+  readonly holder: number;
+  readonly note?: string;
+}
+
+/** The base class of all errors of this package, except for wrong arguments. `code` identifies the kind of error. */
+export class GenieError extends Error {
+  constructor(readonly code: string, message: string) {
+    super(message);
+    this.name = new.target.name;
+  }
+}
+
+/** The server rejected a command, which has changed nothing. `code` is the code of the server's `error`. */
+export class RejectedError extends GenieError {}
+
+/** No server responds, none is the leader, or the leader cannot reach its store. Nothing stays locked. Retry later. */
+export class UnavailableError extends GenieError {
+  constructor(message: string) {
+    super('unavailable', message);
+  }
+}
+
+/** The client was closed. */
+export class ClosedError extends GenieError {
+  constructor() {
+    super('closed', 'the client was closed');
+  }
+}
+
+/** A lock request failed, or its lock was lost. `id` is the id of the request. */
+export class LockError extends GenieError {
+  constructor(code: string, message: string, readonly id: number) {
+    super(code, message);
+  }
+}
+
+/** The request waited for `waited` ms and was not granted. `blockers` are the first ten of `blockersTotal` blockers. */
+export class QueueTimeoutError extends LockError {
+  constructor(id: number, readonly waited: number, readonly blockers: readonly Blocker[], readonly blockersTotal: number) {
+    const more = blockersTotal > blockers.length ? ` and ${blockersTotal - blockers.length} more` : '';
+    const list = blockers.length ? `: ${blockers.map(describe).join(', ')}${more}` : '';
+    super('queue-timeout', `request ${id} was not granted within ${waited} ms${list}`, id);
+  }
+}
+
+/**
+ * The request would have closed a cycle of held locks. Release the locks of the transaction, wait, and start over.
+ * `cycle` lists the transactions, beginning with that of this request: each waits for the next, the last for the first.
+ */
+export class DeadlockError extends LockError {
+  constructor(id: number, readonly cycle: readonly string[], readonly waits: readonly Wait[]) {
+    super('deadlock', `request ${id} would deadlock: ${[...cycle, ...cycle.slice(0, 1)].join(' → ')}`, id);
+  }
+}
+
+/** The weights of the `free` resources do not reach the target of `acquireAny`. Nothing was locked. */
+export class InsufficientError extends LockError {
+  constructor(id: number, readonly free: bigint, readonly locked: bigint) {
+    super('insufficient', `request ${id} locked nothing: ${free} is free, ${locked} is locked by others`, id);
+  }
+}
+
+/** A granted lock is no longer held. Another client may hold it now: undo the work that the lock protected. */
+export class LockLostError extends LockError {}
+
+/** The lock was held for longer than its `transactionTimeout`. */
+export class TransactionTimeoutError extends LockLostError {}
+
+/** The session to which the lock was bound has ended. */
+export class DisconnectedError extends LockLostError {}
+
+/** Returns the error for a request that ended before it was granted. @internal */
+export function notGranted(released: Released): LockError {
+  const { id, reason, waited = 0, blockers = [], blockersTotal = blockers.length, free = 0, locked = 0 } = released;
+  if (reason === 'queue-timeout') return new QueueTimeoutError(id, waited, blockers, blockersTotal);
+  if (reason === 'deadlock') return new DeadlockError(id, released.cycle ?? [], released.waits ?? []);
+  if (reason === 'insufficient') return new InsufficientError(id, BigInt(free), BigInt(locked));
+  if (reason === 'transaction-timeout') return lost(released); // granted, and expired while the client was disconnected
+  return new LockError(reason, `request ${id} ended before it was granted: ${reason}`, id);
+}
+
+/** Returns the error for a granted lock that has ended, not by its holder. @internal */
+export function lost({ id, reason }: Pick<Released, 'id' | 'reason'>): LockLostError {
+  if (reason === 'transaction-timeout') {
+    return new TransactionTimeoutError(reason, `lock ${id} was held for longer than its transaction timeout`, id);
+  }
+  if (reason === 'disconnected') return new DisconnectedError(reason, `lock ${id} ended with its session`, id);
+  const causes: Record<string, string> = {
+    success: 'it was released by its id, not by its holder',
+    'unknown-id': 'the server, which has lost its state, does not know it',
+  };
+  return new LockLostError(reason, `lock ${id} has ended: ${causes[reason] ?? reason}`, id);
+}
+
+/** Returns the error for a lock that the server has forgotten. @internal */
+export function forgotten(id: number): LockLostError {
+  return new LockLostError('lost', `lock ${id} is lost: its session has ended, or the server has lost its state`, id);
+}
+
+/** Converts an `error` of the server. @internal */
+export function fromReply({ code, message, leader }: ErrorReply): GenieError {
+  if (code !== 'unavailable') return new RejectedError(code, `${code}: ${message}`);
+  return new UnavailableError(leader ? `${message} (the leader is ${leader})` : message);
+}
+
+function describe({ id, mode, resource, state, transactionName, note }: Blocker): string {
+  const owner = (transactionName ? ` of '${transactionName}'` : '') + (note ? ` (${note})` : '');
+  return `${id}${owner} ${state === 'held' ? 'holds' : 'waits for'} ${mode}:${resource}`;
+}

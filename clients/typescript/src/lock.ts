@@ -1,0 +1,73 @@
+import type { Request } from './calls.js';
+import type { CallOptions } from './client.js';
+import type { LockLostError } from './errors.js';
+import type { Session } from './session.js';
+
+/** A granted lock. It is held until `release` or `detach`, or until it is lost. */
+export class Lock implements AsyncDisposable {
+  readonly #session: Session;
+  readonly #request: Request;
+
+  /** @internal */
+  constructor(session: Session, request: Request) {
+    this.#session = session;
+    this.#request = request;
+  }
+
+  /** Any client can release the lock by this id. */
+  get id(): number {
+    return this.#request.id;
+  }
+
+  /** The fencing token, which grows with every grant: a data store can reject late writers by it. */
+  get fence(): number {
+    return this.#request.fence;
+  }
+
+  /** The locked resources, as `shared:NAME` or `exclusive:NAME`. */
+  get resources(): readonly string[] {
+    return this.#request.resources;
+  }
+
+  /** Whether the lock is held, by the clock of this client. */
+  get held(): boolean {
+    return this.#request.state === 'held' && performance.now() < this.#request.endsAt;
+  }
+
+  /** Why the lock is lost; undefined: it is not lost. */
+  get error(): LockLostError | undefined {
+    return this.#request.error;
+  }
+
+  /** Is aborted, with the `LockLostError` as its reason, when the lock is lost, or has timed out by the client's clock. */
+  get signal(): AbortSignal {
+    return this.#request.signal;
+  }
+
+  /**
+   * Releases the lock, and waits until the server confirms. Does nothing if the lock was released before or is lost.
+   * Rejects with `UnavailableError` after `connectTimeout`; the client then repeats the release in the background.
+   */
+  release({ signal }: CallOptions = {}): Promise<void> {
+    return this.#session.release(this.#request, signal);
+  }
+
+  /** Sets the remaining time of the lock to `transactionTimeout` ms from now, which may also shorten it. */
+  extend(transactionTimeout: number, { signal }: CallOptions = {}): Promise<void> {
+    return this.#session.extend(this.#request, transactionTimeout, signal);
+  }
+
+  /**
+   * Hands the lock over to another client: this client no longer extends or releases it, and does not report its end.
+   * Returns the id, for `extend` and `release` of any client.
+   */
+  detach(): number {
+    this.#session.detach(this.#request);
+    return this.id;
+  }
+
+  /** Releases the lock at the end of an `await using` block. */
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.release();
+  }
+}

@@ -1,0 +1,133 @@
+// The messages of the wire protocol (protocol.md), and how they are encoded and split into lines.
+import type { Blocker, Wait } from './errors.js';
+
+/** A lock on `resource` (a name without a mode) was granted (`locked`) or has ended (`unlocked`). */
+export interface Change {
+  readonly state: 'locked' | 'unlocked';
+  readonly resource: string;
+  readonly mode: 'shared' | 'exclusive';
+  /** The id of the lock. A resource may be locked under several ids, by shared locks or by one transaction. */
+  readonly id: number;
+  readonly transactionName?: string;
+}
+
+/** A held lock. `resources` are the first ten of `resourcesTotal`, exclusive ones first. */
+export interface Holder {
+  readonly id: number;
+  readonly resources: readonly string[];
+  readonly resourcesTotal: number;
+  readonly priority: number;
+  /** Unix time of the grant in ms. */
+  readonly since: number;
+  /** Time until the lock times out, in ms. */
+  readonly expiresIn: number;
+  readonly fence: number;
+  readonly transactionName?: string;
+  readonly note?: string;
+}
+
+/** A waiting request. `since` is the time of its arrival. `expiresIn` is missing if it waits without a limit. */
+export interface Waiter extends Omit<Holder, 'fence' | 'expiresIn'> {
+  readonly expiresIn?: number;
+  readonly blockers: readonly Blocker[];
+  readonly blockersTotal: number;
+}
+
+/** The result of `inspect`. The totals count all matches, also those beyond the `limit`. */
+export interface Inspection {
+  readonly holders: readonly Holder[];
+  readonly holdersTotal: number;
+  readonly queue: readonly Waiter[];
+  readonly queueTotal: number;
+}
+
+/** @internal */
+export type Locked = { id: number; fence: number; ref?: string; expiresIn?: number; resources?: string[] };
+
+/** @internal */
+export type Released = { id: number; reason: string; ref?: string; free?: number | string; locked?: number | string } & {
+  waited?: number;
+  blockers?: Blocker[];
+  blockersTotal?: number;
+  cycle?: string[];
+  waits?: Wait[];
+};
+
+/** @internal */
+export type ErrorReply = { code: string; message: string; ref?: string; leader?: string };
+
+/** @internal */
+export type Watching = { held: Omit<Change, 'state'>[]; truncated: boolean };
+
+/** @internal */
+export type Welcome = { protocol: number; namespace: string; resumed: boolean; pingInterval?: number };
+
+/** @internal */
+export type Message =
+  | { command: 'welcome'; payload: Welcome }
+  | { command: 'locked'; payload: Locked }
+  | { command: 'released'; payload: Released }
+  | { command: 'extended' | 'pong' | 'inspected' | 'watching' | 'unwatched' | 'bye'; payload: { ref?: string } }
+  | { command: 'event'; payload: Change | { state: 'lagged' } }
+  | { command: 'error'; payload: ErrorReply };
+
+/** The greatest timeout of the protocol, in ms. As a queue timeout it means that there is no limit. @internal */
+export const MAX_TIMEOUT = 2 ** 31 - 1;
+
+const MAX_LINE_TO_SERVER = 1 << 20;
+const MAX_LINE_FROM_SERVER = 1 << 28;
+const LINE_FEED = 10;
+
+/** Encodes a command as a line. Throws if it is a line to which the server could not answer with its `ref`. @internal */
+export function encode(command: string, payload: object): string {
+  const line = `{"command":"${command}","payload":${JSON.stringify(payload)}}\n`;
+  // A character has at most 3 bytes in UTF-8.
+  if (line.length * 3 > MAX_LINE_TO_SERVER && Buffer.byteLength(line) > MAX_LINE_TO_SERVER) {
+    throw new RangeError(`${command}: a command must have at most ${MAX_LINE_TO_SERVER} bytes`);
+  }
+  // JSON.stringify escapes a lone surrogate, which the server rejects. The text may also be a backslash of the caller.
+  if (line.includes('\\ud')) {
+    JSON.parse(line, (_, value: unknown) => {
+      if (typeof value === 'string' && !value.isWellFormed()) throw new TypeError('a string must be well-formed Unicode');
+    });
+  }
+  return line;
+}
+
+/** Splits received bytes into messages. @internal */
+export class MessageReader {
+  #parts: Buffer[] = [];
+  #size = 0;
+
+  /** Calls `receive` for each complete message, until it returns false. Throws if a line is not a message. */
+  read(chunk: Buffer, receive: (message: Message) => boolean): void {
+    const end = chunk.lastIndexOf(LINE_FEED) + 1;
+    // All complete lines are decoded at once: a line feed is never a part of a longer UTF-8 sequence.
+    let text = '';
+    if (end && this.#size) {
+      text = Buffer.concat([...this.#parts, chunk.subarray(0, end)]).toString();
+      this.#parts = [];
+      this.#size = 0;
+    } else if (end) {
+      text = chunk.toString('utf8', 0, end);
+    }
+    if (end < chunk.length) this.#parts.push(chunk.subarray(end));
+    this.#size += chunk.length - end;
+    if (this.#size > MAX_LINE_FROM_SERVER) throw new Error(`a line of more than ${MAX_LINE_FROM_SERVER} bytes`);
+    for (let start = 0, stop = 0; start < text.length; start = stop + 1) {
+      stop = text.indexOf('\n', start);
+      const line = text.slice(start, stop);
+      if (line.trim() && !receive(parse(line))) return;
+    }
+  }
+}
+
+function parse(line: string): Message {
+  try {
+    const message = JSON.parse(line) as Message | null;
+    if (typeof message?.command === 'string' && typeof message.payload === 'object' && message.payload) return message;
+  } catch {
+    // Reported below.
+  }
+  throw new Error(`an invalid message: ${line.slice(0, 80)}`);
+}
