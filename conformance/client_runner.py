@@ -70,6 +70,8 @@ class ClientCase:
                 raise Failure(f"the client reported a loss that did not happen: {show(lost[0])}")
         finally:
             await self._tidy_up()
+        if self._adapter.broken:
+            raise Failure(f"after the case the adapter can't be used any more: {self._adapter.broken}")
 
     async def _execute(self, steps: Sequence[Step]) -> None:
         for index, step in enumerate(steps, 1):

@@ -13,6 +13,7 @@ PAGES = (
     *DOCUMENTATION,
     "protocol.md",
     "CHANGELOG.md",
+    "conformance/README.md",
     "genie/core/README.md",
     "genie/storage/README.md",
     "genie/testing/README.md",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -86,3 +87,20 @@ def test_cases_name_existing_rules_and_sections(direction: str) -> None:
     for case in load(direction):
         kind, _, value = case.source.partition(" ")
         assert value in ({str(number) for number in range(1, 17)} if kind == "rule" else headings), case.name
+
+
+@pytest.mark.server
+def test_the_example_adapter_passes_simple_cases(tmp_path: Path) -> None:
+    text = (ROOT / "conformance" / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    adapter = tmp_path / "adapter.py"
+    adapter.write_text(example, encoding="utf-8")
+    names = [
+        "the-second-address-if-the-first-refuses",
+        "answers-in-another-order",
+        "locked-much-later",
+        "a-release-is-confirmed",
+    ]
+    filters = [option for name in names for option in ("--filter", name)]
+    results = run_kit("client", "--json", "--limit", "60", *filters, "--", sys.executable, str(adapter))
+    assert results["passed"] == len(names)
