@@ -28,6 +28,7 @@ from genie.client.errors import already_released, copy_lock_lost
 from genie.client.inspection import Inspection
 from genie.client.watches import Change
 from genie.errors import Code, ConnectionLost, GenieError, QueueTimeout, RequestRejected
+from genie.protocol.resources import exclusive
 
 
 class Lock(LockInfo):
@@ -397,6 +398,31 @@ class Client:
                 on_disconnect=on_disconnect,
                 note=note,
             ),
+        )
+
+    def elect(self, name: str, *, transaction_timeout: float = 10.0, note: str | None = None) -> LockContext:
+        """Lead while a block runs: `async with client.elect("leader/billing") as leadership:`.
+
+        The block begins when this client is the leader, which may take any time. It is an exclusive lock without a
+        queue timeout, which is extended as long as the block runs. If the leadership is lost, the block is cancelled,
+        and the `async with` statement raises LockLost. At the end of the block the next candidate becomes the leader.
+
+        `leadership.fence` is a fencing token: that of a later leader is greater.
+
+        Args:
+            name: the name of the resource that all candidates lock, without a mode.
+            transaction_timeout: seconds after which a leader that crashed or can't reach Genie is succeeded. The lock
+                is extended every third of this time.
+            note: text that describes this candidate to operators, for example its host name.
+
+        Raises:
+            RequestRejected: if the server rejects the request.
+            ConnectionLost: if the client was closed.
+            RuntimeError: if the client was not entered with `async with`.
+
+        """
+        return self.lock(
+            exclusive(name), queue_timeout=None, transaction_timeout=transaction_timeout, watchdog=True, note=note
         )
 
     async def acquire(

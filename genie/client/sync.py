@@ -28,6 +28,7 @@ from genie.client.inspection import Inspection
 from genie.client.sync_connection import SyncConnection
 from genie.client.watches import Change
 from genie.errors import Code, ConnectionLost, GenieError, QueueTimeout, RequestRejected
+from genie.protocol.resources import exclusive
 
 
 class Lock(LockInfo):
@@ -318,6 +319,16 @@ class Client:
                 on_disconnect=on_disconnect,
                 note=note,
             ),
+        )
+
+    def elect(self, name: str, *, transaction_timeout: float = 10.0, note: str | None = None) -> LockContext:
+        """Lead while a block runs: `with client.elect("leader/billing") as leadership:`.
+
+        Arguments and errors are those of `genie.Client.elect`. If the leadership is lost, the end of the block raises
+        LockLost: check `leadership.held` in the block, or wait for `leadership.lost`.
+        """
+        return self.lock(
+            exclusive(name), queue_timeout=None, transaction_timeout=transaction_timeout, watchdog=True, note=note
         )
 
     def acquire(
