@@ -31,8 +31,8 @@ class AdapterProcess:
         """Answers by the number of their call."""
         self.events: list[dict[str, Any]] = []
         """All events of the current case that no step has taken."""
-        self.changes: list[dict[str, Any]] = []
-        """The events `watch` and `resync` of the current case."""
+        self.watched: dict[int, dict[tuple[str, int], dict[str, Any]]] = {}
+        """The locks that each watch has reported as held, by resource and id."""
         self.error_lines: deque[str] = deque(maxlen=KEPT_ERROR_LINES)
         """The end of the adapter's standard error."""
         self.broken = ""
@@ -46,7 +46,7 @@ class AdapterProcess:
         """Start the process, unless it runs. Forget what an earlier case has received."""
         self.answers.clear()
         self.events.clear()
-        self.changes.clear()
+        self.watched.clear()
         if self._process is not None and not self.broken:
             return
         await self.stop()
@@ -120,7 +120,7 @@ class AdapterProcess:
 
     def _take(self, message: dict[str, Any]) -> None:
         if message.get("event") in ("watch", "resync"):
-            self.changes.append(message)
+            self._take_change(message)
         elif "event" in message:
             self.events.append(message)
         else:
@@ -129,6 +129,19 @@ class AdapterProcess:
             if ("ok" in message) == ("error" in message):
                 raise ValueError("an answer has either ok or error")
             self.answers[message["call"]] = message
+
+    def _take_change(self, message: dict[str, Any]) -> None:
+        """Apply a change, or a `resync`, to the locks that a watch has reported."""
+        held = self.watched.setdefault(message["watch"], {})
+        if message["event"] == "resync":
+            held.clear()
+            return
+        change = message["change"]
+        key = change["resource"], change["id"]
+        if change["state"] == "locked":
+            held[key] = change
+        elif held.pop(key, None) is None:
+            raise ValueError(f"unlocked was reported without a locked before: {message}")
 
     async def _read_errors(self) -> None:
         """Keep the end of standard error."""

@@ -15,6 +15,8 @@ from conformance.matching import Mismatch, Variables, match, matches, show, subs
 from conformance.report import Failure, Result
 from conformance.scripted_servers import Connection, ScriptedServer, encode
 
+REPEATED_AT_ONCE: Final = 500
+"""Repetitions of messages that are written at once, so that other cases are not delayed."""
 MAX_TRANSCRIPT: Final = 60
 """Lines of a transcript that are shown."""
 
@@ -44,7 +46,6 @@ class ClientCase:
         self._calls: dict[str, int] = {}
         """Numbers of calls by their label."""
         self._marks: dict[str, float] = {}
-        self._taken_changes = 0
         self._automatic = AutomaticServer()
         self._serves_all = False
         """Whether the automatic server answers new connections."""
@@ -225,20 +226,7 @@ class ClientCase:
 
     def _reported(self, watch: int) -> list[dict[str, Any]]:
         """Return the locks that a watch has reported as held."""
-        held: dict[tuple[str, int], dict[str, Any]] = {}
-        for event in self._adapter.changes:
-            if event.get("watch") != watch:
-                continue
-            if event["event"] == "resync":
-                held.clear()
-                continue
-            change = event["change"]
-            key = change["resource"], change["id"]
-            if change["state"] == "locked":
-                held[key] = change
-            elif held.pop(key, None) is None:
-                raise Failure(f"unlocked was reported without a locked before: {show(event)}")
-        return list(held.values())
+        return list(self._adapter.watched.get(watch, {}).values())
 
     async def _do_restart(self, _: Step) -> None:
         """`{"restart": true}`: end the adapter process and start a new one."""
@@ -369,9 +357,8 @@ class ClientCase:
         if step.get("bytewise"):
             await connection.send_bytewise(messages)
         else:
-            for _ in range(step.get("times", 1)):
-                connection.send(messages, substitute(step.get("cut"), self._variables))
-            await connection.drain()
+            connection.send(messages, substitute(step.get("cut"), self._variables))
+            await self._send_again(connection, messages, step.get("times", 1))
 
     async def _do_trickle(self, step: Step) -> None:
         """`{"trickle": NAME}`: send a space every 50 ms from now on, and never a whole message."""
@@ -384,6 +371,14 @@ class ClientCase:
 
         task = asyncio.get_running_loop().create_task(trickle())
         self._tasks.add(task)
+
+    async def _send_again(self, connection: Connection, messages: Sequence[Any], times: int) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                for _ in range(1, times, REPEATED_AT_ONCE):
+                    await connection.send_again(messages, REPEATED_AT_ONCE)
+        except TimeoutError:
+            raise Failure(f"the client does not read what it is sent, within {self._limit_s:g} s") from None
 
     async def _do_welcome(self, step: Step) -> None:
         """`{"welcome": {…}, "on": NAME}`: send `welcome` after a `hello` that was expected as `$hello`."""

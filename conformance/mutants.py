@@ -88,6 +88,13 @@ CLIENT_MUTANTS: Final = [
         "MAX_LINE_FROM_SERVER: Final = 1 << 20",
     ),
     Mutant(
+        "2",
+        "a watch forgets what it could not buffer",
+        "client/watches.py",
+        "            if len(watch.changes) >= MAX_BUFFERED_CHANGES:\n                watch.state = WatchState.LAGGING",
+        "            if len(watch.changes) >= MAX_BUFFERED_CHANGES:\n                pass",
+    ),
+    Mutant(
         "3",
         "a lock with an unknown ref is kept",
         SESSION,

@@ -107,8 +107,10 @@ class Connection:
             self._writer.write(bytes([byte]))
             await asyncio.sleep(BYTEWISE_PAUSE_S)
 
-    async def drain(self) -> None:
-        """Wait until the client has read most of what was sent."""
+    async def send_again(self, messages: Sequence[Any], times: int) -> None:
+        """Send messages several times, and wait until the client has read most of what was sent."""
+        self._record(f"{self.name} -> the same, {times} times")
+        self._writer.write(b"".join(map(encode, messages)) * times)
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
 
