@@ -134,22 +134,16 @@ class Connection(Peer, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Submit the lines that the received bytes complete. The handler decodes the lines when it executes them."""
         size = len(data)
-        if (
-            self.state is not READY
-            or self.closing
-            or self._partial_bytes
-            or size > self._max_whole_bytes
-            or not data.endswith(b"\n")
-        ):
-            self._receive(data)
-            return
-        # The usual case: complete lines, and nothing else.
-        lines = data.split(b"\n")
-        lines.pop()  # after the last line end
-        if size < MIN_COMMAND_BYTES * len(lines):
-            lines = _without_blank_lines(lines)
-        if lines:
-            self.handler.submit(self, lines, size)
+        if size <= self._max_whole_bytes and self.state is READY and not self._partial_bytes and not self.closing:
+            lines = data.split(b"\n")
+            if not lines.pop():  # the usual case: complete lines, and nothing else
+                if size < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank
+                    lines = _without_blank_lines(lines)
+                    if not lines:
+                        return
+                self.handler.submit(self, lines, size)
+                return
+        self._receive(data)
 
     def _receive(self, data: bytes) -> None:
         """Process received bytes: discard them, authenticate the client, or submit the lines that they complete."""
@@ -216,13 +210,12 @@ class Connection(Peer, asyncio.Protocol):
         outbox, transport = self.outbox, self._transport
         if not outbox:  # for example: the request of a quiet client waits
             self.has_reply = False
-        elif self.deferred or self._write_blocked or self.closed or self._lingers_until or transport is None:
+        elif self.watch_bytes or self._write_blocked or self.closed or self._lingers_until or transport is None:
             super().flush()
         else:
             self.has_reply = False
             transport.write(b"".join(outbox))
             outbox.clear()
-            self.watch_bytes = 0
 
     def _write(self, data: bytes) -> None:
         """Write to the client. If the client has too many unread bytes (a slow consumer), disconnect it instead."""
