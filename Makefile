@@ -24,6 +24,7 @@ lint: $(VENV)/.tested
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy -p conformance
 	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.tested

@@ -37,6 +37,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             sub.add_argument("command", nargs="*", help="the adapter with its arguments, after --")
         else:
             sub.add_argument("address", nargs="?", help="HOST:PORT of the server")
+            sub.add_argument("--follower", help="HOST:PORT of a follower of the server")
             sub.add_argument("--token", help="a token of the server, for a server that requires tokens")
     return parser.parse_args(arguments)
 
@@ -66,7 +67,8 @@ def _run(options: argparse.Namespace, cases: Sequence[Case]) -> int:
     else:
         if not options.address or not options.address.rpartition(":")[2].isdigit():
             return _usage("which server? python -m conformance server HOST:PORT")
-        results = asyncio.run(server_runner.run_cases(cases, options.address, token=options.token, **common))
+        target = server_runner.Target(options.address, options.follower, options.token)
+        results = asyncio.run(server_runner.run_cases(cases, target, **common))
     print_summary(results, as_json=options.json)
     return 1 if any(result.outcome == "failed" for result in results) else 0
 

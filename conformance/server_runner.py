@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from conformance.cases import Case, CaseError
@@ -22,7 +23,19 @@ MAX_TRANSCRIPT: Final = 60
 MAX_SHOWN: Final = 1500
 BYTEWISE_PAUSE_S: Final = 0.001
 
+FOLLOWER: Final = "F"
+"""The name of connections to the follower."""
+
 Step = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server under test: `HOST:PORT`; a follower of it; and a token, if the server requires one."""
+
+    address: str
+    follower: str | None = None
+    token: str | None = None
 
 
 class ClientConnection:
@@ -61,14 +74,15 @@ class ClientConnection:
 class ServerCase:
     """The execution of one case. The methods `_do_…` execute the steps."""
 
-    def __init__(self, case: Case, host: str, port: int, limit_s: float, variables: Variables) -> None:
+    def __init__(self, case: Case, target: Target, limit_s: float) -> None:
         self._case = case
-        self._host = host
-        self._port = port
+        self._target = target
         self._limit_s = limit_s
         self._started_at = time.monotonic()
         self.transcript: list[str] = []
-        self._variables: Variables = {"run": f"{secrets.token_hex(6)}-"} | variables
+        self._variables: Variables = {"run": f"{secrets.token_hex(6)}-"}
+        if target.token is not None:
+            self._variables["$token"] = target.token
         self._connections: dict[str, ClientConnection] = {}
         self._marks: dict[str, float] = {}
 
@@ -103,7 +117,10 @@ class ServerCase:
         """Return the connection of a step; open it if this is its first step."""
         name = step.get("on", "A")
         if name not in self._connections:
-            reader, writer = await asyncio.open_connection(self._host, self._port, limit=MAX_LINE_BYTES)
+            address = self._target.follower if name == FOLLOWER else self._target.address
+            host, _, port = str(address).rpartition(":")
+            host = host.strip("[]") or "127.0.0.1"
+            reader, writer = await asyncio.open_connection(host, int(port), limit=MAX_LINE_BYTES)
             self._connections[name] = ClientConnection(name, reader, writer)
         return self._connections[name]
 
@@ -229,10 +246,9 @@ class ServerCase:
 
 async def run_cases(
     cases: Sequence[Case],
-    address: str,
+    target: Target,
     *,
     without: frozenset[str],
-    token: str | None,
     jobs: int,
     limit_s: float,
     on_result: Callable[[Result], None],
@@ -240,14 +256,12 @@ async def run_cases(
     """Run cases at the same time against one server.
 
     Without a token the cases that need one are skipped. With a token only they run, because the server rejects connections
-    that begin without it.
+    that begin without it. Without a follower the cases that need one are skipped.
     """
-    host, _, port = address.rpartition(":")
-    variables = {} if token is None else {"$token": token}
     results: list[Result] = []
     queue: list[Case] = []
     for case in cases:
-        reason = _skip_reason(case, without, token)
+        reason = _skip_reason(case, without, target)
         if reason:
             results.append(Result(case, "skipped", reason))
             on_result(results[-1])
@@ -257,8 +271,7 @@ async def run_cases(
     async def work() -> None:
         while queue:
             case = queue.pop(0)
-            execution = ServerCase(case, host.strip("[]") or "127.0.0.1", int(port), limit_s, dict(variables))
-            result = await _run_case(case, execution)
+            result = await _run_case(case, ServerCase(case, target, limit_s))
             results.append(result)
             on_result(result)
 
@@ -266,14 +279,16 @@ async def run_cases(
     return results
 
 
-def _skip_reason(case: Case, without: frozenset[str], token: str | None) -> str:
+def _skip_reason(case: Case, without: frozenset[str], target: Target) -> str:
     """Return why a case is skipped; empty: it runs."""
     missing = case.needs & without
     if missing:
         return f"needs {', '.join(sorted(missing))}"
-    if "token" in case.needs and token is None:
+    if "token" in case.needs and target.token is None:
         return "needs --token"
-    return "" if "token" in case.needs or token is None else "a server with tokens; run it without --token"
+    if "follower" in case.needs and target.follower is None:
+        return "needs --follower"
+    return "" if "token" in case.needs or target.token is None else "a server with tokens; run it without --token"
 
 
 async def _run_case(case: Case, execution: ServerCase) -> Result:

@@ -15,7 +15,7 @@ import pytest
 from conformance.cases import load
 from conformance.client_rules import FIELDS
 from conformance.mutants import CLIENT_MUTANTS, MUTANTS, SERVER_MUTANTS, Mutant, run_mutant
-from servers import running_server
+from servers import Redis, running_server
 
 ROOT = Path(__file__).parent.parent.parent
 KIT = [sys.executable, "-m", "conformance"]
@@ -51,14 +51,19 @@ def test_a_client_passes_all_cases(adapter: str) -> None:
 
 
 @pytest.mark.server
-def test_the_server_passes_all_cases() -> None:
+def test_the_server_passes_all_cases(redis: Redis) -> None:
+    options = ["server", "--json", "--limit", "60"]
     with running_server() as genie:
-        results = run_kit("server", "--json", "--limit", "60", f"127.0.0.1:{genie.port}")
-    skipped = [case for case in results["cases"] if case["outcome"] == "skipped"]
+        in_memory = run_kit(*options, f"127.0.0.1:{genie.port}")
     with running_server(token=CREDENTIAL) as genie:
-        with_token = run_kit("server", "--json", "--limit", "60", "--token", CREDENTIAL, f"127.0.0.1:{genie.port}")
-    assert with_token["passed"] == len(skipped) > 0
-    assert with_token["passed"] + with_token["skipped"] == len(results["cases"])
+        with_token = run_kit(*options, "--token", CREDENTIAL, f"127.0.0.1:{genie.port}")
+    with running_server(redis, lease=60) as leader, running_server(redis, lease=60) as follower:
+        follower.until("replica caught up")
+        addresses = ["--follower", f"127.0.0.1:{follower.port}", f"127.0.0.1:{leader.port}"]
+        with_redis = run_kit(*options, *addresses)
+    outcomes = [{case["name"]: case["outcome"] for case in run["cases"]} for run in (in_memory, with_token, with_redis)]
+    for case in load("server"):
+        assert "passed" in [run[case.name] for run in outcomes], case.name
 
 
 @pytest.mark.server
