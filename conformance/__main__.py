@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -63,10 +64,14 @@ def _run(options: argparse.Namespace, cases: Sequence[Case]) -> int:
     if options.direction == "client":
         if not options.command:
             return _usage("which client? python -m conformance client -- COMMAND")
+        if shutil.which(options.command[0]) is None:
+            return _usage(f"there is no program {options.command[0]!r}")
         results = asyncio.run(client_runner.run_cases(cases, options.command, **common))
     else:
         if not options.address or not options.address.rpartition(":")[2].isdigit():
             return _usage("which server? python -m conformance server HOST:PORT")
+        if not server_runner.is_reachable(options.address):
+            return _usage(f"no server accepts connections at {options.address}")
         target = server_runner.Target(options.address, options.follower, options.token)
         results = asyncio.run(server_runner.run_cases(cases, target, **common))
     print_summary(results, as_json=options.json)

@@ -14,6 +14,7 @@ from conformance.report import Failure
 CLOSE_LIMIT_S: Final = 10.0
 MAX_LINE_BYTES: Final = 1 << 24
 KEPT_ERROR_LINES: Final = 15
+ENDED: Final = "the process has ended"
 
 
 class AdapterProcess:
@@ -62,8 +63,9 @@ class AdapterProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        if self.broken != ENDED:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         await process.wait()
         for task in self._tasks:
             task.cancel()
@@ -113,7 +115,7 @@ class AdapterProcess:
                 self.record(f"adapter -> {line.decode(errors='replace').strip()[:2000]}")
                 self._take(json.loads(line))
                 self.input_event.set()
-            self.broken = self.broken or "the process has ended"
+            self.broken = ENDED
         except (ValueError, KeyError, TypeError) as error:
             self.broken = f"it wrote a line that is not valid: {error}"
         self.input_event.set()

@@ -21,6 +21,7 @@ from conformance.scripted_servers import encode
 MAX_LINE_BYTES: Final = 1 << 24
 MAX_TRANSCRIPT: Final = 60
 MAX_SHOWN: Final = 1500
+CONNECT_LIMIT_S: Final = 5.0
 BYTEWISE_PAUSE_S: Final = 0.001
 
 FOLLOWER: Final = "F"
@@ -36,6 +37,21 @@ class Target:
     address: str
     follower: str | None = None
     token: str | None = None
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT` or `[IPv6]:PORT`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def is_reachable(address: str) -> bool:
+    """Return whether a server accepts connections."""
+    try:
+        socket.create_connection(split_address(address), CONNECT_LIMIT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 class ClientConnection:
@@ -118,9 +134,8 @@ class ServerCase:
         name = step.get("on", "A")
         if name not in self._connections:
             address = self._target.follower if name == FOLLOWER else self._target.address
-            host, _, port = str(address).rpartition(":")
-            host = host.strip("[]") or "127.0.0.1"
-            reader, writer = await asyncio.open_connection(host, int(port), limit=MAX_LINE_BYTES)
+            host, port = split_address(str(address))
+            reader, writer = await asyncio.open_connection(host, port, limit=MAX_LINE_BYTES)
             self._connections[name] = ClientConnection(name, reader, writer)
         return self._connections[name]
 
