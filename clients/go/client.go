@@ -141,7 +141,7 @@ func (c *Client) Close() error {
 			if l.state == waiting {
 				l.err = ErrClosed
 				c.session.abandon(l, now)
-				c.session.wake(l.done)
+				close(l.done)
 			}
 		}
 		if c.session.phase == up {
@@ -153,12 +153,12 @@ func (c *Client) Close() error {
 		close(said)
 	}
 	c.unlock()
-	patience := time.NewTimer(minDuration(3*time.Second, c.config.ConnectTimeout))
+	timeout := time.NewTimer(minDuration(3*time.Second, c.config.ConnectTimeout))
 	select {
 	case <-said:
-	case <-patience.C:
+	case <-timeout.C:
 	}
-	patience.Stop()
+	timeout.Stop()
 	c.cancel()
 	c.mu.Lock()
 	if c.conn != nil {

@@ -36,67 +36,30 @@ type conn struct {
 
 func (c *Client) now() time.Duration { return time.Since(c.start) }
 
-// unlock releases the mutex, after it has started what the holder has caused: the output, the timer, and
-// the wake-up of callers. A command that is alone is written by its caller, which saves a switch of
-// goroutines. The write cannot block: the server has answered all earlier commands, so it has
-// read them. Otherwise the writer goroutine writes the commands of all callers together.
+// unlock releases the mutex, after it has started what the holder has caused: the output and the timer. A
+// command that is alone is written here, which saves a switch of goroutines. That cannot block: the
+// server has answered all earlier commands, so it has read them. Otherwise the writer goroutine
+// writes the commands of all callers together.
 func (c *Client) unlock() {
 	s, conn := c.session, c.conn
-	var output []byte
-	if conn != nil {
-		if s.closeReason != "" {
-			conn.Close()
-		} else if len(s.out) > 0 && !conn.writing {
-			if len(s.out) <= maxInline && !s.busy(1) {
-				output = c.takeOutput(conn)
-			} else {
-				conn.wakeWriter()
-			}
+	switch {
+	case conn == nil:
+	case s.closeReason != "":
+		conn.Close()
+	case len(s.out) == 0 || conn.writing:
+	case len(s.out) <= maxInline && !s.busy(1):
+		if _, err := conn.Write(s.out); err != nil {
+			conn.Close() // the reader handles the end of the connection
 		}
+		s.out = s.out[:0]
+	default:
+		conn.wakeWriter()
 	}
 	if s.nextTimer < c.timerAt {
 		c.timerAt = s.nextTimer
 		c.timer.Reset(maxDuration(0, c.timerAt-c.now()))
 	}
-	ready, cancels := s.ready, s.cancels
-	s.ready, s.cancels = nil, nil
 	c.mu.Unlock()
-	for _, done := range ready {
-		close(done)
-	}
-	for _, cancel := range cancels {
-		cancel()
-	}
-	if output != nil {
-		c.writeOutput(conn, output)
-	}
-}
-
-// takeOutput takes the output of the session for a write. Called with the mutex held.
-func (c *Client) takeOutput(conn *conn) []byte {
-	output := c.session.out
-	c.session.out, conn.spare, conn.writing = conn.spare[:0], nil, true
-	return output
-}
-
-func (c *Client) writeOutput(conn *conn, output []byte) {
-	_, err := conn.Write(output)
-	if err != nil {
-		conn.Close() // the reader handles the end of the connection
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	conn.writing = false
-	if cap(output) <= maxUnsent {
-		conn.spare = output
-	}
-	if conn.drained != nil {
-		close(conn.drained)
-		conn.drained = nil
-	}
-	if c.conn == conn && len(c.session.out) > 0 {
-		conn.wakeWriter()
-	}
 }
 
 func (conn *conn) wakeWriter() {
@@ -116,14 +79,26 @@ func (c *Client) writeLoop(conn *conn) {
 		}
 		runtime.Gosched() // the callers that the reader has just woken add their commands first
 		c.mu.Lock()
-		var output []byte
-		if c.conn == conn && len(c.session.out) > 0 && !conn.writing {
-			output = c.takeOutput(conn)
+		for c.conn == conn && len(c.session.out) > 0 {
+			output := c.session.out
+			c.session.out, conn.writing = conn.spare[:0], true
+			c.mu.Unlock()
+			_, err := conn.Write(output)
+			c.mu.Lock()
+			conn.writing, conn.spare = false, nil
+			if cap(output) <= maxUnsent {
+				conn.spare = output
+			}
+			if conn.drained != nil {
+				close(conn.drained)
+				conn.drained = nil
+			}
+			if err != nil {
+				conn.Close()
+				break
+			}
 		}
 		c.mu.Unlock()
-		if output != nil {
-			c.writeOutput(conn, output)
-		}
 	}
 }
 
@@ -188,6 +163,7 @@ func (c *Client) read(conn *conn) error {
 		if err != nil {
 			return err
 		}
+		runtime.Gosched() // the callers that were woken run before the next read
 	}
 }
 

@@ -465,7 +465,7 @@ func TestConnectionsAreCutAfterEveryByte(t *testing.T) {
 	checkNothingIsLeft(t, direct)
 }
 
-// Calls are cancelled at random times; nothing stays behind.
+// Calls are cancelled at random times; nothing is left.
 func TestCallsAreCancelledAtAnyTime(t *testing.T) {
 	server := serve(t)
 	direct := connect(t, genie.Config{}, server.Address)

@@ -101,6 +101,14 @@ func (l *Lock) cancelAtEnd(cancel func()) {
 	l.onEnd = append(l.onEnd, cancel)
 }
 
+// cancelAll cancels the contexts of a lock that has ended.
+func (l *Lock) cancelAll() {
+	for _, cancel := range l.onEnd {
+		cancel()
+	}
+	l.onEnd = nil
+}
+
 // Extend sets the remaining time of the lock to timeout from now, which may be shorter than before.
 // An ended lock returns its *LostError, or ErrReleased.
 func (l *Lock) Extend(ctx context.Context, timeout time.Duration) error {
@@ -122,7 +130,7 @@ func (l *Lock) Extend(ctx context.Context, timeout time.Duration) error {
 
 // Release releases the lock and waits for the server's confirmation. If the lock was lost before, Release
 // returns the *LostError: other clients may have held the lock meanwhile. If ctx ends first, or if
-// no server confirms within ConnectTimeout, the client goes on trying in the background. A second
+// no server confirms within ConnectTimeout, the client keeps trying in the background. A second
 // Release of a released lock does nothing.
 func (l *Lock) Release(ctx context.Context) error {
 	l.client.mu.Lock()

@@ -10,19 +10,17 @@ import (
 )
 
 // session is the state of a client across its connections, without sockets and without a clock: commands
-// and received lines come in; encoded commands, ended waits and timers come out. `now` is the time since
-// the start of the client. Client.mu protects all of it.
+// and received lines come in; encoded commands and timers come out. `now` is the time since the start of
+// the client. Client.mu protects all of it.
 //
 // Every command has a ref, a number, and its answers have the same ref. The ref of a request identifies
 // the request until it ends. A connection begins with `hello` and `ping`; the answers are `welcome`, the
 // state of the session's requests, and `pong`. Then the session sends all commands without an answer
 // again, in their first order, with the same refs: the server executes each of them once.
 type session struct {
-	config  *Config
-	phase   phase
-	out     []byte // encoded commands, to be written to the connection
-	ready   []chan struct{}
-	cancels []func() // contexts of locks that ended; called without the mutex, as ready is closed without it
+	config *Config
+	phase  phase
+	out    []byte // encoded commands, to be written to the connection
 
 	counter    uint64           // the last ref
 	locks      map[uint64]*Lock // requests that wait, are held or are being released, by ref
@@ -85,7 +83,7 @@ type call struct {
 	watch     *Watch
 	prefix    string
 	sentAt    time.Duration // the last time; 0: never
-	deadline  time.Duration // when the caller gives up; 0: nobody waits
+	deadline  time.Duration // when the caller gives up; 0: no caller waits
 	resent    bool          // the server may have executed an earlier copy
 	refused   bool          // answered with `unavailable`: must be sent again
 	abandoned bool          // no caller waits for the answer
@@ -172,7 +170,7 @@ func (s *session) write(r *call, now time.Duration) {
 func (s *session) release(l *Lock, now time.Duration) *call {
 	r := &call{kind: releaseCall, lock: l, id: l.id, done: make(chan struct{}), deadline: now + s.config.ConnectTimeout}
 	l.state, l.release = releasing, r
-	s.cancels, l.onEnd = append(s.cancels, l.onEnd...), nil
+	l.cancelAll()
 	if r.id != 0 {
 		s.setUnanswered(l, false)
 		s.send(r, now)
@@ -232,7 +230,7 @@ func (s *session) disconnected(now time.Duration) {
 			continue
 		}
 		delete(s.pending, ref)
-		s.finish(r)
+		r.finish(nil)
 	}
 	for w := range s.watches {
 		w.state, w.sent = lagging, false
@@ -333,8 +331,7 @@ func (s *session) resend(now time.Duration, onlyRefused bool) {
 		}
 		if r.kind == extendCall && r.lock.state == ended {
 			delete(s.pending, r.ref)
-			r.err = r.lock.reason()
-			s.finish(r)
+			r.finish(r.lock.reason())
 			continue
 		}
 		items = append(items, item{r.order, nil, r})
@@ -364,8 +361,7 @@ func (s *session) shut(err error) {
 	}
 	for ref, r := range s.pending {
 		delete(s.pending, ref)
-		r.err = err
-		s.finish(r)
+		r.finish(err)
 	}
 }
 
@@ -417,12 +413,12 @@ func (s *session) handle(line []byte, now time.Duration) error {
 		if s.phase == resuming && m.Ref == pingRef {
 			s.resumed(now)
 		} else if r := s.take(parseRef(m.Ref), pingCall); r != nil {
-			s.finish(r)
+			r.finish(nil)
 		}
 	case *inspected:
 		if r := s.take(parseRef(m.Ref), inspectCall); r != nil {
 			r.result = m.inspection()
-			s.finish(r)
+			r.finish(nil)
 		}
 	case *watching:
 		s.onWatching(m)
@@ -431,7 +427,7 @@ func (s *session) handle(line []byte, now time.Duration) error {
 	case *doneReply: // unwatched, bye
 		if r := s.pending[parseRef(m.Ref)]; r != nil && (r.kind == unwatchCall || r.kind == byeCall) {
 			delete(s.pending, r.ref)
-			s.finish(r)
+			r.finish(nil)
 		}
 	case *errorReply:
 		s.onError(m, now)
@@ -470,7 +466,7 @@ func (s *session) onLocked(m *locked, now time.Duration) {
 		} else {
 			s.hold(l, l.sentAt, timeout)
 		}
-		s.wake(l.done)
+		close(l.done)
 	case held:
 		if m.ExpiresIn != nil {
 			s.hold(l, since, fromMS(*m.ExpiresIn))
@@ -500,19 +496,19 @@ func (s *session) onReleased(m *released, now time.Duration) {
 	if r := s.pending[m.ref]; r != nil && r.kind <= extendCall {
 		delete(s.pending, r.ref)
 		l := r.lock
-		if l != nil && l.err == nil && (m.Reason != reasonSuccess || l.state == held) {
+		if l == nil { // a release without a caller
+			return
+		}
+		if l.err == nil && (m.Reason != reasonSuccess || l.state == held) {
 			s.lose(l, m.Reason) // before this client released or extended it
 		}
-		if l != nil {
-			r.err = l.err
-			if r.kind == extendCall && r.err == nil {
-				r.err = ErrReleased
-			}
-			if r.kind == releaseCall {
-				s.end(l)
-			}
+		err := l.err
+		if r.kind == releaseCall {
+			s.end(l)
+		} else if err == nil {
+			err = ErrReleased
 		}
-		s.finish(r)
+		r.finish(err)
 		return
 	}
 	l := s.locks[m.ref]
@@ -526,8 +522,8 @@ func (s *session) onReleased(m *released, now time.Duration) {
 		s.end(l)
 	case m.Reason != reasonSuccess && l.fence != 0: // it ended before the server received the release
 		s.lose(l, m.Reason)
-		l.release.err, l.release.abandoned = l.err, true
-		s.finish(l.release)
+		l.release.abandoned = true
+		l.release.finish(l.err)
 	}
 }
 
@@ -555,10 +551,10 @@ func (s *session) onExtended(ref uint64, now time.Duration) {
 	if l.state == held {
 		l.options.transactionTimeout = r.timeout
 		s.hold(l, r.sentAt, r.timeout)
-	} else if r.err = l.reason(); l.state == ended && l.err != nil {
+	} else if l.state == ended && l.err != nil {
 		s.releaseID(l.id, now) // lost by this client's clock, and extended at the server
 	}
-	s.finish(r)
+	r.finish(l.reason())
 }
 
 func (s *session) onHandshakeError(m *errorReply) {
@@ -607,24 +603,23 @@ func (s *session) onError(m *errorReply, now time.Duration) {
 
 func (s *session) onCallRejected(r *call, err error) {
 	l := r.lock
-	r.err = err
 	switch {
 	case r.kind == watchCall:
 		s.endWatch(r.watch, err)
 	case r.kind > extendCall || l == nil: // nothing depends on it
 	case isUnknownID(err) && r.kind == releaseCall && r.resent && l.state == releasing:
-		r.err = l.err // the server executed the release before
+		err = l.err // the server executed the release before
 		s.end(l)
 	case isUnknownID(err):
 		if l.err == nil {
 			s.lose(l, reasonLost)
 		}
-		r.err = l.err
+		err = l.err
 	case r.kind == releaseCall && l.state == releasing: // the lock is still held
 		l.state, l.release = held, nil
 		s.arm(minDuration(l.expiresAt, l.renewAt))
 	}
-	s.finish(r)
+	r.finish(err)
 }
 
 // -- timers ------------------------------------------------------------------------------------------
@@ -641,7 +636,7 @@ func (s *session) onTimer(now time.Duration, unavailable func() error) {
 			}
 			l.err = unavailable()
 			s.abandon(l, now)
-			s.wake(l.done)
+			close(l.done)
 		case held:
 			if ends := minDuration(l.expiresAt, l.sessionEndsAt); ends <= now {
 				s.expire(l, now)
@@ -665,9 +660,7 @@ func (s *session) onTimer(now time.Duration, unavailable func() error) {
 			s.arm(r.deadline)
 			continue
 		}
-		r.err = unavailable()
-		s.wake(r.done)
-		r.done = nil
+		r.finish(unavailable())
 		s.drop(r)
 	}
 	if s.retryAt <= now {
@@ -783,14 +776,14 @@ func (s *session) end(l *Lock) {
 	delete(s.locks, l.ref)
 	s.setUnanswered(l, false)
 	l.state = ended
-	s.cancels, l.onEnd = append(s.cancels, l.onEnd...), nil
+	l.cancelAll()
 }
 
 // fail ends a request that was not granted.
 func (s *session) fail(l *Lock, err error) {
 	if l.state == waiting {
 		l.err = err
-		s.wake(l.done)
+		close(l.done)
 	}
 	s.end(l)
 }
@@ -803,15 +796,12 @@ func (s *session) loseAs(l *Lock, err *LostError) {
 	s.end(l)
 }
 
-// finish wakes the caller of a call.
-func (s *session) finish(r *call) {
-	s.wake(r.done)
-	r.done = nil
-}
-
-func (s *session) wake(done chan struct{}) {
-	if done != nil {
-		s.ready = append(s.ready, done)
+// finish ends a call with an error, or nil, and wakes its caller.
+func (r *call) finish(err error) {
+	if r.done != nil {
+		r.err = err
+		close(r.done)
+		r.done = nil
 	}
 }
 

@@ -130,7 +130,7 @@ func (w *Watch) Close() error {
 
 // -- the part of the session -------------------------------------------------------------------------
 
-// sendWatches sends `watch` for the watches that need a snapshot. Changes that were not consumed come first.
+// sendWatches sends `watch` for the watches that need a snapshot. The consumer takes the earlier changes first.
 func (s *session) sendWatches(now time.Duration) {
 	if s.phase != up {
 		return
@@ -173,7 +173,7 @@ func (s *session) onWatching(m *watching) {
 	for i := range m.Held {
 		w.locked(&m.Held[i])
 	}
-	s.wakeWatch(w)
+	w.wake()
 }
 
 func (s *session) onEvent(m *heldRow, now time.Duration) {
@@ -186,10 +186,10 @@ func (s *session) onEvent(m *heldRow, now time.Duration) {
 			w.state = lagging
 		case m.State == "locked":
 			w.locked(m)
-			s.wakeWatch(w)
+			w.wake()
 		case m.State == "unlocked":
 			w.unlocked(m.Resource, m.ID)
-			s.wakeWatch(w)
+			w.wake()
 		}
 	}
 	if m.State == "lagged" {
@@ -229,9 +229,9 @@ func (w *Watch) unlocked(resource string, id int64) {
 	w.changes = append(w.changes, change)
 }
 
-func (s *session) wakeWatch(w *Watch) {
-	if w.next != nil && len(w.changes) > 0 {
-		s.wake(w.next)
+func (w *Watch) wake() {
+	if w.next != nil && (len(w.changes) > 0 || w.state == over) {
+		close(w.next)
 		w.next = nil
 	}
 }
@@ -242,6 +242,5 @@ func (s *session) endWatch(w *Watch, err error) {
 	}
 	delete(s.watches, w)
 	w.state, w.err, w.changes, w.held = over, err, nil, nil
-	s.wake(w.next)
-	w.next = nil
+	w.wake()
 }

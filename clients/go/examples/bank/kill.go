@@ -88,7 +88,7 @@ func checkNothingIsLeft(client *genie.Client) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("locks are left behind: %+v", inspection)
+	return fmt.Errorf("locks are left: %+v", inspection)
 }
 
 // observer watches the locks on a connection of its own, without the client, which would hide an overlap.
