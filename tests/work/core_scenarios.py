@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -237,3 +238,7 @@ SCENARIOS: list[Callable[[int], float]] = [
     a_search_over_twenty_of_n_in_chains,
     a_deadlock_of_two_among_n_in_chains,
 ]
+
+
+if __name__ == "__main__":
+    print(json.dumps({scenario.__name__: scenario(SMALL) for scenario in SCENARIOS}))
