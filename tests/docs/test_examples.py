@@ -63,6 +63,8 @@ SHELL_NOT_RUN = {
     "docs/reference/http-api.md": "needs the real admin port; test_admin_api.py requests every path",
 }
 """Pages with blocks of shell commands, of which only the syntax is checked."""
+MODULE = re.compile(r"# (\w+\.py)")
+"""The first line of a block that later blocks of the page import."""
 LANGUAGES = {"python", "py", "console", "text", "sh", "toml", "tree"}
 
 
@@ -83,6 +85,7 @@ def test_every_block_is_executed_by_a_test(page: str) -> None:
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_python_prints_the_shown_output(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
+    write_modules(block, tmp_path)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", block.text],
         env=environment,
@@ -96,6 +99,15 @@ def test_python_prints_the_shown_output(block: Block, environment: dict[str, str
     shown = dict(pairwise(BLOCKS[block.page])).get(block)
     if shown is not None and shown.language == "text":
         Screen().match_all(shown.lines, done.stdout.splitlines())
+
+
+def write_modules(block: Block, folder: Path) -> None:
+    """Write the earlier blocks of the page that begin with `# NAME.py`, so that the block can import them."""
+    found = BLOCKS[block.page]
+    for earlier in found[: found.index(block)]:
+        name = MODULE.fullmatch(earlier.lines[0])
+        if earlier.language == "python" and name is not None:
+            (folder / name[1]).write_text(earlier.text)
 
 
 @pytest.mark.parametrize("block", [block for block in ALL if block.language == "py"], ids=str)
