@@ -43,7 +43,8 @@ type Config struct {
 	// in addition to its queue timeout). Default: 10 s. A time below 4 s also shortens the times after
 	// which a server that sends nothing is pinged and then given up.
 	ConnectTimeout time.Duration
-	// Logf, if not nil, receives a line for each lost connection and each unexpected message.
+	// Logf, if not nil, receives a line for each lost connection and each unexpected message. It must not
+	// use the client.
 	Logf func(format string, arguments ...any)
 }
 

@@ -27,6 +27,7 @@ type conn struct {
 	net.Conn
 	address address
 	buffer  []byte // received bytes without the end of their line
+	scanned int    // bytes of the buffer that were searched for it
 	wake    chan struct{}
 	closed  chan struct{} // closed when the connection is given up
 	spare   []byte
@@ -193,10 +194,13 @@ func (c *Client) handleLines(conn *conn) error {
 	c.session.onData(now)
 	rest := conn.buffer
 	for c.session.closeReason == "" {
-		end := bytes.IndexByte(rest, '\n')
+		end := bytes.IndexByte(rest[conn.scanned:], '\n')
 		if end < 0 {
+			conn.scanned = len(rest)
 			break
 		}
+		end += conn.scanned
+		conn.scanned = 0
 		line := rest[:end]
 		rest = rest[end+1:]
 		if len(bytes.TrimSpace(line)) == 0 {
@@ -336,6 +340,9 @@ func (c *Client) connect(ctx context.Context, a address) (*conn, error) {
 	}
 	c.mu.Lock()
 	c.conn, c.connectedAt = conn, c.now()
+	if c.ctx.Err() != nil { // Close did not see this connection
+		conn.Close()
+	}
 	go c.writeLoop(conn)
 	c.unlock()
 	return conn, nil
