@@ -1,7 +1,10 @@
 // Command bench compares the client with a loop that writes and reads the same lines on a socket of its
-// own: lock + release by one goroutine, and by 64 goroutines on one connection. It starts a server
-// (GENIE_COMMAND), unless GENIE_HOST names one, and prints JSON: pairs of a lock and its release per
-// second, as medians of several rounds that alternate.
+// own: lock + release by one goroutine, and by 64 goroutines on one connection.
+//
+//	bench [HOST:PORT] [--rounds N] [--seconds S]
+//
+// Without HOST:PORT it starts a server (GENIE_COMMAND). It prints JSON: cycles per second, as medians of
+// the rounds, and the median of the ratios of the rounds.
 package main
 
 import (
@@ -13,7 +16,9 @@ import (
 	"log"
 	"net"
 	"os"
+	"runtime"
 	"sort"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,16 +30,21 @@ import (
 const tasks = 64
 
 type result struct {
-	Raw    int     `json:"raw"`
-	Client int     `json:"client"`
+	Tasks  int     `json:"tasks"`
+	Raw    float64 `json:"raw"`
+	Client float64 `json:"client"`
 	Ratio  float64 `json:"ratio"`
 }
 
 func main() {
 	rounds := flag.Int("rounds", 9, "number of rounds")
-	length := flag.Duration("length", 700*time.Millisecond, "length of each measurement")
-	flag.Parse()
-	address := os.Getenv("GENIE_HOST")
+	seconds := flag.Float64("seconds", 0.7, "duration of each loop")
+	address, arguments := "", os.Args[1:]
+	if len(arguments) > 0 && !strings.HasPrefix(arguments[0], "-") { // flags may follow it
+		address, arguments = arguments[0], arguments[1:]
+	}
+	_ = flag.CommandLine.Parse(arguments) // exits after an error
+	length := time.Duration(*seconds * float64(time.Second))
 	if address == "" {
 		server := servers.Genie()
 		if err := server.Start(); err != nil {
@@ -61,25 +71,26 @@ func main() {
 			func(length time.Duration) int { return loop(client, tasks, length) },
 		} {
 			start := time.Now()
-			pairs := measure(*length)
+			pairs := measure(length)
 			if round >= 0 {
 				samples[i] = append(samples[i], float64(pairs)/time.Since(start).Seconds())
 			}
 		}
 	}
-	report := map[string]result{"one task": compare(samples[0], samples[1])}
-	report[fmt.Sprint(tasks, " tasks")] = compare(samples[2], samples[3])
-	text, _ := json.MarshalIndent(report, "", "  ")
+	text, _ := json.Marshal(map[string]any{
+		"language": "go", "runtime": runtime.Version(),
+		"results": []result{compare(1, samples[0], samples[1]), compare(tasks, samples[2], samples[3])},
+	})
 	fmt.Println(string(text))
 }
 
 // compare returns the medians of the rates, and the median of the ratios of each round.
-func compare(raw, client []float64) result {
+func compare(tasks int, raw, client []float64) result {
 	ratios := make([]float64, len(raw))
 	for i := range raw {
 		ratios[i] = client[i] / raw[i]
 	}
-	return result{int(median(raw)), int(median(client)), float64(int(median(ratios)*1000)) / 1000}
+	return result{tasks, median(raw), median(client), median(ratios)}
 }
 
 func median(values []float64) float64 {
