@@ -28,6 +28,8 @@ const PING_STEPS = 3;
 const PING_STEP = 1_000;
 /** After a wait in the queue of more than this share of its `transactionTimeout`, a lock is extended. */
 const LONG_WAIT = 0.1;
+/** After a wait of more than this share, `acquire` waits until the lock is extended. */
+const VERY_LONG_WAIT = 0.5;
 const BYE_TIMEOUT = 3_000;
 /** Minimum time (ms) between two scans of all calls, per call: bounds the share of CPU time that scans take. */
 const MIN_SCAN_INTERVAL = 0.001;
@@ -463,7 +465,8 @@ export class Session implements ConnectionHandler {
       const { id, state } = request;
       if (state === 'held') this.#lose(request, forgotten(id));
       else if (state === 'cancelling') this.#end(request); // a release by `ref` has no effect any more
-      if (request.state === 'ended' && id) this.#command('release', { id });
+      if (id && state !== 'releasing') this.#command('release', { id });
+      if (state === 'waiting') request.id = 0; // it is queued again
     }
   }
 
@@ -506,24 +509,25 @@ export class Session implements ConnectionHandler {
     request.id = id;
     request.fence = fence;
     request.confirmedOn = this.#connectionNumber;
-    const isNew = request.state === 'waiting';
-    if (!isNew && (request.state !== 'held' || expiresIn === undefined)) return;
-    const since = this.#phase === 'resuming' ? this.#helloSentAt : request.sentAt;
-    request.hold(since, expiresIn ?? request.transactionTimeout);
-    if (isNew) {
-      if (resources) choose(request, resources);
-      if (expiresIn === undefined) this.#extendAfterLongWait(request);
-      request.resolve(new Lock(this, request));
+    if (resources) choose(request, resources);
+    if (expiresIn !== undefined) {
+      this.#hold(request, this.#phase === 'resuming' ? this.#helloSentAt : request.sentAt, expiresIn);
+    } else if (request.state === 'waiting') {
+      // The time counts from the sending of the request, because `locked` may have been on its way for long. That is
+      // always safe, but leaves little time after a wait in the queue: then it counts from the sending of an `extend`.
+      const waited = (performance.now() - request.sentAt) / request.transactionTimeout;
+      if (waited > LONG_WAIT) this.#extendInBackground(request);
+      if (waited < VERY_LONG_WAIT) this.#hold(request, request.sentAt, request.transactionTimeout);
     }
-    this.#arm(request.timerAt);
   }
 
-  /** The time of a lock counts from the sending of its request, which is always safe, but after a wait leaves little. */
-  #extendAfterLongWait(request: Request): void {
-    const now = performance.now();
-    if (now - request.sentAt < LONG_WAIT * request.transactionTimeout) return;
-    request.hold(now, request.transactionTimeout);
-    this.#extendInBackground(request);
+  /** The server has granted or confirmed a lock, which ends `duration` ms after `since`. */
+  #hold(request: Request, since: number, duration: number): void {
+    if (request.state !== 'waiting' && request.state !== 'held') return;
+    const isNew = request.state === 'waiting';
+    request.hold(since, duration);
+    this.#arm(request.timerAt);
+    if (isNew) request.resolve(new Lock(this, request));
   }
 
   #onReleased(payload: Released): void {
@@ -560,17 +564,16 @@ export class Session implements ConnectionHandler {
   /** A lock was released by this client, or had ended before its `release` or `extend`. */
   #onLockEnded(request: Request, released: Released): void {
     if (request.error || request.state === 'detached') return;
-    if (request.state === 'releasing' && released.reason === 'success') this.#end(request);
-    else this.#lose(request, lost(released));
+    if (request.state === 'releasing' && released.reason === 'success') return this.#end(request);
+    this.#lose(request, lost(released));
+    request.reject(request.error); // if `acquire` still waits
   }
 
   #onExtended(request: Request, { payload, sentAt }: Command): void {
     const { transactionTimeout } = payload as { transactionTimeout: number };
-    if (request.state === 'held') {
-      request.transactionTimeout = transactionTimeout;
-      request.hold(sentAt, transactionTimeout);
-      this.#arm(request.timerAt);
-    } else if (request.error) {
+    request.transactionTimeout = transactionTimeout;
+    this.#hold(request, sentAt, transactionTimeout);
+    if (request.error) {
       this.#command('release', { id: request.id }); // it had ended by the clock of this client before
     }
   }

@@ -5,7 +5,7 @@ import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import {
   ClosedError, connect, DeadlockError, DisconnectedError, InsufficientError, LockLostError, QueueTimeoutError,
-  RejectedError, TransactionTimeoutError, UnavailableError, type Client, type ConnectOptions,
+  RejectedError, TransactionTimeoutError, UnavailableError, type Client, type ConnectOptions, type Lock,
 } from '../src/index.js';
 import { aborted, FakeServer, within, type FakeConnection, type Handshake } from './support.js';
 
@@ -270,6 +270,34 @@ test('the time of a lock counts from its request, and after a long wait from an 
   assert.deepEqual([extend.id, extend.transactionTimeout], [3, 300]);
   connection.send('released', { id: 3, reason: 'transaction-timeout', ref: extend.ref });
   assert.ok((await aborted(lock.signal)) instanceof TransactionTimeoutError);
+});
+
+test('a lock that may have timed out on its way is not granted before it is extended', async () => {
+  await using fake = await connected();
+  const { client, connection, server } = fake;
+  const late = async (): Promise<[Promise<Lock>, string]> => {
+    const acquired = client.acquire('a', { transactionTimeout: 100 });
+    const { ref } = await connection.expect('request');
+    await sleep(120);
+    connection.send('locked', { id: 3, fence: 1, ref });
+    return [acquired, ref];
+  };
+  const [lost] = await late();
+  const extend = await connection.expect('extend');
+  const rejected = assert.rejects(lost, TransactionTimeoutError);
+  connection.send('released', { id: 3, reason: 'transaction-timeout', ref: extend.ref });
+  await rejected;
+  const [acquired] = await late();
+  connection.send('extended', { id: 3, transactionTimeout: 100, ref: (await connection.expect('extend')).ref });
+  assert.equal((await acquired).held, true);
+  const [interrupted, ref] = await late();
+  await connection.expect('extend');
+  connection.socket.destroy();
+  const next = await server.accept();
+  await next.handshake({ resumed: true, state: [['locked', { id: 3, fence: 1, expiresIn: 5_000, ref }]] });
+  const lock = await interrupted;
+  await sleep(120);
+  assert.equal(lock.held, true);
 });
 
 test('the watchdog extends a lock until it is released', async () => {
