@@ -4,7 +4,8 @@ import { connect as connectTls } from 'node:tls';
 import { debuglog } from 'node:util';
 import { formatAddress, parseAddress, type Address } from './config.js';
 import { UnavailableError, type RejectedError } from './errors.js';
-import { MessageReader, type Message } from './wire.js';
+import type { Session } from './session.js';
+import { MessageReader } from './wire.js';
 
 /** Prints to standard error if the environment variable NODE_DEBUG contains `genie`. @internal */
 export const log = debuglog('genie');
@@ -33,18 +34,6 @@ export class Backoff {
   }
 }
 
-/** The session that uses a connection. @internal */
-export interface ConnectionHandler {
-  /** Returns the first lines of a new connection. When the handshake is complete, the session calls `established`. */
-  onOpen(): string;
-  onMessage(message: Message): void;
-  onClose(): void;
-  /** All servers have rejected this client for good. The next `start` tries again. */
-  onRejected(error: RejectedError): void;
-  /** The server has read enough: more may be written. */
-  onDrain(): void;
-}
-
 /** @internal */
 export class Connection {
   /** When the last bytes arrived, by `performance.now()`. */
@@ -53,7 +42,7 @@ export class Connection {
   #upSince = 0;
   #hasBeenUp = false;
   #addresses: Address[];
-  readonly #handler: ConnectionHandler;
+  readonly #session: Session;
   readonly #attemptTimeout: number;
   readonly #backoff = new Backoff();
   #isConnecting = false;
@@ -72,10 +61,10 @@ export class Connection {
   #output = '';
   #isFlushScheduled = false;
 
-  constructor(addresses: Address[], connectTimeout: number, handler: ConnectionHandler) {
+  constructor(addresses: Address[], connectTimeout: number, session: Session) {
     this.#addresses = addresses;
     this.#attemptTimeout = Math.min(MAX_ATTEMPT_TIME, connectTimeout / addresses.length);
-    this.#handler = handler;
+    this.#session = session;
   }
 
   /** Connects, unless there is a connection or an attempt. */
@@ -126,10 +115,10 @@ export class Connection {
     this.#output = '';
     if (!output) return;
     this.#socket?.write(output);
-    this.#handler.onDrain(); // there is no `drain` event if the kernel has taken everything at once
+    this.#session.onDrain(); // there is no `drain` event if the kernel has taken everything at once
   }
 
-  /** Whether too many bytes wait for the server to read. `ConnectionHandler.onDrain` follows. */
+  /** Whether too many bytes wait for the server to read. `Session.onDrain` follows. */
   get congested(): boolean {
     return this.#output.length + (this.#socket?.writableLength ?? 0) > MAX_UNSENT_BYTES;
   }
@@ -158,7 +147,7 @@ export class Connection {
       const rejection = rejections.at(-1);
       if (rejection && !rejections.includes(undefined)) {
         this.#isConnecting = false;
-        return this.#handler.onRejected(rejection);
+        return this.#session.onRejected(rejection);
       }
     }
     this.#isConnecting = false;
@@ -201,11 +190,11 @@ export class Connection {
     socket.setNoDelay(true);
     socket.setKeepAlive(true, KEEPALIVE_IDLE_TIME);
     socket.once(tls ? 'secureConnect' : 'connect', () => {
-      if (socket === this.#socket) socket.write(this.#handler.onOpen());
+      if (socket === this.#socket) socket.write(this.#session.onOpen());
     });
     const reader = new MessageReader();
     socket.on('data', (chunk: Buffer) => this.#onData(socket, reader, chunk));
-    socket.on('drain', () => this.#handler.onDrain());
+    socket.on('drain', () => this.#session.onDrain());
     socket.on('error', (error: NodeJS.ErrnoException) => this.#onClose(socket, error.message || error.code || error.name));
     socket.on('end', () => socket.destroy()); // everything was read
     socket.on('close', () => this.#onClose(socket, 'the server closed the connection'));
@@ -224,7 +213,7 @@ export class Connection {
     this.lastReceivedAt = performance.now();
     try {
       reader.read(chunk, (message) => {
-        this.#handler.onMessage(message);
+        this.#session.onMessage(message);
         return socket === this.#socket;
       });
     } catch (error) {
@@ -246,7 +235,7 @@ export class Connection {
       this.#addresses = [...this.#addresses.slice(next), ...this.#addresses.slice(0, next)];
     }
     this.#upSince = 0;
-    this.#handler.onClose();
+    this.#session.onClose();
     if (this.#settle) this.#settle(false);
     else this.start();
   }

@@ -1,19 +1,8 @@
 export { connect, Client } from './client.js';
 export type { AcquireOptions, AnyOptions, CallOptions, InspectQuery, LockOptions, TryOptions } from './client.js';
 export type { ConnectOptions } from './config.js';
-export {
-  ClosedError,
-  DeadlockError,
-  DisconnectedError,
-  GenieError,
-  InsufficientError,
-  LockError,
-  LockLostError,
-  QueueTimeoutError,
-  RejectedError,
-  TransactionTimeoutError,
-  UnavailableError,
-} from './errors.js';
+export { ClosedError, DeadlockError, DisconnectedError, GenieError, InsufficientError, LockError } from './errors.js';
+export { LockLostError, QueueTimeoutError, RejectedError, TransactionTimeoutError, UnavailableError } from './errors.js';
 export type { Blocker, Wait } from './errors.js';
 export { Lock } from './lock.js';
 export { Watch } from './watch.js';

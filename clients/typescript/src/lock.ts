@@ -5,28 +5,20 @@ import type { Session } from './session.js';
 
 /** A granted lock. It is held until `release` or `detach`, or until it is lost. */
 export class Lock implements AsyncDisposable {
+  /** Any client can release the lock by this id. */
+  readonly id: number;
+  /** The fencing token, which grows with every grant: a data store can reject late writers by it. */
+  readonly fence: number;
+  /** The locked resources, as `shared:NAME` or `exclusive:NAME`. */
+  readonly resources: readonly string[];
   readonly #session: Session;
   readonly #request: Request;
 
   /** @internal */
   constructor(session: Session, request: Request) {
+    ({ id: this.id, fence: this.fence, resources: this.resources } = request);
     this.#session = session;
     this.#request = request;
-  }
-
-  /** Any client can release the lock by this id. */
-  get id(): number {
-    return this.#request.id;
-  }
-
-  /** The fencing token, which grows with every grant: a data store can reject late writers by it. */
-  get fence(): number {
-    return this.#request.fence;
-  }
-
-  /** The locked resources, as `shared:NAME` or `exclusive:NAME`. */
-  get resources(): readonly string[] {
-    return this.#request.resources;
   }
 
   /** Whether the lock is held, by the clock of this client. */

@@ -6,7 +6,7 @@
 import { randomBytes } from 'node:crypto';
 import { CallTable, Command, Request } from './calls.js';
 import type { Address, ConnectOptions } from './config.js';
-import { Backoff, Connection, log, type ConnectionHandler } from './connection.js';
+import { Backoff, Connection, log } from './connection.js';
 import { ClosedError, DisconnectedError, LockLostError, RejectedError, TransactionTimeoutError } from './errors.js';
 import { forgotten, fromReply, lost, notGranted, type GenieError } from './errors.js';
 import { Lock } from './lock.js';
@@ -21,6 +21,7 @@ const CLIENT = 'genie-typescript/0.1.0';
 const RESUME_REF = 'resume';
 /** Errors in reply to `hello` that another attempt with the same server would not change. */
 const FINAL_ERRORS = ['unauthorized', 'unknown-namespace', 'unsupported-protocol'];
+const ANSWERS = ['extended', 'pong', 'inspected', 'watching', 'unwatched', 'bye'];
 const DEFAULT_PING_INTERVAL = 2_000;
 const MIN_PING_INTERVAL = 100;
 /** A server hangs if it is silent for these steps after a `ping`. A suspended client first reads, before the next step. */
@@ -41,7 +42,7 @@ export function checkTimeout(name: string, value: number): number {
 }
 
 /** @internal */
-export class Session implements ConnectionHandler {
+export class Session {
   readonly #connection: Connection;
   readonly #connectTimeout: number;
   readonly #sessionTimeout: number;
@@ -187,7 +188,8 @@ export class Session implements ConnectionHandler {
     for (const command of this.#commands.all()) this.#failCommand(command, new ClosedError());
     for (const request of this.#requests.all()) {
       // The other locks stay held until they are released by id or time out: then their signals are aborted.
-      if (request.isBoundToSession) this.#lose(request, lost({ id: request.id, reason: 'disconnected' }));
+      const { id, state, isBoundToSession } = request;
+      if (isBoundToSession && state === 'held') this.#lose(request, lost({ id, reason: 'disconnected' }));
     }
   }
 
@@ -284,6 +286,7 @@ export class Session implements ConnectionHandler {
     if (this.#pingAt === Infinity) this.#startKeepalive(call.sentAt);
   }
 
+  /** The server has read enough: more may be written. */
   onDrain(): void {
     if (this.#phase !== 'up' || !this.#queue.length) return;
     let count = 0;
@@ -381,6 +384,7 @@ export class Session implements ConnectionHandler {
 
   // -- events of the connection ---------------------------------------------------------------------------------------
 
+  /** Returns the first lines of a new connection. */
   onOpen(): string {
     this.#phase = 'hello';
     this.#connectionNumber++;
@@ -408,6 +412,7 @@ export class Session implements ConnectionHandler {
     }
   }
 
+  /** All servers have rejected this client for good. The next call tries again. */
   onRejected(error: RejectedError): void {
     for (const watch of [...this.#watches]) watch.end(error);
     for (const request of this.#requests.all()) this.#fail(request, error);
@@ -418,26 +423,14 @@ export class Session implements ConnectionHandler {
   }
 
   onMessage(message: Message): void {
-    if (this.#phase === 'hello') return this.#onHandshake(message);
-    switch (message.command) {
-      case 'locked':
-        return this.#onLocked(message.payload);
-      case 'released':
-        return this.#onReleased(message.payload);
-      case 'event':
-        return this.#onEvent(message.payload);
-      case 'error':
-        return this.#onError(message.payload);
-      case 'extended':
-      case 'pong':
-      case 'inspected':
-      case 'watching':
-      case 'unwatched':
-      case 'bye':
-        return this.#onAnswer(message.payload);
-      default: // `queued`, which this client does not need, or a message of a newer server
-        log('ignored: %j', message);
-    }
+    const { command, payload } = message;
+    if (this.#phase === 'hello') this.#onHandshake(message);
+    else if (command === 'locked') this.#onLocked(payload);
+    else if (command === 'released') this.#onReleased(payload);
+    else if (command === 'event') this.#onEvent(payload);
+    else if (command === 'error') this.#onError(payload);
+    else if (ANSWERS.includes(command)) this.#onAnswer(payload as { ref?: string });
+    else log('ignored: %j', message); // `queued`, which is not needed, or a message of a newer server
   }
 
   #onHandshake({ command, payload }: Message): void {

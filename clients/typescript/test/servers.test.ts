@@ -1,7 +1,9 @@
 // Tests with real servers: GENIE_COMMAND, redis-server and openssl must be there.
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
+import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
+import { connect as connectTcp, createServer, type AddressInfo, type Server, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
@@ -56,6 +58,56 @@ test('a request is cancelled by its signal, and its lock never stays held', asyn
   await client.ping();
   const { holdersTotal, queueTotal } = await client.inspect();
   assert.deepEqual([holdersTotal, queueTotal], [0, 0]);
+});
+
+/** Forwards connections to a server, and cuts each of them after a number of bytes in both directions together. */
+async function cuttingProxy(port: number, bytes: () => number): Promise<Server> {
+  const proxy = createServer((client) => {
+    const server = connectTcp({ host: '127.0.0.1', port });
+    let left = bytes();
+    const forward = (from: Socket, to: Socket): void => {
+      from.on('error', () => {});
+      from.on('close', () => to.destroy());
+      from.on('data', (chunk) => {
+        to.write(chunk.subarray(0, left));
+        left -= chunk.length;
+        if (left <= 0) {
+          to.end();
+          setTimeout(() => from.destroy(), 5);
+        }
+      });
+    };
+    forward(client, server);
+    forward(server, client);
+  });
+  await once(proxy.listen(0, '127.0.0.1'), 'listening');
+  return proxy;
+}
+
+test('no lock is lost or left behind if connections are cut after any number of bytes', async () => {
+  await using server = await GenieServer.start();
+  let bytes = 700; // enough for the handshake
+  let connections = 0;
+  const proxy = await cuttingProxy(server.port, () => (connections++, bytes));
+  const host = `127.0.0.1:${(proxy.address() as AddressInfo).port}`;
+  await using client = await connect({ host, connectTimeout: 30_000 });
+  await using direct = await connect({ host: server.host });
+  const work = async (name: string): Promise<void> => {
+    const lock = await client.acquire(name, { transactionTimeout: 60_000 });
+    await lock.extend(50_000);
+    await lock.release();
+    assert.equal(lock.error, undefined, name);
+  };
+  for (let cut = 1_600; cut < 3_200; cut += 61) {
+    bytes = cut; // of the next connections
+    await Promise.all(['a', 'b', 'c'].map((name) => work(`${name}/${cut}`)));
+  }
+  assert.ok(connections > 20, String(connections));
+  bytes = Infinity;
+  await client.ping();
+  const { holdersTotal, queueTotal } = await direct.inspect();
+  assert.deepEqual([holdersTotal, queueTotal], [0, 0]);
+  proxy.close();
 });
 
 test('the watchdog keeps a lock, and a lock without it times out', async () => {
