@@ -210,9 +210,12 @@ class LocalReplica:
         return None if self.lazy is None else Snapshot(self._reader.history, self.lazy.state_machine().snapshot())
 
     def has_commits_missing_from(self, other: EpochHistory) -> bool:
-        """Return whether this node's state continues the lineage `other` with at least one more commit."""
+        """Return whether this node's state continues the lineage `other` with at least one more commit.
+
+        Batches that this node has not acknowledged count as missing from `other`.
+        """
         history = self.history
-        return history is not None and history.has_commits_beyond(other)
+        return history is not None and history.has_commits_beyond(other.without(self._unacknowledged))
 
     def missing_from(self, history: EpochHistory) -> Snapshot | None:
         """Return the snapshot to restore if Redis, whose state has the lineage `history`, lacks acknowledged commits.
@@ -231,11 +234,12 @@ class LocalReplica:
     def replace(self, state_machine: StateMachine) -> None:
         """Use a state that was just loaded as the replica. The state as a former leader is kept only if it is later.
 
-        It is later than a state whose last epochs have no commits, even if they are not on its lineage: for example, this
-        node had acquired leadership at a Redis that failed before the first commit, and that is the primary again.
+        It is later than a state whose last epochs have no commits, or only one that this node has not acknowledged, even if
+        they are not on its lineage: for example, this node had acquired leadership at a Redis that failed before the first
+        commit, and that is the primary again.
         """
-        snapshot = self._snapshot_as_leader
-        if snapshot is not None and not snapshot.history.extends(self._reader.history.last_committed):
+        snapshot, loaded = self._snapshot_as_leader, self._reader.history.without(self._unacknowledged)
+        if snapshot is not None and not snapshot.history.extends(loaded.last_committed):
             self._snapshot_as_leader = None
         self.lazy = LazyReplica(state_machine)
 

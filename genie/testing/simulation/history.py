@@ -626,6 +626,15 @@ class LineageRecorder:
             latest_known = last_stored if includes_last else latest_known
         if latest_known is not None and latest_known.records == records:
             return latest_known
+        if (
+            base is not None
+            and last_stored is not None
+            and epochs.contains(last_stored.position)
+            and not epochs.contains(base.position)
+        ):
+            # It took over from an abandoned batch that no client was notified of, and then restored what it had in memory,
+            # which may include a batch that no Redis has.
+            return last_stored
         continues_base = latest_known is None or (base is not None and base.descends_from(latest_known))
         earliest = base if continues_base else skip_takeovers(latest_known, writer)
         if earliest is None or earliest.records == records:

@@ -173,6 +173,8 @@ def test_after_an_outage_no_leader_is_confirmed_at_a_primary_that_may_have_chang
         (((5, 4), (6, 1)), False),  # continued by another leader, which has committed
         (((5, 4), (7, 3)), False),  # the same state
         (((5, 4), (7, 3), (8, 1)), False),
+        (((5, 5),), True),  # with a batch that this node has sent, but not acknowledged
+        (((5, 6),), False),
     ],
 )
 def test_a_former_leader_keeps_its_state_if_redis_has_no_commits_beyond_it(
@@ -180,7 +182,8 @@ def test_a_former_leader_keeps_its_state_if_redis_has_no_commits_beyond_it(
 ) -> None:
     led = EpochHistory(((0, 0), (5, 4), (7, 3)))
     reader = LogReader(cast("Any", None), "log")
-    replica = LocalReplica(reader, PriorLeadership(Snapshot(led, Batch()), led.position))
+    replica = LocalReplica(reader, PriorLeadership(Snapshot(led, Batch()), led.position), [(5, 5)])
     reader.seek(EpochHistory(((0, 0), *loaded)))
     replica.replace(StateMachine())
+    assert replica.has_commits_missing_from(reader.history) == is_kept
     assert (replica.missing_from(reader.history) is not None) == is_kept

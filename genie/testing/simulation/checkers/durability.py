@@ -144,7 +144,13 @@ def _lineage_violations(state: StoreState) -> list[str]:
     ):
         writer_knew = skip_takeovers(writer_knew.parent)  # no client was notified of this state, so it may be lost
     if state.is_snapshot:
-        # A snapshot may be written only over a state that it continues.
+        # A snapshot may be written only over a state that it continues, or over a batch that its writer has not acknowledged.
+        while (
+            replaced is not None
+            and replaced.writer == state.writer
+            and (replaced.acknowledged_at is None or not replaced.observed)
+        ):
+            replaced = skip_takeovers(replaced.parent)
         if replaced is None or (state.parent is not None and state.parent.descends_from(replaced)):
             return []
         return [f"{state.writer} restores a snapshot over {replaced}, which is not an ancestor of {state.parent}"]
