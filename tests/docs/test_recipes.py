@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pages import blocks
 
-from genie import sync
-from servers import Genie
+from genie import RequestRejected, sync
+from servers import Genie, running_server
 
 RUN_ONCE = "docs/how-to/recipes/run-once.md"
 
@@ -55,3 +56,25 @@ def test_a_job_that_has_run_stays_locked_for_the_whole_hold(once: Callable[..., 
         assert client.release(client.inspect(resource="jobs/held").holders[0].id) == "success"
         job()
         assert client.inspect(resource="jobs/held").holders_total == 1
+
+
+@pytest.mark.server
+def test_a_handover_between_two_names_needs_admin_by_id_and_only_lock_by_the_transaction(tmp_path: Path) -> None:
+    tokens = {name: f"the-token-of-{name}-in-the-tests" for name in ("orders", "payments")}
+    path = tmp_path / "tokens"
+    path.write_text("".join(f'[{name}]\ntoken = "{token}"\nmay = ["lock"]\n' for name, token in tokens.items()))
+    path.chmod(0o600)
+    with (
+        running_server(token_file=path) as server,
+        sync.connect(*server.address, token=tokens["orders"]) as orders,
+        sync.connect(*server.address, token=tokens["payments"]) as payments,
+    ):
+        first = orders.acquire("orders/7", transaction="order-7")
+        with pytest.raises(RequestRejected, match="unauthorized"):
+            payments.extend(first.id, 60)
+        assert payments.try_acquire("orders/7") is None
+        second = payments.try_acquire("orders/7", transaction="order-7")
+        assert second is not None
+        first.release()
+        assert orders.try_acquire("orders/7") is None
+        assert second.held
