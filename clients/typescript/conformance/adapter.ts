@@ -16,9 +16,14 @@ function write(message: object): void {
   process.stdout.write(`${JSON.stringify(message)}\n`);
 }
 
+/** The kit uses the reason of the wire. */
+function typeOf(error: GenieError): string {
+  return error.code === 'released' ? 'success' : error.code;
+}
+
 function describe(error: unknown): object {
   if (!(error instanceof GenieError)) return { type: (error as Error).name, message: String(error) };
-  const fields = { type: error.code, message: `${error.name}: ${error.message}` };
+  const fields = { type: typeOf(error), message: `${error.name}: ${error.message}` };
   if (error instanceof QueueTimeoutError) return { ...fields, blockers: error.blockers };
   if (error instanceof DeadlockError) return { ...fields, cycle: error.cycle };
   if (error instanceof InsufficientError) return { ...fields, free: String(error.free), locked: String(error.locked) };
@@ -39,7 +44,7 @@ function added(lock: Lock | null): object {
   if (!lock) return { lock: null };
   const number = ++lastNumber;
   locks.set(number, lock);
-  lock.signal.addEventListener('abort', () => write({ event: 'lost', lock: number, type: lock.error!.code }));
+  lock.signal.addEventListener('abort', () => write({ event: 'lost', lock: number, type: typeOf(lock.error!) }));
   return { lock: number, id: lock.id, fence: lock.fence, resources: lock.resources };
 }
 

@@ -11,12 +11,16 @@ export interface CallOptions {
   signal?: AbortSignal | undefined;
 }
 
-/** Options of `acquireAny`, which never waits in a queue. Times are in ms. */
-export interface LockOptions extends CallOptions {
+/** Options of `acquire`. Times are in ms. */
+export interface AcquireOptions extends CallOptions {
+  /** Limit of the wait in the queue. Infinity: no limit, even while no server responds. Default: 10,000. */
+  queueTimeout?: number | undefined;
   /** Time for which the locks are held, from the grant. Default: 10,000. */
   transactionTimeout?: number | undefined;
   /** Names one transaction, such as `transfer-42`. Its requests do not block each other, and deadlocks are detected. */
   transactionName?: string | undefined;
+  /** Requests of higher priority are granted first. Default: 0. */
+  priority?: number | undefined;
   /** `release`: the server releases the lock when the session of this client ends. Default: `keep`. */
   onDisconnect?: 'keep' | 'release' | undefined;
   /** Text for operators, at most 256 characters. */
@@ -25,22 +29,9 @@ export interface LockOptions extends CallOptions {
   watchdog?: boolean | undefined;
 }
 
-/** Options of `tryAcquire`. */
-export interface TryOptions extends LockOptions {
-  /** Requests of higher priority are granted first. Default: 0. */
-  priority?: number | undefined;
-}
-
-/** Options of `acquire`. */
-export interface AcquireOptions extends TryOptions {
-  /** Limit of the wait in the queue. Infinity: no limit, even while no server responds. Default: 10,000. */
-  queueTimeout?: number | undefined;
-}
-
-export interface AnyOptions extends LockOptions {
-  /** The sum of weights to reach. */
+/** Options of `acquireAny`. `target` is the sum of `weights` to reach. The default of each weight is 1. */
+export interface AnyOptions extends Omit<AcquireOptions, 'queueTimeout' | 'priority'> {
   target: number | bigint;
-  /** The weight of each resource. Default: 1 each. */
   weights?: readonly (number | bigint)[] | undefined;
 }
 
@@ -78,7 +69,7 @@ export class Client implements AsyncDisposable {
   }
 
   /** Locks the resources if they are free; resolves with null if they are not. */
-  async tryAcquire(resources: string | readonly string[], options: TryOptions = {}): Promise<Lock | null> {
+  async tryAcquire(resources: string | readonly string[], options: Omit<AcquireOptions, 'queueTimeout'> = {}): Promise<Lock | null> {
     try {
       return await this.acquire(resources, { ...options, queueTimeout: 0 });
     } catch (error) {
@@ -91,7 +82,7 @@ export class Client implements AsyncDisposable {
    * Locks free resources, in the given order, until their weights reach `target`. `lock.resources` are the locked ones.
    * Rejects with `InsufficientError` if the free resources do not reach the target: then nothing is locked.
    */
-  acquireAny(resources: readonly string[], { target, weights, ...options }: AnyOptions): Promise<Lock> {
+  async acquireAny(resources: readonly string[], { target, weights, ...options }: AnyOptions): Promise<Lock> {
     const total = (weights ?? []).reduce<bigint>((sum, weight) => sum + BigInt(weight), BigInt(target));
     // JSON numbers beyond 2^53 are not exact, neither in the request nor in the sums of the answer.
     const send = (value: number | bigint): string | number => (total > Number.MAX_SAFE_INTEGER ? String(value) : Number(value));

@@ -94,6 +94,7 @@ export function notGranted(released: Released): LockError {
   if (reason === 'deadlock') return new DeadlockError(id, released.cycle ?? [], released.waits ?? []);
   if (reason === 'insufficient') return new InsufficientError(id, BigInt(free), BigInt(locked));
   if (reason === 'transaction-timeout') return lost(released); // granted, and expired while the client was disconnected
+  if (reason === 'success') return new LockError('released', `request ${id} was released by its id`, id);
   return new LockError(reason, `request ${id} ended before it was granted: ${reason}`, id);
 }
 
@@ -103,11 +104,8 @@ export function lost({ id, reason }: Pick<Released, 'id' | 'reason'>): LockLostE
     return new TransactionTimeoutError(reason, `lock ${id} was held for longer than its transaction timeout`, id);
   }
   if (reason === 'disconnected') return new DisconnectedError(reason, `lock ${id} ended with its session`, id);
-  const causes: Record<string, string> = {
-    success: 'it was released by its id, not by its holder',
-    'unknown-id': 'the server, which has lost its state, does not know it',
-  };
-  return new LockLostError(reason, `lock ${id} has ended: ${causes[reason] ?? reason}`, id);
+  if (reason === 'success') return new LockLostError('released', `lock ${id} was released by its id, not by its holder`, id);
+  return new LockLostError(reason, `lock ${id} has ended: ${reason}`, id);
 }
 
 /** Returns the error for a lock that the server has forgotten. @internal */

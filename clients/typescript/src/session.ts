@@ -256,7 +256,10 @@ export class Session {
   /** The id of a waiting request is unknown, so a released id may be that of any. The answers to a repetition tell. */
   #repeatWaiting(): void {
     if (this.#phase !== 'up') return;
-    for (const request of this.#requests.all()) if (request.state === 'waiting') this.#send(request);
+    for (const request of this.#requests.all()) {
+      // Not a new sending: the request may be granted already, and its time counts from the first sending.
+      if (request.state === 'waiting' && request.sentAt) this.#connection.write(request.line);
+    }
   }
 
   #extendInBackground(request: Request): void {
@@ -508,9 +511,11 @@ export class Session {
     } else if (request.state === 'waiting') {
       // The time counts from the sending of the request, because `locked` may have been on its way for long. That is
       // always safe, but leaves little time after a wait in the queue: then it counts from the sending of an `extend`.
-      const waited = (performance.now() - request.sentAt) / request.transactionTimeout;
+      // A request that was sent before this connection may have been granted before it was sent again.
+      const since = request.firstConnection === this.#connectionNumber ? request.sentAt : this.#helloSentAt;
+      const waited = (performance.now() - since) / request.transactionTimeout;
       if (waited > LONG_WAIT) this.#extendInBackground(request);
-      if (waited < VERY_LONG_WAIT) this.#hold(request, request.sentAt, request.transactionTimeout);
+      if (waited < VERY_LONG_WAIT) this.#hold(request, since, request.transactionTimeout);
     }
   }
 
@@ -566,9 +571,7 @@ export class Session {
     const { transactionTimeout } = payload as { transactionTimeout: number };
     request.transactionTimeout = transactionTimeout;
     this.#hold(request, sentAt, transactionTimeout);
-    if (request.error) {
-      this.#command('release', { id: request.id }); // it had ended by the clock of this client before
-    }
+    if (request.error) this.#command('release', { id: request.id }); // it had ended before by the clock of this client
   }
 
   /** The server executes commands: the next retry, and the next reconnect, begin with the shortest delay. */
