@@ -153,7 +153,7 @@ func (c *Client) Close() error {
 		close(said)
 	}
 	c.unlock()
-	timeout := time.NewTimer(minDuration(3*time.Second, c.config.ConnectTimeout))
+	timeout := time.NewTimer(min(3*time.Second, c.config.ConnectTimeout))
 	select {
 	case <-said:
 	case <-timeout.C:

@@ -231,9 +231,10 @@ func TestCrossingReleases(t *testing.T) {
 	_, p, _, lock := hold(t, Config{})
 	released := release(lock)
 	ref := p.expect("release").text("ref")
-	p.send(released1(17, "transaction-timeout", "1"), released1(17, "transaction-timeout", ref))
+	p.send(released1(17, "transaction-timeout", "1"))
 	_, err := released()
 	expectError(t, err, ErrTransactionTimeout)
+	p.send(released1(17, "transaction-timeout", ref))
 }
 
 func TestReleaseErrors(t *testing.T) {
@@ -324,17 +325,19 @@ func TestUnavailableIsRepeatedOnTheSameConnection(t *testing.T) {
 }
 
 func TestRedirect(t *testing.T) {
-	follower, leader := newFake(t), newFake(t)
+	follower, leader, next := newFake(t), newFake(t), newFake(t)
 	dialled := dial(t, Config{}, follower)
 	p := follower.accept()
 	p.expect("hello")
 	p.send(fmt.Sprintf(`{"command":"error","payload":{"code":"unavailable","message":"follower","leader":%q,"ref":"hello"}}`, leader.address()))
 	p = leader.handshake(false)
 	client := dialled()
+	t.Cleanup(leader.close)
+	t.Cleanup(next.close)
 	acquired := acquire(client, "a")
 	p.send(fmt.Sprintf(`{"command":"error","payload":{"code":"unavailable","message":"x","leader":%q,"ref":%q}}`,
-		follower.address(), p.expect("request").text("ref")))
-	p = follower.handshake(false)
+		next.address(), p.expect("request").text("ref")))
+	p = next.handshake(false)
 	p.grant(17)
 	if _, err := acquired(); err != nil {
 		t.Fatal(err)

@@ -58,7 +58,7 @@ func (c *Client) unlock() {
 	}
 	if s.nextTimer < c.timerAt {
 		c.timerAt = s.nextTimer
-		c.timer.Reset(maxDuration(0, c.timerAt-c.now()))
+		c.timer.Reset(max(0, c.timerAt-c.now()))
 	}
 	c.mu.Unlock()
 }
@@ -171,7 +171,7 @@ func (c *Client) read(conn *conn) error {
 // fill reads once and appends the bytes to the buffer.
 func (conn *conn) fill() error {
 	if free := cap(conn.buffer) - len(conn.buffer); free == 0 {
-		size := maxInt(2*cap(conn.buffer), readBuffer)
+		size := max(2*cap(conn.buffer), readBuffer)
 		if size > maxMessage {
 			return fmt.Errorf("the server sent a line of more than %d bytes", maxMessage/2)
 		}
@@ -311,7 +311,7 @@ func (c *Client) connect(ctx context.Context, a address) (*conn, error) {
 	c.mu.Lock()
 	c.session.connected(c.now())
 	c.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, minDuration(maxAttempt, c.config.ConnectTimeout/time.Duration(len(c.addresses))))
+	ctx, cancel := context.WithTimeout(ctx, min(maxAttempt, c.config.ConnectTimeout/time.Duration(len(c.addresses))))
 	defer cancel()
 	dialer := net.Dialer{KeepAlive: tcpKeepAlive}
 	stream, err := dialer.DialContext(ctx, "tcp", a.hostPort)

@@ -180,10 +180,3 @@ func isUnknownID(err error) bool {
 	var rejected *RejectedError
 	return errors.As(err, &rejected) && rejected.Code == "unknown-id"
 }
-
-func min(a, b int) int {
-	if a < b {
-		return a
-	}
-	return b
-}

@@ -498,6 +498,56 @@ func TestCallsAreCancelledAtAnyTime(t *testing.T) {
 	checkNothingIsLeft(t, direct)
 }
 
+// Clients are closed at random times, also while they reconnect; every call returns, and nothing is left.
+func TestClientsAreClosedAtAnyTime(t *testing.T) {
+	server := serve(t)
+	direct := connect(t, genie.Config{}, server.Address)
+	var clients sync.WaitGroup
+	for worker := 0; worker < 8; worker++ {
+		clients.Add(1)
+		go func() {
+			defer clients.Done()
+			proxy := newCutter(t, server.Address)
+			for i := 0; i < 25; i++ {
+				proxy.toCut.Store(0) // the first connection is made
+				client, err := genie.Dial(background, genie.Config{Addresses: []string{proxy.Addr().String()}})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				var calls sync.WaitGroup
+				for call := 0; call < 4; call++ {
+					calls.Add(1)
+					go func(call int) {
+						defer calls.Done()
+						for {
+							resources := []string{fmt.Sprint("closed/", call%2)}
+							lock, err := client.Acquire(background, resources, genie.ReleaseOnDisconnect())
+							if err == nil {
+								err = lock.Release(background)
+							}
+							if errors.Is(err, genie.ErrClosed) {
+								return
+							} else if err != nil {
+								t.Error(err)
+							}
+						}
+					}(call)
+				}
+				time.Sleep(time.Duration(mathrand.Intn(20)) * time.Millisecond)
+				if i%2 == 0 {
+					proxy.cut(int64(mathrand.Intn(1000)))
+					time.Sleep(time.Duration(mathrand.Intn(100)) * time.Millisecond)
+				}
+				client.Close()
+				calls.Wait()
+			}
+		}()
+	}
+	clients.Wait()
+	checkNothingIsLeft(t, direct)
+}
+
 // Many goroutines and clients increment a counter that only the lock protects.
 func TestMutualExclusion(t *testing.T) {
 	server := serve(t)

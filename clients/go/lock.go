@@ -72,7 +72,7 @@ func (l *Lock) reason() error {
 		return l.err
 	case l.state != held:
 		return ErrReleased
-	case l.client.now() >= minDuration(l.expiresAt, l.sessionEndsAt):
+	case l.client.now() >= min(l.expiresAt, l.sessionEndsAt):
 		return &LostError{ID: l.id, Reason: reasonTransactionTimeout}
 	}
 	return nil

@@ -98,7 +98,7 @@ func newSession(config *Config) *session {
 		nextTimer: never, retryAt: never,
 	}
 	s.setPingInterval(2 * time.Second)
-	s.pingStep = minDuration(time.Second, config.ConnectTimeout/4)
+	s.pingStep = min(time.Second, config.ConnectTimeout/4)
 	return s
 }
 
@@ -237,7 +237,7 @@ func (s *session) disconnected(now time.Duration) {
 	}
 	for _, l := range s.locks {
 		if l.state == held && l.options.releaseOnDisconnect {
-			l.sessionEndsAt = minDuration(l.sessionEndsAt, now+s.config.SessionTimeout)
+			l.sessionEndsAt = min(l.sessionEndsAt, now+s.config.SessionTimeout)
 			s.arm(l.sessionEndsAt)
 		}
 	}
@@ -276,7 +276,7 @@ func (s *session) onWelcome(m *welcome, now time.Duration) {
 func (s *session) forgetID(l *Lock, now time.Duration) {
 	l.id = 0
 	if timeout := l.options.queueTimeout; l.sent && timeout < maxTimeout {
-		l.options.queueTimeout = maxDuration(0, l.sentAt+timeout-now)
+		l.options.queueTimeout = max(0, l.sentAt+timeout-now)
 	}
 	l.sent = false
 }
@@ -530,7 +530,7 @@ func (s *session) onReleased(m *released, now time.Duration) {
 func (m *released) notGranted() error {
 	switch m.Reason {
 	case "queue-timeout":
-		return &QueueTimeoutError{m.ID, fromMS(m.Waited), blockers(m.Blockers), maxInt(int(m.BlockersTotal), len(m.Blockers))}
+		return &QueueTimeoutError{m.ID, fromMS(m.Waited), blockers(m.Blockers), max(int(m.BlockersTotal), len(m.Blockers))}
 	case "deadlock":
 		return &DeadlockError{m.ID, m.Cycle, m.Waits}
 	case "insufficient":
@@ -617,7 +617,7 @@ func (s *session) onCallRejected(r *call, err error) {
 		err = l.err
 	case r.kind == releaseCall && l.state == releasing: // the lock is still held
 		l.state, l.release = held, nil
-		s.arm(minDuration(l.expiresAt, l.renewAt))
+		s.arm(min(l.expiresAt, l.renewAt))
 	}
 	r.finish(err)
 }
@@ -638,7 +638,7 @@ func (s *session) onTimer(now time.Duration, unavailable func() error) {
 			s.abandon(l, now)
 			close(l.done)
 		case held:
-			if ends := minDuration(l.expiresAt, l.sessionEndsAt); ends <= now {
+			if ends := min(l.expiresAt, l.sessionEndsAt); ends <= now {
 				s.expire(l, now)
 				continue
 			} else {
@@ -670,7 +670,7 @@ func (s *session) onTimer(now time.Duration, unavailable func() error) {
 	s.arm(s.retryAt)
 	s.checkServer(now)
 	// Many timers at different times must not cause a scan of all locks for each of them.
-	s.nextTimer = maxDuration(s.nextTimer, now+time.Duration(len(s.locks))*time.Microsecond)
+	s.nextTimer = max(s.nextTimer, now+time.Duration(len(s.locks))*time.Microsecond)
 }
 
 // expire ends a lock whose time has passed by this client's clock.
@@ -726,7 +726,7 @@ func (s *session) onData(now time.Duration) { s.lastMessage, s.pingSteps = now, 
 
 func (s *session) setPingInterval(interval time.Duration) {
 	if interval > 0 {
-		s.pingInterval = minDuration(maxDuration(interval, 100*time.Millisecond), s.config.ConnectTimeout/2)
+		s.pingInterval = min(max(interval, 100*time.Millisecond), s.config.ConnectTimeout/2)
 	}
 }
 
@@ -812,7 +812,7 @@ type backoff struct{ attempts int }
 func (b *backoff) next() time.Duration {
 	wait := 50 * time.Millisecond << min(b.attempts, 10)
 	b.attempts++
-	return time.Duration(float64(minDuration(wait, 2*time.Second)) * (0.5 + rand.Float64()/2))
+	return time.Duration(float64(min(wait, 2*time.Second)) * (0.5 + rand.Float64()/2))
 }
 
 func (b *backoff) reset() { b.attempts = 0 }
@@ -825,13 +825,11 @@ func after(now, first, second time.Duration) time.Duration {
 	return now + first + second
 }
 
-func minDuration(a, b time.Duration) time.Duration {
+func min[T int | time.Duration](a, b T) T {
 	if a < b {
 		return a
 	}
 	return b
 }
 
-func maxDuration(a, b time.Duration) time.Duration { return -minDuration(-a, -b) }
-
-func maxInt(a, b int) int { return -min(-a, -b) }
+func max[T int | time.Duration](a, b T) T { return -min(-a, -b) }

@@ -276,33 +276,29 @@ func (n *number) UnmarshalJSON(text []byte) error {
 // parseLocked parses a `locked` as the server writes it, without optional fields; false: it is another message.
 func parseLocked(line []byte, m *locked) (ok bool) {
 	rest, ok := cutPrefix(line, `{"command":"locked","payload":{"id":`)
-	if !ok {
-		return false
+	if ok {
+		m.ID, rest, ok = parseInt(rest, `,"fence":`)
 	}
-	if m.ID, rest, ok = parseInt(rest, `,"fence":`); !ok {
-		return false
+	if ok {
+		m.Fence, rest, ok = parseInt(rest, `,"ref":"`)
 	}
-	if m.Fence, rest, ok = parseInt(rest, `,"ref":"`); !ok {
-		return false
+	if ok {
+		m.ref, ok = parseLastRef(rest)
 	}
-	ref, rest, ok := parseInt(rest, `"}}`)
-	m.ref = uint64(ref)
-	return ok && len(rest) == 0
+	return ok
 }
 
 // parseReleased parses a `released` with the reason `success`, as the server writes it.
 func parseReleased(line []byte, m *released) (ok bool) {
 	rest, ok := cutPrefix(line, `{"command":"released","payload":{"id":`)
-	if !ok {
-		return false
+	if ok {
+		m.ID, rest, ok = parseInt(rest, `,"reason":"success","ref":"`)
 	}
-	if m.ID, rest, ok = parseInt(rest, `,"reason":"success","ref":"`); !ok {
-		return false
+	if ok {
+		m.Reason = reasonSuccess
+		m.ref, ok = parseLastRef(rest)
 	}
-	m.Reason = reasonSuccess
-	ref, rest, ok := parseInt(rest, `"}}`)
-	m.ref = uint64(ref)
-	return ok && len(rest) == 0
+	return ok
 }
 
 func cutPrefix(b []byte, prefix string) (rest []byte, ok bool) {
@@ -310,6 +306,12 @@ func cutPrefix(b []byte, prefix string) (rest []byte, ok bool) {
 		return nil, false
 	}
 	return b[len(prefix):], true
+}
+
+// parseLastRef parses the ref at the end of a message.
+func parseLastRef(b []byte) (ref uint64, ok bool) {
+	n, rest, ok := parseInt(b, `"}}`)
+	return uint64(n), ok && len(rest) == 0
 }
 
 // parseInt parses the digits at the beginning of b, and skips the text that must follow.
@@ -333,6 +335,21 @@ func parseRef(text string) uint64 {
 	return ref
 }
 
+var payloads = map[string]func() any{
+	"locked":    func() any { return &locked{} },
+	"released":  func() any { return &released{} },
+	"welcome":   func() any { return &welcome{} },
+	"error":     func() any { return &errorReply{} },
+	"watching":  func() any { return &watching{} },
+	"event":     func() any { return &heldRow{} },
+	"inspected": func() any { return &inspected{} },
+	"queued":    func() any { return &queuedReply{} },
+	"extended":  func() any { return &extendedReply{} },
+	"pong":      func() any { return &pongReply{} },
+	"unwatched": func() any { return &doneReply{} },
+	"bye":       func() any { return &doneReply{} },
+}
+
 // parseMessage decodes any message into the payload type of its command; nil: this version does not know the command.
 func parseMessage(line []byte) (any, error) {
 	var message struct {
@@ -342,33 +359,11 @@ func parseMessage(line []byte) (any, error) {
 	if err := json.Unmarshal(line, &message); err != nil {
 		return nil, err
 	}
-	var payload any
-	switch message.Command {
-	case "locked":
-		payload = &locked{}
-	case "released":
-		payload = &released{}
-	case "welcome":
-		payload = &welcome{}
-	case "error":
-		payload = &errorReply{}
-	case "watching":
-		payload = &watching{}
-	case "event":
-		payload = &heldRow{}
-	case "inspected":
-		payload = &inspected{}
-	case "queued":
-		payload = &queuedReply{}
-	case "extended":
-		payload = &extendedReply{}
-	case "pong":
-		payload = &pongReply{}
-	case "unwatched", "bye":
-		payload = &doneReply{}
-	default:
+	newPayload := payloads[message.Command]
+	if newPayload == nil {
 		return nil, nil
 	}
+	payload := newPayload()
 	if err := json.Unmarshal(message.Payload, payload); err != nil {
 		return nil, err
 	}
