@@ -43,6 +43,22 @@ def test_a_job_that_fails_may_run_again_at_once(once: Callable[..., Any]) -> Non
 
 
 @pytest.mark.server
+def test_a_job_is_skipped_while_it_runs_elsewhere(once: Callable[..., Any], genie: Genie) -> None:
+    with sync.connect(*genie.address) as client:
+
+        @once("jobs/nested", hold=300)
+        def outer() -> str:
+            assert client.inspect(resource="jobs/nested").holders[0].expires_in > 250
+            return inner() or "skipped"
+
+        @once("jobs/nested", hold=300)
+        def inner() -> str:
+            return "ran twice"
+
+        assert outer() == "skipped"
+
+
+@pytest.mark.server
 def test_a_job_that_has_run_stays_locked_for_the_whole_hold(once: Callable[..., Any], genie: Genie) -> None:
     with sync.connect(*genie.address) as client:
 
