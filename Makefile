@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test lint format docs soak soak-worlds soak-tests soak-faults mutants fuzz baseline bench bench-against peers compiled clean
+.PHONY: serve check test lint format docs clients clients-typescript clients-go soak soak-worlds soak-tests soak-faults mutants fuzz baseline bench bench-against peers compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -19,6 +19,18 @@ check: $(VENV)/.tested lint
 # files last, so that no long file is left to the end.
 test: announcement $(VENV)/.tested redis postgres mariadb chromium lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The clients of other languages: their tests, the conformance cases, and the bank example, each with real servers.
+# FAULTS_S is how long the example's servers and Redis are killed, in seconds.
+FAULTS_S ?= 15
+clients: clients-typescript clients-go
+
+# The commands run one after the other: the tests start servers of their own.
+clients-typescript: $(VENV)/.tested redis node
+	cd clients/typescript && npm ci --no-audit --no-fund && npm test && npm run conformance && npm run example:faults -- --seconds $(FAULTS_S)
+
+clients-go: $(VENV)/.tested redis go
+	$(MAKE) -C clients/go check KILL_FOR=$(FAULTS_S)s
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff format --check .
@@ -137,9 +149,16 @@ announcement:
 	@$(if $(wildcard $(VENV)/.tested),,echo "It installs Python packages into $(VENV).";) \
 	  $(if $(MISSING),echo "It installs with apt-get where it may (as root or by sudo): $(MISSING).",:)
 
-.PHONY: redis postgres mariadb chromium
+.PHONY: redis postgres mariadb chromium node go
 redis:
 	$(call server,command -v redis-server >/dev/null,redis-server,redis-server (7 or later). Install it: apt install redis-server or brew install redis or dnf install redis)
+
+node:
+	$(call server,command -v npm >/dev/null && node -e 'process.exit(+(process.versions.node.split(".")[0] < 20))',nodejs npm,Node.js 20 or later with npm. Install it from nodejs.org; older releases of Debian have an older one)
+
+# gcc is for the race detector.
+go:
+	$(call server,command -v go >/dev/null && command -v gcc >/dev/null,golang-go gcc libc6-dev,Go (1.19 or later). Install it: apt install golang-go or brew install go or dnf install golang)
 
 # Debian keeps it off the path.
 postgres:
