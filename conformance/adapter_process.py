@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from conformance.report import Failure
 
+START_LIMIT_S: Final = 60.0
 CLOSE_LIMIT_S: Final = 10.0
 MAX_LINE_BYTES: Final = 1 << 24
 KEPT_ERROR_LINES: Final = 15
@@ -57,6 +58,7 @@ class AdapterProcess:
             *self._command, stdin=pipe, stdout=pipe, stderr=pipe, limit=MAX_LINE_BYTES
         )
         self._tasks = [asyncio.create_task(self._read_output()), asyncio.create_task(self._read_errors())]
+        await self._close_client(START_LIMIT_S)  # does nothing, but shows that the process is ready
 
     async def stop(self) -> None:
         """Kill the process, if it runs."""
@@ -94,16 +96,18 @@ class AdapterProcess:
 
     async def close_client(self) -> None:
         """Close the client after a case. An adapter that does not answer is replaced by a new one."""
-        if self.broken:
-            return
+        if not self.broken:
+            await self._close_client(CLOSE_LIMIT_S)
+
+    async def _close_client(self, limit_s: float) -> None:
         number = self.call({"do": "close"})
         try:
-            async with asyncio.timeout(CLOSE_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 while number not in self.answers and not self.broken:
                     self.input_event.clear()
                     await self.input_event.wait()
         except TimeoutError:
-            self.broken = "it did not answer close"
+            self.broken = f"it did not answer close within {limit_s:g} s"
 
     async def _read_output(self) -> None:
         """Read the answers and events."""

@@ -50,6 +50,9 @@ class Mutant:
 
 SESSION: Final = "client/session.py"
 DISPATCHER: Final = "server/dispatcher.py"
+TOKENS: Final = "Tokens and names"
+"""The section whose cases need a server that requires a token."""
+CREDENTIAL: Final = "Zq3vTokenOfTheKit"
 
 CLIENT_MUTANTS: Final = [
     Mutant(
@@ -544,6 +547,21 @@ SERVER_MUTANTS: Final = [
         "elif request.state is HELD:",
     ),
     Mutant(
+        TOKENS,
+        "the first line may be long",
+        "server/auth.py",
+        "self._max_bytes = MAX_HELLO_BYTES if principal is None else max_line",
+        "self._max_bytes = max_line",
+    ),
+    Mutant(
+        TOKENS,
+        "a connection without a token stays open",
+        "server/connection.py",
+        "    def reject_unauthenticated(self, denial: Denial = NO_HELLO) -> None:\n",
+        "    def reject_unauthenticated(self, denial: Denial = NO_HELLO) -> None:\n        return\n\n"
+        "    def _unused(self, denial: Denial = NO_HELLO) -> None:\n",
+    ),
+    Mutant(
         "Errors",
         "HTTP requests are commands",
         "server/connection.py",
@@ -576,7 +594,9 @@ def run_mutant(mutant: Mutant) -> tuple[Mutant, str]:
         if mutant.direction == "client":
             command = ["--", sys.executable, "-m", "conformance.adapters.asyncio_client"]
             return mutant, failed_cases(folder, ["client", *options, *command])
-        with running_server(folder) as address:
+        token = CREDENTIAL if mutant.source == TOKENS else ""
+        options += ["--token", token] if token else []
+        with running_server(folder, token) as address:
             return mutant, failed_cases(folder, ["server", *options, address])
 
 
@@ -603,12 +623,12 @@ def environment(folder: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_server(folder: str) -> Iterator[str]:
-    """Run `genie serve` with the code in a folder; yield its address."""
+def running_server(folder: str, token: str) -> Iterator[str]:
+    """Run `genie serve` with the code in a folder; yield its address. Clients need a token unless it is empty."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    settings = {"GENIE_PORT": str(port), "GENIE_ADMIN_PORT": "", "GENIE_LOG_LEVEL": "error"}
+    settings = {"GENIE_PORT": str(port), "GENIE_ADMIN_PORT": "", "GENIE_LOG_LEVEL": "error", "GENIE_TOKEN": token}
     process = subprocess.Popen(
         [sys.executable, "-m", "genie.cli", "serve"],
         cwd=folder,
