@@ -25,6 +25,7 @@ const (
 // conn is one connection. Client.mu protects writing and drained.
 type conn struct {
 	net.Conn
+	tcp     net.Conn // below TLS
 	address address
 	buffer  []byte // received bytes without the end of their line
 	scanned int    // bytes of the buffer that were searched for it
@@ -34,6 +35,9 @@ type conn struct {
 	writing bool
 	drained chan struct{} // closed when bytes were written; nil: no call waits for it
 }
+
+// Close closes the connection at once. The close of TLS could wait for a server that does not read.
+func (conn *conn) Close() error { return conn.tcp.Close() }
 
 func (c *Client) now() time.Duration { return time.Since(c.start) }
 
@@ -318,7 +322,8 @@ func (c *Client) connect(ctx context.Context, a address) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	stop := closeWhenDone(ctx, stream)
+	tcp := stream
+	stop := closeWhenDone(ctx, tcp)
 	if a.tls != nil {
 		config := a.tls
 		if config.ServerName == "" {
@@ -327,12 +332,12 @@ func (c *Client) connect(ctx context.Context, a address) (*conn, error) {
 		}
 		stream = tls.Client(stream, config)
 	}
-	conn := &conn{Conn: stream, address: a, wake: make(chan struct{}, 1), closed: make(chan struct{})}
+	conn := &conn{Conn: stream, tcp: tcp, address: a, wake: make(chan struct{}, 1), closed: make(chan struct{})}
 	if err = c.handshake(conn); !stop() && err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
-		stream.Close()
+		tcp.Close()
 		if ctx.Err() != nil {
 			err = errors.New("no answer to hello")
 		}
