@@ -21,6 +21,7 @@ test('locks, queues, deadlocks, choices, and inspections', async () => {
   assert.deepEqual(timeout.blockers.map(({ id, note }) => [id, note]), [[lock.id, 'test']]);
   const second = await other.acquire('c', { transactionName: 't-2' });
   const waiting = client.acquire('c', { transactionName: 't-1' });
+  assert.equal((await client.inspect()).queueTotal, 1); // so this request waits before the other one arrives
   const deadlock = await other.acquire('a', { transactionName: 't-2' }).catch((error: unknown) => error);
   assert.ok(deadlock instanceof DeadlockError);
   assert.deepEqual(deadlock.cycle, ['t-2', 't-1']);
