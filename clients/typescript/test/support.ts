@@ -14,7 +14,7 @@ const GENIE_COMMAND = process.env.GENIE_COMMAND ?? findGenie();
 
 function findGenie(): string {
   const installed = resolve(__dirname, '../../../../.venv/bin/genie');
-  return `${existsSync(installed) ? installed : 'genie'} serve`;
+  return existsSync(installed) ? installed : 'genie';
 }
 
 /** Rejects if a promise takes longer than anything may take. */
@@ -209,11 +209,10 @@ export class GenieServer implements AsyncDisposable {
   }
 
   async restart(): Promise<void> {
-    const [program, ...args] = GENIE_COMMAND.split(' ');
     const own = Object.entries(this.settings).map(([name, value]) => [`GENIE_${name}`, value]);
     const inherited = Object.entries(process.env).filter(([name]) => !name.startsWith('GENIE_'));
     const env = Object.fromEntries([...inherited, ['GENIE_PORT', String(this.port)], ['GENIE_ADMIN_PORT', ''], ...own]);
-    const child = spawn(program!, args, { env, stdio: ['ignore', 'pipe', 'inherit'] });
+    const child = spawn(GENIE_COMMAND, ['serve'], { env, stdio: ['ignore', 'pipe', 'inherit'] });
     this.#process = child;
     const lines = createInterface({ input: child.stdout! });
     const listening = new Promise<void>((done, fail) => {
