@@ -20,6 +20,9 @@ PAGES = {
     "genie/core/README.md": "concepts/lock-manager.md",
     "genie/storage/README.md": "concepts/store.md",
     "genie/testing/README.md": "concepts/simulator.md",
+    "clients/typescript/README.md": "reference/typescript.md",
+    "clients/go/README.md": "reference/go.md",
+    "conformance/README.md": "reference/conformance.md",
     "CHANGELOG.md": "changelog.md",
     "README.md": "index.md",
 }
