@@ -83,7 +83,7 @@ export class Command extends Call<object> {
     readonly name: string, readonly ref: string, readonly payload: object,
     order: number, deadline: number, readonly subject?: Request | Watch,
   ) {
-    super(encode(name, { ...payload, ref }), order, deadline);
+    super(encode(name, payload, ref), order, deadline);
   }
 
   override get timerAt(): number {
@@ -118,7 +118,7 @@ export class Request extends Call<Lock> {
     readonly ref: string, payload: object, public resources: readonly string[], public transactionTimeout: number,
     readonly watchdog: boolean, readonly isBoundToSession: boolean, order: number, deadline: number,
   ) {
-    super(encode('request', { ...payload, ref }), order, deadline);
+    super(encode('request', payload, ref), order, deadline);
   }
 
   override get unanswered(): boolean {

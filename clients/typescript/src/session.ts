@@ -80,7 +80,7 @@ export class Session {
     this.#connectTimeout = checkTimeout('connectTimeout', options.connectTimeout ?? 10_000);
     this.#sessionTimeout = checkTimeout('sessionTimeout', options.sessionTimeout ?? 10_000);
     const hello = { protocol: PROTOCOL, client: CLIENT, quiet: true, session: randomBytes(24).toString('base64url') };
-    this.#hello = Object.assign(hello, { sessionTimeout: this.#sessionTimeout, token, namespace, ref: 'hello' });
+    this.#hello = Object.assign(hello, { sessionTimeout: this.#sessionTimeout, token, namespace });
     this.#connection = new Connection(addresses, this.#connectTimeout, this);
   }
 
@@ -220,7 +220,7 @@ export class Session {
     if (request.state !== 'waiting') return;
     if (request.sentAt === 0) return this.#end(request);
     request.state = 'cancelling';
-    request.line = encode('release', { ref: request.ref });
+    request.line = encode('release', {}, request.ref);
     request.order = ++this.#lastOrder;
     this.#submit(request);
   }
@@ -392,7 +392,7 @@ export class Session {
     this.#phase = 'hello';
     this.#connectionNumber++;
     this.#helloSentAt = performance.now();
-    return encode('hello', this.#hello) + encode('ping', { ref: RESUME_REF });
+    return encode('hello', this.#hello, 'hello') + encode('ping', {}, RESUME_REF);
   }
 
   onClose(): void {

@@ -79,8 +79,9 @@ const MAX_LINE_FROM_SERVER = 1 << 28;
 const LINE_FEED = 10;
 
 /** Encodes a command as a line. Throws if it is a line to which the server could not answer with its `ref`. @internal */
-export function encode(command: string, payload: object): string {
-  const line = `{"command":"${command}","payload":${JSON.stringify(payload)}}\n`;
+export function encode(command: string, payload: object, ref: string): string {
+  const fields = JSON.stringify(payload).slice(1, -1);
+  const line = `{"command":"${command}","payload":{${fields ? `${fields},` : ''}"ref":"${ref}"}}\n`;
   // A character has at most 3 bytes in UTF-8.
   if (line.length * 3 > MAX_LINE_TO_SERVER && Buffer.byteLength(line) > MAX_LINE_TO_SERVER) {
     throw new RangeError(`${command}: a command must have at most ${MAX_LINE_TO_SERVER} bytes`);
