@@ -137,7 +137,6 @@ class Request(Call):
         "fence",
         "first_sent_at",
         "id",
-        "last_sent_at",
         "lost_event",
         "on_lost",
         "queue_timeout",
@@ -180,8 +179,6 @@ class Request(Call):
         self.state = RequestState.WAITING
         self.first_sent_at: float | None = None
         """When the request was first sent; None: not sent yet."""
-        self.last_sent_at = -math.inf
-        """When the request was last sent, for the first time or again."""
         self.response_deadline = math.inf
         """When the caller gives up if the server sends nothing about the request."""
         self.id = 0

@@ -29,8 +29,8 @@ class LiveRequests:
     A request that has ended, or whose lock is lost, is removed. `response_timeout` (seconds) is how long a caller waits
     for a server that sends nothing, in addition to the queue timeout.
 
-    The client also detects an expired lock by its own clock, because it may be disconnected. It counts the timeout from the
-    time at which it sent the command that the server answered, so the lock never ends at the server before.
+    The client also detects an expired lock by its own clock, because it may be disconnected. It counts the timeout from
+    the receipt of the grant, and the server rounds its deadline up to whole ms, so either of them may be first.
     """
 
     def __init__(self, response_timeout: float) -> None:

@@ -54,12 +54,6 @@ MAX_LINE_FROM_SERVER: Final = 1 << 28
 FINAL_HANDSHAKE_ERRORS: Final = frozenset({Code.UNAUTHORIZED, Code.UNKNOWN_NAMESPACE, Code.UNSUPPORTED_PROTOCOL})
 """Error codes in reply to `hello` that are reported to the callers, because a retry would not help."""
 
-MAX_UNEXTENDED_WAIT = 0.1
-"""Maximum time between a request and its `locked`, as a part of the transaction timeout, after which a lock is not extended."""
-MAX_UNCONFIRMED_WAIT = 0.5
-"""Maximum time between a request and its `locked`, as a part of the transaction timeout, after which a lock counts as held
-at once. After a longer time the lock counts as held when its extension is confirmed."""
-
 C = TypeVar("C", bound=Call)
 
 
@@ -118,8 +112,6 @@ class ClientSession:
         """Makes refs unique among the clients that use the same secret one after the other."""
         self._phase = Phase.DOWN
         self._connection_number = 0
-        self._connected_at = 0.0
-        """When `hello` was sent on the current connection (monotonic clock)."""
         """The number of the current connection; the first connection has number 1."""
         self._ref_numbers = count(1)
         self._response_timeout = response_timeout
@@ -253,10 +245,9 @@ class ClientSession:
 
     # -- connections and timers ---------------------------------------------------------------------------
 
-    def on_connected(self, now: float) -> None:
+    def on_connected(self) -> None:
         """Start the handshake on a new connection. Other commands wait until the server has resumed the session."""
         self._phase = Phase.HANDSHAKE
-        self._connected_at = now
         self._connection_number += 1
         self.close_reason = ""
         self.redirect = None
@@ -419,7 +410,7 @@ class ClientSession:
             elif type(message) is messages.Locked:  # the most frequent messages first, without the pattern matching
                 self._handle_locked(message.payload, now, outcomes)
             elif type(message) is messages.Released:
-                self._handle_released(message.payload, now, outcomes)
+                self._handle_released(message.payload, outcomes)
             elif type(message) is messages.Event and message.payload.state != "lagged":
                 self._watches.on_event(message.payload, outcomes)
             else:
@@ -434,7 +425,7 @@ class ClientSession:
             case messages.Locked():
                 self._handle_locked(message.payload, now, outcomes)
             case messages.Released():
-                self._handle_released(message.payload, now, outcomes)
+                self._handle_released(message.payload, outcomes)
             case messages.Queued():
                 self._handle_queued(message.payload, now)
             case messages.Extended():
@@ -554,33 +545,15 @@ class ClientSession:
         request.fence = locked.fence
         if locked.resources is not None:
             request.set_chosen(locked.resources)
-        if locked.expiresIn is not None:  # the answer to `hello`, or to a repeated request on this connection
-            if request.state is RequestState.WAITING:
-                request.state = RequestState.HELD
-                outcomes.append(Outcome(request))
-            if request.state is RequestState.HELD:
-                since = max(self._connected_at, request.last_sent_at)
-                self._requests.start_hold(request, since, locked.expiresIn / 1000)
-        elif request.state is RequestState.WAITING and request.first_sent_at is not None:
-            # `locked` may arrive late, for example from a server that was paused. So the timeout counts from the request.
-            waited_s = now - request.first_sent_at
-            if waited_s > request.transaction_timeout * MAX_UNEXTENDED_WAIT:
-                self._extend_granted(request, now)
-                if waited_s > request.transaction_timeout * MAX_UNCONFIRMED_WAIT:
-                    return
+        remaining_s = None if locked.expiresIn is None else locked.expiresIn / 1000
+        if request.state is RequestState.WAITING:
             request.state = RequestState.HELD
-            self._requests.start_hold(request, request.first_sent_at)
+            self._requests.start_hold(request, now, remaining_s)
             outcomes.append(Outcome(request))
+        elif request.state is RequestState.HELD and remaining_s is not None:  # a resumption confirms the lock
+            self._requests.start_hold(request, now, remaining_s)
 
-    def _extend_granted(self, request: Request, now: float) -> None:
-        """Extend a lock that was granted after a long wait, because too little of its timeout would be left.
-
-        Without a connection that is up, the request is sent again later, and the answer contains the remaining time.
-        """
-        if self.up:
-            self.send(Extend(request.id, request.transaction_timeout, request), now)
-
-    def _handle_released(self, released: messages.Released.Payload, now: float, outcomes: list[Outcome]) -> None:
+    def _handle_released(self, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
         """Handle `released`: a request has ended, or had ended before this client released or extended it by its id.
 
         The message has the `ref` of the request, or the `ref` of the release or extension. Completes the request, and
@@ -597,12 +570,12 @@ class ClientSession:
         if isinstance(call, Release):
             outcomes.append(Outcome(call, result=released.reason))
             if request is None and call.request is None and released.reason == errors.SUCCESS:
-                self._resend_waiting(now)  # the released id was unknown here, and may belong to a waiting request
+                self._resend_waiting()  # the released id was unknown here, and may belong to a waiting request
         elif isinstance(call, Extend):  # the lock had ended before the extension
             error = None if call.request is None else call.request.error
             outcomes.append(Outcome(call, error=errors.copy_lock_lost(error or errors.lock_ended(released))))
 
-    def _resend_waiting(self, now: float) -> None:
+    def _resend_waiting(self) -> None:
         """Send all waiting requests again, because the id that was just released may belong to one of them.
 
         In `quiet` mode the client does not know the ids of its waiting requests, and the server does not notify it of
@@ -610,7 +583,7 @@ class ClientSession:
         """
         for request in self._requests.waiting():
             if request.first_sent_at is not None:
-                self._send_request(request, now)
+                self._output.append(request.line)
 
     def _on_request_ended(self, request: Request, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
         """Handle the end of a request by the server: a waiting request fails, a held lock is lost."""
@@ -635,9 +608,6 @@ class ClientSession:
         if call is None:
             return
         request = call.request
-        if request is not None and request.state is RequestState.WAITING:  # see MAX_UNCONFIRMED_WAIT
-            request.state = RequestState.HELD
-            outcomes.append(Outcome(request))
         if request is not None and request.state is RequestState.HELD:
             request.transaction_timeout = call.transaction_timeout
             self._requests.start_hold(request, call.sent_at)
@@ -761,8 +731,7 @@ class ClientSession:
             return
         # A lock can also be released or extended by its id alone. Then this client may hold the lock with this id.
         is_own_release = isinstance(call, Release) and own_request is not None
-        is_unconfirmed = own_request is not None and own_request.state is RequestState.WAITING
-        request = own_request if is_own_release or is_unconfirmed else self.find_held_lock(call.id)
+        request = own_request if is_own_release else self.find_held_lock(call.id)
         if request is not None and request.state is not RequestState.ENDED:
             self._requests.remove(request)
             self._mark_lost(request, errors.unknown_to_server(call.id), outcomes)
@@ -803,7 +772,6 @@ class ClientSession:
         """Send a request for the first time, or again with the same `ref`."""
         if request.first_sent_at is None:
             request.first_sent_at = now
-        request.last_sent_at = now
         self._output.append(request.line)
 
     def _release_abandoned(self, request: Request, now: float) -> None:
