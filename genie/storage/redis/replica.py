@@ -215,7 +215,9 @@ class LocalReplica:
         Batches that this node has not acknowledged count as missing from `other`.
         """
         history = self.history
-        return history is not None and history.has_commits_beyond(other.without(self._unacknowledged))
+        if history is None or other.contains(history.last_committed):
+            return False
+        return history.has_commits_beyond(other.without(self._unacknowledged))
 
     def missing_from(self, history: EpochHistory) -> Snapshot | None:
         """Return the snapshot to restore if Redis, whose state has the lineage `history`, lacks acknowledged commits.
@@ -223,7 +225,7 @@ class LocalReplica:
         Returns None if Redis has all acknowledged commits. Batches that were acknowledged to no client may be missing.
         """
         stored, own = history.without(self._unacknowledged), self.history
-        if own is None or not own.has_commits_beyond(stored):
+        if own is None or not self.has_commits_missing_from(history):
             return None
         # Redis has the last batch that this node acknowledged as the leader; the rest was acknowledged to no client.
         all_acknowledged = (

@@ -185,5 +185,17 @@ def test_a_former_leader_keeps_its_state_if_redis_has_no_commits_beyond_it(
     replica = LocalReplica(reader, PriorLeadership(Snapshot(led, Batch()), led.position), [(5, 5)])
     reader.seek(EpochHistory(((0, 0), *loaded)))
     replica.replace(StateMachine())
+    if is_kept:
+        assert not replica.has_commits_missing_from(led), "Redis has exactly this state"
     assert replica.has_commits_missing_from(reader.history) == is_kept
     assert (replica.missing_from(reader.history) is not None) == is_kept
+
+
+def test_a_replica_that_is_equal_to_redis_lacks_nothing_although_a_batch_of_it_was_not_acknowledged() -> None:
+    history = EpochHistory(((0, 0), (5, 10), (6, 0)))
+    reader = LogReader(cast("Any", None), "log")
+    replica = LocalReplica(reader, unacknowledged=[(5, 10)])
+    reader.seek(history)
+    replica.replace(StateMachine())
+    assert not replica.has_commits_missing_from(history)
+    assert replica.missing_from(history) is None
