@@ -30,18 +30,6 @@ from ports import free_port
 from servers import WAIT_S, Genie
 
 
-@pytest.fixture
-async def client(genie: Genie):
-    async with asyncio.timeout(WAIT_S), connect(*genie.address) as client:
-        yield client
-
-
-@pytest.fixture
-async def other(genie: Genie):
-    async with asyncio.timeout(WAIT_S), connect(*genie.address) as client:
-        yield client
-
-
 async def until_waiting(client: Client, name: str, count: int = 1) -> list[int]:
     while True:
         found = await client.inspect(resource=name)

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from genie import Client, LockLost, TransactionTimeout, connect, sync
+from genie import Client, LockLost, TransactionTimeout, sync
 from servers import WAIT_S, Genie
 
 LEAD_UNTIL_KILLED = """\
@@ -21,18 +21,6 @@ with genie.sync.connect(sys.argv[1], int(sys.argv[2])) as client:
         print(leadership.fence, flush=True)
         threading.Event().wait()
 """
-
-
-@pytest.fixture
-async def client(genie: Genie):
-    async with asyncio.timeout(WAIT_S), connect(*genie.address) as client:
-        yield client
-
-
-@pytest.fixture
-async def other(genie: Genie):
-    async with asyncio.timeout(WAIT_S), connect(*genie.address) as client:
-        yield client
 
 
 async def until_candidate(client: Client, name: str) -> None:

@@ -14,18 +14,6 @@ from servers import WAIT_S, Genie
 
 
 @pytest.fixture
-async def client(genie: Genie):
-    async with asyncio.timeout(WAIT_S), connect(*genie.address) as client:
-        yield client
-
-
-@pytest.fixture
-async def other(genie: Genie):
-    async with asyncio.timeout(WAIT_S), connect(*genie.address) as client:
-        yield client
-
-
-@pytest.fixture
 def threads(genie: Genie):
     with sync.connect(*genie.address) as client:
         yield client
