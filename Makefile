@@ -145,7 +145,7 @@ MISSING = $(strip $(if $(shell command -v redis-server),,redis-server) \
 
 .PHONY: announcement
 announcement:
-	@echo "make test takes about seven minutes on two quiet processors. (make check: a minute, without servers.)"
+	@echo "make test takes about nine minutes on two quiet processors. (make check: a minute, without servers.)"
 	@$(if $(wildcard $(VENV)/.tested),,echo "It installs Python packages into $(VENV).";) \
 	  $(if $(MISSING),echo "It installs with apt-get where it may (as root or by sudo): $(MISSING).",:)
 
