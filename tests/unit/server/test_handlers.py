@@ -168,7 +168,9 @@ async def test_a_hello_to_another_namespace_waits_until_a_follower_has_rejected_
     server.stores["b"].acknowledge()
     assert [message["payload"]["ref"] for message in received] == ["first", *map(str, range(count)), "second", "last"]
     assert commands(received)[-2:] == ["welcome", "pong"]
-    assert follower._scheduler.bytes == connection.queued_bytes == 0
+    assert connection.queued_bytes == 0
+    # The other connection may be the last: if its turn took long, it is served after all light connections.
+    await iterations_until(lambda: follower._scheduler.bytes == 0)
     assert not connection.reading_is_paused
     server.stop()
 
