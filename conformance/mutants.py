@@ -157,8 +157,8 @@ CLIENT_MUTANTS: Final = [
         "7",
         "expiresIn is ignored",
         SESSION,
-        "remaining_s = None if locked.expiresIn is None else locked.expiresIn / 1000",
-        "remaining_s = None",
+        "remaining_s = request.transaction_timeout if locked.expiresIn is None else locked.expiresIn / 1000",
+        "remaining_s = request.transaction_timeout",
     ),
     Mutant("7", "an extension changes nothing", SESSION, "self._requests.start_hold(request, call.sent_at)", "pass"),
     Mutant(

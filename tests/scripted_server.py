@@ -120,7 +120,7 @@ def complete_handshake(
     session: ClientSession, *resumption: bytes, resumed: bool = True, now: float = 0.0
 ) -> list[Outcome]:
     """Open a new connection, and let the server send these messages during the resumption."""
-    session.on_connected()
+    session.on_connected(now)
     assert session.data_to_send() == HELLO + PING
     assert not session.up
     outcomes = session.receive_data(welcome(resumed) + b"".join(resumption), now)

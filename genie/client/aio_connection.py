@@ -127,7 +127,7 @@ class AsyncConnection:
             return
         enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
         self._handler = handler
-        self.session.on_connected()
+        self.session.on_connected(time.monotonic())
         self.flush()
 
     def on_data(self, handler: TransportHandler, data: bytes) -> None:

@@ -184,7 +184,7 @@ class Request(Call):
         self.id = 0
         """The id that the server assigned; 0: not known yet."""
         self.fence = 0
-        """The fencing token; 0 until the lock is granted."""
+        """The fencing token; 0 until the lock is granted. A granted request is still WAITING while it is extended."""
         self.connection_number = 0
         """The last connection on which the server confirmed that the lock is held."""
         self.expires_at = math.inf

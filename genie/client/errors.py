@@ -46,7 +46,7 @@ def not_granted_error(released: Released.Payload, find_hint: Callable[[list[Bloc
             return Insufficient(id=released.id, free=int(released.free), locked=int(released.locked))
         case "success":
             return LockError(f"request {released.id} was cancelled by a release of its id", id=released.id)
-        case "transaction-timeout":  # the request was granted and expired while the client was disconnected
+        case "transaction-timeout":  # the lock expired before the client could use it
             return lock_lost(released)
         case reason:
             return LockError(f"request {released.id} ended before it was granted: {reason}", id=released.id)

@@ -29,8 +29,8 @@ class LiveRequests:
     A request that has ended, or whose lock is lost, is removed. `response_timeout` (seconds) is how long a caller waits
     for a server that sends nothing, in addition to the queue timeout.
 
-    The client also detects an expired lock by its own clock, because it may be disconnected. It counts the timeout from
-    the receipt of the grant, and the server rounds its deadline up to whole ms, so either of them may be first.
+    The client also detects an expired lock by its own clock, because it may be disconnected. It counts the timeout from the
+    time at which it sent the command that the server answered, so the lock never ends at the server before.
     """
 
     def __init__(self, response_timeout: float) -> None:
@@ -56,10 +56,11 @@ class LiveRequests:
             request.id = id
             self.by_id[id] = request
 
-    def clear_id(self, request: Request) -> None:
-        """Reset the id of a request to unknown (0), because the server that assigned the id has lost the request."""
+    def clear_grant(self, request: Request) -> None:
+        """Reset the id and the fencing token of a waiting request to unknown (0), because the server may assign new ones."""
         self.by_id.pop(request.id, None)
         request.id = 0
+        request.fence = 0
 
     def remove(self, request: Request) -> None:
         """Remove a request that has ended, or that was detached."""

@@ -22,6 +22,10 @@ The client then extends the locks with a watchdog, and sends the watches again. 
 If the session has expired, or the server has lost its state, the locks of this client are lost. The client releases these
 locks by id, because the server may still hold them, and sends waiting requests again with the rest of their queue timeout.
 
+Timeouts: `locked` may arrive long after the grant, so the timeout of a lock counts from a command of this client: from the
+request, from the `hello` of a later connection, or from an extension. After a long wait too little of the timeout remains.
+Then the client extends the lock first, and the request stays WAITING until the answer arrives.
+
 Detached locks: the client drops the request, so it neither extends nor releases the lock, and ignores messages about it.
 Another client then manages the lock.
 
@@ -53,6 +57,10 @@ MAX_LINE_FROM_SERVER: Final = 1 << 28
 
 FINAL_HANDSHAKE_ERRORS: Final = frozenset({Code.UNAUTHORIZED, Code.UNKNOWN_NAMESPACE, Code.UNSUPPORTED_PROTOCOL})
 """Error codes in reply to `hello` that are reported to the callers, because a retry would not help."""
+
+MIN_REMAINING: Final = 0.75
+"""If less than this part of the transaction timeout remains for certain when `locked` arrives, the lock is extended before it
+counts as held. So a request that waited for a quarter of the timeout costs one more round trip."""
 
 C = TypeVar("C", bound=Call)
 
@@ -113,6 +121,8 @@ class ClientSession:
         self._phase = Phase.DOWN
         self._connection_number = 0
         """The number of the current connection; the first connection has number 1."""
+        self._connected_at = 0.0
+        """When `hello` was sent on the current connection."""
         self._ref_numbers = count(1)
         self._response_timeout = response_timeout
         self._session_timeout = session_timeout
@@ -245,9 +255,10 @@ class ClientSession:
 
     # -- connections and timers ---------------------------------------------------------------------------
 
-    def on_connected(self) -> None:
+    def on_connected(self, now: float) -> None:
         """Start the handshake on a new connection. Other commands wait until the server has resumed the session."""
         self._phase = Phase.HANDSHAKE
+        self._connected_at = now
         self._connection_number += 1
         self.close_reason = ""
         self.redirect = None
@@ -459,8 +470,8 @@ class ClientSession:
     def _handle_welcome(self, welcome: messages.Welcome.Payload, now: float, outcomes: list[Outcome]) -> None:
         """Start the resumption of the session.
 
-        If the server does not know the session, its held locks are lost. Waiting requests will be sent again with the rest
-        of their queue timeout. Unconfirmed releases will be sent again by id.
+        If the server does not know the session, its granted locks are lost. Waiting requests will be sent again with the
+        rest of their queue timeout. Unconfirmed releases will be sent again by id.
         """
         self._phase = Phase.RESUMING
         self._rejection = None
@@ -470,7 +481,9 @@ class ClientSession:
             return
         for request in list(self._requests.by_ref.values()):
             if request.state is RequestState.WAITING:
-                self._requests.clear_id(request)
+                if request.fence:  # granted, and not extended yet
+                    self._deferred_releases.append(Release(request.id))
+                self._requests.clear_grant(request)
                 request.reencode(now)
             elif request.state is RequestState.HELD:
                 self._deferred_releases.append(Release(request.id))
@@ -517,7 +530,11 @@ class ClientSession:
             self.send(release, now)
         for request in waiting:
             self._requests.start_response_timer(request, now)
-            self._send_request(request, now)
+            if request.connection_number == self._connection_number:  # granted, but too little of the timeout remains
+                self._extend_granted(request, now)
+            else:
+                self._requests.clear_grant(request)  # the server may execute the request as a new one
+                self._send_request(request, now)
         self._requests.renew_all(now)
         self._keepalive.start(now)
         self._send_watches(now)
@@ -533,7 +550,8 @@ class ClientSession:
     def _handle_locked(self, locked: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
         """Handle `locked`: the grant of a request or, during a resumption, the remaining time of a held lock.
 
-        A new lock is released if no request of this client has its `ref`.
+        A new lock is released if no request of this client has its `ref`. If too little of the timeout of a new lock
+        remains, the lock is extended now, or at the end of the resumption.
         """
         request = self._requests.by_ref.get(locked.ref or "")
         if request is None:
@@ -545,13 +563,27 @@ class ClientSession:
         request.fence = locked.fence
         if locked.resources is not None:
             request.set_chosen(locked.resources)
-        remaining_s = None if locked.expiresIn is None else locked.expiresIn / 1000
+        remaining_s = request.transaction_timeout if locked.expiresIn is None else locked.expiresIn / 1000
         if request.state is RequestState.WAITING:
-            request.state = RequestState.HELD
-            self._requests.start_hold(request, now, remaining_s)
-            outcomes.append(Outcome(request))
-        elif request.state is RequestState.HELD and remaining_s is not None:  # a resumption confirms the lock
-            self._requests.start_hold(request, now, remaining_s)
+            # `locked` may be late, for example from a server that was paused. But the server granted the lock, or computed
+            # `expiresIn`, after it had received the `hello` of this connection and the request.
+            since = max(self._connected_at, request.first_sent_at or 0.0)
+            if since + remaining_s - now >= request.transaction_timeout * MIN_REMAINING:
+                self._hold(request, since, remaining_s, outcomes)
+            elif self.up:
+                self._extend_granted(request, now)
+        elif request.state is RequestState.HELD and locked.expiresIn is not None and not self.up:
+            self._requests.start_hold(request, self._connected_at, remaining_s)  # the resumption confirms the lock
+
+    def _hold(self, request: Request, since: float, remaining_s: float, outcomes: list[Outcome]) -> None:
+        """Complete a waiting request: its lock is held, and ends `remaining_s` seconds after `since`."""
+        request.state = RequestState.HELD
+        self._requests.start_hold(request, since, remaining_s)
+        outcomes.append(Outcome(request))
+
+    def _extend_granted(self, request: Request, now: float) -> None:
+        """Extend the lock of a request that was granted after a long wait. The request stays WAITING until the answer."""
+        self.send(Extend(request.id, request.transaction_timeout, request), now)
 
     def _handle_released(self, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
         """Handle `released`: a request has ended, or had ended before this client released or extended it by its id.
@@ -608,7 +640,12 @@ class ClientSession:
         if call is None:
             return
         request = call.request
-        if request is not None and request.state is RequestState.HELD:
+        if request is not None and request.state is RequestState.WAITING:
+            if now < call.sent_at + call.transaction_timeout:
+                self._hold(request, call.sent_at, call.transaction_timeout, outcomes)
+            else:  # the answer was late, too
+                self._extend_granted(request, now)
+        elif request is not None and request.state is RequestState.HELD:
             request.transaction_timeout = call.transaction_timeout
             self._requests.start_hold(request, call.sent_at)
         elif request is not None and request.error is not None:
@@ -700,8 +737,8 @@ class ClientSession:
     def _handle_call_error(self, call: Call, error: GenieError, outcomes: list[Outcome]) -> None:
         """Handle an error reply to a call other than a request.
 
-        After `unavailable`, releases and watches are sent again to the next server. Any other error fails the call, and a
-        lock whose release was rejected counts as held again.
+        After `unavailable`, releases and watches are sent again to the next server, and a granted request is extended
+        there. Any other error fails the call, and a lock whose release was rejected counts as held again.
         """
         will_retry = isinstance(error, Unavailable)
         if isinstance(call, Release) and will_retry:
@@ -709,6 +746,9 @@ class ClientSession:
         elif isinstance(call, Watch):
             if not will_retry:
                 self._watches.on_rejected(call, error, outcomes)
+        elif isinstance(call, Extend) and call.request is not None and call.request.state is RequestState.WAITING:
+            if not will_retry:
+                self._fail_unextended(call.request, error, outcomes)
         elif isinstance(call, Release | Extend) and _is_unknown_id(error):
             self._handle_unknown_id(call, error, outcomes)
         else:
@@ -717,6 +757,15 @@ class ClientSession:
                 request.state = RequestState.HELD
                 request.release = None
             outcomes.append(Outcome(call, error=error))
+
+    def _fail_unextended(self, request: Request, error: GenieError, outcomes: list[Outcome]) -> None:
+        """Fail a granted request whose extension was rejected, so that it is unknown how long its lock will be held."""
+        self._mark_ended(request)
+        if _is_unknown_id(error):
+            error = errors.unknown_to_server(request.id)
+        else:
+            self._send_with_ref(Release(request.id))
+        outcomes.append(Outcome(request, error=error))
 
     def _handle_unknown_id(self, call: Release | Extend, error: GenieError, outcomes: list[Outcome]) -> None:
         """Handle the error that the server does not know the id of a release or extension.

@@ -114,9 +114,9 @@ class TestReconnect:
     def test_the_resumption_has_the_chosen_resources(self):
         session = connected_session()
         request = pending_request(session)
-        told = locked(101, "1", resources=["b"], expiresIn=4000)
+        told = locked(101, "1", resources=["b"], expiresIn=9000)
         assert reconnect(session, told, now=2.0) == [(request, None, None)]
-        assert (request.resources, request.expires_at) == (("shared:b",), 6.0)
+        assert (request.resources, request.expires_at) == (("shared:b",), 11.0)
         assert session.data_to_send() == b""
         assert reconnect(session, told, now=3.0) == []
         assert request.resources == ("shared:b",)

@@ -166,12 +166,12 @@ def test_a_suspended_client_reads_before_the_timeout_counts():
 
 def test_the_next_connection_has_its_own_keepalive():
     session = connected(keepalive=True)
-    request = sent_request(session, queue_timeout=1000)
+    request = sent_request(session, queue_timeout=1000, transaction_timeout=1000)
     run(session, GONE_S)
     assert session.close_reason
     session.on_disconnected("gone", 0.0)
     session.on_timer(50.0)
-    session.on_connected()
+    session.on_connected(0.0)
     session.on_timer(51.0)
     assert not session.close_reason
     session.on_disconnected("gone again", 0.0)

@@ -168,7 +168,7 @@ class Simulation:
         self.connected = True
         self.server.client, old = make_client(), self.server.client
         self.server.outbox = b""  # the rest was for the old one
-        self.session.on_connected()
+        self.session.on_connected(self.now)
         if not old.closed:
             self.old_peer = old
 

@@ -7,7 +7,8 @@ import math
 import orjson
 import pytest
 
-from genie.client.commands import Bye, Extend, Inspect, Ping, Release, RequestState
+from genie.client.commands import Bye, Extend, Inspect, Ping, Release, Request, RequestState
+from genie.client.session import ClientSession
 from genie.errors import (
     Blocker,
     CycleStep,
@@ -21,6 +22,8 @@ from genie.errors import (
     Unavailable,
 )
 from scripted_server import (
+    PONG,
+    complete_handshake,
     connected_session,
     encode,
     error,
@@ -31,6 +34,8 @@ from scripted_server import (
     release,
     released,
     send_request,
+    sent_request,
+    welcome,
 )
 
 
@@ -53,18 +58,18 @@ def test_a_request_is_sent_in_milliseconds_and_granted():
         b'"ref":"1"}}\n'
     )
     assert session.data_to_send() == b""
-    assert session.receive_data(b'{"command":"locked","payload":{"id":101,"fence":7,"ref":"1"}}\n', 2.0) == [
+    assert session.receive_data(b'{"command":"locked","payload":{"id":101,"fence":7,"ref":"1"}}\n', 0.0001) == [
         (request, None, None)
     ]
-    assert (request.id, request.fence, request.expires_at, request.state) == (101, 7, 2.0015, RequestState.HELD)
+    assert (request.id, request.fence, request.expires_at, request.state) == (101, 7, 0.0015, RequestState.HELD)
 
 
 def test_a_server_without_quiet_mode_sends_queued_first():
     session = connected_session()
     request = send_request(session, queue_timeout=10)
-    assert session.receive_data(queued(101, "1"), 5.0) == []
-    assert (request.id, request.state, request.response_deadline) == (101, RequestState.WAITING, 25.0)
-    assert session.receive_data(locked(101, "1"), 6.0) == [(request, None, None)]
+    assert session.receive_data(queued(101, "1"), 0.5) == []
+    assert (request.id, request.state, request.response_deadline) == (101, RequestState.WAITING, 20.5)
+    assert session.receive_data(locked(101, "1"), 1.0) == [(request, None, None)]
 
 
 def test_messages_may_be_split_and_joined():
@@ -276,6 +281,169 @@ class TestRelease:
         assert isinstance(why, RequestRejected)
         assert request.state is RequestState.HELD
         assert session.release(request, 0.0) is not None
+
+
+def extend(id: int, ref: str, timeout_ms: int = 10_000) -> bytes:
+    return encode("extend", id=id, transactionTimeout=timeout_ms, ref=ref)
+
+
+def extended(id: int, ref: str, timeout_ms: int = 10_000) -> bytes:
+    return encode("extended", id=id, transactionTimeout=timeout_ms, ref=ref)
+
+
+def waiting_grant(session: ClientSession, **options: object) -> Request:
+    """Return a request that was granted after 50 s, with the `ref` 1. Its extension, with the `ref` 2, has no answer yet."""
+    request = sent_request(session, transaction_timeout=10, queue_timeout=60, **options)
+    assert session.receive_data(locked(101, "1"), 50.0) == []
+    assert session.data_to_send() == extend(101, "2")
+    return request
+
+
+class TestGrant:
+    """`locked` may arrive long after the grant, so the timeout counts from when the client sent a command."""
+
+    def test_the_timeout_counts_from_the_time_of_the_request(self):
+        session = connected_session()
+        lock = sent_request(session, transaction_timeout=10)
+        assert session.receive_data(locked(101, "1"), 2.5) == [(lock, None, None)]
+        assert (lock.expires_at, session.data_to_send()) == (10.0, b"")
+
+    def test_after_a_long_wait_the_lock_counts_as_held_when_it_is_extended(self):
+        session = connected_session()
+        lock = sent_request(session, transaction_timeout=10, queue_timeout=60)
+        assert session.receive_data(locked(101, "1"), 50.0) == []
+        assert (lock.state, session.data_to_send()) == (RequestState.WAITING, extend(101, "2"))
+        assert session.receive_data(extended(101, "2"), 51.0)[0] == (lock, None, None)
+        assert (lock.state, lock.id, lock.fence, lock.expires_at) == (RequestState.HELD, 101, 7, 60.0)
+
+    def test_an_extension_that_is_answered_too_late_is_repeated(self):
+        session = connected_session()
+        lock = waiting_grant(session)
+        [(call, _, _)] = session.receive_data(extended(101, "2"), 60.0)
+        assert call is not lock
+        assert session.data_to_send() == extend(101, "3")
+        assert session.receive_data(extended(101, "3"), 61.0)[0] == (lock, None, None)
+        assert lock.expires_at == 70.0
+
+    def test_the_watchdog_counts_from_the_extension(self):
+        session = connected_session()
+        lock = waiting_grant(session, watchdog=True)
+        session.receive_data(extended(101, "2"), 51.0)
+        session.on_timer(53.0)
+        assert session.data_to_send() == b""
+        session.on_timer(53.4)
+        assert session.data_to_send() == extend(101, "3")
+        assert lock.state is RequestState.HELD
+
+    @pytest.mark.parametrize(
+        "answer", [released(101, "transaction-timeout", "2", held=10_000), error("unknown-id", ref="2", id=101)]
+    )
+    def test_a_lock_that_ended_before_its_grant_arrived_is_not_returned(self, answer):
+        session = connected_session()
+        lock = waiting_grant(session)
+        (call, _, why), *_ = session.receive_data(answer, 51.0)
+        assert call is lock
+        assert isinstance(why, LockLost)
+        assert lock.state is RequestState.ENDED
+        assert session.data_to_send() == b""
+
+    def test_a_rejected_extension_fails_the_request_and_releases_the_lock(self):
+        session = connected_session()
+        lock = waiting_grant(session)
+        [(call, _, why)] = session.receive_data(error("unauthorized", ref="2"), 51.0)
+        assert call is lock
+        assert isinstance(why, RequestRejected)
+        assert session.data_to_send() == release(101, "3")
+
+    def test_cancelled_while_it_is_extended(self):
+        session = connected_session()
+        lock = waiting_grant(session)
+        call = session.release(lock, 50.5)
+        assert session.data_to_send() == release(101, "3")
+        session.receive_data(extended(101, "2"), 51.0)
+        assert session.receive_data(released(101, "success", "3"), 51.0) == [(call, "success", None)]
+
+    def test_released_by_its_id_while_it_is_extended(self):
+        session = connected_session()
+        lock = waiting_grant(session)
+        answers = released(101, "success", "1") + released(101, "success", "2")
+        (call, _, why), _ = session.receive_data(answers, 51.0)
+        assert call is lock
+        assert "a release of its id" in str(why)
+
+    def test_the_answer_to_a_repeated_request_counts_from_the_first_sending(self):
+        """The request is repeated after the release of an unknown id, which may be that of the request."""
+        session = connected_session()
+        lock = sent_request(session, transaction_timeout=10)
+        session.send(Release(55), 1.0)
+        session.receive_data(released(55, "success", "2"), 2.0)
+        session.data_to_send()
+        told = locked(101, "1", expiresIn=9_900)
+        assert session.receive_data(told, 2.0) == [(lock, None, None)]
+        assert lock.expires_at == 9.9
+
+    def test_the_answer_to_a_repeated_request_does_not_change_a_held_lock(self):
+        session = connected_session()
+        lock = waiting_grant(session)
+        session.receive_data(extended(101, "2"), 51.0)
+        assert session.receive_data(locked(101, "1", expiresIn=9_900), 51.0) == []
+        assert lock.expires_at == 60.0
+
+
+class TestReconnectDuringTheExtensionOfAGrant:
+    @pytest.mark.parametrize(("remaining_ms", "is_extended"), [(9_000, False), (5_000, True), (100, True)])
+    def test_the_lock_is_listed(self, remaining_ms, is_extended):
+        session = connected_session()
+        lock = waiting_grant(session)
+        session.on_disconnected("gone", 50.5)
+        session.on_connected(51.0)
+        session.data_to_send()
+        told = welcome(True) + locked(101, "1", expiresIn=remaining_ms)
+        outcomes = session.receive_data(told, 52.0) + session.receive_data(PONG, 52.0)
+        if is_extended:
+            assert (outcomes, session.data_to_send()) == ([], extend(101, "3"))
+            outcomes = session.receive_data(extended(101, "3"), 53.0)[:1]
+        assert outcomes == [(lock, None, None)]
+        assert session.data_to_send() == b""
+        assert (lock.state, lock.expires_at) == (RequestState.HELD, 62.0 if is_extended else 60.0)
+
+    def test_a_late_locked_during_the_resumption_counts_from_hello(self):
+        session = connected_session()
+        lock = sent_request(session, transaction_timeout=10, queue_timeout=60)
+        session.on_disconnected("gone", 40.0)
+        session.on_connected(50.0)
+        session.data_to_send()
+        assert session.receive_data(welcome(True) + locked(101, "1"), 51.0) == [(lock, None, None)]
+        assert lock.expires_at == 60.0
+
+    def test_a_lock_that_is_not_listed_is_requested_again_under_another_id(self):
+        session = connected_session()
+        lock = waiting_grant(session)
+        session.on_disconnected("gone", 50.5)
+        complete_handshake(session, now=51.0)
+        assert session.data_to_send() == lock.line
+        assert (lock.id, lock.fence) == (0, 0)
+        session.release(lock, 52.0)
+        assert session.data_to_send() == encode("release", ref="1")
+
+    def test_after_the_end_of_the_session_the_lock_is_released_and_requested_again(self):
+        session = connected_session()
+        lock = waiting_grant(session)
+        session.on_disconnected("gone", 50.5)
+        complete_handshake(session, resumed=False, now=51.0)
+        assert session.data_to_send() == release(101, "3") + lock.line
+        assert session.receive_data(released(101, "success", "3") + locked(102, "1"), 51.5)[-1] == (lock, None, None)
+        assert (lock.id, lock.expires_at) == (102, 61.0)
+
+    def test_after_unavailable_the_lock_is_extended_at_the_next_server(self):
+        session = connected_session()
+        lock = waiting_grant(session)
+        session.receive_data(error("unavailable", ref="2"), 51.0)
+        assert session.close_reason
+        session.on_disconnected("gone", 50.5)
+        complete_handshake(session, locked(101, "1", expiresIn=5_000), now=52.0)
+        assert session.data_to_send() == extend(101, "3")
+        assert session.receive_data(extended(101, "3"), 53.0)[0] == (lock, None, None)
 
 
 class TestExtend:

@@ -47,7 +47,7 @@ class TestHandshake:
     def test_nothing_else_is_sent_before_the_resumption_has_ended(self):
         session = ClientSession(SECRET)
         request = send_request(session)
-        session.on_connected()
+        session.on_connected(0.0)
         assert session.data_to_send() == HELLO + PING
         assert session.receive_data(welcome(False), 0.0) == []
         assert session.data_to_send() == b""
@@ -58,7 +58,7 @@ class TestHandshake:
         secrets = set()
         for _ in range(2):
             session = ClientSession(session_timeout=0.25)
-            session.on_connected()
+            session.on_connected(0.0)
             payload = orjson.loads(session.data_to_send().splitlines()[0])["payload"]
             assert payload["sessionTimeout"] == 250
             secrets.add(payload["session"])
@@ -82,7 +82,7 @@ class TestHandshake:
     def test_the_server_must_confirm_the_namespace(self):
         session = ClientSession(SECRET, namespace="billing")
         request = send_request(session)
-        session.on_connected()
+        session.on_connected(0.0)
         hello = orjson.loads(session.data_to_send().splitlines()[0])["payload"]
         assert (hello["session"], hello["sessionTimeout"], hello["namespace"]) == (SECRET, 10_000, "billing")
         for answer in (welcome(False), encode("welcome", protocol=1, resumed=False)):
@@ -92,7 +92,7 @@ class TestHandshake:
             assert session.redirect is None
             assert session.data_to_send() == b"", "nothing is asked for elsewhere"
             session.on_disconnected("gone", 0.0)
-            session.on_connected()
+            session.on_connected(0.0)
             session.data_to_send()
         session.receive_data(welcome(False, namespace="billing") + PONG, 0.0)
         assert session.up
@@ -100,14 +100,14 @@ class TestHandshake:
 
     def test_hello_has_the_protocol_and_the_client_version(self):
         session = ClientSession(SECRET)
-        session.on_connected()
+        session.on_connected(0.0)
         hello = orjson.loads(session.data_to_send().splitlines()[0])["payload"]
         assert (hello["protocol"], hello["quiet"]) == (1, True)
         assert re.fullmatch(r"genie-python/\d.*", hello["client"])
 
     def test_a_server_of_another_protocol_version_is_rejected(self):
         session = ClientSession(SECRET)
-        session.on_connected()
+        session.on_connected(0.0)
         session.receive_data(welcome(False, protocol=2) + PONG, 0.0)
         assert "protocol 2" in session.close_reason
         assert not session.up
@@ -116,7 +116,7 @@ class TestHandshake:
     def test_a_final_rejection_fails_waiting_calls(self, code):
         session = ClientSession(SECRET)
         request = send_request(session)
-        session.on_connected()
+        session.on_connected(0.0)
         session.receive_data(error(code, "no", ref="hello", supported=[7]) + error("unavailable", ref="resume"), 0.0)
         assert session.close_reason
         assert session.rejection is None, "another server may accept the client"
@@ -135,7 +135,7 @@ class TestHandshake:
     def test_a_temporary_rejection_does_not_fail_waiting_calls(self):
         session = ClientSession(SECRET)
         send_request(session)
-        session.on_connected()
+        session.on_connected(0.0)
         session.receive_data(error("unavailable", "no", ref="hello"), 0.0)
         assert session.close_reason
         assert session.rejection is None
@@ -143,7 +143,7 @@ class TestHandshake:
 
     def test_welcome_sets_the_ping_interval(self):
         session = ClientSession(SECRET, response_timeout=100.0)
-        session.on_connected()
+        session.on_connected(0.0)
         session.receive_data(welcome(False, pingInterval=7000) + PONG, 0.0)
         send_request(session, queue_timeout=1000)
         session.data_to_send()
@@ -155,18 +155,18 @@ class TestHandshake:
     @pytest.mark.parametrize("leader", ["b:1", None])
     def test_a_follower_redirects_to_the_leader(self, leader):
         session = ClientSession()
-        session.on_connected()
+        session.on_connected(0.0)
         told = error("unavailable", "not the leader", **({} if leader is None else {"leader": leader}))
         assert session.receive_data(told * 2, 0.0) == []
         assert "not the leader" in session.close_reason
         assert session.redirect == (leader or "")
         assert not session.up
-        session.on_connected()
+        session.on_connected(0.0)
         assert (session.close_reason, session.redirect) == ("", None)
 
     def test_other_error_replies_do_not_redirect(self):
         session = ClientSession()
-        session.on_connected()
+        session.on_connected(0.0)
         session.receive_data(error("bad-request", "what is hello?"), 0.0)
         assert "what is hello?" in session.close_reason
         assert session.redirect is None
@@ -174,7 +174,7 @@ class TestHandshake:
     def test_unavailable_during_the_resumption_closes_the_connection(self):
         session = ClientSession(SECRET)
         request = send_request(session)
-        session.on_connected()
+        session.on_connected(0.0)
         session.data_to_send()
         assert session.receive_data(welcome(False) + error("unavailable"), 0.0) == []
         assert session.close_reason
@@ -187,13 +187,13 @@ class TestHandshake:
     @pytest.mark.parametrize("line", [PONG, locked(1, "1"), released(1, "success", "1")])
     def test_any_other_reply_to_hello_closes_the_connection(self, line):
         session = ClientSession()
-        session.on_connected()
+        session.on_connected(0.0)
         session.receive_data(line, 0.0)
         assert session.close_reason
 
     def test_unknown_messages_of_a_newer_server_are_ignored(self):
         session = ClientSession()
-        session.on_connected()
+        session.on_connected(0.0)
         session.receive_data(encode("tomorrow") + welcome(False) + encode("tomorrow") + PONG, 0.0)
         assert session.up
 
@@ -201,7 +201,7 @@ class TestHandshake:
         session = connected_session()
         lock, request = granted_request(session), sent_request(session)
         session.on_disconnected("gone", 0.0)
-        session.on_connected()
+        session.on_connected(0.0)
         session.data_to_send()
         assert session.receive_data(welcome(True) + locked(101, "1", expiresIn=5000), 0.0) == []
         assert session.on_disconnected("gone again", 0.0) == []
@@ -217,14 +217,14 @@ class TestWaitingRequest:
         line = request.line
         assert reconnect(session) == []
         assert session.data_to_send() == line
-        assert session.receive_data(locked(101, "1"), 3.0) == [(request, None, None)]
-        assert request.expires_at == 13.0
+        assert session.receive_data(locked(101, "1"), 1.0) == [(request, None, None)]
+        assert request.expires_at == 10.0
 
     def test_was_granted_while_disconnected(self):
         session = connected_session()
         request = sent_request(session)
-        assert reconnect(session, locked(101, "1", expiresIn=2500), now=4.0) == [(request, None, None)]
-        assert (request.state, request.fence, request.expires_at) == (RequestState.HELD, 7, 6.5)
+        assert reconnect(session, locked(101, "1", expiresIn=9500), now=4.0) == [(request, None, None)]
+        assert (request.state, request.fence, request.expires_at) == (RequestState.HELD, 7, 13.5)
         assert session.data_to_send() == b""
 
     def test_was_granted_between_the_resumption_and_the_retry(self):
@@ -268,8 +268,8 @@ class TestWaitingRequest:
         assert session.data_to_send() == request.line
         assert reconnect(session) == []
         assert session.data_to_send() == request.line
-        assert session.receive_data(locked(101, "1", expiresIn=2500), 1.0) == [(request, None, None)]
-        assert request.expires_at == 3.5
+        assert session.receive_data(locked(101, "1", expiresIn=9500), 1.0) == [(request, None, None)]
+        assert request.expires_at == 9.5
 
     def test_is_queued_while_disconnected(self):
         session = connected_session()
@@ -387,6 +387,14 @@ class TestHeldLock:
         assert (lock.state, lock.expires_at, session.next_timer) == (RequestState.HELD, 25.0, 10.0)
         assert session.on_timer(10.0) == []
         assert session.next_timer == 25.0
+
+    def test_the_remaining_time_counts_from_hello(self):
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=10)
+        session.on_disconnected("gone", 4.0)
+        session.on_connected(5.0)
+        session.receive_data(welcome(True) + locked(101, "1", expiresIn=20_000), 7.0)
+        assert (lock.state, lock.expires_at) == (RequestState.HELD, 25.0)
 
     def test_may_expire_earlier_than_before_the_reconnect(self):
         session = connected_session()

@@ -132,7 +132,7 @@ class Simulation:
         """Connect, and exchange messages until all changes are consumed and nothing is in transit."""
         if not self.connected:
             self.connected = True
-            self.session.on_connected()
+            self.session.on_connected(0.0)
         while True:
             for consumer in self.consumers:
                 self.take(consumer, 1000)
@@ -170,7 +170,7 @@ def execute_step(simulation: Simulation, name: str, value) -> None:
             simulation.deliver(value)
         case "connect" if not simulation.connected:
             simulation.connected = True
-            simulation.session.on_connected()
+            simulation.session.on_connected(0.0)
         case "cut":
             simulation.lose_connection()
         case "lag":
