@@ -1,7 +1,6 @@
 // The commands that wait for an answer, and the locks that result from requests. Times are ms of `performance.now()`.
 import type { LockLostError } from './errors.js';
 import type { Lock } from './lock.js';
-import type { Watch } from './watch.js';
 import { encode } from './wire.js';
 
 /** A command that expects an answer, which settles its promise. @internal */
@@ -10,85 +9,41 @@ export abstract class Call<T> {
   sentAt = 0;
   /** The number of the connection on which the command was first sent; 0: never sent. */
   firstConnection = 0;
+  /** Whether the server has answered `unavailable`, so that the command must be sent again. */
+  isRefused = false;
+  /** When the caller gives up. */
+  deadline = Infinity;
   readonly promise: Promise<T>;
   resolve!: (value: T) => void;
   reject!: (error: unknown) => void;
 
-  /** `order` is the position among all commands of the client. `deadline` is when the caller gives up. */
-  constructor(public line: string, public order: number, public deadline: number) {
+  constructor(readonly ref: string, public line: string) {
     this.promise = new Promise((resolve, reject) => {
       this.resolve = resolve;
       this.reject = reject;
     });
   }
 
-  /** Whether the command must be sent again on a new connection. */
-  abstract get unanswered(): boolean;
   /** When the state of the call changes by itself. */
-  abstract get timerAt(): number;
-
-  /** Rejects with the reason of the signal when it is aborted, and calls `cancel`. */
-  abortOn(signal: AbortSignal | undefined, cancel: () => void): void {
-    if (!signal) return;
-    const onAbort = (): void => {
-      cancel();
-      this.reject(signal.reason);
-    };
-    signal.addEventListener('abort', onAbort);
-    const stop = (): void => signal.removeEventListener('abort', onAbort);
-    this.promise.then(stop, stop);
-  }
-}
-
-/** The calls without an answer. Not a Map, which allocates for each change, and in V8 prolongs the life of its entries. @internal */
-export class CallTable<C extends { readonly ref: string }> {
-  readonly #slots: (C | undefined)[] = [];
-  readonly #freeSlots: number[] = [];
-
-  /** Returns the `ref` for the next call that is added, which begins with the number of its slot. */
-  nextRef(order: number): string {
-    return `${this.#freeSlots.at(-1) ?? this.#slots.length}-${order}`;
-  }
-
-  add(call: C): void {
-    this.#slots[this.#freeSlots.pop() ?? this.#slots.length] = call;
-  }
-
-  get(ref: string): C | undefined {
-    const call = this.#slots[parseInt(ref, 10)];
-    return call?.ref === ref ? call : undefined;
-  }
-
-  delete(call: C): void {
-    if (!this.get(call.ref)) return;
-    const slot = parseInt(call.ref, 10);
-    this.#slots[slot] = undefined;
-    this.#freeSlots.push(slot);
-  }
-
-  get size(): number {
-    return this.#slots.length - this.#freeSlots.length;
-  }
-
-  all(): C[] {
-    return this.#slots.filter((call) => call !== undefined);
-  }
-}
-
-/** A command other than `request`. `subject` is the lock or the watch of this client that it is about. @internal */
-export class Command extends Call<object> {
-  unanswered = true;
-
-  constructor(
-    readonly name: string, readonly ref: string, readonly payload: object,
-    order: number, deadline: number, readonly subject?: Request | Watch,
-  ) {
-    super(encode(name, payload, ref), order, deadline);
-  }
-
-  override get timerAt(): number {
+  get timerAt(): number {
     return this.deadline;
   }
+}
+
+/** A command about locks other than `request`. `request` is the request of this client that it is about. @internal */
+export class Command extends Call<object> {
+  constructor(ref: string, readonly name: string, readonly payload: object, readonly request?: Request) {
+    super(ref, encode(name, payload, ref));
+  }
+}
+
+/** How a request is handled by this client: what is in its payload only, the client does not know. @internal */
+export interface RequestOptions {
+  resources: readonly string[];
+  queueTimeout: number;
+  transactionTimeout: number;
+  watchdog: boolean;
+  isBoundToSession: boolean;
 }
 
 /**
@@ -110,19 +65,14 @@ export class Request extends Call<Lock> {
   sessionEndsAt = Infinity;
   /** When the watchdog extends the lock. */
   renewAt = Infinity;
+  /** The last release by id. */
+  release: Command | undefined;
   /** Why the lock is lost. */
   error: LockLostError | undefined;
   #controller: AbortController | undefined;
 
-  constructor(
-    readonly ref: string, payload: object, public resources: readonly string[], public transactionTimeout: number,
-    readonly watchdog: boolean, readonly isBoundToSession: boolean, order: number, deadline: number,
-  ) {
-    super(encode('request', payload, ref), order, deadline);
-  }
-
-  override get unanswered(): boolean {
-    return this.state === 'waiting' || this.state === 'cancelling';
+  constructor(ref: string, payload: object, readonly options: RequestOptions) {
+    super(ref, encode('request', payload, ref));
   }
 
   /** When the lock ends by the clock of this client. */
@@ -131,7 +81,7 @@ export class Request extends Call<Lock> {
   }
 
   override get timerAt(): number {
-    return this.state === 'held' ? Math.min(this.endsAt, this.renewAt) : this.state === 'waiting' ? this.deadline : Infinity;
+    return this.state === 'held' ? Math.min(this.endsAt, this.renewAt) : this.deadline;
   }
 
   /** Is made on demand, since most callers never ask for it. */
@@ -146,9 +96,9 @@ export class Request extends Call<Lock> {
   /** The server has granted or confirmed the lock: it ends `duration` ms after `since`. */
   hold(since: number, duration: number): void {
     this.state = 'held';
+    this.deadline = this.sessionEndsAt = Infinity;
     this.expiresAt = since + duration;
-    this.sessionEndsAt = Infinity;
-    if (this.watchdog) this.renewAt = since + duration / 3;
+    if (this.options.watchdog) this.renewAt = since + duration / 3;
   }
 
   /** The lock is lost. Its signal is aborted after the current message, because listeners may call the client. */

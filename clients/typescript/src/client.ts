@@ -35,6 +35,9 @@ export interface AnyOptions extends Omit<AcquireOptions, 'queueTimeout' | 'prior
   weights?: readonly (number | bigint)[] | undefined;
 }
 
+/** Options of `elect`. A leader that does not respond is succeeded after its `transactionTimeout`. */
+export type ElectOptions = Pick<AcquireOptions, 'transactionTimeout' | 'note' | 'signal'>;
+
 export interface InspectQuery {
   /** Only requests that lock or wait for this resource, a name without a mode. */
   resource?: string | undefined;
@@ -113,7 +116,16 @@ export class Client implements AsyncDisposable {
     return result;
   }
 
-  /** Watches the locks on resources whose names begin with `prefix`. The watch begins with its first `next`. */
+  /**
+   * Leads while `work` runs: waits without a limit for an exclusive lock on `name`, which the client extends until `work`
+   * has ended. If the leadership is lost, `leadership.signal` is aborted; when `work` has ended, this call rejects with the
+   * `LockLostError`.
+   */
+  elect<T>(name: string, options: ElectOptions, work: (leadership: Lock) => Promise<T> | T): Promise<T> {
+    return this.using(`exclusive:${name}`, { ...options, queueTimeout: Infinity, watchdog: true }, work);
+  }
+
+  /** Watches the locks on resources whose names begin with `prefix`. The watch begins at once, also without a `next`. */
   watch(prefix: string, { signal }: CallOptions = {}): Watch {
     return new Watch(this.#session, prefix, signal);
   }
@@ -135,7 +147,7 @@ export class Client implements AsyncDisposable {
 
   /** Sets the remaining time of a lock of any client to `transactionTimeout` ms from now. */
   extend(id: number, transactionTimeout: number, { signal }: CallOptions = {}): Promise<void> {
-    return this.#session.extendId(id, transactionTimeout, signal);
+    return this.#session.extend(id, transactionTimeout, signal);
   }
 
   /**
@@ -153,18 +165,18 @@ export class Client implements AsyncDisposable {
   async #request(
     names: readonly string[], { signal, watchdog = false, ...wire }: AcquireOptions, anyOf?: object,
   ): Promise<Lock> {
-    const { transactionTimeout = 10_000, queueTimeout: wait = 10_000, onDisconnect, priority = 0 } = wire;
-    const queueTimeout = anyOf ? 0 : checkTimeout('queueTimeout', wait === Infinity ? MAX_TIMEOUT : wait);
+    const { transactionTimeout = 10_000, queueTimeout = 10_000, onDisconnect, priority = 0 } = wire;
+    const wait = queueTimeout === Infinity ? MAX_TIMEOUT : queueTimeout;
+    checkTimeout('queueTimeout', wait);
     checkTimeout('transactionTimeout', transactionTimeout);
     if (!Number.isFinite(priority)) throw new RangeError(`priority must be a finite number, not ${priority}`);
     const resources = names.map(withMode);
     // All other options are sent as they are: the server rejects an unknown or wrong one, and says what would be right.
-    const payload = anyOf ? { anyOf: resources, ...wire, ...anyOf } : { resources, ...wire };
-    if (wait === Infinity) payload.queueTimeout = MAX_TIMEOUT;
+    const payload = { ...(anyOf ? { anyOf: resources } : { resources }), ...wire, ...anyOf };
+    if (wait !== queueTimeout) payload.queueTimeout = wait;
     const isBoundToSession = onDisconnect === 'release';
-    const lock = await this.#session.request(
-      payload, resources, queueTimeout, transactionTimeout, watchdog, isBoundToSession, signal,
-    );
+    const options = { resources, queueTimeout: wait, transactionTimeout, watchdog, isBoundToSession };
+    const lock = await this.#session.request(payload, options, signal);
     if (lock.error) throw lock.error; // lost at once, before the caller could continue
     return lock;
   }

@@ -1,6 +1,7 @@
 // The connection of a client: finds the leader among several servers, reconnects, and batches what is written.
 import { connect as connectTcp, type Socket } from 'node:net';
 import { connect as connectTls } from 'node:tls';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { debuglog } from 'node:util';
 import { formatAddress, parseAddress, type Address } from './config.js';
 import { UnavailableError, type RejectedError } from './errors.js';
@@ -12,8 +13,6 @@ export const log = debuglog('genie');
 
 const MAX_ATTEMPT_TIME = 5_000;
 const KEEPALIVE_IDLE_TIME = 5_000;
-/** Redirects to a leader that are followed in one round over the addresses. */
-const MAX_REDIRECTS = 3;
 /** A connection that has lasted for this time (ms) resets the backoff, even if no command was answered. */
 const STABLE_TIME = 2_000;
 /** Nothing is written while more bytes than these wait for the server to read. */
@@ -38,30 +37,29 @@ export class Backoff {
 export class Connection {
   /** When the last bytes arrived, by `performance.now()`. */
   lastReceivedAt = 0;
-  /** When the handshake was completed; 0: not connected. */
-  #upSince = 0;
-  #hasBeenUp = false;
-  #addresses: Address[];
   readonly #session: Session;
   readonly #attemptTimeout: number;
   readonly #backoff = new Backoff();
-  #isConnecting = false;
-  #closed = false;
+  readonly #closing = new AbortController();
+  #addresses: readonly Address[];
+  #isRunning = false;
+  #isFirstRound = true;
+  /** The connection or attempt, its server, and the limit of the attempt. */
   #socket: Socket | undefined;
   #address: Address | undefined;
-  /** Completes the current attempt to connect. */
-  #settle: ((isUp: boolean) => void) | undefined;
-  /** Ends the wait before the next round. */
-  #wake = (): void => {};
-  /** The address of the leader, from the last error of a server. */
-  #leader: string | undefined;
+  #attemptTimer: NodeJS.Timeout | undefined;
+  /** When the handshake was completed; 0: not connected. */
+  #upSince = 0;
+  /** Why the last connection or attempt has ended. */
+  #failure = new Error('no answer');
+  /** The leader that the last server has named. */
+  #leader: Address | undefined;
   /** The final error of the last attempt. */
   #rejection: RejectedError | undefined;
-  #lastFailure = 'no answer';
   #output = '';
   #isFlushScheduled = false;
 
-  constructor(addresses: Address[], connectTimeout: number, session: Session) {
+  constructor(addresses: readonly Address[], connectTimeout: number, session: Session) {
     this.#addresses = addresses;
     this.#attemptTimeout = Math.min(MAX_ATTEMPT_TIME, connectTimeout / addresses.length);
     this.#session = session;
@@ -69,30 +67,30 @@ export class Connection {
 
   /** Connects, unless there is a connection or an attempt. */
   start(): void {
-    if (!this.#isConnecting && !this.#socket && !this.#closed) void this.#connect();
+    if (!this.#isRunning && !this.#closing.signal.aborted) void this.#run();
   }
 
   /** The handshake is complete. */
   established(): void {
     this.#upSince = performance.now();
-    this.#hasBeenUp = true;
-    this.#settle?.(true);
+    clearTimeout(this.#attemptTimer);
   }
 
   /** Ends the connection or attempt. The next one goes to `leader`, if it is given. `rejection`: the server's final error. */
-  drop(reason: string, leader?: string, rejection?: RejectedError): void {
-    const socket = this.#socket;
-    if (!socket) return;
-    this.#leader = leader;
+  drop(reason: Error, leader?: string, rejection?: RejectedError): void {
     this.#rejection = rejection;
-    this.#onClose(socket, reason);
-    socket.destroy();
+    try {
+      // The leader is reached with the TLS options of the server that has named it.
+      if (leader) this.#leader = parseAddress(leader, undefined, this.#address?.tls);
+    } catch (error) {
+      log('%s', error);
+    }
+    this.#socket?.destroy(reason);
   }
 
   close(): void {
-    this.#closed = true;
-    this.#wake();
-    this.drop('the client was closed');
+    this.#closing.abort();
+    this.drop(new Error('the client was closed'));
   }
 
   /** A server has executed a command: the next reconnect begins with the shortest delay. */
@@ -124,129 +122,90 @@ export class Connection {
   }
 
   unavailableError(): UnavailableError {
+    if (this.#upSince) return new UnavailableError('the server does not answer');
     const servers = this.#addresses.map(formatAddress).join(', ');
-    return new UnavailableError(this.#upSince ? 'the server does not answer' : `no server at ${servers}: ${this.#lastFailure}`);
+    return new UnavailableError(`no server at ${servers}: ${this.#failure.message}`, { cause: this.#failure });
   }
 
-  /** Tries all addresses in rounds, until a server accepts this client, all reject it for good, or it is closed. */
-  async #connect(): Promise<void> {
-    this.#isConnecting = true;
-    let isDelayed = this.#hasBeenUp;
-    while (!this.#closed) {
-      if (isDelayed) await this.#delay(this.#backoff.next());
-      isDelayed = true;
-      const rejections: (RejectedError | undefined)[] = [];
-      for (const address of this.#round()) {
-        if (this.#closed) break;
-        if (await this.#attempt(address)) {
-          this.#isConnecting = false;
-          return this.start(); // only if the connection was lost again before this function continued
-        }
-        rejections.push(this.#rejection);
-      }
-      const rejection = rejections.at(-1);
-      if (rejection && !rejections.includes(undefined)) {
-        this.#isConnecting = false;
-        return this.#session.onRejected(rejection);
-      }
+  /** Keeps a connection, until all servers reject this client for good, or it is closed. */
+  async #run(): Promise<void> {
+    const { signal } = this.#closing;
+    this.#isRunning = true;
+    let rejection: RejectedError | undefined;
+    while (!rejection && !signal.aborted) {
+      if (!this.#isFirstRound) await sleep(this.#backoff.next(), undefined, { signal }).catch(() => {});
+      this.#isFirstRound = false;
+      rejection = await this.#round();
     }
-    this.#isConnecting = false;
+    this.#isRunning = false;
+    if (rejection) this.#session.onRejected(rejection);
   }
 
-  /** Yields each address at most once. After an error that names the leader, the leader is next. */
-  *#round(): Generator<Address> {
+  /** Tries each address once, until a connection was established and has ended. Returns the error if all are final. */
+  async #round(): Promise<RejectedError | undefined> {
     const remaining = [...this.#addresses];
     const tried = new Set<string>();
-    for (let redirects = 0; ; ) {
-      const leader = redirects < MAX_REDIRECTS ? this.#takeLeader() : undefined;
-      const isRedirect = leader && !tried.has(formatAddress(leader));
-      const address = isRedirect ? leader : remaining.shift();
-      if (!address) return;
-      if (isRedirect) redirects++;
+    const rejections: (RejectedError | undefined)[] = [];
+    for (;;) {
+      const address = this.#leader ?? remaining.shift();
+      this.#leader = undefined;
+      if (this.#closing.signal.aborted) return undefined;
+      if (!address) return rejections.includes(undefined) ? undefined : rejections.at(-1);
       if (tried.has(formatAddress(address))) continue;
       tried.add(formatAddress(address));
-      yield address;
+      if (await this.#converse(address)) return undefined;
+      rejections.push(this.#rejection);
     }
   }
 
-  /** The leader is reached with the TLS options of the server that has named it. */
-  #takeLeader(): Address | undefined {
-    const leader = this.#leader;
-    this.#leader = undefined;
-    try {
-      return leader ? parseAddress(leader, undefined, this.#address?.tls) : undefined;
-    } catch {
-      return undefined;
-    }
-  }
-
-  /** Returns whether the server has accepted this client. */
-  #attempt(address: Address): Promise<boolean> {
+  /** Connects to a server. Resolves when the connection has ended, with whether it was established. */
+  #converse(address: Address): Promise<boolean> {
     const { host, port, tls } = address;
     const socket = tls ? connectTls({ ...tls, host, port }) : connectTcp({ host, port });
     this.#socket = socket;
     this.#address = address;
     this.#rejection = undefined;
+    this.#attemptTimer = setTimeout(() => this.drop(new Error('no answer to hello')), this.#attemptTimeout);
     socket.setNoDelay(true);
     socket.setKeepAlive(true, KEEPALIVE_IDLE_TIME);
-    socket.once(tls ? 'secureConnect' : 'connect', () => {
-      if (socket === this.#socket) socket.write(this.#session.onOpen());
-    });
+    socket.once(tls ? 'secureConnect' : 'connect', () => socket.write(this.#session.onOpen()));
     const reader = new MessageReader();
     socket.on('data', (chunk: Buffer) => this.#onData(socket, reader, chunk));
     socket.on('drain', () => this.#session.onDrain());
-    socket.on('error', (error: NodeJS.ErrnoException) => this.#onClose(socket, error.message || error.code || error.name));
     socket.on('end', () => socket.destroy()); // everything was read
-    socket.on('close', () => this.#onClose(socket, 'the server closed the connection'));
-    return new Promise((resolve) => {
-      const timer = setTimeout(() => this.drop('no answer to hello'), this.#attemptTimeout);
-      this.#settle = (isUp) => {
-        clearTimeout(timer);
-        this.#settle = undefined;
-        resolve(isUp);
-      };
-    });
+    let failure = new Error('the server closed the connection');
+    // The error of several attempts, to IPv6 and IPv4, has no message.
+    socket.on('error', (error: NodeJS.ErrnoException) => (failure = error.message ? error : new Error(error.code, { cause: error })));
+    return new Promise((resolve) => socket.on('close', () => resolve(this.#onClose(address, failure))));
   }
 
   #onData(socket: Socket, reader: MessageReader, chunk: Buffer): void {
-    if (socket !== this.#socket) return;
     this.lastReceivedAt = performance.now();
     try {
       reader.read(chunk, (message) => {
         this.#session.onMessage(message);
-        return socket === this.#socket;
+        return !socket.destroyed;
       });
     } catch (error) {
-      this.drop(`the server sent ${(error as Error).message}`);
+      this.drop(new Error(`the server sent ${(error as Error).message}`, { cause: error }));
     }
   }
 
-  #onClose(socket: Socket, reason: string): void {
-    if (socket !== this.#socket) return;
-    const { host, port } = this.#address!;
-    log('disconnected from %s:%d: %s', host, port, reason);
+  #onClose(address: Address, failure: Error): boolean {
+    const wasUp = this.#upSince > 0;
+    log('disconnected from %s: %s', formatAddress(address), failure.message);
+    clearTimeout(this.#attemptTimer);
     this.#socket = undefined;
     this.#output = '';
-    this.#lastFailure = reason;
-    if (this.#upSince) {
+    this.#failure = failure;
+    if (wasUp) {
       if (performance.now() - this.#upSince > STABLE_TIME) this.#backoff.reset();
       // The next round begins with the server after this one. A leader that was named by a server may not be listed.
-      const next = this.#addresses.findIndex((address) => address.host === host && address.port === port) + 1;
+      const next = this.#addresses.findIndex(({ host, port }) => address.host === host && address.port === port) + 1;
       this.#addresses = [...this.#addresses.slice(next), ...this.#addresses.slice(0, next)];
     }
     this.#upSince = 0;
     this.#session.onClose();
-    if (this.#settle) this.#settle(false);
-    else this.start();
-  }
-
-  #delay(ms: number): Promise<void> {
-    return new Promise((resolve) => {
-      const timer = setTimeout(resolve, ms);
-      this.#wake = () => {
-        clearTimeout(timer);
-        resolve();
-      };
-    });
+    return wasUp;
   }
 }

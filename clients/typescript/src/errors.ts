@@ -22,8 +22,8 @@ export interface Wait {
 
 /** The base class of all errors of this package, except for wrong arguments. `code` identifies the kind of error. */
 export class GenieError extends Error {
-  constructor(readonly code: string, message: string) {
-    super(message);
+  constructor(readonly code: string, message: string, options?: ErrorOptions) {
+    super(message, options);
     this.name = new.target.name;
   }
 }
@@ -31,10 +31,13 @@ export class GenieError extends Error {
 /** The server rejected a command, which has changed nothing. `code` is the code of the server's `error`. */
 export class RejectedError extends GenieError {}
 
-/** No server responds, none is the leader, or the leader cannot reach its store. Nothing stays locked. Retry later. */
+/**
+ * No server responds, none is the leader, or the leader cannot reach its store. Retry later. `cause` is the error of the
+ * last connection.
+ */
 export class UnavailableError extends GenieError {
-  constructor(message: string) {
-    super('unavailable', message);
+  constructor(message: string, options?: ErrorOptions) {
+    super('unavailable', message, options);
   }
 }
 

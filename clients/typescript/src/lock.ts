@@ -1,6 +1,6 @@
 import type { Request } from './calls.js';
 import type { CallOptions } from './client.js';
-import type { LockLostError } from './errors.js';
+import { LockLostError } from './errors.js';
 import type { Session } from './session.js';
 
 /** A granted lock. It is held until `release` or `detach`, or until it is lost. */
@@ -16,7 +16,9 @@ export class Lock implements AsyncDisposable {
 
   /** @internal */
   constructor(session: Session, request: Request) {
-    ({ id: this.id, fence: this.fence, resources: this.resources } = request);
+    this.id = request.id;
+    this.fence = request.fence;
+    this.resources = request.options.resources;
     this.#session = session;
     this.#request = request;
   }
@@ -39,14 +41,16 @@ export class Lock implements AsyncDisposable {
   /**
    * Releases the lock, and waits until the server confirms. Does nothing if the lock was released before or is lost.
    * Rejects with `UnavailableError` after `connectTimeout`; the client then repeats the release in the background.
+   * An aborted signal ends the wait, and not the release.
    */
   release({ signal }: CallOptions = {}): Promise<void> {
     return this.#session.release(this.#request, signal);
   }
 
   /** Sets the remaining time of the lock to `transactionTimeout` ms from now, which may also shorten it. */
-  extend(transactionTimeout: number, { signal }: CallOptions = {}): Promise<void> {
-    return this.#session.extend(this.#request, transactionTimeout, signal);
+  async extend(transactionTimeout: number, { signal }: CallOptions = {}): Promise<void> {
+    this.#checkHeld();
+    await this.#session.extend(this.id, transactionTimeout, signal, this.#request);
   }
 
   /**
@@ -54,12 +58,20 @@ export class Lock implements AsyncDisposable {
    * Returns the id, for `extend` and `release` of any client.
    */
   detach(): number {
-    this.#session.detach(this.#request);
+    if (this.#request.state === 'detached') return this.id;
+    this.#checkHeld();
+    if (this.#request.options.isBoundToSession) throw new TypeError(`lock ${this.id} ends with this client, by its onDisconnect`);
+    this.#request.state = 'detached';
     return this.id;
   }
 
   /** Releases the lock at the end of an `await using` block. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.release();
+  }
+
+  #checkHeld(): void {
+    if (this.error) throw this.error;
+    if (this.#request.state !== 'held') throw new LockLostError('lost', `lock ${this.id} was released or detached`, this.id);
   }
 }

@@ -4,6 +4,8 @@ import type { Change, Watching } from './wire.js';
 /** A watch with more unconsumed changes ignores events, and asks for a snapshot later. One snapshot may exceed it. */
 const MAX_BUFFERED_CHANGES = 10_000;
 
+type Result = IteratorResult<Change, undefined>;
+
 /**
  * The changes of the locks on resources with a prefix: `for await (const change of client.watch('token/'))`.
  *
@@ -11,9 +13,9 @@ const MAX_BUFFERED_CHANGES = 10_000;
  * are consumed, the watch compares a snapshot of the held locks with the changes that it has reported, and reports the
  * difference. So a consumer that applies all changes has the current state, but may miss a lock that was held only briefly.
  */
-export class Watch implements AsyncIterableIterator<Change> {
-  /** Whether the last snapshot left out held locks, because there are more than the server lists. */
-  truncated = false;
+export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable {
+  /** The `ref` of the last `watch` command. @internal */
+  ref: string | undefined;
   /** Whether the server sends events for this watch on the current connection. @internal */
   isSubscribed = false;
   readonly #session: Session;
@@ -22,13 +24,12 @@ export class Watch implements AsyncIterableIterator<Change> {
   #state: 'lagging' | 'requested' | 'live' | 'ended' = 'lagging';
   /** Whether no snapshot has arrived yet. A later one is requested when the consumer waits. */
   #isNew = true;
+  #truncated = false;
   #error: unknown;
   #changes: Change[] = [];
-  /** The position of the next change in `#changes`. */
-  #position = 0;
   /** The locks that are held after all `#changes`, by resource and id. */
   readonly #held = new Map<string, Map<number, Change>>();
-  #consumers: { resolve: (result: IteratorResult<Change>) => void; reject: (error: unknown) => void }[] = [];
+  #consumers: { resolve: (result: Result) => void; reject: (error: unknown) => void }[] = [];
   readonly #onAbort = (): void => this.end(this.#signal?.reason);
 
   /** @internal */
@@ -40,34 +41,44 @@ export class Watch implements AsyncIterableIterator<Change> {
     signal?.addEventListener('abort', this.#onAbort);
   }
 
+  /** Whether the last snapshot left out held locks, because there are more than the server lists. */
+  get truncated(): boolean {
+    return this.#truncated;
+  }
+
   [Symbol.asyncIterator](): this {
     return this;
   }
 
   /** Waits for the next change. */
-  next(): Promise<IteratorResult<Change>> {
+  next(): Promise<Result> {
     return new Promise((resolve, reject) => {
       this.#consumers.push({ resolve, reject });
       this.#deliver();
+      if (this.needsSnapshot) this.#session.sendWatches();
     });
   }
 
   /** Ends the watch. Leaving a `for await` loop calls this method. */
-  return(): Promise<IteratorResult<Change>> {
+  async return(): Promise<Result> {
     this.end();
-    return Promise.resolve({ done: true, value: undefined });
+    return { done: true, value: undefined };
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.return();
+    this.end();
   }
 
-  /** Returns whether the `watch` command must be sent now. @internal */
-  request(): boolean {
-    if (this.#state !== 'lagging' || !(this.#isNew || this.#consumers.length)) return false;
+  /** Whether the `watch` command must be sent now. @internal */
+  get needsSnapshot(): boolean {
+    return this.#state === 'lagging' && (this.#isNew || this.#consumers.length > 0);
+  }
+
+  /** The `watch` command is sent with this `ref`. @internal */
+  onRequested(ref: string): void {
+    this.ref = ref;
     this.#state = 'requested';
     this.isSubscribed = true;
-    return true;
   }
 
   /** The server sends no events any more, so the watch needs a snapshot. @internal */
@@ -81,12 +92,10 @@ export class Watch implements AsyncIterableIterator<Change> {
     if (this.#state !== 'requested') return;
     this.#state = 'live';
     this.#isNew = false;
-    this.truncated = truncated;
-    if (!truncated) {
-      const present = new Set(held.map(({ id, resource }) => `${id} ${resource}`));
-      for (const { id, resource } of [...this.#held.values()].flatMap((locks) => [...locks.values()])) {
-        if (!present.has(`${id} ${resource}`)) this.#unlock(resource, id);
-      }
+    this.#truncated = truncated;
+    const present = new Set(held.map(({ id, resource }) => `${id} ${resource}`));
+    for (const { id, resource } of [...this.#held.values()].flatMap((locks) => [...locks.values()])) {
+      if (!truncated && !present.has(`${id} ${resource}`)) this.#unlock(resource, id);
     }
     for (const row of held) this.#lock({ state: 'locked', ...row });
     this.#deliver();
@@ -95,7 +104,7 @@ export class Watch implements AsyncIterableIterator<Change> {
   /** @internal */
   onEvent(event: Change): void {
     if (this.#state !== 'live' || !event.resource.startsWith(this.prefix)) return;
-    if (this.#changes.length - this.#position >= MAX_BUFFERED_CHANGES) this.#state = 'lagging';
+    if (this.#changes.length >= MAX_BUFFERED_CHANGES) this.#state = 'lagging';
     else if (event.state === 'locked') this.#lock(event);
     else if (event.state === 'unlocked') this.#unlock(event.resource, event.id);
     this.#deliver();
@@ -107,7 +116,6 @@ export class Watch implements AsyncIterableIterator<Change> {
     this.#state = 'ended';
     this.#error = error;
     this.#changes = [];
-    this.#position = 0;
     this.#held.clear();
     this.#signal?.removeEventListener('abort', this.#onAbort);
     this.#session.removeWatch(this);
@@ -133,13 +141,12 @@ export class Watch implements AsyncIterableIterator<Change> {
     this.#changes.push({ ...locked, state: 'unlocked' });
   }
 
+  /** Gives changes, and then the end, to the consumers that wait. */
   #deliver(): void {
-    while (this.#consumers.length) {
-      const change = this.#changes[this.#position];
-      if (!change && this.#state !== 'ended') break;
+    while (this.#consumers.length && (this.#changes.length || this.#state === 'ended')) {
       const { resolve, reject } = this.#consumers.shift()!;
+      const change = this.#changes.shift();
       if (change) {
-        this.#position++;
         resolve({ done: false, value: change });
       } else if (this.#error !== undefined) {
         reject(this.#error); // once: the iteration has ended
@@ -148,12 +155,6 @@ export class Watch implements AsyncIterableIterator<Change> {
         resolve({ done: true, value: undefined });
       }
     }
-    // Not after each change, because this copies all changes that are left.
-    if (this.#position === this.#changes.length || this.#position > MAX_BUFFERED_CHANGES) {
-      this.#changes = this.#changes.slice(this.#position);
-      this.#position = 0;
-    }
-    if (this.#consumers.length && this.#state === 'lagging') this.#session.sendWatches();
   }
 }
 

@@ -54,6 +54,9 @@ export type Released = { id: number; reason: string; ref?: string; free?: number
 };
 
 /** @internal */
+export type Extended = { id: number; transactionTimeout: number };
+
+/** @internal */
 export type ErrorReply = { code: string; message: string; ref?: string; leader?: string };
 
 /** @internal */
@@ -67,7 +70,8 @@ export type Message =
   | { command: 'welcome'; payload: Welcome }
   | { command: 'locked'; payload: Locked }
   | { command: 'released'; payload: Released }
-  | { command: 'extended' | 'pong' | 'inspected' | 'watching' | 'unwatched' | 'bye'; payload: { ref?: string } }
+  | { command: 'watching'; payload: Watching }
+  | { command: 'extended' | 'pong' | 'inspected' | 'bye'; payload: object }
   | { command: 'event'; payload: Change | { state: 'lagged' } }
   | { command: 'error'; payload: ErrorReply };
 
