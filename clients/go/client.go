@@ -13,72 +13,76 @@ package genie
 
 import (
 	"context"
-	"fmt"
 	"math/big"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// Client is a client of Genie. All methods may be called from several goroutines.
+// Client is a client of Genie, made by Dial. All methods may be called from several goroutines.
 type Client struct {
 	config    Config
 	addresses []address // in the order of the next round of attempts; used by the goroutine of `run`
-	leader    *address  // named by the last follower; used by the goroutine of `run`
-	wait      backoff   // between rounds
+	leader    *address  // as the last follower named it; used by the goroutine of `run`
 	hello     []byte
-	start     time.Time
+	refs      atomic.Uint64   // the last ref
 	ctx       context.Context // ends with Close
 	cancel    context.CancelFunc
-	stopped   chan struct{} // closed when no goroutine of the client runs any more
+	ready     chan struct{} // closed when the client is connected for the first time
+	stopped   chan struct{} // closed when `run` has returned
+	closeOnce sync.Once
 
 	mu          sync.Mutex
-	session     *session
-	conn        *conn // the connection whose handshake is complete; nil: there is none
-	connectedAt time.Duration
-	lastFailure string
-	timer       *time.Timer
-	timerAt     time.Duration
-	closing     chan struct{} // closed when Close has finished; nil: Close was not called
+	conn        *conn            // the connection whose handshake is complete; nil: there is none
+	calls       map[string]*call // the commands without an answer, by ref
+	locks       map[string]*Lock // the locks that the server may hold, by the ref of their request
+	watches     map[*Watch]bool  // the open watches
+	lastOrder   uint64           // of the commands
+	output      []byte           // commands that are not written to the connection yet
+	outputAdded *sync.Cond       // also when the connection has ended
+	outputTaken chan struct{}    // closed, and replaced, when output was written or dropped
+	lastFailure error            // why the last connection, or attempt to connect, has ended
+	closed      error            // why the client is closed; nil: it is open
 }
 
-// Option is an option of Acquire, TryAcquire, AcquireAny and Do.
-type Option func(*options)
+// Option is an option of Acquire, TryAcquire, AcquireAny, Do and Elect.
+type Option func(*request)
 
-type options struct {
+// request is what Acquire requests.
+type request struct {
+	fields                           fields
 	queueTimeout, transactionTimeout time.Duration
-	transaction, note                string
-	priority                         int
-	watchdog, releaseOnDisconnect    bool
+	watchdog                         bool
 }
 
 // NoTimeout as a queue timeout means to wait without a limit.
 const NoTimeout time.Duration = 1<<63 - 1
 
 // QueueTimeout limits the wait for the lock. Default: 10 s.
-func QueueTimeout(d time.Duration) Option { return func(o *options) { o.queueTimeout = d } }
+func QueueTimeout(d time.Duration) Option { return func(r *request) { r.queueTimeout = d } }
 
 // TransactionTimeout limits how long the lock is held, unless it is extended. Default: 10 s.
-func TransactionTimeout(d time.Duration) Option { return func(o *options) { o.transactionTimeout = d } }
+func TransactionTimeout(d time.Duration) Option { return func(r *request) { r.transactionTimeout = d } }
 
 // Transaction names the one transaction to which the request belongs, such as "transfer-42". Requests of
 // one transaction do not block each other, and deadlocks between transactions are detected.
-func Transaction(name string) Option { return func(o *options) { o.transaction = name } }
+func Transaction(name string) Option { return func(r *request) { r.fields.Transaction = name } }
 
 // Priority lets requests of a higher priority be granted first. Default: 0.
-func Priority(priority int) Option { return func(o *options) { o.priority = priority } }
+func Priority(priority int) Option { return func(r *request) { r.fields.Priority = priority } }
 
 // Watchdog extends the lock automatically until it is released, so that the transaction timeout only
 // limits how long the lock outlives a crash of this process.
-func Watchdog() Option { return func(o *options) { o.watchdog = true } }
+func Watchdog() Option { return func(r *request) { r.watchdog = true } }
 
 // ReleaseOnDisconnect lets the server release the lock when the session of this client ends: when the
 // client is closed, or has no connection for SessionTimeout. Otherwise the lock then stays
 // held until its transaction timeout.
-func ReleaseOnDisconnect() Option { return func(o *options) { o.releaseOnDisconnect = true } }
+func ReleaseOnDisconnect() Option { return func(r *request) { r.fields.OnDisconnect = "release" } }
 
 // Note is a text of at most 256 characters that operators see.
-func Note(note string) Option { return func(o *options) { o.note = note } }
+func Note(note string) Option { return func(r *request) { r.fields.Note = note } }
 
 // Exclusive returns the resource that locks a name exclusively.
 func Exclusive(name string) string { return "exclusive:" + name }
@@ -89,34 +93,40 @@ func Shared(name string) string { return "shared:" + name }
 // Dial connects to the leader of the servers. It fails with ErrUnavailable if no server answers, or if no leader is
 // found within ConnectTimeout, and with a *RejectedError if the servers reject the token or the namespace.
 func Dial(ctx context.Context, config Config) (*Client, error) {
-	addresses, err := config.resolve()
-	if err != nil {
-		return nil, err
-	}
-	secret, err := newSecret()
-	if err != nil {
-		return nil, err
-	}
 	c := &Client{
-		config: config, addresses: addresses, start: time.Now(), stopped: make(chan struct{}),
-		lastFailure: "no answer", timerAt: never,
+		ready: make(chan struct{}), stopped: make(chan struct{}), outputTaken: make(chan struct{}),
+		calls: map[string]*call{}, locks: map[string]*Lock{}, watches: map[*Watch]bool{},
 	}
-	c.hello = appendHello(nil, secret, &c.config)
-	c.session = newSession(&c.config)
+	c.outputAdded = sync.NewCond(&c.mu)
+	var err error
+	if c.addresses, err = config.resolve(); err != nil {
+		return nil, err
+	}
+	c.config = config
+	if c.hello, err = c.encodeHello(); err != nil {
+		return nil, err
+	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.timer = time.AfterFunc(time.Hour, c.onTimer)
+	go c.run()
 	limited, cancel := context.WithTimeout(ctx, config.ConnectTimeout)
 	defer cancel()
-	conn, err := c.connectFirst(limited)
-	if err != nil {
-		c.timer.Stop()
-		c.cancel()
-		if ctx.Err() != nil {
-			err = ctx.Err()
+	select {
+	case <-c.ready:
+	case <-c.stopped:
+	case <-limited.Done():
+	}
+	c.mu.Lock()
+	if err = c.closed; err == nil {
+		if err = ctx.Err(); err == nil && limited.Err() != nil {
+			err = c.unavailable()
 		}
+	}
+	c.mu.Unlock()
+	if err != nil {
+		c.cancel()
+		<-c.stopped
 		return nil, err
 	}
-	go c.run(conn)
 	return c, nil
 }
 
@@ -124,65 +134,44 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 // cancelled. Locks with ReleaseOnDisconnect are released. The others stay held at the server until their
 // transaction timeout, but count as lost here. Close always returns nil.
 func (c *Client) Close() error {
-	c.mu.Lock()
-	if c.closing != nil {
-		c.mu.Unlock()
-		<-c.closing
-		return nil
-	}
-	c.closing = make(chan struct{})
-	defer close(c.closing)
-	bye := &call{kind: byeCall, done: make(chan struct{}), abandoned: true}
-	said := bye.done
-	if c.session.closed == nil {
-		c.session.closed = ErrClosed
-		now := c.now()
-		for _, l := range c.session.locks {
-			if l.state == waiting {
-				l.err = ErrClosed
-				c.session.abandon(l, now)
-				close(l.done)
+	c.closeOnce.Do(func() {
+		c.mu.Lock()
+		for _, r := range c.calls {
+			if r.name == "request" {
+				c.finish(r, ErrClosed)
+				c.cancelRequest(r)
 			}
 		}
-		if c.session.phase == up {
-			c.session.send(bye, now)
-		} else {
-			close(said)
+		if c.closed == nil {
+			c.closed = ErrClosed
 		}
-	} else {
-		close(said)
-	}
-	c.unlock()
-	timeout := time.NewTimer(min(3*time.Second, c.config.ConnectTimeout))
-	select {
-	case <-said:
-	case <-timeout.C:
-	}
-	timeout.Stop()
-	c.cancel()
-	c.mu.Lock()
-	if c.conn != nil {
-		c.conn.Close()
-	}
-	c.unlock()
-	<-c.stopped
-	c.mu.Lock()
-	c.session.shut(ErrClosed)
-	c.timer.Stop()
-	c.unlock()
+		conn := c.conn
+		var bye *call
+		if conn != nil {
+			bye = c.sendBackground("bye", &fields{}, nil)
+		}
+		c.mu.Unlock()
+		if bye != nil {
+			_ = c.wait(conn.ctx, bye, min(3*time.Second, c.config.ConnectTimeout))
+		}
+		c.cancel()
+		<-c.stopped
+	})
 	return nil
 }
 
 // Acquire waits until all of the resources can be locked at once. A resource is "exclusive:NAME",
 // "shared:NAME", or a NAME without a colon, which is exclusive. If ctx ends first, the request is cancelled.
 func (c *Client) Acquire(ctx context.Context, resources []string, opts ...Option) (*Lock, error) {
-	return c.acquire(ctx, resources, nil, nil, opts)
+	r := newRequest(opts)
+	r.fields.Resources = withModes(resources)
+	return c.acquire(ctx, r, r.fields.Resources)
 }
 
 // TryAcquire locks the resources without waiting for other clients. If they cannot be locked now, the
 // error is an ErrQueueTimeout: a *QueueTimeoutError with the requests that hold them.
 func (c *Client) TryAcquire(ctx context.Context, resources []string, opts ...Option) (*Lock, error) {
-	return c.acquire(ctx, resources, nil, func(o *options) { o.queueTimeout = 0 }, opts)
+	return c.Acquire(ctx, resources, append(opts[:len(opts):len(opts)], QueueTimeout(0))...)
 }
 
 // AnyOf are the resources from which AcquireAny chooses.
@@ -203,90 +192,83 @@ func Weights(weights ...int64) []*big.Int {
 
 // AcquireAny locks free resources, in the given order, until their weights reach the target. Lock.Resources returns them.
 // It never waits for other clients: if the free resources are not enough, the error is an *InsufficientError.
-func (c *Client) AcquireAny(ctx context.Context, any AnyOf, opts ...Option) (*Lock, error) {
-	if any.Target == nil {
-		return nil, &RejectedError{"bad-request", "AnyOf.Target is missing"}
+func (c *Client) AcquireAny(ctx context.Context, choices AnyOf, opts ...Option) (*Lock, error) {
+	r := newRequest(append(opts[:len(opts):len(opts)], QueueTimeout(0)))
+	r.fields.AnyOf, r.fields.Target = withModes(choices.Resources), choices.Target.String()
+	for _, weight := range choices.Weights {
+		r.fields.Weights = append(r.fields.Weights, weight.String())
 	}
-	for _, weight := range any.Weights {
-		if weight == nil {
-			return nil, &RejectedError{"bad-request", "a weight is nil"}
-		}
-	}
-	return c.acquire(ctx, any.Resources, &any, func(o *options) { o.queueTimeout = 0 }, opts)
+	return c.acquire(ctx, r, r.fields.AnyOf)
 }
 
-func (c *Client) acquire(
-	ctx context.Context, resources []string, any *AnyOf, last Option, opts []Option,
-) (*Lock, error) {
-	l := &Lock{client: c, anyOf: any, done: make(chan struct{}), sessionEndsAt: never}
-	l.options.queueTimeout, l.options.transactionTimeout = defaultTimeout, defaultTimeout
+func newRequest(opts []Option) *request {
+	r := &request{queueTimeout: defaultTimeout, transactionTimeout: defaultTimeout}
 	for _, option := range opts {
-		option(&l.options)
+		option(r)
 	}
-	if last != nil {
-		last(&l.options)
+	return r
+}
+
+// withModes returns the resources as on the wire.
+func withModes(resources []string) []string {
+	list := make([]string, len(resources))
+	for i, resource := range resources {
+		if list[i] = resource; !strings.Contains(resource, ":") {
+			list[i] = Exclusive(resource)
+		}
 	}
-	var err error
-	if l.resources, err = checkRequest(resources, &l.options); err != nil {
+	return list
+}
+
+func (c *Client) acquire(ctx context.Context, r *request, resources []string) (*Lock, error) {
+	l := &Lock{client: c, request: r, resources: resources}
+	if r.fields.TransactionTimeout = toMS(r.transactionTimeout); r.fields.AnyOf == nil {
+		r.fields.QueueTimeout = toMS(r.queueTimeout)
+	}
+	timeout := NoTimeout
+	if r.queueTimeout < maxTimeout {
+		timeout = r.queueTimeout + c.config.ConnectTimeout
+	}
+	if _, err := c.do(ctx, "request", &r.fields, l, timeout); err != nil {
 		return nil, err
 	}
-	c.mu.Lock()
-	if err := c.admit(ctx); err != nil {
-		c.unlock()
-		return nil, err
-	}
-	c.session.request(l, c.now())
-	c.unlock()
-	select {
-	case <-l.done:
-	case <-ctx.Done():
-		c.mu.Lock()
-		c.session.abandon(l, c.now())
-		c.unlock()
-		return nil, ctx.Err()
-	}
-	if c.mu.Lock(); l.err != nil {
-		defer c.mu.Unlock()
-		return nil, l.err
-	}
-	c.mu.Unlock()
 	return l, nil
 }
 
-// checkRequest returns the resources as on the wire. It rejects what the server could not answer by its ref.
-func checkRequest(resources []string, o *options) ([]string, error) {
-	if err := checkTexts(o.transaction, o.note); err != nil {
-		return nil, err
+// Do acquires a lock, calls fn, and releases the lock, also if fn panics. The context of fn is cancelled
+// when ctx is, and when the lock is lost. If the lock was lost, Do returns a *LostError that wraps
+// the error of fn; otherwise the error of fn, or that of the release.
+func (c *Client) Do(
+	ctx context.Context, resources []string, fn func(ctx context.Context, lock *Lock) error, opts ...Option,
+) (err error) {
+	lock, err := c.Acquire(ctx, resources, opts...)
+	if err != nil {
+		return err
 	}
-	if err := checkTexts(resources...); err != nil {
-		return nil, err
-	}
-	list := make([]string, len(resources))
-	size := 1024 + 6*(len(o.transaction)+len(o.note))
-	for i, resource := range resources {
-		if mode, _, found := strings.Cut(resource, ":"); !found {
-			resource = Exclusive(resource)
-		} else if mode != "exclusive" && mode != "shared" {
-			return nil, &RejectedError{"bad-request", fmt.Sprintf(
-				"%q: a resource is shared:NAME, exclusive:NAME or a NAME without a colon", resource)}
-		}
-		list[i] = resource
-		size += len(resource) + 3
-	}
-	if len(list) == 0 || size > maxRequestLine {
-		return nil, &RejectedError{"bad-request", fmt.Sprintf(
-			"a request must have at least one resource, and at most %d bytes", maxRequestLine)}
-	}
-	return list, nil
+	defer func() {
+		released := lock.Release(ctx) // if ctx has ended, it does not wait for the answer
+		err = lock.result(ctx, err, released)
+	}()
+	return fn(lock.Context(ctx), lock)
+}
+
+// Elect waits until this client is the leader of all that call Elect with the same name, and calls fn. The leader
+// remains the leader until fn returns, or until it loses the lock: then the context of fn is cancelled, and Elect returns
+// a *LostError. The client extends the lock until then.
+func (c *Client) Elect(
+	ctx context.Context, name string, fn func(ctx context.Context, lock *Lock) error, opts ...Option,
+) error {
+	opts = append([]Option{QueueTimeout(NoTimeout), Watchdog()}, opts...)
+	return c.Do(ctx, []string{Exclusive(name)}, fn, opts...)
 }
 
 // Query selects the requests that Inspect lists: all that match every field that is not zero.
 type Query struct {
-	Resource    string `json:"resource,omitempty"` // a name without a mode
-	Transaction string `json:"transactionName,omitempty"`
-	ID          int64  `json:"id,omitempty"`
-	Limit       int    `json:"limit,omitempty"` // at most 1,000; default: 100
-	Only        string `json:"only,omitempty"`  // "holders" or "queue"
+	Resource    string // a name without a mode
+	Transaction string
+	ID          int64
+	Limit       int    // at most 1,000; default: 100
+	Only        string // "holders" or "queue"
 }
 
 // Inspection lists held locks and waiting requests, as they were at one moment.
@@ -312,61 +294,17 @@ type Request struct {
 
 // Inspect lists held locks and waiting requests.
 func (c *Client) Inspect(ctx context.Context, query Query) (*Inspection, error) {
-	if err := checkTexts(query.Resource, query.Transaction, query.Only); err != nil {
+	answer, err := c.do(ctx, "inspect", &fields{
+		Resource: query.Resource, Transaction: query.Transaction, ID: query.ID, Limit: query.Limit, Only: query.Only,
+	}, nil, c.config.ConnectTimeout)
+	if err != nil {
 		return nil, err
 	}
-	c.mu.Lock()
-	if err := c.admit(ctx); err != nil {
-		c.unlock()
-		return nil, err
-	}
-	r := &call{kind: inspectCall, query: &query}
-	err := c.sendAndWait(ctx, r)
-	return r.result, err
+	return &answer.Payload.Inspection, nil
 }
 
 // Ping checks whether the server executes commands.
 func (c *Client) Ping(ctx context.Context) error {
-	c.mu.Lock()
-	if err := c.admit(ctx); err != nil {
-		c.unlock()
-		return err
-	}
-	return c.sendAndWait(ctx, &call{kind: pingCall})
-}
-
-func (m *inspected) inspection() *Inspection {
-	return &Inspection{requests(m.Holders), requests(m.Queue), m.HoldersTotal, m.QueueTotal}
-}
-
-func requests(rows []inspectedRow) []Request {
-	list := make([]Request, len(rows))
-	for i, row := range rows {
-		list[i] = Request{
-			row.ID, row.Resources, row.ResourcesTotal, row.Priority, unixMS(row.Since), NoTimeout,
-			row.TransactionName, row.Note, row.Fence, blockers(row.Blockers), row.BlockersTotal,
-		}
-		if row.ExpiresIn != nil {
-			list[i].ExpiresIn = fromMS(*row.ExpiresIn)
-		}
-	}
-	return list
-}
-
-// sendAndWait sends a call and waits for its answer. Called with the mutex held, which it releases.
-func (c *Client) sendAndWait(ctx context.Context, r *call) error {
-	now := c.now()
-	done := make(chan struct{})
-	r.done, r.deadline = done, now+c.config.ConnectTimeout
-	c.session.send(r, now)
-	c.unlock()
-	select {
-	case <-done:
-		return r.err
-	case <-ctx.Done():
-		c.mu.Lock()
-		c.session.drop(r)
-		c.unlock()
-		return ctx.Err()
-	}
+	_, err := c.do(ctx, "ping", &fields{}, nil, c.config.ConnectTimeout)
+	return err
 }

@@ -1,10 +1,8 @@
 package genie
 
 import (
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -17,6 +15,7 @@ import (
 const (
 	defaultTimeout = 10 * time.Second // of Config, and of the protocol
 	defaultHost    = "127.0.0.1"
+	defaultPort    = "7077"
 	plainPrefix    = "genie://"
 	tlsPrefix      = "genies://"
 )
@@ -91,44 +90,30 @@ func (c *Config) resolve() ([]address, error) {
 		}
 		c.Token = words[0]
 	}
-	if err := checkTexts(c.Namespace, c.Token); err != nil {
-		return nil, err
-	}
 	return c.resolveAddresses()
 }
 
-func (c *Config) resolveAddresses() ([]address, error) {
-	port := os.Getenv("GENIE_PORT")
-	if port == "" {
-		port = "7077"
-	}
+func (c *Config) resolveAddresses() (addresses []address, err error) {
 	texts := c.Addresses
 	if len(texts) == 0 {
 		texts = strings.Split(os.Getenv("GENIE_HOST"), ",")
 	}
-	useTLS := c.TLS != nil
-	for _, text := range texts {
-		useTLS = useTLS || strings.HasPrefix(strings.TrimSpace(text), tlsPrefix)
-	}
 	config := c.TLS
-	if useTLS && config == nil {
-		var err error
+	if config == nil && strings.Contains(strings.Join(texts, ","), tlsPrefix) {
 		if config, err = tlsFromEnvironment(); err != nil {
 			return nil, err
 		}
 	}
-	var addresses []address
+	port := os.Getenv("GENIE_PORT")
+	if port == "" {
+		port = defaultPort
+	}
 	for _, text := range texts {
 		text = strings.TrimSpace(text)
 		if text == "" && len(texts) > 1 {
 			continue
 		}
-		own := config
-		if strings.HasPrefix(text, plainPrefix) {
-			own = nil
-		}
-		text = strings.TrimSuffix(strings.TrimPrefix(strings.TrimPrefix(text, plainPrefix), tlsPrefix), "/")
-		parsed, err := parseAddress(text, port, own)
+		parsed, err := parseAddress(text, port, config)
 		if err != nil {
 			return nil, err
 		}
@@ -140,22 +125,23 @@ func (c *Config) resolveAddresses() ([]address, error) {
 	return addresses, nil
 }
 
+// parseAddress parses an address. port and config are those of an address without a port and without a prefix.
 func parseAddress(text, port string, config *tls.Config) (address, error) {
-	host := strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")
-	if !strings.Contains(text, ":") || strings.HasSuffix(text, "]") || strings.Count(text, ":") > 1 && text[0] != '[' {
-		// there is no port
-	} else if h, p, err := net.SplitHostPort(text); err == nil {
-		host, port = h, p
-	} else {
-		return address{}, fmt.Errorf("genie: %q: an address is HOST, HOST:PORT or [IPv6]:PORT", text)
+	if strings.HasPrefix(text, plainPrefix) {
+		config = nil
 	}
-	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number == 0 || strings.ContainsAny(host, "/[]") {
+	hostPort := strings.TrimSuffix(strings.TrimPrefix(strings.TrimPrefix(text, plainPrefix), tlsPrefix), "/")
+	host, number, err := net.SplitHostPort(hostPort)
+	if err != nil {
+		host, number, err = net.SplitHostPort(hostPort + ":" + port)
+	}
+	if n, invalid := strconv.ParseUint(number, 10, 16); err != nil || invalid != nil || n == 0 || strings.ContainsAny(host, "/[]") {
 		return address{}, fmt.Errorf("genie: %q: an address is HOST, HOST:PORT or [IPv6]:PORT, with a port from 1 to 65535", text)
 	}
 	if host == "" {
 		host = defaultHost
 	}
-	return address{net.JoinHostPort(host, port), config}, nil
+	return address{net.JoinHostPort(host, number), config}, nil
 }
 
 func tlsFromEnvironment() (*tls.Config, error) {
@@ -185,13 +171,4 @@ func tlsFromEnvironment() (*tls.Config, error) {
 		config.Certificates = []tls.Certificate{pair}
 	}
 	return config, nil
-}
-
-// newSecret returns a new secret of a session.
-func newSecret() (string, error) {
-	random := make([]byte, 24)
-	if _, err := rand.Read(random); err != nil {
-		return "", fmt.Errorf("genie: %w", err)
-	}
-	return base64.RawURLEncoding.EncodeToString(random), nil
 }

@@ -1,429 +1,329 @@
 package genie
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"runtime"
 	"time"
 )
 
 const (
-	maxUnsent    = 1 << 20 // bytes that may wait to be sent; new calls wait beyond it
-	maxInline    = 4 << 10 // bytes that a call writes itself
-	readBuffer   = 64 << 10
-	maxAttempt   = 5 * time.Second // for a connection and its handshake
-	maxRedirects = 3               // in one round over the addresses
-	stableAfter  = 2 * time.Second // a connection that lasted so long resets the backoff
-	tcpKeepAlive = 5 * time.Second
+	readBuffer      = 64 << 10
+	maxAttempt      = 5 * time.Second // for a connection and its handshake
+	stableAfter     = 2 * time.Second // a connection that lasted so long resets the backoff
+	tcpKeepAlive    = 5 * time.Second
+	minPingInterval = 100 * time.Millisecond
+
+	// A server hangs if it is silent for these steps after a ping. Before the last step, a client that was suspended has read.
+	pingSteps   = 3
+	maxPingStep = time.Second
 )
 
-// conn is one connection. Client.mu protects writing and drained.
+// conn is one connection. The goroutine that reads uses it; Client.mu protects welcomed, resumed and answered.
 type conn struct {
 	net.Conn
-	tcp     net.Conn // below TLS
-	address address
-	buffer  []byte // received bytes without the end of their line
-	scanned int    // bytes of the buffer that were searched for it
-	wake    chan struct{}
-	closed  chan struct{} // closed when the connection is given up
-	spare   []byte
-	writing bool
-	drained chan struct{} // closed when bytes were written; nil: no call waits for it
+	client        *Client
+	address       address
+	ctx           context.Context // ends with the connection
+	close         context.CancelFunc
+	lines         *bufio.Scanner
+	pingInterval  time.Duration
+	helloAt, upAt time.Time
+	welcomed      bool // `welcome` has arrived
+	resumed       bool // the server knew the session
+	answered      bool // the server has answered a command
 }
 
-// Close closes the connection at once. The close of TLS could wait for a server that does not read.
-func (conn *conn) Close() error { return conn.tcp.Close() }
-
-func (c *Client) now() time.Duration { return time.Since(c.start) }
-
-// unlock releases the mutex, after it has started what the holder has caused: the output and the timer. A
-// command that is alone is written here, which saves a switch of goroutines. That cannot block: the
-// server has answered all earlier commands, so it has read them. Otherwise the writer goroutine
-// writes the commands of all callers together.
-func (c *Client) unlock() {
-	s, conn := c.session, c.conn
-	switch {
-	case conn == nil:
-	case s.closeReason != "":
-		conn.Close()
-	case len(s.out) == 0 || conn.writing:
-	case len(s.out) <= maxInline && !s.busy(1):
-		if _, err := conn.Write(s.out); err != nil {
-			conn.Close() // the reader handles the end of the connection
-		}
-		s.out = s.out[:0]
-	default:
-		conn.wakeWriter()
+// encodeHello returns the first two lines of each connection.
+func (c *Client) encodeHello() ([]byte, error) {
+	secret := make([]byte, 24)
+	if _, err := rand.Read(secret); err != nil {
+		return nil, fmt.Errorf("genie: %w", err)
 	}
-	if s.nextTimer < c.timerAt {
-		c.timerAt = s.nextTimer
-		c.timer.Reset(max(0, c.timerAt-c.now()))
+	f := &fields{
+		Protocol: protocolVersion, Client: clientName, Quiet: true, Token: c.config.Token, Namespace: c.config.Namespace,
+		Session: base64.RawURLEncoding.EncodeToString(secret), SessionTimeout: toMS(c.config.SessionTimeout), Ref: helloRef,
 	}
-	c.mu.Unlock()
+	hello := encode("hello", f)
+	return append(hello, encode("ping", &fields{Ref: pingRef})...), f.check(hello)
 }
 
-func (conn *conn) wakeWriter() {
-	select {
-	case conn.wake <- struct{}{}:
-	default: // it is awake
-	}
-}
-
-// writeLoop writes the output of the session that its callers do not write themselves.
-func (c *Client) writeLoop(conn *conn) {
-	for {
-		select {
-		case <-conn.wake:
-		case <-conn.closed:
-			return
-		}
-		runtime.Gosched() // the callers that the reader has just woken add their commands first
-		c.mu.Lock()
-		for c.conn == conn && len(c.session.out) > 0 {
-			output := c.session.out
-			c.session.out, conn.writing = conn.spare[:0], true
-			c.mu.Unlock()
-			_, err := conn.Write(output)
-			c.mu.Lock()
-			conn.writing, conn.spare = false, nil
-			if cap(output) <= maxUnsent {
-				conn.spare = output
-			}
-			if conn.drained != nil {
-				close(conn.drained)
-				conn.drained = nil
-			}
-			if err != nil {
-				conn.Close()
-				break
-			}
-		}
-		c.mu.Unlock()
-	}
-}
-
-// admit returns an error if no call is possible. It waits while too many bytes are unsent. Called with the mutex held.
-func (c *Client) admit(ctx context.Context) error {
-	for {
-		if c.session.closed != nil {
-			return c.session.closed
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		conn := c.conn
-		if conn == nil || len(c.session.out) <= maxUnsent {
-			return nil
-		}
-		if conn.drained == nil {
-			conn.drained = make(chan struct{})
-		}
-		drained := conn.drained
-		c.mu.Unlock()
-		select {
-		case <-drained:
-		case <-conn.closed:
-		case <-ctx.Done():
-		}
-		c.mu.Lock()
-	}
-}
-
-// run reads the connection and reconnects until the client is closed.
-func (c *Client) run(conn *conn) {
+// run connects, reads the connection and reconnects until the client is closed.
+func (c *Client) run() {
 	defer close(c.stopped)
-	for {
-		err := c.read(conn)
-		c.disconnect(conn, err)
-		for conn = nil; conn == nil; {
-			if !sleep(c.ctx, c.wait.next()) {
-				return
-			}
-			var rejection error
-			conn, rejection = c.round(c.ctx)
-			if rejection != nil {
-				c.mu.Lock()
-				c.session.shut(rejection)
-				c.unlock()
-				return
-			}
-		}
-	}
+	err := c.connectAgainAndAgain()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.shut(err)
 }
 
-// read handles the messages of a connection until it ends.
-func (c *Client) read(conn *conn) error {
-	for {
-		if err := conn.fill(); err != nil {
-			return err
-		}
-		c.mu.Lock()
-		err := c.handleLines(conn)
-		c.unlock()
+// connectAgainAndAgain returns why the client must be closed.
+func (c *Client) connectAgainAndAgain() error {
+	isFirst := true
+	for attempts := 0; ; attempts++ {
+		conn, err := c.round(isFirst)
 		if err != nil {
 			return err
 		}
-		runtime.Gosched() // the callers that were woken run before the next read
-	}
-}
-
-// fill reads once and appends the bytes to the buffer.
-func (conn *conn) fill() error {
-	if free := cap(conn.buffer) - len(conn.buffer); free == 0 {
-		size := max(2*cap(conn.buffer), readBuffer)
-		if size > maxMessage {
-			return fmt.Errorf("the server sent a line of more than %d bytes", maxMessage/2)
+		if conn != nil {
+			if isFirst {
+				close(c.ready)
+			}
+			isFirst = false
+			c.disconnect(conn, c.read(conn, false))
+			if conn.answered || time.Since(conn.upAt) >= stableAfter {
+				attempts = 0
+			}
 		}
-		conn.buffer = append(make([]byte, 0, size), conn.buffer...)
-	}
-	n, err := conn.Read(conn.buffer[len(conn.buffer):cap(conn.buffer)])
-	conn.buffer = conn.buffer[:len(conn.buffer)+n]
-	if n > 0 {
-		return nil
-	}
-	if errors.Is(err, io.EOF) {
-		return errors.New("the server closed it")
-	}
-	return err
-}
-
-// handleLines handles the complete lines in the buffer. Called with the mutex held.
-func (c *Client) handleLines(conn *conn) error {
-	now := c.now()
-	c.session.onData(now)
-	rest := conn.buffer
-	for c.session.closeReason == "" {
-		end := bytes.IndexByte(rest[conn.scanned:], '\n')
-		if end < 0 {
-			conn.scanned = len(rest)
-			break
-		}
-		end += conn.scanned
-		conn.scanned = 0
-		line := rest[:end]
-		rest = rest[end+1:]
-		if len(bytes.TrimSpace(line)) == 0 {
-			continue
-		}
-		if err := c.session.handle(line, now); err != nil {
-			return err
-		}
-	}
-	if c.session.closeReason != "" {
-		return errors.New(c.session.closeReason)
-	}
-	conn.buffer = conn.buffer[:copy(conn.buffer, rest)]
-	return nil
-}
-
-// disconnect handles the end of a connection whose handshake was complete.
-func (c *Client) disconnect(conn *conn, err error) {
-	conn.Close()
-	close(conn.closed)
-	c.mu.Lock()
-	defer c.unlock()
-	if c.session.closeReason != "" {
-		err = errors.New(c.session.closeReason)
-	}
-	c.fail(conn.address, err)
-	if c.session.answered || c.now()-c.connectedAt >= stableAfter {
-		c.wait.reset()
-	}
-	c.conn = nil
-	for i, other := range c.addresses { // the next round begins with the next address
-		if other == conn.address {
-			c.addresses = append(append([]address(nil), c.addresses[i+1:]...), c.addresses[:i+1]...)
-			break
-		}
-	}
-	c.session.disconnected(c.now())
-}
-
-// fail notes why a connection, or an attempt to connect, has ended. Called with the mutex held.
-func (c *Client) fail(a address, err error) {
-	c.lastFailure = fmt.Sprintf("%v: %v", a, err)
-	if c.session.closed == nil {
-		c.config.Logf("genie: the connection to %v was lost: %v", a, err)
-	}
-	c.leader = nil
-	if c.session.redirect != "" {
-		if leader, err := parseAddress(c.session.redirect, "7077", a.tls); err == nil {
-			c.leader = &leader
-		}
-	}
-}
-
-// connectFirst makes rounds of attempts until there is a connection.
-func (c *Client) connectFirst(ctx context.Context) (*conn, error) {
-	for {
-		conn, rejection := c.round(ctx)
-		if conn != nil || rejection != nil {
-			return conn, rejection
-		}
-		if !c.session.anyAnswer || !sleep(ctx, c.wait.next()) {
-			return nil, c.unavailable()
+		timer := time.NewTimer(backoff(attempts))
+		select {
+		case <-timer.C:
+		case <-c.ctx.Done():
+			timer.Stop()
+			return ErrClosed
 		}
 	}
 }
 
 // round tries each address once, and a leader that a follower names next. It returns a connection whose
-// handshake is complete, or the error with which every server has rejected the client for good, or neither.
-func (c *Client) round(ctx context.Context) (*conn, error) {
-	remaining := append([]address(nil), c.addresses...)
+// handshake is complete, or the error that ends the client, or neither.
+func (c *Client) round(isFirst bool) (*conn, error) {
+	queue := append([]address(nil), c.addresses...)
 	tried := map[address]bool{}
 	var rejection error
-	for redirects, final := 0, true; ctx.Err() == nil; {
+	isFinal, anyAnswer := true, false
+	for c.ctx.Err() == nil {
 		var next address
-		if leader := c.leader; leader != nil && !tried[*leader] && redirects < maxRedirects {
-			next = *leader
-			redirects++
-		} else if len(remaining) > 0 {
-			next, remaining = remaining[0], remaining[1:]
-			if tried[next] {
-				continue
-			}
-		} else if final {
-			return nil, rejection
+		if c.leader != nil && !tried[*c.leader] {
+			next = *c.leader
+		} else if len(queue) > 0 {
+			next, queue = queue[0], queue[1:]
 		} else {
-			return nil, nil
+			break
+		}
+		if tried[next] {
+			continue
 		}
 		tried[next] = true
-		conn, err := c.connect(ctx, next)
+		conn, err := c.connect(next)
 		if err == nil {
 			return conn, nil
 		}
-		c.mu.Lock()
 		c.fail(next, err)
-		if c.session.rejection == nil {
-			final = false
-		} else {
-			rejection = c.session.rejection
+		var rejected *RejectedError
+		if errors.As(err, &rejected) {
+			anyAnswer, rejection = true, rejected
 		}
-		c.session.disconnected(c.now())
-		c.unlock()
+		isFinal = isFinal && rejected != nil && rejected.isFinal()
+	}
+	switch {
+	case c.ctx.Err() != nil:
+		return nil, ErrClosed
+	case isFinal:
+		return nil, rejection
+	case isFirst && !anyAnswer:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return nil, c.unavailable()
 	}
 	return nil, nil
 }
 
-// connect connects to one address and completes the handshake.
-func (c *Client) connect(ctx context.Context, a address) (*conn, error) {
+// fail notes why a connection, or an attempt to connect, has ended, and which server leads.
+func (c *Client) fail(a address, err error) {
 	c.mu.Lock()
-	c.session.connected(c.now())
+	c.lastFailure = fmt.Errorf("%v: %w", a, err)
+	isOpen := c.closed == nil
 	c.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, min(maxAttempt, c.config.ConnectTimeout/time.Duration(len(c.addresses))))
-	defer cancel()
-	dialer := net.Dialer{KeepAlive: tcpKeepAlive}
-	stream, err := dialer.DialContext(ctx, "tcp", a.hostPort)
-	if err != nil {
-		return nil, err
+	if isOpen {
+		c.config.Logf("genie: the connection to %v was lost: %v", a, err)
 	}
-	tcp := stream
-	stop := closeWhenDone(ctx, tcp)
-	if a.tls != nil {
-		config := a.tls
-		if config.ServerName == "" {
-			config = config.Clone()
-			config.ServerName, _, _ = net.SplitHostPort(a.hostPort)
+	c.leader = nil
+	var rejected *RejectedError
+	if errors.As(err, &rejected) && rejected.leader != "" {
+		if leader, err := parseAddress(rejected.leader, defaultPort, a.tls); err == nil {
+			c.leader = &leader
 		}
-		stream = tls.Client(stream, config)
 	}
-	conn := &conn{Conn: stream, tcp: tcp, address: a, wake: make(chan struct{}, 1), closed: make(chan struct{})}
-	if err = c.handshake(conn); !stop() && err == nil {
-		err = ctx.Err()
+}
+
+// connect connects to one address and completes the handshake.
+func (c *Client) connect(a address) (*conn, error) {
+	ctx, cancel := context.WithCancel(c.ctx)
+	limit := time.AfterFunc(min(maxAttempt, c.config.ConnectTimeout/time.Duration(len(c.addresses))), cancel)
+	defer limit.Stop()
+	conn := &conn{client: c, address: a, ctx: ctx, close: cancel, pingInterval: min(2*time.Second, c.config.ConnectTimeout/2)}
+	err := conn.dial()
+	if err == nil {
+		conn.helloAt = time.Now()
+		if _, err = conn.Write(c.hello); err == nil {
+			err = c.read(conn, true)
+		}
 	}
 	if err != nil {
-		tcp.Close()
 		if ctx.Err() != nil {
 			err = errors.New("no answer to hello")
 		}
+		cancel()
 		return nil, err
 	}
-	c.mu.Lock()
-	c.conn, c.connectedAt = conn, c.now()
-	if c.ctx.Err() != nil { // Close did not see this connection
-		conn.Close()
-	}
 	go c.writeLoop(conn)
-	c.unlock()
 	return conn, nil
 }
 
-func (c *Client) handshake(conn *conn) error {
-	c.mu.Lock()
-	c.session.helloAt = c.now()
-	c.mu.Unlock()
-	if _, err := conn.Write(c.hello); err != nil {
+// dial opens the connection. It is closed when its context ends.
+func (conn *conn) dial() (err error) {
+	dialer := &net.Dialer{KeepAlive: tcpKeepAlive}
+	if conn.address.tls == nil {
+		conn.Conn, err = dialer.DialContext(conn.ctx, "tcp", conn.address.hostPort)
+	} else {
+		conn.Conn, err = (&tls.Dialer{NetDialer: dialer, Config: conn.address.tls}).DialContext(conn.ctx, "tcp", conn.address.hostPort)
+	}
+	if err != nil {
 		return err
 	}
+	tcp := conn.Conn
+	if stream, isTLS := tcp.(*tls.Conn); isTLS {
+		tcp = stream.NetConn() // the close of TLS could wait for a server that does not read
+	}
+	go func() {
+		<-conn.ctx.Done()
+		tcp.Close()
+	}()
+	conn.lines = bufio.NewScanner(conn)
+	conn.lines.Buffer(make([]byte, readBuffer), maxMessage)
+	return nil
+}
+
+// disconnect handles the end of a connection whose handshake was complete.
+func (c *Client) disconnect(conn *conn, err error) {
+	conn.close()
+	c.fail(conn.address, err)
+	for i, other := range c.addresses { // the next round begins with the other addresses
+		if other == conn.address {
+			c.addresses = append(append(c.addresses[:i:i], c.addresses[i+1:]...), other)
+			break
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.conn = nil
+	c.takeOutput()
+	c.outputAdded.Broadcast() // ends the writer
+	for w := range c.watches {
+		w.state = lagging
+	}
+	for _, l := range c.locks {
+		sessionEndsAt := time.Now().Add(c.config.SessionTimeout)
+		if l.err == nil && l.request.fields.OnDisconnect != "" && sessionEndsAt.Before(l.expiresAt) {
+			l.expiresAt, l.expiryReason = sessionEndsAt, reasonDisconnected
+			l.setTimer()
+		}
+	}
+}
+
+// takeOutput returns the commands that are not written yet, and lets calls continue that wait to add more. Called with
+// Client.mu held.
+func (c *Client) takeOutput() []byte {
+	output := c.output
+	c.output = nil
+	close(c.outputTaken)
+	c.outputTaken = make(chan struct{})
+	return output
+}
+
+// writeLoop writes the commands to the connection.
+func (c *Client) writeLoop(conn *conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for {
-		if err := conn.fill(); err != nil {
+		for c.conn == conn && len(c.output) == 0 {
+			c.outputAdded.Wait()
+		}
+		if c.conn != conn {
+			return
+		}
+		c.mu.Unlock()
+		runtime.Gosched() // the callers that the reader has just woken add their commands first
+		c.mu.Lock()
+		if c.conn != conn {
+			return
+		}
+		output := c.takeOutput()
+		c.mu.Unlock()
+		_, err := conn.Write(output)
+		c.mu.Lock()
+		if err != nil {
+			conn.close() // the reader handles the end of the connection
+			return
+		}
+	}
+}
+
+// read handles the messages of a connection until it ends, or until its handshake is complete.
+func (c *Client) read(conn *conn, onlyHandshake bool) error {
+	for conn.lines.Scan() {
+		line := bytes.TrimSpace(conn.lines.Bytes())
+		if len(line) == 0 {
+			continue
+		}
+		m, err := decode(line)
+		if err != nil {
 			return err
 		}
 		c.mu.Lock()
-		err := c.handleLines(conn)
-		isUp := c.session.phase == up
-		c.unlock()
-		if err != nil || isUp {
+		note, err := c.handle(conn, m)
+		isUp := c.conn == conn
+		c.mu.Unlock()
+		if note != "" {
+			c.config.Logf("genie: %s", note)
+		}
+		if err != nil || onlyHandshake && isUp {
 			return err
 		}
 	}
+	if err := conn.lines.Err(); err != nil {
+		return err
+	}
+	return io.EOF
 }
 
-// closeWhenDone closes a connection when ctx ends. stop ends that, and returns false if ctx has ended before.
-func closeWhenDone(ctx context.Context, stream net.Conn) (stop func() bool) {
-	stopped, ended := make(chan struct{}), make(chan bool)
-	go func() {
-		select {
-		case <-ctx.Done():
-			stream.Close()
-			ended <- false
-		case <-stopped:
-			ended <- true
+// Read reads from the connection. It pings a server that was silent for too long, and gives it up if it does not answer.
+func (conn *conn) Read(buffer []byte) (int, error) {
+	wait := conn.pingInterval
+	for steps := 0; ; {
+		_ = conn.SetReadDeadline(time.Now().Add(wait)) // fails if the connection is closed, as the read does
+		n, err := conn.Conn.Read(buffer)
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
 		}
-	}()
-	return func() bool {
-		close(stopped)
-		return <-ended
+		if steps == pingSteps {
+			return 0, errors.New("the server does not answer")
+		}
+		if steps > 0 || conn.ping() {
+			steps++
+			wait = min(maxPingStep, conn.client.config.ConnectTimeout/4)
+		}
 	}
 }
 
-// onTimer runs the timers of the session.
-func (c *Client) onTimer() {
-	c.mu.Lock()
-	defer c.unlock()
-	c.timerAt = never
-	if c.session.closed == nil {
-		c.session.onTimer(c.now(), c.unavailableLocked)
-	}
-}
-
-// unavailable returns an ErrUnavailable with the reason of the last failure.
-func (c *Client) unavailable() error {
+// ping pings the server if the client expects messages.
+func (conn *conn) ping() bool {
+	c := conn.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.unavailableLocked()
-}
-
-func (c *Client) unavailableLocked() error {
-	if c.conn != nil {
-		return fmt.Errorf("%w: %v does not answer", ErrUnavailable, c.conn.address)
-	}
-	return fmt.Errorf("%w: %s", ErrUnavailable, c.lastFailure)
-}
-
-// sleep waits, and returns false if ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
+	if c.conn != conn || len(c.calls)+len(c.locks)+len(c.watches) == 0 {
 		return false
 	}
+	c.sendBackground("ping", &fields{}, nil)
+	return true
 }

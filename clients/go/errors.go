@@ -81,20 +81,19 @@ func (e *QueueTimeoutError) Is(target error) bool { return target == ErrQueueTim
 // Timeout reports true, like the method of a net.Error.
 func (e *QueueTimeoutError) Timeout() bool { return true }
 
-// Wait is an edge of a deadlock's cycle: the request Waiter waits for Resource, which Holder holds.
-type Wait struct {
-	Resource string `json:"resource"`
-	Waiter   int64  `json:"waiter"`
-	Holder   int64  `json:"holder"`
-	Note     string `json:"note"`
+// WaitEdge is an edge of a deadlock's cycle: the request Waiter waits for Resource, which the request Holder holds.
+type WaitEdge struct {
+	Resource       string
+	Waiter, Holder int64
+	Note           string // of the waiter
 }
 
 // DeadlockError reports that a request would have waited in a cycle. Release the locks of the
 // transaction, undo its work, wait for a random time and start over.
 type DeadlockError struct {
 	ID    int64
-	Cycle []string // transactions: each waits for the next, the last one for the first
-	Waits []Wait   // the edges of the cycle
+	Cycle []string   // transactions: each waits for the next, the last one for the first
+	Waits []WaitEdge // the edges of the cycle
 }
 
 func (e *DeadlockError) Error() string {
@@ -168,15 +167,17 @@ func (e *EndedError) Error() string {
 	return fmt.Sprintf("genie: request %d ended before it was granted: %s", e.ID, e.Reason)
 }
 
-// RejectedError is an error of the server: the command had no effect.
+// RejectedError reports that the server rejected a command, which had no effect. The client itself rejects commands
+// that it cannot send, with the code "bad-request".
 type RejectedError struct {
 	Code    string // such as "bad-request" or "unauthorized"
 	Message string
+	leader  string // the address of the leader, if a follower has rejected the command
 }
 
 func (e *RejectedError) Error() string { return "genie: " + e.Code + ": " + e.Message }
 
-func isUnknownID(err error) bool {
-	var rejected *RejectedError
-	return errors.As(err, &rejected) && rejected.Code == "unknown-id"
+// isFinal reports whether the same server would reject this client again.
+func (e *RejectedError) isFinal() bool {
+	return e.Code == "unauthorized" || e.Code == "unknown-namespace" || e.Code == "unsupported-protocol"
 }

@@ -1,6 +1,7 @@
 package genie_test
 
 import (
+	"bufio"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -126,11 +127,17 @@ func TestAgainstAServer(t *testing.T) {
 	if err := second.Extend(background, -time.Second); !errors.As(err, &rejected) || rejected.Code != "bad-request" {
 		t.Fatal(err)
 	}
+	if _, err := client.AcquireAny(background, genie.AnyOf{Resources: []string{"d"}}); !errors.As(err, &rejected) {
+		t.Fatal("no error without a target:", err)
+	}
+	if _, err := client.Acquire(background, []string{"mode:d"}); !errors.As(err, &rejected) {
+		t.Fatal("no error for an unknown mode:", err)
+	}
 	if err := client.Ping(background); err != nil {
 		t.Fatal(err)
 	}
 	short := mustAcquire(t, client, "short", genie.TransactionTimeout(50*time.Millisecond))
-	<-short.Context().Done()
+	<-short.Context(background).Done()
 	if !errors.Is(short.Err(), genie.ErrTransactionTimeout) {
 		t.Fatal(short.Err())
 	}
@@ -172,7 +179,7 @@ func TestWatchdogOfAServer(t *testing.T) {
 	client := connect(t, genie.Config{}, server.Address)
 	lock := mustAcquire(t, client, "a", genie.Watchdog(), genie.TransactionTimeout(200*time.Millisecond))
 	select {
-	case <-lock.Context().Done():
+	case <-lock.Context(background).Done():
 		t.Fatal(lock.Err())
 	case <-time.After(time.Second):
 	}
@@ -195,7 +202,7 @@ func TestMemoryServerRestarts(t *testing.T) {
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
-	<-lock.Context().Done()
+	<-lock.Context(background).Done()
 	if !errors.Is(lock.Err(), genie.ErrLockLost) {
 		t.Fatal(lock.Err())
 	}
@@ -546,6 +553,55 @@ func TestClientsAreClosedAtAnyTime(t *testing.T) {
 	}
 	clients.Wait()
 	checkNothingIsLeft(t, direct)
+}
+
+// The next candidate leads when the leader ends or loses its lock.
+func TestElection(t *testing.T) {
+	server := serve(t)
+	client := connect(t, genie.Config{}, server.Address)
+	first, elected := make(chan *genie.Lock), make(chan error, 1)
+	go func() {
+		elected <- client.Elect(background, "leader/a", func(ctx context.Context, lock *genie.Lock) error {
+			first <- lock
+			<-ctx.Done()
+			return ctx.Err()
+		}, genie.TransactionTimeout(200*time.Millisecond))
+	}()
+	lock := <-first
+	time.Sleep(500 * time.Millisecond) // longer than its transaction timeout: the client extends it
+	if lock.Err() != nil {
+		t.Fatal(lock.Err())
+	}
+	second := make(chan error, 1)
+	go func() {
+		second <- client.Elect(background, "leader/a", func(_ context.Context, next *genie.Lock) error {
+			if next.Fence() <= lock.Fence() {
+				return errors.New("the fence does not grow")
+			}
+			return nil
+		})
+	}()
+	if _, err := releaseID(server.Address, lock.ID()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-elected; !errors.Is(err, genie.ErrLockLost) {
+		t.Fatal(err)
+	}
+	if err := <-second; err != nil {
+		t.Fatal(err)
+	}
+	checkNothingIsLeft(t, client)
+}
+
+// releaseID releases a lock as another client.
+func releaseID(address string, id int64) (string, error) {
+	connection, err := net.Dial("tcp", address)
+	if err != nil {
+		return "", err
+	}
+	defer connection.Close()
+	fmt.Fprintf(connection, `{"command":"release","payload":{"id":%d}}`+"\n", id)
+	return bufio.NewReader(connection).ReadString('\n')
 }
 
 // Many goroutines and clients increment a counter that only the lock protects.

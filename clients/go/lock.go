@@ -11,41 +11,20 @@ import (
 // its transaction timeout, if another client releases it by its id, or if the server loses its state.
 type Lock struct {
 	client    *Client
+	request   *request
 	resources []string // of AcquireAny: the choices, and after the grant those that are locked
-	anyOf     *AnyOf
-	done      chan struct{} // closed when the request is granted, or has failed
+	id, fence int64
 
-	// Client.mu protects the rest. ID, fence and resources do not change after the grant.
-	options       options
-	state         lockState
-	ref           uint64
-	id, fence     int64
-	sent          bool
-	unanswered    bool          // counted in session.unanswered
-	refused       bool          // answered with `unavailable`: must be sent again
-	probed        bool          // the reason for its end was asked for
-	stillHeld     bool          // lost by this client's clock, and not released at the server
-	sentAt        time.Duration // the first time, in this session of the server
-	resentAt      time.Duration // the last time
-	deadline      time.Duration // when the caller gives up
-	connection    int           // the last connection on which the server confirmed the lock
-	expiresAt     time.Duration
-	sessionEndsAt time.Duration // while disconnected: when the server may release the lock
-	renewAt       time.Duration // when the watchdog extends the lock
-	release       *call
-	err           error // why the request failed, or the lock was lost
-	ctx           context.Context
-	onEnd         []func()
+	// Client.mu protects the rest.
+	confirmedOn  *conn // the last connection on which the server reported the lock
+	expiresAt    time.Time
+	expiryReason string
+	renewAt      time.Time   // when the watchdog extends the lock
+	timer        *time.Timer // for expiresAt and renewAt; nil: the request was not granted
+	release      *call       // the release of the lock; nil: none was sent
+	err          error       // why the lock has ended; nil: it is held
+	contexts     []context.CancelFunc
 }
-
-type lockState uint8
-
-const (
-	waiting lockState = iota // not sent yet, or sent and not granted yet
-	held
-	releasing
-	ended
-)
 
 // ID returns the id of the lock at the server. Any client can release a lock by its id.
 func (l *Lock) ID() int64 { return l.id }
@@ -62,70 +41,32 @@ func (l *Lock) Resources() []string { return append([]string(nil), l.resources..
 func (l *Lock) Err() error {
 	l.client.mu.Lock()
 	defer l.client.mu.Unlock()
-	return l.reason()
+	l.checkExpiry()
+	return l.err
 }
 
-// reason is Err with the mutex held.
-func (l *Lock) reason() error {
-	switch {
-	case l.err != nil:
-		return l.err
-	case l.state != held:
-		return ErrReleased
-	case l.client.now() >= min(l.expiresAt, l.sessionEndsAt):
-		return &LostError{ID: l.id, Reason: reasonTransactionTimeout}
-	}
-	return nil
-}
-
-// Context returns a context that is cancelled when the lock is lost or released. Err tells which. The lock
+// Context returns a copy of ctx that is also cancelled when the lock is lost or released. Err tells which. The lock
 // counts as lost, too, when its transaction timeout has passed on this client's clock. That time is
 // counted from when the request, or the last extension, was sent.
-func (l *Lock) Context() context.Context {
+func (l *Lock) Context(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
 	l.client.mu.Lock()
 	defer l.client.mu.Unlock()
-	if l.ctx == nil {
-		var cancel context.CancelFunc
-		l.ctx, cancel = context.WithCancel(context.Background())
-		l.cancelAtEnd(cancel)
-	}
-	return l.ctx
-}
-
-// cancelAtEnd calls cancel when the lock is lost or released. Called with the mutex held.
-func (l *Lock) cancelAtEnd(cancel func()) {
-	if l.reason() != nil {
-		cancel()
-		return
-	}
-	l.onEnd = append(l.onEnd, cancel)
-}
-
-// cancelAll cancels the contexts of a lock that has ended.
-func (l *Lock) cancelAll() {
-	for _, cancel := range l.onEnd {
+	if l.checkExpiry(); l.err != nil {
 		cancel()
 	}
-	l.onEnd = nil
+	l.contexts = append(l.contexts, cancel)
+	return ctx
 }
 
 // Extend sets the remaining time of the lock to timeout from now, which may be shorter than before.
 // An ended lock returns its *LostError, or ErrReleased.
 func (l *Lock) Extend(ctx context.Context, timeout time.Duration) error {
-	c := l.client
-	c.mu.Lock()
-	err := l.reason()
-	if err == nil {
-		err = c.admit(ctx)
-	}
-	if err == nil {
-		err = l.reason() // again: the lock may have ended while the call waited
-	}
-	if err != nil {
-		c.unlock()
+	if err := l.Err(); err != nil {
 		return err
 	}
-	return c.sendAndWait(ctx, &call{kind: extendCall, lock: l, id: l.id, timeout: timeout})
+	_, err := l.client.do(ctx, "extend", l.extension(timeout), l, l.client.config.ConnectTimeout)
+	return err
 }
 
 // Release releases the lock and waits for the server's confirmation. If the lock was lost before, Release
@@ -133,33 +74,107 @@ func (l *Lock) Extend(ctx context.Context, timeout time.Duration) error {
 // no server confirms within ConnectTimeout, the client keeps trying in the background. A second
 // Release of a released lock does nothing.
 func (l *Lock) Release(ctx context.Context) error {
-	l.client.mu.Lock()
-	return l.releaseAndUnlock(ctx)
+	c := l.client
+	c.mu.Lock()
+	l.checkExpiry()
+	if l.release == nil && c.locks[l.request.fields.Ref] == l {
+		l.sendRelease()
+	}
+	l.end(ErrReleased)
+	err, release := l.err, l.release
+	c.mu.Unlock()
+	if release != nil {
+		return c.wait(ctx, release, c.config.ConnectTimeout)
+	}
+	return err
 }
 
-func (l *Lock) releaseAndUnlock(ctx context.Context) error {
-	c := l.client
-	now := c.now()
-	if l.stillHeld {
-		l.stillHeld = false
-		c.session.releaseID(l.id, now)
+// result returns the error of Do, from that of its function and that of the release.
+func (l *Lock) result(ctx context.Context, err, released error) error {
+	var lost *LostError
+	switch {
+	case errors.As(l.Err(), &lost) && !errors.Is(err, lost):
+		if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+			return lost // fn has returned because of the loss
+		}
+		return &LostError{ID: lost.ID, Reason: lost.Reason, Err: err}
+	case err == nil && ctx.Err() == nil:
+		return released
 	}
-	if l.state == held {
-		c.session.release(l, now)
+	return err
+}
+
+// The rest is called with Client.mu held.
+
+// hold notes that the server holds the lock for at least timeout after since.
+func (l *Lock) hold(since time.Time, timeout time.Duration) {
+	l.expiresAt, l.expiryReason, l.renewAt = since.Add(timeout), reasonTransactionTimeout, since.Add(timeout/3)
+	if l.timer == nil {
+		l.timer = time.AfterFunc(NoTimeout, l.onTimer)
 	}
-	if l.state != releasing || l.release.done == nil {
-		err := l.err
-		c.unlock()
-		return err
+	l.setTimer()
+}
+
+func (l *Lock) setTimer() {
+	next := l.expiresAt
+	if l.request.watchdog && l.renewAt.Before(next) {
+		next = l.renewAt
 	}
-	release := l.release
-	done := release.done
-	c.unlock()
-	select {
-	case <-done:
-		return release.err
-	case <-ctx.Done():
-		return ctx.Err()
+	l.timer.Reset(time.Until(next))
+}
+
+func (l *Lock) onTimer() {
+	l.client.mu.Lock()
+	defer l.client.mu.Unlock()
+	if l.checkExpiry(); l.err != nil {
+		return
+	}
+	if l.request.watchdog && !time.Now().Before(l.renewAt) {
+		l.renew()
+	}
+	l.setTimer()
+}
+
+// renew extends the lock for its watchdog.
+func (l *Lock) renew() {
+	l.renewAt = time.Now().Add(l.request.transactionTimeout / 3)
+	if l.client.conn != nil {
+		l.client.sendBackground("extend", l.extension(l.request.transactionTimeout), l)
+	}
+}
+
+func (l *Lock) extension(timeout time.Duration) *fields {
+	return &fields{ID: l.id, TransactionTimeout: toMS(timeout)}
+}
+
+// sendRelease releases the lock at the server.
+func (l *Lock) sendRelease() { l.release = l.client.sendBackground("release", &fields{ID: l.id}, l) }
+
+// checkExpiry ends the lock if its time has passed. The server may hold it for longer: until it reports the end, the lock
+// remains in Client.locks, so that it is released by Release, or after a reconnect.
+func (l *Lock) checkExpiry() {
+	if l.err == nil && !time.Now().Before(l.expiresAt) {
+		l.end(&LostError{ID: l.id, Reason: l.expiryReason})
+	}
+}
+
+// lose ends the lock for a reason of the server. The lock may have ended before the server received its release.
+func (l *Lock) lose(reason string) {
+	if l.err == ErrReleased && reason != reasonSuccess {
+		l.err = &LostError{ID: l.id, Reason: reason}
+	}
+	l.end(&LostError{ID: l.id, Reason: reason})
+}
+
+// end ends the lock for its holder, unless it has ended before.
+func (l *Lock) end(err error) {
+	if l.err != nil {
+		return
+	}
+	l.err = err
+	l.timer.Stop()
+	for _, cancel := range l.contexts {
+		cancel()
 	}
 }
 
@@ -169,61 +184,11 @@ func (l *Lock) choose(names []string) {
 	for _, name := range names {
 		chosen[name] = true
 	}
-	var resources []string
-	for _, resource := range l.resources {
+	choices := l.resources
+	l.resources = nil
+	for _, resource := range choices {
 		if _, name, _ := strings.Cut(resource, ":"); chosen[name] {
-			resources = append(resources, resource)
+			l.resources = append(l.resources, resource)
 		}
 	}
-	l.resources = resources
-}
-
-// Do acquires a lock, calls fn, and releases the lock, also if fn panics. The context of fn is cancelled
-// when ctx is, and when the lock is lost. If the lock was lost, Do returns a *LostError that wraps
-// the error of fn; otherwise the error of fn, or that of the release.
-func (c *Client) Do(
-	ctx context.Context, resources []string, fn func(ctx context.Context, lock *Lock) error, opts ...Option,
-) error {
-	lock, err := c.Acquire(ctx, resources, opts...)
-	if err != nil {
-		return err
-	}
-	inner, cancel := context.WithCancel(ctx)
-	defer cancel()
-	c.mu.Lock()
-	lock.cancelAtEnd(cancel)
-	c.mu.Unlock()
-	returned := false
-	defer func() {
-		if !returned { // fn panics
-			lock.releaseSoon()
-		}
-	}()
-	err = fn(inner, lock)
-	returned = true
-	return lock.finish(ctx, err)
-}
-
-// finish releases the lock after fn has returned err, and returns the error of Do.
-func (l *Lock) finish(ctx context.Context, err error) error {
-	if ctx.Err() != nil { // the caller does not want to wait
-		l.releaseSoon()
-	} else if released := l.Release(ctx); err == nil {
-		err = released
-	}
-	var lost *LostError
-	if reason := l.Err(); errors.As(reason, &lost) && err != reason {
-		if errors.Is(err, context.Canceled) && ctx.Err() == nil {
-			return reason // fn has returned because of the loss
-		}
-		return &LostError{ID: lost.ID, Reason: lost.Reason, Err: err}
-	}
-	return err
-}
-
-// releaseSoon releases the lock without waiting for the answer.
-func (l *Lock) releaseSoon() {
-	cancelled, cancel := context.WithCancel(context.Background())
-	cancel()
-	_ = l.Release(cancelled)
 }

@@ -1,828 +1,434 @@
 package genie
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand"
 	"sort"
 	"time"
 )
 
-// session is the state of a client across its connections, without sockets and without a clock: commands
-// and received lines come in; encoded commands and timers come out. `now` is the time since the start of
-// the client. Client.mu protects all of it.
+// The session of a client across its connections: which commands wait for an answer, and which locks are held.
 //
-// Every command has a ref, a number, and its answers have the same ref. The ref of a request identifies
+// Every command has a ref, and its answers have the same ref. The ref of a request identifies
 // the request until it ends. A connection begins with `hello` and `ping`; the answers are `welcome`, the
-// state of the session's requests, and `pong`. Then the session sends all commands without an answer
+// state of the session's requests, and `pong`. Then the client sends all commands without an answer
 // again, in their first order, with the same refs: the server executes each of them once.
-type session struct {
-	config *Config
-	phase  phase
-	out    []byte // encoded commands, to be written to the connection
-
-	counter    uint64           // the last ref
-	locks      map[uint64]*Lock // requests that wait, are held or are being released, by ref
-	pending    map[uint64]*call // other commands without an answer, by ref
-	watches    map[*Watch]bool  // the open watches
-	unanswered int              // locks that wait for their first answer
-	connection int              // the number of the connection
-	helloAt    time.Duration
-
-	closeReason string // why the connection must be closed
-	answered    bool   // whether the server has answered a command on this connection
-	redirect    string // the leader's address that a follower named
-	anyAnswer   bool   // whether any server has answered at all
-	rejection   *RejectedError
-	closed      error // why the client is closed; nil: it is open
-
-	nextTimer    time.Duration
-	retryAt      time.Duration // when commands that were answered with `unavailable` are sent again
-	retries      backoff
-	keepalive    bool // whether the ping timer runs
-	lastMessage  time.Duration
-	pingInterval time.Duration
-	pingStep     time.Duration // a third of the time that a server has to answer a ping
-	pingSteps    int           // steps since the last ping; 0: no answer is awaited
-	pingStepAt   time.Duration
-}
-
-type phase uint8
 
 const (
-	down      phase = iota
-	handshake       // `hello` was sent
-	resuming        // the server sends the state of the session's requests
-	up
+	helloRef = "hello"
+	pingRef  = "resume" // of the ping after `hello`
+
+	maxUnsent = 1 << 20 // bytes that may wait to be sent; new calls wait beyond it
+
+	// A lock that waited for more than this part of its transaction timeout is extended when it is granted.
+	maxWaitShare = 4
 )
 
-const never = time.Duration(math.MaxInt64)
-
-type kind uint8
-
-const (
-	releaseCall kind = iota
-	extendCall
-	inspectCall
-	pingCall
-	watchCall
-	unwatchCall
-	byeCall
-)
-
-// call is a command other than `request`.
+// call is a command without an answer.
 type call struct {
-	kind      kind
-	ref       uint64
-	order     uint64 // of the first sending, among all commands
-	lock      *Lock  // of a release or an extend; nil: the request is not known here
-	id        int64  // of the lock; 0: the release names the request by its ref
-	timeout   time.Duration
-	query     *Query
-	watch     *Watch
-	prefix    string
-	sentAt    time.Duration // the last time; 0: never
-	deadline  time.Duration // when the caller gives up; 0: no caller waits
-	resent    bool          // the server may have executed an earlier copy
-	refused   bool          // answered with `unavailable`: must be sent again
-	abandoned bool          // no caller waits for the answer
-	done      chan struct{} // closed when the call ends; nil: no caller ever waits
-	result    *Inspection
-	err       error
+	name       string // of the command; "cancel": a release by the ref of the request
+	fields     *fields
+	line       []byte
+	order      uint64 // of the first sending, among all commands
+	lock       *Lock  // of a request, an extend and most releases
+	watch      *Watch // of a watch
+	background bool   // nobody waits: it is not sent again on another connection, unless it is a release
+	sentAt     time.Time
+	firstAt    time.Time // when it was sent for the first time in this session of the server; zero: it was not sent
+	retries    int       // after the error `unavailable`
+	id         int64     // of a cancel: the lock that was granted nevertheless
+	done       chan struct{}
+	answer     *message
+	err        error
 }
 
-func newSession(config *Config) *session {
-	s := &session{
-		config: config, locks: map[uint64]*Lock{}, pending: map[uint64]*call{}, watches: map[*Watch]bool{},
-		nextTimer: never, retryAt: never,
-	}
-	s.setPingInterval(2 * time.Second)
-	s.pingStep = min(time.Second, config.ConnectTimeout/4)
-	return s
+func (c *Client) newCall(name string, f *fields, l *Lock) *call {
+	f.Ref = fmt.Sprint(c.refs.Add(1))
+	return &call{name: name, fields: f, line: encode(name, f), lock: l, done: make(chan struct{})}
 }
 
-// -- commands ----------------------------------------------------------------------------------------
-
-// request adds a new request and sends it, now or on the next connection.
-func (s *session) request(l *Lock, now time.Duration) {
-	s.counter++
-	l.ref = s.counter
-	l.deadline = after(now, l.options.queueTimeout, s.config.ConnectTimeout)
-	s.locks[l.ref] = l
-	s.setUnanswered(l, true)
-	s.arm(l.deadline)
-	if s.phase == up {
-		s.writeRequest(l, now)
+// do sends a command and waits for its answer.
+func (c *Client) do(ctx context.Context, name string, f *fields, l *Lock, timeout time.Duration) (*message, error) {
+	r := c.newCall(name, f, l)
+	if err := f.check(r.line); err != nil {
+		return nil, err
 	}
+	c.mu.Lock()
+	err := c.admit(ctx)
+	if err == nil {
+		c.send(r)
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	err = c.wait(ctx, r, timeout)
+	return r.answer, err
 }
 
-func (s *session) writeRequest(l *Lock, now time.Duration) {
-	if !l.sent {
-		l.sent, l.sentAt = true, now
+// wait waits for the answer of a call.
+func (c *Client) wait(ctx context.Context, r *call, timeout time.Duration) error {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-r.done:
+		return r.err
+	case <-timer.C:
+	case <-ctx.Done():
 	}
-	l.resentAt, l.refused = now, false
-	s.startKeepalive(now)
-	s.out = appendRequest(s.out, l)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls[r.fields.Ref] != r { // answered meanwhile
+		return r.err
+	}
+	c.abandon(r)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return c.unavailable()
+}
+
+// The rest is called with Client.mu held.
+
+// admit returns an error if no call is possible. It waits while too many bytes are unsent.
+func (c *Client) admit(ctx context.Context) error {
+	for c.closed == nil && ctx.Err() == nil && len(c.output) > maxUnsent {
+		taken := c.outputTaken
+		c.mu.Unlock()
+		select {
+		case <-taken:
+		case <-ctx.Done():
+		}
+		c.mu.Lock()
+	}
+	if c.closed != nil {
+		return c.closed
+	}
+	return ctx.Err()
+}
+
+// unavailable returns the error for a caller that no server has answered in time.
+func (c *Client) unavailable() error {
+	if c.conn != nil {
+		return fmt.Errorf("%w: %v does not answer", ErrUnavailable, c.conn.address)
+	}
+	return fmt.Errorf("%w: %v", ErrUnavailable, c.lastFailure)
 }
 
 // send registers a call and sends it, now or on the next connection.
-func (s *session) send(r *call, now time.Duration) {
-	if r.ref == 0 {
-		s.counter++
-		r.ref, r.order = s.counter, s.counter
-	}
-	s.pending[r.ref] = r
-	if r.deadline != 0 {
-		s.arm(r.deadline)
-	}
-	if s.phase == up {
-		s.write(r, now)
+func (c *Client) send(r *call) {
+	c.lastOrder++
+	r.order = c.lastOrder
+	c.calls[r.fields.Ref] = r
+	if c.conn != nil {
+		c.write(r)
 	}
 }
 
-func (s *session) write(r *call, now time.Duration) {
-	r.resent, r.sentAt, r.refused = r.sentAt != 0, now, false
-	s.startKeepalive(now)
-	switch r.kind {
-	case releaseCall:
-		if r.id == 0 {
-			s.out = appendReleaseByRef(s.out, r.lock.ref)
-		} else {
-			s.out = appendReleaseByID(s.out, r.id, r.ref)
-		}
-	case extendCall:
-		s.out = appendExtend(s.out, r.id, r.timeout, r.ref)
-	case inspectCall:
-		s.out = appendInspect(s.out, r.query, r.ref)
-	case watchCall:
-		s.out = appendCommand(s.out, "watch", &r.prefix, r.ref)
-	case unwatchCall:
-		s.out = appendCommand(s.out, "unwatch", &r.prefix, r.ref)
-	case pingCall:
-		s.out = appendCommand(s.out, "ping", nil, r.ref)
-	case byeCall:
-		s.out = appendCommand(s.out, "bye", nil, r.ref)
-	}
-}
-
-// release releases a held lock, or cancels a request that waits and was sent.
-func (s *session) release(l *Lock, now time.Duration) *call {
-	r := &call{kind: releaseCall, lock: l, id: l.id, done: make(chan struct{}), deadline: now + s.config.ConnectTimeout}
-	l.state, l.release = releasing, r
-	l.cancelAll()
-	if r.id != 0 {
-		s.setUnanswered(l, false)
-		s.send(r, now)
-		return r
-	}
-	s.counter++ // the ref is that of the request, so the call is not in `pending`
-	r.order = s.counter
-	if s.phase == up {
-		s.write(r, now)
-	}
+// sendBackground sends a command for whose answer nobody waits.
+func (c *Client) sendBackground(name string, f *fields, l *Lock) *call {
+	r := c.newCall(name, f, l)
+	r.background = true
+	c.send(r)
 	return r
 }
 
-// releaseID releases a lock that has no caller any more.
-func (s *session) releaseID(id int64, now time.Duration) {
-	s.send(&call{kind: releaseCall, id: id, abandoned: true}, now)
-}
-
-// abandon gives up a request whose caller does not wait any longer.
-func (s *session) abandon(l *Lock, now time.Duration) {
-	if l.state == waiting && !l.sent {
-		s.end(l)
-	} else if l.state == waiting || l.state == held {
-		s.release(l, now).abandoned = true
+func (c *Client) write(r *call) {
+	r.sentAt = time.Now()
+	if r.firstAt.IsZero() {
+		r.firstAt = r.sentAt
 	}
+	c.output = append(c.output, r.line...)
+	c.outputAdded.Signal()
 }
 
-// drop gives up a call whose caller does not wait any longer. A release is still sent, and an extend
-// that was sent may still change the lock.
-func (s *session) drop(r *call) {
-	r.abandoned = true
-	if r.kind != releaseCall && (s.phase != up || r.sentAt == 0 || r.kind != extendCall) {
-		delete(s.pending, r.ref)
-	}
+// finish ends a call, and wakes its caller.
+func (c *Client) finish(r *call, err error) {
+	delete(c.calls, r.fields.Ref)
+	r.err = err
+	close(r.done)
 }
 
-// extend extends a lock for which no caller waits: for its watchdog, or after a long wait in the queue.
-func (s *session) extend(l *Lock, now time.Duration) {
-	s.send(&call{kind: extendCall, lock: l, id: l.id, timeout: l.options.transactionTimeout, abandoned: true}, now)
-}
-
-// -- connections -------------------------------------------------------------------------------------
-
-// connected begins the handshake on a new connection.
-func (s *session) connected(now time.Duration) {
-	s.phase, s.helloAt = handshake, now
-	s.connection++
-	s.closeReason, s.redirect, s.rejection, s.answered = "", "", nil, false
-}
-
-// disconnected keeps what must be sent again, and drops the rest.
-func (s *session) disconnected(now time.Duration) {
-	s.phase, s.out, s.keepalive, s.retryAt = down, nil, false, never
-	s.retries.reset()
-	for ref, r := range s.pending {
-		if r.kind == releaseCall || !r.abandoned && r.kind <= pingCall {
-			continue
-		}
-		delete(s.pending, ref)
-		r.finish(nil)
-	}
-	for w := range s.watches {
-		w.state, w.sent = lagging, false
-	}
-	for _, l := range s.locks {
-		if l.state == held && l.options.releaseOnDisconnect {
-			l.sessionEndsAt = min(l.sessionEndsAt, now+s.config.SessionTimeout)
-			s.arm(l.sessionEndsAt)
+// abandon gives up a call whose caller does not wait any longer.
+func (c *Client) abandon(r *call) {
+	switch r.name {
+	case "release": // the client keeps trying
+	case "extend": // if it was sent, it may still change the lock
+		r.background = true
+	default:
+		delete(c.calls, r.fields.Ref)
+		if r.name == "request" {
+			c.cancelRequest(r)
 		}
 	}
 }
 
-func (s *session) onWelcome(m *welcome, now time.Duration) {
-	if m.Protocol != protocolVersion {
-		s.close(fmt.Sprintf("the server speaks protocol %d, not %d", m.Protocol, protocolVersion))
-		return
-	}
-	if s.config.Namespace != "" && m.Namespace != s.config.Namespace {
-		s.close(fmt.Sprintf("the server serves the namespace %q, not %q", m.Namespace, s.config.Namespace))
-		return
-	}
-	s.phase = resuming
-	s.setPingInterval(fromMS(m.PingInterval))
-	if m.Resumed {
-		return
-	}
-	for _, l := range s.locks {
-		switch {
-		case l.state == waiting: // it will be queued again, for the rest of its time
-			s.forgetID(l, now)
-		case l.state == held:
-			s.releaseID(l.id, now)
-			s.lose(l, reasonLost)
-		case l.release.id == 0 && l.id == 0: // ended with the session
-			s.end(l)
-		case l.release.id == 0: // the new session does not know the ref
-			l.release.id = l.id
-			s.send(l.release, now)
-		}
-	}
-}
-
-func (s *session) forgetID(l *Lock, now time.Duration) {
-	l.id = 0
-	if timeout := l.options.queueTimeout; l.sent && timeout < maxTimeout {
-		l.options.queueTimeout = max(0, l.sentAt+timeout-now)
-	}
-	l.sent = false
-}
-
-// resumed completes the handshake: the server has sent the state of all requests of the session.
-func (s *session) resumed(now time.Duration) {
-	s.phase = up
-	s.startKeepalive(now)
-	for _, l := range s.locks {
-		if l.state != held {
-			continue
-		}
-		if l.connection == s.connection {
-			if l.options.watchdog {
-				l.renewAt = now
-				s.arm(now)
-			}
-		} else if !l.probed { // the lock is lost: the answer to a release contains the reason
-			l.probed = true
-			s.counter++
-			s.pending[s.counter] = &call{
-				kind: releaseCall, ref: s.counter, order: s.counter, lock: l, id: l.id, abandoned: true,
-			}
-		}
-	}
-	s.resend(now, false)
-	s.sendWatches(now)
-}
-
-// resend sends the commands without an answer again, in the order in which they were first sent.
-func (s *session) resend(now time.Duration, onlyRefused bool) {
-	type item struct {
-		order uint64
-		lock  *Lock
-		call  *call
-	}
-	var items []item
-	for _, l := range s.locks {
-		if onlyRefused && !l.refused {
-			continue
-		}
-		if l.state == waiting {
-			items = append(items, item{l.ref, l, nil})
-		} else if l.state == releasing && l.release.id == 0 {
-			l.refused = false
-			items = append(items, item{l.release.order, nil, l.release})
-		}
-	}
-	for _, r := range s.pending {
-		if onlyRefused && !r.refused {
-			continue
-		}
-		if r.kind == extendCall && r.lock.state == ended {
-			delete(s.pending, r.ref)
-			r.finish(r.lock.reason())
-			continue
-		}
-		items = append(items, item{r.order, nil, r})
-	}
-	sort.Slice(items, func(i, j int) bool { return items[i].order < items[j].order })
-	for _, item := range items {
-		if item.lock != nil {
-			s.writeRequest(item.lock, now)
-		} else {
-			s.write(item.call, now)
-		}
+// cancelRequest cancels a request that is no longer in Client.calls.
+func (c *Client) cancelRequest(r *call) {
+	if !r.firstAt.IsZero() {
+		f := &fields{Ref: r.fields.Ref}
+		c.send(&call{name: "cancel", fields: f, line: encode("release", f), done: make(chan struct{})})
 	}
 }
 
 // shut ends all locks, calls and watches, because the client is closed.
-func (s *session) shut(err error) {
-	s.closed = err
-	for w := range s.watches {
-		s.endWatch(w, err)
+func (c *Client) shut(err error) {
+	if c.closed == nil {
+		c.closed = err
 	}
-	for _, l := range s.locks {
-		if l.state == waiting {
-			s.fail(l, err)
-		} else {
-			s.loseAs(l, &LostError{ID: l.id, Reason: "the client does not manage it any more", Err: err})
-		}
+	for w := range c.watches {
+		w.end(c.closed)
 	}
-	for ref, r := range s.pending {
-		delete(s.pending, ref)
-		r.finish(err)
+	for ref, l := range c.locks {
+		delete(c.locks, ref)
+		l.end(&LostError{ID: l.id, Reason: "the client does not manage it any more", Err: c.closed})
+	}
+	for _, r := range c.calls {
+		c.finish(r, c.closed)
 	}
 }
 
-// -- messages ----------------------------------------------------------------------------------------
-
-// handle processes a line from the server. An error means that the connection must be closed.
-func (s *session) handle(line []byte, now time.Duration) error {
-	if s.phase >= resuming {
-		var l locked
-		if parseLocked(line, &l) {
-			s.onLocked(&l, now)
-			return nil
-		}
-		var r released
-		if parseReleased(line, &r) {
-			s.onReleased(&r, now)
-			return nil
+// resume completes the handshake: the server has sent the state of all requests of the session.
+func (c *Client) resume(conn *conn) {
+	for _, l := range c.locks {
+		switch {
+		case l.confirmedOn != conn && l.release == nil: // it is lost: the answer to a release contains the reason
+			l.sendRelease()
+			if !conn.resumed {
+				l.lose(reasonLost)
+			}
+		case l.confirmedOn == conn && l.err == nil && l.request.watchdog: // the last extension may have been lost
+			l.renewAt = time.Now()
+			l.setTimer()
 		}
 	}
-	message, err := parseMessage(line)
-	if err != nil {
-		return fmt.Errorf("the server sent an invalid message: %.80q (%w)", line, err)
+	calls := make([]*call, 0, len(c.calls))
+	for _, r := range c.calls {
+		calls = append(calls, r)
 	}
-	if s.phase == handshake {
-		switch m := message.(type) {
-		case *welcome:
-			s.onWelcome(m, now)
-		case *errorReply:
-			s.onHandshakeError(m)
-		case nil: // a message of a newer server
-		default:
-			return errors.New("the server did not answer hello")
-		}
-		s.anyAnswer = true
-		return nil
+	sort.Slice(calls, func(i, j int) bool { return calls[i].order < calls[j].order })
+	c.conn, conn.upAt = conn, time.Now()
+	for _, r := range calls {
+		c.sendAgain(conn, r)
 	}
-	switch m := message.(type) {
-	case *locked:
-		s.onLocked(m, now)
-	case *released:
-		s.onReleased(m, now)
-	case *queuedReply:
-		if l := s.locks[parseRef(m.Ref)]; l != nil && l.state == waiting {
-			l.id = m.ID
-		}
-	case *extendedReply:
-		s.onExtended(parseRef(m.Ref), now)
-	case *pongReply:
-		if s.phase == resuming && m.Ref == pingRef {
-			s.resumed(now)
-		} else if r := s.take(parseRef(m.Ref), pingCall); r != nil {
-			r.finish(nil)
-		}
-	case *inspected:
-		if r := s.take(parseRef(m.Ref), inspectCall); r != nil {
-			r.result = m.inspection()
-			r.finish(nil)
-		}
-	case *watching:
-		s.onWatching(m)
-	case *heldRow:
-		s.onEvent(m, now)
-	case *doneReply: // unwatched, bye
-		if r := s.pending[parseRef(m.Ref)]; r != nil && (r.kind == unwatchCall || r.kind == byeCall) {
-			delete(s.pending, r.ref)
-			r.finish(nil)
-		}
-	case *errorReply:
-		s.onError(m, now)
+	for w := range c.watches {
+		w.request()
 	}
-	return nil
 }
 
-func (s *session) onLocked(m *locked, now time.Duration) {
-	s.onAnswer()
-	l := s.locks[m.ref]
-	if l == nil { // unless it is released, it stays held until it times out
-		s.config.Logf("genie: lock %d is released, because its ref %q is not known", m.ID, m.Ref)
-		s.releaseID(m.ID, now)
-		return
-	}
-	l.connection = s.connection
-	since := l.resentAt
-	if s.phase == resuming {
-		since = s.helloAt
-	}
-	switch l.state {
-	case waiting:
-		l.id, l.fence, l.state = m.ID, m.Fence, held
-		if l.anyOf != nil {
-			l.choose(m.Resources)
+// sendAgain sends a command without an answer on a new connection, unless it has become useless.
+func (c *Client) sendAgain(conn *conn, r *call) {
+	switch {
+	case r.background && r.name != "release":
+		c.finish(r, nil)
+	case r.name == "extend" && r.lock.err != nil:
+		c.finish(r, r.lock.err)
+	case r.name == "cancel" && !conn.resumed: // the new session does not know the ref
+		c.finish(r, nil)
+		if r.id != 0 {
+			c.sendBackground("release", &fields{ID: r.id}, nil)
 		}
-		s.setUnanswered(l, false)
-		timeout := l.options.transactionTimeout
-		if m.ExpiresIn != nil {
-			s.hold(l, since, fromMS(*m.ExpiresIn))
-		} else if now-l.sentAt > timeout/maxWaitShare {
+	case r.name == "request" && !conn.resumed && !r.firstAt.IsZero(): // it is queued again, for the rest of its time
+		if request := r.lock.request; request.queueTimeout < maxTimeout && r.fields.QueueTimeout != nil {
+			request.queueTimeout = max(0, request.queueTimeout-time.Since(r.firstAt))
+			r.fields.QueueTimeout = toMS(request.queueTimeout)
+			r.line = encode(r.name, r.fields)
+		}
+		r.firstAt = time.Time{}
+		c.write(r)
+	default:
+		c.write(r)
+	}
+}
+
+// handle handles a message of the server. An error means that the connection must be closed. The returned text is for the log.
+func (c *Client) handle(conn *conn, m *message) (note string, err error) {
+	p := &m.Payload
+	switch {
+	case m.Command == "error" && (c.conn != conn || p.Code == "unavailable" && p.Leader != ""):
+		return "", &RejectedError{p.Code, p.Message, p.Leader}
+	case m.Command == "welcome":
+		if namespace := c.config.Namespace; p.Protocol != protocolVersion || namespace != "" && p.Namespace != namespace {
+			return "", fmt.Errorf("the server speaks protocol %d and serves the namespace %q", p.Protocol, p.Namespace)
+		}
+		conn.welcomed, conn.resumed = true, p.Resumed
+		if interval := fromMS(p.PingInterval); interval > 0 {
+			conn.pingInterval = min(max(interval, minPingInterval), c.config.ConnectTimeout/2)
+		}
+		return "", nil
+	case m.Command == "pong" && c.conn != conn && conn.welcomed:
+		c.resume(conn)
+		return "", nil
+	case m.Command == "event":
+		c.onEvent(&Change{p.State, p.Resource, p.Mode, p.ID, p.TransactionName})
+		return "", nil
+	case !knownMessages[m.Command]: // of a newer server, or `queued`, which is not needed
+		return "", nil
+	case !conn.welcomed:
+		return "", errors.New("the server did not answer hello")
+	}
+	conn.answered = conn.answered || c.conn == conn
+	r, l := c.calls[p.Ref], c.locks[p.Ref]
+	switch {
+	case m.Command == "locked":
+		return c.onLocked(conn, m, r, l), nil
+	case r != nil && m.Command == "error":
+		c.onError(conn, r, &RejectedError{Code: p.Code, Message: p.Message})
+	case r != nil:
+		c.onAnswer(r, m)
+	case l != nil && m.Command == "released":
+		c.onNotification(l, p.Reason)
+	case m.Command == "error":
+		return fmt.Sprintf("the server answered %s: %s", p.Code, p.Message), nil
+	case m.Command != "released": // an end may be repeated
+		return fmt.Sprintf("an unexpected %s with the ref %q was ignored", m.Command, p.Ref), nil
+	}
+	return "", nil
+}
+
+// onLocked handles the grant of the request r, or the report that the server holds the lock l.
+func (c *Client) onLocked(conn *conn, m *message, r *call, l *Lock) (note string) {
+	p := &m.Payload
+	since := conn.helloAt
+	switch {
+	case r != nil && r.name == "request":
+		l = r.lock
+		c.locks[p.Ref] = l
+		if l.id, l.fence = p.ID, p.Fence; p.Resources != nil {
+			l.choose(p.Resources)
+		}
+		timeout := l.request.transactionTimeout
+		if p.ExpiresIn != nil {
+			if r.sentAt.After(since) {
+				since = r.sentAt
+			}
+			l.hold(since, fromMS(*p.ExpiresIn))
+		} else if time.Since(r.firstAt) > timeout/maxWaitShare {
 			// The server counts from the grant, which may be as old as the request. After a long wait, an
 			// extension leaves the caller the whole time.
-			s.extend(l, now)
-			s.hold(l, now, timeout)
+			l.hold(time.Now(), timeout)
+			c.sendBackground("extend", l.extension(timeout), l)
 		} else {
-			s.hold(l, l.sentAt, timeout)
+			l.hold(r.firstAt, timeout)
 		}
-		close(l.done)
-	case held:
-		if m.ExpiresIn != nil {
-			s.hold(l, since, fromMS(*m.ExpiresIn))
-		}
-	case releasing:
-		if l.id == 0 {
-			l.id = m.ID
-		}
+		c.finish(r, nil)
+	case r != nil: // it was cancelled meanwhile
+		r.id = p.ID
+		return ""
+	case l == nil: // unless it is released, it stays held until it times out
+		c.sendBackground("release", &fields{ID: p.ID}, nil)
+		return fmt.Sprintf("lock %d is released, because its ref %q is not known", p.ID, p.Ref)
+	case l.err == nil && p.ExpiresIn != nil:
+		l.hold(since, fromMS(*p.ExpiresIn))
+	case l.err != nil && l.release == nil: // it had ended by this client's clock
+		l.sendRelease()
+	}
+	l.confirmedOn = conn
+	return ""
+}
+
+// onNotification handles the end of a lock that is no answer to a command of this client.
+func (c *Client) onNotification(l *Lock, reason string) {
+	if l.release != nil && reason == reasonSuccess {
+		return // the answer to the release follows
+	}
+	delete(c.locks, l.request.fields.Ref)
+	l.lose(reason)
+	if r := l.release; r != nil && c.calls[r.fields.Ref] == r { // the lock had ended before the server received the release
+		c.finish(r, l.err)
 	}
 }
 
-// maxWaitShare: a lock that waited for more than this part of its transaction timeout is extended when it is granted.
-const maxWaitShare = 4
-
-// hold starts the timers of a lock that the server holds for at least `timeout` after `since`.
-func (s *session) hold(l *Lock, since, timeout time.Duration) {
-	l.expiresAt, l.sessionEndsAt, l.renewAt = since+timeout, never, never
-	if l.options.watchdog {
-		l.renewAt = since + timeout/3
-		s.arm(l.renewAt)
-	}
-	s.arm(l.expiresAt)
-}
-
-func (s *session) onReleased(m *released, now time.Duration) {
-	s.onAnswer()
-	if r := s.pending[m.ref]; r != nil && r.kind <= extendCall {
-		delete(s.pending, r.ref)
-		l := r.lock
-		if l == nil { // a release without a caller
-			return
-		}
-		if l.err == nil && (m.Reason != reasonSuccess || l.state == held) {
-			s.lose(l, m.Reason) // before this client released or extended it
-		}
-		err := l.err
-		if r.kind == releaseCall {
-			s.end(l)
-		} else if err == nil {
-			err = ErrReleased
-		}
-		r.finish(err)
-		return
-	}
-	l := s.locks[m.ref]
-	switch {
-	case l == nil: // the end of a request that is over for this client
-	case l.state == waiting:
-		s.fail(l, m.notGranted())
-	case l.state == held:
-		s.lose(l, m.Reason)
-	case l.release.id == 0: // the answer to a release by ref
-		s.end(l)
-	case m.Reason != reasonSuccess && l.fence != 0: // it ended before the server received the release
-		s.lose(l, m.Reason)
-		l.release.abandoned = true
-		l.release.finish(l.err)
-	}
-}
-
-func (m *released) notGranted() error {
-	switch m.Reason {
-	case "queue-timeout":
-		return &QueueTimeoutError{m.ID, fromMS(m.Waited), blockers(m.Blockers), max(int(m.BlockersTotal), len(m.Blockers))}
-	case "deadlock":
-		return &DeadlockError{m.ID, m.Cycle, m.Waits}
-	case "insufficient":
-		return &InsufficientError{m.ID, m.Free.Int, m.Locked.Int}
-	case reasonTransactionTimeout: // granted and timed out while there was no connection
-		return &LostError{ID: m.ID, Reason: m.Reason}
-	}
-	return &EndedError{m.ID, m.Reason}
-}
-
-func (s *session) onExtended(ref uint64, now time.Duration) {
-	s.onAnswer()
-	r := s.take(ref, extendCall)
-	if r == nil {
-		return
-	}
-	l := r.lock
-	if l.state == held {
-		l.options.transactionTimeout = r.timeout
-		s.hold(l, r.sentAt, r.timeout)
-	} else if l.state == ended && l.err != nil {
-		s.releaseID(l.id, now) // lost by this client's clock, and extended at the server
-	}
-	r.finish(l.reason())
-}
-
-func (s *session) onHandshakeError(m *errorReply) {
-	s.close("the server answered " + m.Code + ": " + m.Message)
-	switch m.Code {
-	case "unavailable":
-		s.redirect = m.Leader
-	case "unauthorized", "unknown-namespace", "unsupported-protocol":
-		s.rejection = &RejectedError{m.Code, m.Message}
-	}
-}
-
-func (s *session) onError(m *errorReply, now time.Duration) {
-	if s.phase != up {
-		s.onHandshakeError(m)
-		s.rejection = nil
-		return
-	}
-	ref := parseRef(m.Ref)
-	l, r := s.locks[ref], s.pending[ref]
-	byRef := l != nil && (l.state == waiting || l.state == releasing && l.release.id == 0)
-	switch {
-	case m.Code == "unavailable" && m.Leader != "":
-		s.redirect = m.Leader
-		s.close("the server is not the leader any more")
-	case m.Code == "unavailable" && (byRef || r != nil && (r.kind != pingCall || !r.abandoned)):
-		// The server cannot reach its store. It was not executed: send it again after a wait.
-		if byRef {
-			l.refused = true
-		} else {
-			r.refused = true
-		}
-		if s.retryAt == never {
-			s.retryAt = now + s.retries.next()
-			s.arm(s.retryAt)
-		}
-	case byRef:
-		s.fail(l, &RejectedError{m.Code, m.Message})
-	case r != nil:
-		delete(s.pending, ref)
-		s.onCallRejected(r, &RejectedError{m.Code, m.Message})
-	default:
-		s.config.Logf("genie: the server answered %s: %s", m.Code, m.Message)
-	}
-}
-
-func (s *session) onCallRejected(r *call, err error) {
+// onAnswer handles the answer to a command. The answer to a request is its end.
+func (c *Client) onAnswer(r *call, m *message) {
 	l := r.lock
 	switch {
-	case r.kind == watchCall:
-		s.endWatch(r.watch, err)
-	case r.kind > extendCall || l == nil: // nothing depends on it
-	case isUnknownID(err) && r.kind == releaseCall && r.resent && l.state == releasing:
-		err = l.err // the server executed the release before
-		s.end(l)
-	case isUnknownID(err):
+	case r.name == "request":
+		c.finish(r, m.notGranted())
+	case m.Command == "released" && l != nil:
+		c.onEnded(r, m.Payload.Reason)
+	case r.name == "extend":
+		timeout := fromMS(*r.fields.TransactionTimeout)
 		if l.err == nil {
-			s.lose(l, reasonLost)
+			l.request.transactionTimeout = timeout
+			l.hold(r.sentAt, timeout)
+		} else if l.release == nil { // it had ended by this client's clock
+			l.sendRelease()
 		}
-		err = l.err
-	case r.kind == releaseCall && l.state == releasing: // the lock is still held
-		l.state, l.release = held, nil
-		s.arm(min(l.expiresAt, l.renewAt))
+		c.finish(r, l.err)
+	default:
+		r.answer = m
+		c.finish(r, nil)
+		if r.watch != nil {
+			r.watch.onSnapshot(m)
+		}
 	}
-	r.finish(err)
 }
 
-// -- timers ------------------------------------------------------------------------------------------
-
-// onTimer handles the timers that are due, and sets nextTimer.
-func (s *session) onTimer(now time.Duration, unavailable func() error) {
-	s.nextTimer = never
-	for _, l := range s.locks {
-		switch l.state {
-		case waiting:
-			if l.deadline > now {
-				s.arm(l.deadline)
-				continue
-			}
-			l.err = unavailable()
-			s.abandon(l, now)
-			close(l.done)
-		case held:
-			if ends := min(l.expiresAt, l.sessionEndsAt); ends <= now {
-				s.expire(l, now)
-				continue
-			} else {
-				s.arm(ends)
-			}
-			if s.phase == up && l.renewAt <= now {
-				l.renewAt = now + l.options.transactionTimeout/3
-				s.extend(l, now)
-			}
-			if s.phase == up {
-				s.arm(l.renewAt)
-			}
-		}
-	}
-	for _, r := range s.pending {
-		if r.deadline == 0 || r.abandoned {
-			continue
-		} else if r.deadline > now {
-			s.arm(r.deadline)
-			continue
-		}
-		r.finish(unavailable())
-		s.drop(r)
-	}
-	if s.retryAt <= now {
-		s.retryAt = never
-		s.resend(now, true)
-	}
-	s.arm(s.retryAt)
-	s.checkServer(now)
-	// Many timers at different times must not cause a scan of all locks for each of them.
-	s.nextTimer = max(s.nextTimer, now+time.Duration(len(s.locks))*time.Microsecond)
-}
-
-// expire ends a lock whose time has passed by this client's clock.
-func (s *session) expire(l *Lock, now time.Duration) {
-	if s.phase != up || l.connection != s.connection {
-		s.releaseID(l.id, now) // the server's clock stops while no server runs, so it may hold the lock for longer
+// onEnded handles the answer to a release or an extend of a lock that has ended.
+func (c *Client) onEnded(r *call, reason string) {
+	l := r.lock
+	delete(c.locks, l.request.fields.Ref)
+	l.lose(reason)
+	if r.name == "release" && l.err == ErrReleased {
+		c.finish(r, nil)
 	} else {
-		l.stillHeld = true // by the server, for a moment
-	}
-	if l.sessionEndsAt < l.expiresAt {
-		s.lose(l, reasonDisconnected)
-	} else {
-		s.lose(l, reasonTransactionTimeout)
+		c.finish(r, l.err)
 	}
 }
 
-// checkServer pings a server that was silent for too long, and gives it up if it does not answer. The
-// time for the answer is counted in steps, so that a client that was suspended reads first.
-func (s *session) checkServer(now time.Duration) {
-	if !s.keepalive {
-		return
-	}
+// onError handles an error as the answer to a command.
+func (c *Client) onError(conn *conn, r *call, err *RejectedError) {
 	switch {
-	case len(s.locks)+len(s.pending)+len(s.watches) == 0:
-		s.keepalive = false
-		return
-	case s.pingSteps > 0 && now >= s.pingStepAt:
-		if s.pingSteps++; s.pingSteps > 3 {
-			s.close("the server does not answer")
+	case err.Code == "unavailable" && (r.name != "ping" || !r.background):
+		// The server cannot reach its store. It was not executed: send it again after a wait.
+		time.AfterFunc(backoff(r.retries), func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.calls[r.fields.Ref] == r && c.conn == conn {
+				c.write(r)
+			}
+		})
+		r.retries++
+	case err.Code == "unknown-id" && r.lock != nil && r.name != "request":
+		// A release that was sent on an earlier connection may have been executed there.
+		if r.name == "release" && r.lock.err == ErrReleased && r.firstAt.Before(conn.helloAt) {
+			c.onEnded(r, reasonSuccess)
+		} else {
+			c.onEnded(r, reasonLost)
 		}
-		s.pingStepAt = now + s.pingStep
-	case s.pingSteps == 0 && now >= s.lastMessage+s.pingInterval:
-		s.pingSteps, s.pingStepAt = 1, now+s.pingStep
-		s.send(&call{kind: pingCall, abandoned: true}, now)
-	}
-	if s.pingSteps > 0 {
-		s.arm(s.pingStepAt)
-	} else {
-		s.arm(s.lastMessage + s.pingInterval)
+	default:
+		c.finish(r, err)
+		if r.watch != nil {
+			r.watch.end(err)
+		} else if r.name == "release" && r.lock != nil {
+			r.lock.release = nil // Release may be called again
+		}
 	}
 }
 
-// startKeepalive starts the ping timer, unless it runs: from now on the client expects messages.
-func (s *session) startKeepalive(now time.Duration) {
-	if !s.keepalive {
-		s.keepalive = true
-		s.onData(now)
-		s.arm(now + s.pingInterval)
+func (m *message) notGranted() error {
+	p := &m.Payload
+	switch p.Reason {
+	case "queue-timeout":
+		return &QueueTimeoutError{p.ID, fromMS(p.Waited), p.Blockers, max(p.BlockersTotal, len(p.Blockers))}
+	case "deadlock":
+		return &DeadlockError{p.ID, p.Cycle, p.Waits}
+	case "insufficient":
+		return &InsufficientError{p.ID, toBig(p.Free), toBig(p.Locked)}
+	case reasonTransactionTimeout: // granted and timed out while there was no connection
+		return &LostError{ID: p.ID, Reason: p.Reason}
 	}
+	return &EndedError{p.ID, p.Reason}
 }
 
-func (s *session) onData(now time.Duration) { s.lastMessage, s.pingSteps = now, 0 }
-
-func (s *session) setPingInterval(interval time.Duration) {
-	if interval > 0 {
-		s.pingInterval = min(max(interval, 100*time.Millisecond), s.config.ConnectTimeout/2)
-	}
-}
-
-func (s *session) arm(at time.Duration) {
-	if at < s.nextTimer {
-		s.nextTimer = at
-	}
-}
-
-// -- helpers -----------------------------------------------------------------------------------------
-
-func (s *session) close(reason string) {
-	if s.closeReason == "" {
-		s.closeReason = reason
-	}
-}
-
-// onAnswer notes that the server executes commands.
-func (s *session) onAnswer() {
-	s.answered = true
-	s.retries.reset()
-}
-
-// take removes and returns the call of this kind with a ref, or returns nil.
-func (s *session) take(ref uint64, kind kind) *call {
-	s.onAnswer()
-	r := s.pending[ref]
-	if r == nil || r.kind != kind {
-		return nil
-	}
-	delete(s.pending, ref)
-	return r
-}
-
-// busy reports whether commands other than `own` wait for an answer.
-func (s *session) busy(own int) bool { return len(s.pending)+s.unanswered > own }
-
-func (s *session) setUnanswered(l *Lock, unanswered bool) {
-	if l.unanswered != unanswered {
-		l.unanswered = unanswered
-		s.unanswered += map[bool]int{true: 1, false: -1}[unanswered]
-	}
-}
-
-// end removes a request that is over.
-func (s *session) end(l *Lock) {
-	delete(s.locks, l.ref)
-	s.setUnanswered(l, false)
-	l.state = ended
-	l.cancelAll()
-}
-
-// fail ends a request that was not granted.
-func (s *session) fail(l *Lock, err error) {
-	if l.state == waiting {
-		l.err = err
-		close(l.done)
-	}
-	s.end(l)
-}
-
-func (s *session) lose(l *Lock, reason string) { s.loseAs(l, &LostError{ID: l.id, Reason: reason}) }
-
-// loseAs ends a lock that was granted, and records the reason.
-func (s *session) loseAs(l *Lock, err *LostError) {
-	l.err = err
-	s.end(l)
-}
-
-// finish ends a call with an error, or nil, and wakes its caller.
-func (r *call) finish(err error) {
-	if r.done != nil {
-		r.err = err
-		close(r.done)
-		r.done = nil
-	}
-}
-
-// backoff computes the waits between attempts: 50 ms at first, then twice as long each time, at most
+// backoff returns the wait before an attempt: 50 ms at first, then twice as long each time, at most
 // 2 s, each times a random number between 0.5 and 1.
-type backoff struct{ attempts int }
-
-func (b *backoff) next() time.Duration {
-	wait := 50 * time.Millisecond << min(b.attempts, 10)
-	b.attempts++
-	return time.Duration(float64(min(wait, 2*time.Second)) * (0.5 + rand.Float64()/2))
-}
-
-func (b *backoff) reset() { b.attempts = 0 }
-
-// after returns now plus durations; never, if the first one has no limit.
-func after(now, first, second time.Duration) time.Duration {
-	if first >= maxTimeout {
-		return never
-	}
-	return now + first + second
+func backoff(attempts int) time.Duration {
+	wait := min(50*time.Millisecond<<min(attempts, 10), 2*time.Second)
+	return time.Duration(float64(wait) * (0.5 + rand.Float64()/2))
 }
 
 func min[T int | time.Duration](a, b T) T {

@@ -2,8 +2,8 @@ package genie
 
 import (
 	"context"
+	"encoding/json"
 	"strings"
-	"time"
 )
 
 // maxBufferedChanges: beyond it a watch ignores events, and resynchronizes when its changes are consumed.
@@ -18,7 +18,7 @@ type Change struct {
 	Resource    string // the name, without a mode
 	Mode        string // "shared" or "exclusive"
 	ID          int64
-	Transaction string
+	Transaction string `json:"transactionName"`
 }
 
 func (c Change) conflictsWith(other Change) bool {
@@ -26,7 +26,8 @@ func (c Change) conflictsWith(other Change) bool {
 	return !sameOwner && (c.Mode == "exclusive" || other.Mode == "exclusive")
 }
 
-// Watch follows the locks on all resources with a prefix. It is made by Client.Watch and ended by Close.
+// Watch follows the locks on all resources with a prefix. It is made by Client.Watch and ended by Close. Its methods may
+// be called from several goroutines.
 //
 // A program that applies all changes has the present locks: every "unlocked" follows a "locked" of the
 // same resource and ID, and the end of a lock is reported before the grant of a lock that conflicts.
@@ -36,75 +37,73 @@ type Watch struct {
 
 	// Client.mu protects the rest.
 	state     watchState
-	sent      bool // a `watch` without an answer is on the connection
 	synced    bool // the first snapshot has arrived
 	truncated bool
 	changes   []Change
-	next      chan struct{} // closed when the consumer can continue; nil: no consumer waits
-	held      map[string]map[int64]Change
-	err       error
+	changed   chan struct{}               // closed when the consumer can continue; nil: no consumer waits
+	held      map[string]map[int64]Change // the locks after all changes, by resource and id
+	err       error                       // why the watch has ended; nil: it is open
 }
 
 type watchState uint8
 
 const (
-	lagging watchState = iota // needs a snapshot, and ignores events until then
+	lagging   watchState = iota // needs a snapshot, and ignores events until then
+	requested                   // `watch` was sent
 	live
-	over
 )
 
 // Watch begins to follow the locks on all resources whose names begin with prefix. The first changes are a
 // "locked" for each lock that is held. If the server rejects the watch, Next returns the error.
 func (c *Client) Watch(prefix string) (*Watch, error) {
-	if err := checkTexts(prefix); err != nil {
+	if err := (&fields{Prefix: &prefix}).check(nil); err != nil {
 		return nil, err
 	}
 	w := &Watch{client: c, prefix: prefix, held: map[string]map[int64]Change{}}
 	c.mu.Lock()
-	defer c.unlock()
-	if c.session.closed != nil {
-		return nil, c.session.closed
+	defer c.mu.Unlock()
+	if c.closed != nil {
+		return nil, c.closed
 	}
-	c.session.watches[w] = true
-	c.session.sendWatches(c.now())
+	c.watches[w] = true
+	w.request()
 	return w, nil
 }
 
 // Next waits for the next change. It returns ErrClosed after Close, and another error if the server
 // rejected the watch. A connection that is lost is no error: the watch resynchronizes.
 func (w *Watch) Next(ctx context.Context) (Change, error) {
-	c := w.client
-	for {
-		c.mu.Lock()
-		if w.state == over {
-			defer c.unlock()
+	w.client.mu.Lock()
+	defer w.client.mu.Unlock()
+	for len(w.changes) == 0 {
+		if w.err != nil {
 			return Change{}, w.err
 		}
-		if len(w.changes) > 0 {
-			defer c.unlock()
-			change := w.changes[0]
-			w.changes = w.changes[1:]
-			return change, nil
+		if w.changed == nil {
+			w.changed = make(chan struct{})
 		}
-		if w.next == nil {
-			w.next = make(chan struct{})
-		}
-		next := w.next
-		c.session.sendWatches(c.now())
-		c.unlock()
+		changed := w.changed
+		w.request()
+		w.client.mu.Unlock()
 		select {
-		case <-next:
+		case <-changed:
 		case <-ctx.Done():
-			return Change{}, ctx.Err()
+		}
+		w.client.mu.Lock()
+		if err := ctx.Err(); err != nil {
+			return Change{}, err
 		}
 	}
+	change := w.changes[0]
+	w.changes = w.changes[1:]
+	return change, nil
 }
 
 // Truncated reports whether the last snapshot was truncated, because more locks are held than the server
 // lists. The end of such a lock is not always reported.
 func (w *Watch) Truncated() bool {
 	w.client.mu.Lock()
-	defer w.client.unlock()
+	defer w.client.mu.Unlock()
 	return w.truncated
 }
 
@@ -112,106 +111,98 @@ func (w *Watch) Truncated() bool {
 func (w *Watch) Close() error {
 	c := w.client
 	c.mu.Lock()
-	defer c.unlock()
-	if w.state == over {
+	defer c.mu.Unlock()
+	if w.err != nil {
 		return nil
 	}
-	c.session.endWatch(w, ErrClosed)
-	for other := range c.session.watches {
+	w.end(ErrClosed)
+	for other := range c.watches {
 		if other.prefix == w.prefix {
 			return nil
 		}
 	}
-	if c.session.phase == up {
-		c.session.send(&call{kind: unwatchCall, prefix: w.prefix, abandoned: true}, c.now())
+	if c.conn != nil {
+		c.sendBackground("unwatch", &fields{Prefix: &w.prefix}, nil)
 	}
 	return nil
 }
 
-// -- the part of the session -------------------------------------------------------------------------
+// The rest is called with Client.mu held.
 
-// sendWatches sends `watch` for the watches that need a snapshot. The consumer takes the earlier changes first.
-func (s *session) sendWatches(now time.Duration) {
-	if s.phase != up {
-		return
-	}
-	for w := range s.watches {
-		if w.state == lagging && !w.sent && len(w.changes) == 0 {
-			w.sent = true
-			s.send(&call{kind: watchCall, watch: w, prefix: w.prefix, abandoned: true}, now)
-		}
+// request sends `watch` if the watch needs a snapshot. The consumer takes the earlier changes first.
+func (w *Watch) request() {
+	if w.client.conn != nil && w.state == lagging && len(w.changes) == 0 {
+		w.state = requested
+		w.client.sendBackground("watch", &fields{Prefix: &w.prefix}, nil).watch = w
 	}
 }
 
-func (s *session) onWatching(m *watching) {
-	r := s.take(parseRef(m.Ref), watchCall)
-	if r == nil || r.watch.state != lagging {
+// onSnapshot adds the changes that lead from the reported locks to those of a snapshot.
+func (w *Watch) onSnapshot(m *message) {
+	var rows []Change
+	if w.err != nil || w.state != requested || json.Unmarshal(m.Payload.Held, &rows) != nil {
 		return
 	}
-	w := r.watch
-	w.sent, w.state, w.truncated = false, live, m.Truncated
+	w.state, w.truncated = live, m.Payload.Truncated
 	if w.synced {
 		w.changes = append(w.changes, Change{State: "resync"})
 	}
 	w.synced = true
-	if !m.Truncated {
-		present := map[string]map[int64]bool{}
-		for _, row := range m.Held {
-			if present[row.Resource] == nil {
-				present[row.Resource] = map[int64]bool{}
-			}
-			present[row.Resource][row.ID] = true
-		}
-		for resource, locks := range w.held {
-			for id := range locks {
-				if !present[resource][id] {
-					w.unlocked(resource, id)
-				}
+	type key struct {
+		resource string
+		id       int64
+	}
+	present := map[key]bool{}
+	for _, row := range rows {
+		present[key{row.Resource, row.ID}] = true
+	}
+	for resource, locks := range w.held {
+		for id := range locks {
+			if !w.truncated && !present[key{resource, id}] {
+				w.unlocked(resource, id)
 			}
 		}
 	}
-	for i := range m.Held {
-		w.locked(&m.Held[i])
+	for _, row := range rows {
+		w.locked(row)
 	}
 	w.wake()
 }
 
-func (s *session) onEvent(m *heldRow, now time.Duration) {
-	for w := range s.watches {
+func (c *Client) onEvent(event *Change) {
+	for w := range c.watches {
 		switch {
-		case m.State == "lagged": // the server has ended all watches of the connection
+		case event.State == "lagged": // the server has ended all watches of the connection
 			w.state = lagging
-		case w.state != live || !strings.HasPrefix(m.Resource, w.prefix):
+			w.request()
+		case w.state != live || !strings.HasPrefix(event.Resource, w.prefix):
 		case len(w.changes) >= maxBufferedChanges:
 			w.state = lagging
-		case m.State == "locked":
-			w.locked(m)
-			w.wake()
-		case m.State == "unlocked":
-			w.unlocked(m.Resource, m.ID)
-			w.wake()
+		case event.State == "locked":
+			w.locked(*event)
+		case event.State == "unlocked":
+			w.unlocked(event.Resource, event.ID)
 		}
-	}
-	if m.State == "lagged" {
-		s.sendWatches(now)
+		w.wake()
 	}
 }
 
 // locked adds the grant of a lock. A reported lock that conflicts with it must have ended.
-func (w *Watch) locked(row *heldRow) {
-	change := Change{"locked", row.Resource, row.Mode, row.ID, row.TransactionName}
-	if _, reported := w.held[row.Resource][row.ID]; reported {
+func (w *Watch) locked(change Change) {
+	locks := w.held[change.Resource]
+	if _, reported := locks[change.ID]; reported {
 		return
 	}
-	for id, other := range w.held[row.Resource] {
+	for id, other := range locks {
 		if change.conflictsWith(other) {
-			w.unlocked(row.Resource, id)
+			w.unlocked(change.Resource, id)
 		}
 	}
-	if w.held[row.Resource] == nil {
-		w.held[row.Resource] = map[int64]Change{}
+	if w.held[change.Resource] == nil {
+		w.held[change.Resource] = map[int64]Change{}
 	}
-	w.held[row.Resource][row.ID] = change
+	change.State = "locked"
+	w.held[change.Resource][change.ID] = change
 	w.changes = append(w.changes, change)
 }
 
@@ -230,17 +221,17 @@ func (w *Watch) unlocked(resource string, id int64) {
 }
 
 func (w *Watch) wake() {
-	if w.next != nil && (len(w.changes) > 0 || w.state == over) {
-		close(w.next)
-		w.next = nil
+	if w.changed != nil && (len(w.changes) > 0 || w.err != nil) {
+		close(w.changed)
+		w.changed = nil
 	}
 }
 
-func (s *session) endWatch(w *Watch, err error) {
-	if w.state == over {
-		return
+// end ends the watch, unless it has ended before.
+func (w *Watch) end(err error) {
+	if w.err == nil {
+		delete(w.client.watches, w)
+		w.err, w.changes, w.held = err, nil, nil
+		w.wake()
 	}
-	delete(s.watches, w)
-	w.state, w.err, w.changes, w.held = over, err, nil, nil
-	w.wake()
 }

@@ -225,7 +225,7 @@ func (a *adapter) reportLoss(number int64) {
 	a.mu.Lock()
 	lock := a.locks[number]
 	a.mu.Unlock()
-	<-lock.Context().Done()
+	<-lock.Context(context.Background()).Done()
 	if err := lock.Err(); errors.Is(err, genie.ErrLockLost) && !errors.Is(err, genie.ErrClosed) {
 		a.write(object{"event": "lost", "lock": number, "type": describe(err)["type"]})
 	}
