@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import socket
 import ssl
@@ -22,6 +23,7 @@ from genie.server.listener import AdmissionControl, TlsListener, bind, lock_addr
 from genie.server.monitor import Monitor
 from genie.server.namespace import Namespace
 from genie.server.peer import CommandHandler
+from genie.server.systemd import SystemdNotifier
 from genie.server.tls import make_tls_contexts
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Node, Store, UnknownFormat, this_node
@@ -75,6 +77,8 @@ class Server:
         """Set by SIGTERM, SIGINT or the failure of a namespace: the server is to stop."""
         self._failure: BaseException | None = None
         """The error of the first namespace that failed."""
+        self._service_manager: SystemdNotifier | None = None
+        """None unless systemd runs this server and wants its state."""
 
     # -- for the admin port and the metrics ---------------------------------------------------------------
 
@@ -92,6 +96,22 @@ class Server:
     def admin_tls(self) -> ssl.SSLContext | None:
         """TLS context of the admin port; None: plain HTTP."""
         return None if self.tls is None else self.tls.admin
+
+    @property
+    def _is_listening(self) -> bool:
+        return self._listener is not None or self._tls_listener is not None
+
+    def _describe_roles(self) -> str:
+        """Return the roles in one line, for systemd: `leader`, or `orders: leader, wallets: follower of HOST:PORT`."""
+        texts = {}
+        for name, namespace in self.namespaces.items():
+            text = namespace.role if namespace.leader is None else f"{namespace.role} of {namespace.leader}"
+            if namespace.role == "leader" and not namespace.store_available:
+                text += ", the store is unavailable"
+            texts[name] = text
+        if len(texts) == 1:
+            return texts[self.default_namespace.name]
+        return ", ".join(f"{name}: {text}" for name, text in texts.items())
 
     # -- start --------------------------------------------------------------------------------------------
 
@@ -248,17 +268,41 @@ class Server:
             closed += connection.closing  # `reauthorize(None)` closes the connection
         log.info("token file reloaded", file=self.settings.token_file, connections_closed=closed)
 
+    def _on_sighup(self) -> None:
+        """Reload, and report the start and the end of the reload to systemd."""
+        # Before the server listens, systemd still waits for the end of the start: READY would be too early.
+        service_manager = self._service_manager if self._is_listening else None
+        if service_manager is not None:
+            service_manager.reloading()
+        try:
+            self.reload()
+        finally:
+            if service_manager is not None:
+                service_manager.ready()
+
     # -- run and stop -------------------------------------------------------------------------------------
 
     async def run(self) -> int:
         """Start, serve until SIGTERM or SIGINT, then drain and stop. SIGHUP reloads tokens and certificates.
 
-        Return the exit status: 1 if a namespace failed, else 0.
+        The state is reported to systemd if the environment contains NOTIFY_SOCKET. Return the exit status: 1 if a namespace
+        failed, else 0.
         """
+        self._service_manager = SystemdNotifier.from_environment(os.environ, self._describe_roles)
+        try:
+            return await self._run()
+        finally:
+            if self._service_manager is not None:
+                self._service_manager.close()
+
+    async def _run(self) -> int:
+        """Serve as `run` describes it."""
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._stopped.set)
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
+        if self._service_manager is not None:
+            self._service_manager.start()
         for namespace in self.namespaces.values():
             namespace.monitor = Monitor(namespace.name, namespace.stats, self.settings.slow_wait * 1000)
         starting = asyncio.create_task(self.start())
@@ -266,6 +310,8 @@ class Server:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()  # raises the error if the start failed
+            if self._service_manager is not None:
+                self._service_manager.ready()
             await stopping
         else:
             starting.cancel()
@@ -283,6 +329,8 @@ class Server:
         namespaces = self.namespaces.values()
         for namespace in namespaces:
             namespace.draining = True
+        if self._service_manager is not None:
+            self._service_manager.stopping()
         # Followers stop first, so that none of them acquires leadership while the leaders drain.
         await asyncio.gather(*(namespace.stop() for namespace in namespaces if not namespace.is_leader))
         leaders = [namespace for namespace in namespaces if namespace.is_leader]
