@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
 from genie.errors import RequestRejected
-from genie.server import partial_lines
-from genie.server.partial_lines import PartialLines
+from genie.server.partial_lines import MAX_LINE_AGE_S, PartialLines
+from genie.testing.simulation.loop import SimLoop
 
 
 class FakeConnection:
@@ -53,36 +54,50 @@ async def test_completed_lines_and_lost_connections_do_not_count() -> None:
     assert not one.closed.done()
 
 
-async def test_a_connection_is_closed_when_its_line_is_too_old_and_not_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(partial_lines, "MAX_LINE_AGE_S", 0.02)
-    lines = PartialLines(1000)
-    slow, steady, later = connections_with(lines, 1, 1, 1)
-    async with asyncio.timeout(60):
-        while not slow.closed.done():
-            lines.update(slow, 2, new=False)
-            lines.update(steady, 1, new=True)
-            await asyncio.sleep(0)
-        error = slow.closed.result()
-        assert (error.code, error.message) == ("bad-message", "the line was not completed within 0.02 s")
-        assert not steady.closed.done(), "each of its lines was completed in time"
-        assert later.closed.done()
-        assert (await steady.closed).code == "bad-message"
-    assert lines.bytes == 0
+@pytest.fixture
+def loop() -> Iterator[SimLoop]:
+    """An event loop with a virtual clock."""
+    loop = SimLoop()
+    yield loop
+    loop.finish()
 
 
-async def test_a_line_does_not_age_while_reading_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial_lines, "MAX_LINE_AGE_S", 0.01)
-    lines = PartialLines(1000)
-    paused, other = connections_with(lines, 1, 1)
-    paused.reading_is_paused = True
-    async with asyncio.timeout(60):
+def test_a_connection_is_closed_when_its_line_is_too_old_and_not_before(loop: SimLoop) -> None:
+    async def run() -> None:
+        lines = PartialLines(1000)
+        slow, steady, later = connections_with(lines, 1, 1, 1)
+        lines.update(later, 0, new=False)
+        await asyncio.sleep(10)
+        lines.update(later, 1, new=True)
+        await asyncio.sleep(MAX_LINE_AGE_S - 11)
+        lines.update(slow, 2, new=False)
+        lines.update(steady, 1, new=True)
+        assert not slow.closed.done()
+        error = await slow.closed
+        assert asyncio.get_running_loop().time() == MAX_LINE_AGE_S
+        assert (error.code, error.message) == ("bad-message", "the line was not completed within 30 s")
+        assert not later.closed.done()
+        await later.closed
+        assert asyncio.get_running_loop().time() == MAX_LINE_AGE_S + 10
+        assert not steady.closed.done(), "its last line was started later"
+        await steady.closed
+        assert asyncio.get_running_loop().time() == 2 * MAX_LINE_AGE_S - 1
+        assert lines.bytes == 0
+
+    loop.run_until_complete(run())
+
+
+def test_a_line_does_not_age_while_reading_is_paused(loop: SimLoop) -> None:
+    async def run() -> None:
+        lines = PartialLines(1000)
+        paused, other = connections_with(lines, 1, 1)
+        paused.reading_is_paused = True
         await other.closed
         for _ in range(3):
-            later = connections_with(lines, 1)[0]
-            await later.closed
+            await connections_with(lines, 1)[0].closed
         assert not paused.closed.done()
         paused.reading_is_paused = False
         await paused.closed
-    assert lines.bytes == 0
+        assert lines.bytes == 0
+
+    loop.run_until_complete(run())
