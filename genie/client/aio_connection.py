@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Outcome, Release, Request
 from genie.client.config import KEEPALIVE_IDLE_S, Address
@@ -17,6 +17,9 @@ from genie.client.watches import Watch
 from genie.errors import ConnectionLost, GenieError, RequestRejected, Unavailable
 from genie.net import enable_keepalive
 from genie.tls import describe_error
+
+MAX_UNSENT_COMMANDS: Final = 32
+"""Maximum number of commands of several tasks in one write. The server executes them while the other tasks make theirs."""
 
 
 class CallFuture(Protocol):
@@ -179,10 +182,13 @@ class AsyncConnection:
     def _flush_alone_or_soon(self) -> None:
         """Send a call at once if no task waits for another call; else together with the calls of other tasks.
 
-        A task that is alone thereby saves an iteration of the event loop for each call.
+        A task that is alone thereby saves an iteration of the event loop for each call. Of many calls, the first are sent
+        while other tasks make theirs.
         """
         if self._waiting_tasks == 0 and not self._flush_scheduled:
             self.flush()
+        elif len(self.session.unsent_lines) >= MAX_UNSENT_COMMANDS:
+            self._write_output()
         else:
             self.flush_soon()
 
@@ -193,11 +199,15 @@ class AsyncConnection:
     def flush(self) -> None:
         """Write the session's buffered commands to the transport, and update the timer."""
         self._flush_scheduled = False
+        self._write_output()
+        self._set_timer()
+
+    def _write_output(self) -> None:
+        """Write the session's buffered commands to the transport."""
         if self._handler is not None and self._handler.transport is not None:
             data = self.session.data_to_send()
             if data:
                 self._handler.transport.write(data)
-        self._set_timer()
 
     # -- connecting, and the timer ------------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ class ClientSession:
         self._response_timeout = response_timeout
         self._session_timeout = session_timeout
         self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
-        self._output: list[bytes] = []
+        self.unsent_lines: list[bytes] = []
         """Encoded commands that the I/O layer has not written yet."""
         self._pending: dict[str, Call] = {}
         """The calls without a reply on this connection, by their `ref`. Requests, and releases by the `ref` of a request,
@@ -188,7 +188,7 @@ class ClientSession:
             self.send(release, now)
         elif self.up:  # the id is not known yet: the server finds the request by its `ref`
             self._keepalive.start(now)
-            self._output.append(release.line)
+            self.unsent_lines.append(release.line)
         return release
 
     def detach(self, request: Request, now: float) -> None:
@@ -244,8 +244,8 @@ class ClientSession:
 
     def data_to_send(self) -> bytes:
         """Return the bytes that must be sent to the server, and clear the output buffer."""
-        data = b"".join(self._output)
-        self._output.clear()
+        data = b"".join(self.unsent_lines)
+        self.unsent_lines.clear()
         return data
 
     @property
@@ -263,7 +263,7 @@ class ClientSession:
         self.close_reason = ""
         self.redirect = None
         self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
-        self._output += [self._encoded_hello, commands.RESUMPTION_PING]
+        self.unsent_lines += [self._encoded_hello, commands.RESUMPTION_PING]
 
     def on_disconnected(self, reason: str, now: float) -> list[Outcome]:
         """Handle the end of the connection. Returns the outcomes of the calls that fail with it.
@@ -275,7 +275,7 @@ class ClientSession:
         self._requests.on_disconnected(now + self._session_timeout, releases_were_sent=self.up)
         self._phase = Phase.DOWN
         self._keepalive.stop()
-        self._output.clear()
+        self.unsent_lines.clear()
         self._watches.on_disconnected()
         outcomes: list[Outcome] = []
         pending, self._pending = self._pending, {}
@@ -521,7 +521,7 @@ class ClientSession:
                 waiting.append(request)
             elif request.release is not None:
                 if not request.release.id:  # a release by `ref`; releases by id are in `_deferred_releases`
-                    self._output.append(request.release.line)
+                    self.unsent_lines.append(request.release.line)
             elif request.connection_number != self._connection_number:
                 # The server did not list the lock, so the lock is lost. The reply to a release contains the reason.
                 self.send(Release(request.id), now)
@@ -615,7 +615,7 @@ class ClientSession:
         """
         for request in self._requests.waiting():
             if request.first_sent_at is not None:
-                self._output.append(request.line)
+                self.unsent_lines.append(request.line)
 
     def _on_request_ended(self, request: Request, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
         """Handle the end of a request by the server: a waiting request fails, a held lock is lost."""
@@ -798,7 +798,7 @@ class ClientSession:
         if not call.ref:
             call.assign_ref(self.new_ref())
         self._pending[call.ref] = call
-        self._output.append(call.line)
+        self.unsent_lines.append(call.line)
 
     def _pop_pending(self, kind: type[C], ref: str | None) -> C | None:
         """Remove and return the pending call with the `ref` of a reply; None if no call of this kind has the `ref`."""
@@ -821,7 +821,7 @@ class ClientSession:
         """Send a request for the first time, or again with the same `ref`."""
         if request.first_sent_at is None:
             request.first_sent_at = now
-        self._output.append(request.line)
+        self.unsent_lines.append(request.line)
 
     def _release_abandoned(self, request: Request, now: float) -> None:
         """Release a request whose caller no longer waits. A request that was never sent ends without a release."""

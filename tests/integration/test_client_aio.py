@@ -448,3 +448,13 @@ async def test_the_timeouts_of_releases_need_no_timers_and_leave_nothing(genie: 
         await asyncio.gather(*releases)
         assert not client._connection._release_deadlines
         assert client._connection._waiting_tasks == 0
+
+
+async def test_the_first_of_many_calls_are_sent_while_the_others_are_made(client):
+    handler = client._connection._handler
+    transport, writes = handler.transport, []
+    handler.transport = SimpleNamespace(write=lambda data: (writes.append(data.count(b"\n")), transport.write(data)))
+    locks = await asyncio.gather(*(client.acquire(f"many/{number}") for number in range(70)))
+    await asyncio.gather(*(lock.release() for lock in locks))
+    handler.transport = transport
+    assert writes == [1, 32, 32, 5, 1, 32, 32, 5]
