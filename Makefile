@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test lint format docs clients clients-typescript clients-go soak soak-worlds soak-tests soak-faults mutants fuzz baseline bench bench-against peers compiled clean
+.PHONY: serve check test lint format docs clients clients-typescript clients-go soak soak-worlds soak-tests soak-faults mutants fuzz baseline bench bench-against peers compiled deploy-tools clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -17,7 +17,7 @@ check: $(VENV)/.tested lint
 
 # All tests, with two processes, because most tests wait. In the order of collection, which has the quick
 # files last, so that no long file is left to the end.
-test: announcement $(VENV)/.tested redis postgres mariadb chromium lint
+test: announcement $(VENV)/.tested deploy-tools redis postgres mariadb chromium lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The clients of other languages: their tests, the conformance cases, and the bank example, each with real servers.
@@ -106,6 +106,10 @@ compiled: $(VENV)/.tested
 	rm -rf build/compiled
 	GENIE_TESTS_SOAK=1 $(BIN)/python -m pytest tests/integration/test_compiled.py tests/integration/test_containers.py
 	ls dist/*.whl
+
+# helm, the JSON schemas of Kubernetes and a Valkey, for the tests of deploy/. Without them those tests are skipped.
+deploy-tools: $(VENV)/.tested
+	-[ -e build/tools/helm ] || $(BIN)/python tests/get_deploy_tools.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

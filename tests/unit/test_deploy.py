@@ -14,6 +14,7 @@ from prometheus_client.exposition import generate_latest
 from genie.config import Settings
 from genie.observability.metrics import Metrics
 from genie.server.app import Server
+from genie.version import VERSION
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OF_PROMETHEUS = {"up"}
@@ -124,3 +125,7 @@ def test_the_example_scrapes_the_admin_port_and_loads_the_alerts() -> None:
     assert job["static_configs"][0]["targets"] == [f"127.0.0.1:{Settings().admin.port}"]
     for name in example["rule_files"]:
         assert (DEPLOY / "prometheus" / name).is_file()
+
+
+def test_the_chart_installs_this_version() -> None:
+    assert yaml.safe_load((DEPLOY / "helm/genie/Chart.yaml").read_text())["appVersion"] == VERSION
