@@ -65,7 +65,9 @@ SHELL_NOT_RUN = {
 """Pages with blocks of shell commands, of which only the syntax is checked."""
 MODULE = re.compile(r"# (\w+\.py)")
 """The first line of a block that later blocks of the page import."""
-LANGUAGES = {"python", "py", "console", "text", "sh", "toml", "tree"}
+LANGUAGES = {"python", "py", "console", "text", "sh", "toml", "tree", "ts"}
+TYPESCRIPT_PAGES = "docs/how-to/recipes/"
+"""The pages whose TypeScript is executed by clients/typescript/test/pages.test.ts."""
 
 
 # -- blocks ---------------------------------------------------------------------------------------------------
@@ -77,7 +79,12 @@ def test_every_block_is_executed_by_a_test(page: str) -> None:
         assert block.language in LANGUAGES, f"{block}: {block.language}"
         if block.language == "text":
             shell = before is not None and before.language == "sh" and page in SHELL_NOT_RUN
-            assert shell or before in PYTHON, f"{block}: a text block is the output of the python block before it"
+            typescript = before is not None and before.language == "ts"
+            assert shell or typescript or before in PYTHON, (
+                f"{block}: a text block is the output of the block before it"
+            )
+        if block.language == "ts":
+            assert page.startswith(TYPESCRIPT_PAGES), f"{block}: no test executes TypeScript on this page"
         if block.language == "sh":
             assert page in SHELL_NOT_RUN, f"{block}: SHELL_NOT_RUN has no reason why it is not executed"
     assert {block.language for found in BLOCKS.values() for block in found} >= {"python", "console", "sh", "text"}
