@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test lint format docs clients clients-typescript clients-go soak soak-worlds soak-tests soak-faults mutants fuzz baseline bench bench-against peers compiled deploy-tools clean
+.PHONY: serve check test lint format docs clients clients-typescript clients-go soak soak-worlds soak-tests soak-faults mutants fuzz baseline public-api bench bench-against peers compiled deploy-tools clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -77,6 +77,10 @@ fuzz: $(VENV)/.tested redis
 baseline: $(VENV)/.tested redis
 	PYTHONPATH=tests $(BIN)/python -m work
 
+# Writes the list of names, signatures and wire fields that are public API (docs/reference/public-api.md).
+public-api: $(VENV)/.tested
+	$(BIN)/python tools/public_api.py
+
 bench: $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/fairness.py
@@ -118,15 +122,15 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml genie/version.py | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[server]'
 	touch $@
 
-$(VENV)/.tested: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.tested: pyproject.toml genie/version.py | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@ $(VENV)/.installed
 
-$(VENV)/.benched: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.benched: pyproject.toml genie/version.py | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	touch $@ $(VENV)/.installed
 

@@ -15,7 +15,7 @@ IS_COMPILED: Final = not __file__.endswith((".py", ".pyc"))
 
 @cache
 def description() -> str:
-    """Return the version and the build in one line: `genie/0.1.0 (compiled; CPython 3.12.7, optimized)`."""
+    """Return the version and the build in one line: `genie/1.0.0rc1 (compiled; CPython 3.12.7, optimized)`."""
     kind = "compiled" if IS_COMPILED else "pure Python"
     return f"genie/{VERSION} ({kind}; {interpreter()})"
 

@@ -18,6 +18,7 @@ from genie.admin.models import (
     State,
     Waits,
 )
+from genie.version import VERSION
 
 NOW = 1_790_000_010_000
 HOLDER = 1_790_000_000_000_007
@@ -35,7 +36,7 @@ QUEUES = [
     for number in range(20)
 ]
 STATE = State(
-    version="0.1.0",
+    version=VERSION,
     namespace="genie",
     namespaces=[Namespace(namespace="genie", role="leader", leader=None)],
     role="leader",

@@ -17,7 +17,7 @@ REPLIES = ("welcome", "error")
 
 
 def describe_listener(host: str, port: int) -> str:
-    """Connect to a port, and describe the program that listens there, e.g. "another Genie server (0.1.0)".
+    """Connect to a port, and describe the program that listens there, e.g. "another Genie server (1.0.0)".
 
     The function sends `hello` without a token. It returns an empty string if the connection fails.
     """

@@ -18,6 +18,7 @@ import pytest
 from admin import FakeAdmin, fake_admin
 from admin_observations import HOT, WAITS, state
 from genie.admin.models import Problem
+from genie.version import VERSION
 from ports import free_port
 from programs import run_genie
 from servers import WAIT_S, Redis, running_server
@@ -69,7 +70,7 @@ def admin() -> Iterator[FakeAdmin]:
 def test_without_a_terminal_one_snapshot_is_printed(admin: FakeAdmin) -> None:
     shown = genie_top(admin.port)
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.startswith("genie 0.1.0  leader  namespace genie ")
+    assert shown.stdout.startswith(f"genie {VERSION}  leader  namespace genie ")
     assert "[red]x\\x1b[31m" in shown.stdout
     assert "\x1b" not in shown.stdout
     assert "q: quit" not in shown.stdout
@@ -79,7 +80,7 @@ def test_once_prints_one_snapshot_of_the_terminal_s_width(admin: FakeAdmin) -> N
     with on_terminal(admin.port, "--once", columns=60) as term:
         assert term.wait() == 0
         lines = term.written.splitlines()
-    assert lines[0].startswith("genie 0.1.0")
+    assert lines[0].startswith(f"genie {VERSION}")
     assert "\x1b" not in term.written
     assert max(map(len, lines)) <= 60
 

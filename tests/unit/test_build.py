@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 import sysconfig
 from collections.abc import Iterator
-from importlib.metadata import version
 
 import pytest
 
 from genie import build, core
+from genie.version import VERSION
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def _without_cache() -> Iterator[None]:
 def test_a_description_names_the_version_the_build_and_the_interpreter() -> None:
     kind = "compiled" if core.manager.__file__.endswith(".so") else "pure Python"
     interpreter = f"{platform.python_implementation()} {platform.python_version()}"
-    assert build.description().startswith(f"genie/{version('genie-lock')} ({kind}; {interpreter}, ")
+    assert build.description().startswith(f"genie/{VERSION} ({kind}; {interpreter}, ")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from admin_observations import HOLDER, HOT, QUEUES, WAITERS, WAITS, state
 from genie.admin.models import HotList, Waits
 from genie.cli.format import Column, fit_table, width, wrap_items, wrap_text
 from genie.cli.top import Line, Snapshot, render
+from genie.version import VERSION
 
 SNAPSHOT = Snapshot(state(), WAITS, HOT)
 
@@ -27,7 +28,7 @@ def test_output_fits_any_terminal(columns: int, rows: int) -> None:
 def test_all_sections_are_rendered() -> None:
     lines = texts(render(SNAPSHOT, 120, 30, "q: quit"))
     assert lines[:3] == [
-        "genie 0.1.0  leader  namespace genie  store redis  up 1 h 0 min  q: quit",
+        f"genie {VERSION}  leader  namespace genie  store redis  up 1 h 0 min  q: quit",
         "locks 12  held 8  waiting 30  longest wait 9.0 s  wait p50 1.2 ms  p99 31 ms  connections 5  sessions 2",
         "grants 1,200/s  releases 1,199/s  waits 3.2/s  timeouts 0/s  deadlocks 0/s  errors 0/s",
     ]

@@ -1,0 +1,52 @@
+"""The files about the project agree with each other: version, address of the repository, supported versions of Python."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from genie.version import VERSION
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PAGES = ("SECURITY.md", "CONTRIBUTING.md", ".github/pull_request_template.md", "docs/reference/support.md")
+NAMING_THE_REPOSITORY = ("SECURITY.md", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml")
+
+
+@pytest.mark.parametrize("name", NAMING_THE_REPOSITORY)
+def test_the_address_of_the_repository_is_the_one_of_the_project(name: str) -> None:
+    addresses = re.findall(r"https://github\.com/[\w-]+/[\w-]+", (ROOT / name).read_text())
+    assert addresses
+    assert set(addresses) == {PROJECT["urls"]["Repository"]}
+
+
+def test_the_citation_has_this_version_and_licence() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (VERSION, PROJECT["license"])
+
+
+def test_the_supported_versions_of_python_are_those_of_the_package() -> None:
+    listed = re.findall(r"^\| (3\.\d+) \|", (ROOT / "docs/reference/support.md").read_text(), re.MULTILINE)
+    classified = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    assert listed == classified
+    assert PROJECT["requires-python"] == f">={listed[0]}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_make_targets_of_the_pages_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\(([^)\s#]+)", text):
+        assert ((ROOT / page).parent / link).exists(), link
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([\w-]+)", text)) <= targets
+
+
+@pytest.mark.parametrize("form", ["defect", "proposal"])
+def test_the_fields_of_an_issue_form_have_unique_ids_and_labels(form: str) -> None:
+    body = yaml.safe_load((ROOT / f".github/ISSUE_TEMPLATE/{form}.yml").read_text())["body"]
+    assert len({field["id"] for field in body}) == len(body)
+    assert all(field["attributes"]["label"] for field in body)
