@@ -1,7 +1,9 @@
-"""Settings of the server, from the environment and the command line (`cli/serve.py`), in one group for each consumer.
+"""Settings of the server, from the command line, the environment and a file (`cli/configuration.py`), in one group for each
+consumer.
 
-Each setting is an option of `genie serve` and a variable: `Limits.max_line` is `--max-line` and `GENIE_MAX_LINE`,
-`TlsSettings.cert` is `--tls-cert` and `GENIE_TLS_CERT`.
+Each setting is an option of `genie serve`, a variable and a key of the file: `Limits.max_line` is `--max-line`,
+`GENIE_MAX_LINE` and `max_line` in the section `[limits]`; `TlsSettings.cert` is `--tls-cert`, `GENIE_TLS_CERT` and `cert` in
+the section `[tls]`.
 """
 
 from __future__ import annotations
@@ -134,3 +136,29 @@ _GROUP_AND_FIELD: dict[str, tuple[str, str]] = {
     for setting in fields(group_type)
 }
 """The group and the field of each flat option name."""
+
+SECRETS = frozenset({"token", "redis_url"})
+"""Flat names of the settings that are or contain a secret."""
+
+RELOADABLE = frozenset(
+    {
+        "log_level",
+        "slow_wait",
+        "token",
+        "token_file",
+        "tls_cert",
+        "tls_key",
+        "tls_ca",
+        "max_connections",
+        "max_connections_per_address",
+    }
+)
+"""Flat names of the settings that a running server can change (`Server.reload`). The others need a restart."""
+
+
+def file_key(option: str) -> str:
+    """Return the key of an option in the file, with its section: `limits.max_line`. A setting of no group has no section."""
+    group, name = _GROUP_AND_FIELD.get(option) or ("", option)
+    if not group and option.startswith("redis_"):  # `--redis-host` and `--redis-port` make the URL
+        group, name = "redis", option.removeprefix("redis_")
+    return f"{group}.{name}" if group else name

@@ -9,6 +9,7 @@ from genie.version import VERSION
 
 COMMANDS = (
     "bench",
+    "config",
     "deadlocks",
     "explain",
     "inspect",

@@ -32,6 +32,8 @@ from genie.protocol.resources import EXCLUSIVE, SHARED
 
 MAX_PORT = 65535
 VARIABLE = re.compile(r"\bGENIE_[A-Z_]+\b")
+FILE_SOURCES = "genie.file_sources"
+"""Key in the metadata of a command: by the name of a parameter, which key of which file has set it."""
 
 
 class SourcedOption(click.Option):
@@ -121,17 +123,18 @@ def source_of(parameter: str) -> str:
 
 
 def replace_variables_by_options(message: str) -> str:
-    """Replace the environment variables (`GENIE_…`) in an error message by options.
+    """Replace the environment variables (`GENIE_…`) in an error message by options, or by keys of the configuration file.
 
-    A variable is replaced only if the corresponding option was set on the command line.
+    A variable is replaced only if the corresponding option was set on the command line, or in the file.
     """
     ctx = click.get_current_context(silent=True)
     if ctx is None:
         return message
     option_by_variable = {
-        variable: param.opts[0]
+        variable: _source(param, ctx)
         for param in ctx.command.params
-        if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+        if param.name is not None
+        and ctx.get_parameter_source(param.name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
         for variable in _variables(param)
     }
     return VARIABLE.sub(lambda match: option_by_variable.get(match[0], match[0]), message)
@@ -153,7 +156,9 @@ def token_hint(error: BaseException) -> str:
 
 
 def _source(param: click.Parameter, ctx: click.Context) -> str:
-    """Return the environment variable that set a parameter, or the option if no variable has set the parameter."""
+    """Return what has set a parameter: the environment variable, the key of the configuration file, or else the option."""
+    if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.DEFAULT_MAP:
+        return str(ctx.meta[FILE_SOURCES][param.name])
     if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT:
         variables = _variables(param)
         # Like click, prefer the first variable that is not empty.

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import structlog
 
+from genie.cli.configuration import Configuration
 from genie.cli.options import (
     EmptiableOption,
     InvalidArgument,
@@ -45,6 +46,7 @@ _REDIS = (
 OTHER_OPEN_FILES = 64
 """Open files that the server needs in addition to the connections of clients."""
 Command = Callable[..., Any]
+ReadSettings = Callable[[], Settings]
 
 
 def _option(
@@ -90,7 +92,8 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
         """Split a text at its commas, and check each name."""
         if isinstance(value, tuple):  # the default value needs no conversion
             return value
-        names = tuple(name.strip() for name in value.split(","))
+        # A list comes from the configuration file.
+        names = tuple(value) if isinstance(value, list) else tuple(name.strip() for name in value.split(","))
         for name in names:
             error = namespace_error(name)
             if error is not None:
@@ -147,22 +150,26 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
 )
 @_option("--store-timeout-ms", WholeNumber(1), "How long a commit may take before queued commands are rejected.")
 @_option("--drain-timeout-ms", WholeNumber(0), "How long a graceful shutdown waits for the last commit.")
-def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> None:
+@_option("--config", str, "File (TOML) with these settings; an option and a variable precede it. Reloaded on SIGHUP.")
+@click.pass_context
+def serve(ctx: click.Context, /, **options: Any) -> None:
     """Serve locks until SIGTERM.
 
     Without a --redis option the locks are kept in memory and end with the process.
     """
-    if options["redis_url"] is None and (redis_host or redis_port):
-        host = redis_host or "127.0.0.1"
-        options["redis_url"] = f"redis://{f'[{host}]' if ':' in host else host}:{redis_port or 6379}/0"
-    if options["redis_url"] is None and (options["redis_min_replicas"] or options["redis_fsync"]):
-        raise InvalidArgument("--redis-min-replicas and --redis-fsync require --redis-url or --redis-host")
-    settings = Settings.from_options(**options)
+    configuration = Configuration(ctx, options)
+    settings = configuration.load()
+
+    def read_again() -> Settings:
+        again = configuration.read_again()
+        _raise_open_file_limit(again.limits.max_connections)
+        return again
+
     try:
-        _check_advertised(settings.advertise)
+        check_advertised(settings.advertise)
         logs.configure(settings.log_level, settings.log_format)
         _raise_open_file_limit(settings.limits.max_connections)
-        status = _run(settings)
+        status = _run(settings, None if configuration.path is None else read_again)
     except OSError as error:
         raise click.ClickException(
             f"cannot listen on {settings.host}:{settings.port}: {_explain_bind_error(error, settings)}"
@@ -188,7 +195,7 @@ def _explain_bind_error(error: OSError, settings: Settings) -> str:
     return str(error)
 
 
-def _check_advertised(text: str | None) -> None:
+def check_advertised(text: str | None) -> None:
     """Raise ValueError if the advertised address has no host or no port. Clients connect to the unchanged address."""
     if text is None:
         return
@@ -200,21 +207,21 @@ def _check_advertised(text: str | None) -> None:
         raise ValueError(f"GENIE_ADVERTISE: must be one HOST:PORT or [IPv6]:PORT, not {text!r}")
 
 
-def _run(settings: Settings) -> int:
+def _run(settings: Settings, read_settings: ReadSettings | None) -> int:
     """Run the server, with uvloop if it is installed; return the exit status."""
     try:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:
-        return asyncio.run(_serve(settings))
+        return asyncio.run(_serve(settings, read_settings))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings))
+        return runner.run(_serve(settings, read_settings))
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, read_settings: ReadSettings | None) -> int:
     """Run the server and its admin port; return the exit status."""
-    server = Server(settings)
+    server = Server(settings, read_settings=read_settings)
     if server.access.allows_anonymous:
-        _check_exposure(settings)
+        check_exposure(settings)
     # If a second server is started by mistake, both ports are in use. Bind the main port first: the error then names it.
     server.bind_address()
     if settings.admin.port is None:
@@ -236,7 +243,7 @@ async def _serve(settings: Settings) -> int:
         await admin.stop()
 
 
-def _check_exposure(settings: Settings) -> None:
+def check_exposure(settings: Settings) -> None:
     """Check the addresses of a server without authentication.
 
     Raises ValueError if an address is reachable from other machines and the setting `insecure` is not set. If

@@ -38,10 +38,23 @@ def configure(level: str, form: str) -> None:
         logger = lambda *_: _TolerantLogger(structlog.BytesLogger(sys.stdout.buffer))  # noqa: E731
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        wrapper_class=_Logger,
         logger_factory=logger,
         cache_logger_on_first_use=True,
     )
+    set_level(level)
+
+
+class _Logger(structlog.make_filtering_bound_logger(logging.DEBUG)):  # type: ignore[misc] # the base is made at run time
+    """The class of all loggers. `set_level` replaces its methods, because loggers that exist keep their class."""
+
+
+def set_level(level: str) -> None:
+    """Set the minimum level of all loggers, also of those that are in use."""
+    filtering = structlog.make_filtering_bound_logger(getattr(logging, level.upper()))
+    for name, method in vars(filtering).items():
+        if not name.startswith("__"):
+            setattr(_Logger, name, method)
 
 
 class _TolerantLogger:

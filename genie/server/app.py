@@ -10,12 +10,14 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
 from genie.access import AccessControl
-from genie.config import Settings
+from genie.config import RELOADABLE, SECRETS, Settings, file_key
 from genie.errors import Code, RequestRejected
+from genie.observability import logs
 from genie.observability.stats import Stats
 from genie.server.auth import Authenticator
 from genie.server.connection import Connection
@@ -35,6 +37,8 @@ GC_THRESHOLD = (50_000, 20, 1_000)
 """Thresholds of the garbage collector, so high that it rarely runs. Requests create no reference cycles, so the collector
 would find almost nothing. With Python's defaults, loading a million locks takes twice as long.
 """
+TOKEN_SETTINGS = frozenset({"token", "token_file"})
+TLS_FILES = frozenset({"tls_cert", "tls_key", "tls_ca"})
 BACKLOG = 4096
 """Backlog of the listening socket: thousands of clients connect simultaneously after a failover."""
 
@@ -43,13 +47,20 @@ class Server:
     """One lock server in one event loop. The server leads or follows in each of its namespaces independently.
 
     `bind_to` creates the bound socket; a simulation passes its own function. `store`, for a server with one namespace,
-    replaces the store that the settings configure.
+    replaces the store that the settings configure. `read_settings` reads the settings again for `reload`, and raises
+    ValueError if they are invalid.
     """
 
     def __init__(
-        self, settings: Settings, store: Store | None = None, *, bind_to: Callable[[str, int], socket.socket] = bind
+        self,
+        settings: Settings,
+        store: Store | None = None,
+        *,
+        bind_to: Callable[[str, int], socket.socket] = bind,
+        read_settings: Callable[[], Settings] | None = None,
     ) -> None:
         self.settings = settings
+        self._read_settings = read_settings
         self.tls = make_tls_contexts(settings.tls)
         self._bind_to = bind_to
         self.connections: AdmissionControl[Connection] = AdmissionControl(settings.limits)
@@ -232,11 +243,75 @@ class Server:
     # -- reload -------------------------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Read the certificates and the token file again. If a file is invalid, log the error and keep the previous content."""
-        if self.tls is None and self.settings.token_file is None:
-            log.info("reload skipped", reason="neither GENIE_TOKEN_FILE nor GENIE_TLS_CERT is set")
+        """Read the configuration file, the certificates and the token file again.
+
+        If the configuration file is invalid, log the error and change nothing. If another file is invalid, log the error
+        and keep the previous content of that file.
+        """
+        if self._read_settings is not None:
+            try:
+                changed = self._reload_settings(self._read_settings())
+            except ValueError as error:
+                # No traceback: the operator needs the text only.
+                log.error("configuration reload failed, all previous settings stay in use", reason=str(error))  # noqa: TRY400
+                return
+        elif self.tls is None and self.settings.token_file is None:
+            log.info("reload skipped", reason="none of GENIE_CONFIG, GENIE_TOKEN_FILE and GENIE_TLS_CERT is set")
+            return
+        else:
+            changed = frozenset()
         self._reload_certificates()
-        self._reload_tokens()
+        if self.settings.token_file is not None or changed & TOKEN_SETTINGS:
+            self._reload_tokens()
+
+    def _reload_settings(self, read: Settings) -> frozenset[str]:
+        """Use those of the settings that a running server can change. Log each change, and each one that needs a restart.
+
+        Return the flat names of the settings that changed. Raises ValueError, and changes nothing, if the certificates or
+        the tokens of the new settings are invalid.
+        """
+        used, wanted = self.settings.options(), read.options()
+        changes = frozenset(name for name in used if used[name] != wanted[name])
+        effective = changes & RELOADABLE - self._fixed_settings(used, wanted)
+        settings = Settings.from_options(**used | {name: wanted[name] for name in effective})
+        if effective & TLS_FILES:
+            make_tls_contexts(settings.tls)
+        if effective & TOKEN_SETTINGS:
+            requires_certificates = settings.tls.ca is not None
+            AccessControl.load(settings.token, settings.token_file, certificates_required=requires_certificates)
+        self._use_settings(settings)
+        for name in sorted(changes):
+            values = {} if name in SECRETS else {"previous": used[name], "value": wanted[name]}
+            if name in effective:
+                log.info("setting changed", setting=file_key(name), **values)
+            else:
+                log.warning("setting not changed, it needs a restart", setting=file_key(name), **values)
+        if not changes:
+            log.info("configuration reloaded, no setting has changed")
+        return effective
+
+    @staticmethod
+    def _fixed_settings(used: dict[str, Any], wanted: dict[str, Any]) -> frozenset[str]:
+        """Return the settings that cannot change now, because they would turn TLS or authentication on or off."""
+
+        def has(options: dict[str, Any], *names: str) -> bool:
+            return any(options[name] is not None for name in names)
+
+        groups = [(TLS_FILES, ("tls_cert",)), (TLS_FILES, ("tls_ca",)), (TOKEN_SETTINGS, tuple(TOKEN_SETTINGS))]
+        return frozenset[str]().union(*(group for group, names in groups if has(used, *names) != has(wanted, *names)))
+
+    def _use_settings(self, settings: Settings) -> None:
+        """Apply settings that differ from the current ones only in what a running server can change."""
+        previous, self.settings = self.settings, settings
+        if settings.log_level != previous.log_level:
+            logs.set_level(settings.log_level)
+        self.connections.set_limits(settings.limits)
+        for namespace in self.namespaces.values():
+            if namespace.monitor is not None and settings.slow_wait != previous.slow_wait:
+                namespace.monitor.set_slow_wait(settings.slow_wait * 1000)
+        if self.tls is not None:
+            self.tls.use_files(settings.tls)
+        self.authenticator.use_tokens(settings.token, settings.token_file)
 
     def _reload_certificates(self) -> None:
         """Read the certificates again; new connections use them."""
@@ -255,7 +330,7 @@ class Server:
         A connection is closed if its principal was removed, or if its principal may no longer see a prefix that it
         watches.
         """
-        if self.settings.token_file is None or not self.authenticator.reload():
+        if not self.authenticator.reload():
             return
         closed = 0
         for connection in list(self.connections):
@@ -283,7 +358,7 @@ class Server:
     # -- run and stop -------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Start, serve until SIGTERM or SIGINT, then drain and stop. SIGHUP reloads tokens and certificates.
+        """Start, serve until SIGTERM or SIGINT, then drain and stop. SIGHUP reloads (`reload`).
 
         The state is reported to systemd if the environment contains NOTIFY_SOCKET. Return the exit status: 1 if a namespace
         failed, else 0.

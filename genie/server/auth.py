@@ -79,6 +79,10 @@ class Authenticator:
             log.warning("token file is world-readable", file=self._token_file, hint="chmod o-r")
         return access
 
+    def use_tokens(self, token: str | None, token_file: str | None) -> None:
+        """Use another token, or another token file, from the next `reload` on."""
+        self._token, self._token_file = token, token_file
+
     def reload(self) -> bool:
         """Read the token file again. If the file is invalid, log the error, keep the current list and return False."""
         try:

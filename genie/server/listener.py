@@ -104,6 +104,10 @@ class AdmissionControl(Generic[C]):
         self.partial_lines = PartialLines(limits.max_partial)
         """The incomplete lines of all connections, and their limits."""
 
+    def set_limits(self, limits: Limits) -> None:
+        """Replace the limits of connections, in total and by address. Open connections stay open."""
+        self._limits = limits
+
     def __len__(self) -> int:
         return len(self._open) - self._rejected_count + len(self._handshakes)
 

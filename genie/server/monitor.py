@@ -34,8 +34,7 @@ class Monitor:
     def __init__(self, namespace: str, stats: Stats, slow_wait_ms: float) -> None:
         self._log = log.bind(namespace=namespace)
         self._stats = stats
-        self._slow_wait_ms = slow_wait_ms
-        stats.tracks_recent_waiters = slow_wait_ms > 0
+        self.set_slow_wait(slow_wait_ms)
         self._loop = asyncio.get_running_loop()
         stats.sample(self._loop.time() * 1000)
         self._next_at = self._loop.time() + SAMPLE_INTERVAL_S
@@ -43,6 +42,13 @@ class Monitor:
         self._timer = self._loop.call_at(self._next_at, self._sample)
         self.pipeline: Pipeline | None = None
         """The pipeline of the namespace while this server leads, else None."""
+
+    def set_slow_wait(self, slow_wait_ms: float) -> None:
+        """Set how long a request waits before it is logged; 0: never."""
+        self._slow_wait_ms = slow_wait_ms
+        self._stats.tracks_recent_waiters = slow_wait_ms > 0
+        if not slow_wait_ms:
+            self._stats.recent_waiters.clear()
 
     def stop(self) -> None:
         """Cancel the timer."""

@@ -41,6 +41,10 @@ class TlsContexts:
         can't replace it: each handshake switches to `_current_admin`."""
         self.admin.sni_callback = self._use_current_admin
 
+    def use_files(self, settings: TlsSettings) -> None:
+        """Use the files of other settings from the next `reload` on."""
+        self._settings = settings
+
     def reload(self) -> None:
         """Read the certificate files again, for new handshakes. Raises ValueError and changes nothing if a file is invalid."""
         self.wire, self._current_admin = (

@@ -31,7 +31,7 @@ def test_every_option_names_its_variable() -> None:
 def test_every_setting_is_an_option() -> None:
     options = {option.name for option in serve.params}
     assert set(Settings().options()) <= options
-    assert options - set(Settings().options()) == {"redis_host", "redis_port"}
+    assert options - set(Settings().options()) == {"config", "redis_host", "redis_port"}
 
 
 @pytest.mark.parametrize(
