@@ -1,4 +1,4 @@
-import { parseAddresses, resolveToken, type ConnectOptions } from './config.js';
+import type { ConnectOptions } from './config.js';
 import { LockLostError, QueueTimeoutError } from './errors.js';
 import { Lock } from './lock.js';
 import { checkTimeout, Session } from './session.js';
@@ -184,8 +184,7 @@ export class Client implements AsyncDisposable {
 
 /** Connects to the leader. Rejects with `UnavailableError` after `connectTimeout`, or if all servers reject the client. */
 export async function connect(options: ConnectOptions = {}): Promise<Client> {
-  const namespace = options.namespace ?? (process.env.GENIE_NAMESPACE || undefined);
-  const session = new Session(parseAddresses(options), options, resolveToken(options.token), namespace);
+  const session = new Session(options);
   try {
     await session.call('ping', {}, options.signal);
   } catch (error) {

@@ -44,22 +44,19 @@ const TLS = 'genies://';
 /** Returns the addresses to connect to, in order. Throws TypeError if an option or a variable is wrong. @internal */
 export function parseAddresses({ host, port, tls }: ConnectOptions): Address[] {
   const source = host ?? (process.env.GENIE_HOST || DEFAULT_HOST);
-  const defaultPort =
-    port === undefined ? parsePort(process.env.GENIE_PORT || String(DEFAULT_PORT), 'GENIE_PORT') : parsePort(String(port), 'port');
   const texts = (typeof source === 'string' ? source.split(',') : source).map((text) => text.trim()).filter(Boolean);
   if (!texts.length) throw new TypeError('host must contain at least one server address');
-  for (const text of texts) {
-    if ((tls && text.startsWith(PLAIN)) || (tls === false && text.startsWith(TLS))) {
-      throw new TypeError(`${text}: the prefix contradicts the option tls`);
-    }
-  }
+  const portText = String(port ?? (process.env.GENIE_PORT || DEFAULT_PORT));
+  const defaultPort = parsePort(portText, port === undefined ? 'GENIE_PORT' : 'port');
   // One address with genies:// selects TLS for all addresses without a prefix.
-  const useTls = tls === undefined ? texts.some((text) => text.startsWith(TLS)) : Boolean(tls);
+  const useTls = tls ?? texts.some((text) => text.startsWith(TLS));
   const options = useTls ? tlsOptions(typeof tls === 'object' ? tls : {}) : undefined;
   return texts.map((text) => {
-    const isPlain = text.startsWith(PLAIN);
-    const bare = text.replace(/^genies?:\/\//, '').replace(/\/$/, '');
-    return parseAddress(bare, defaultPort, isPlain ? undefined : options);
+    const [, prefix, address = ''] = /^(genies?:\/\/)?(.*?)\/?$/.exec(text) ?? [];
+    if (prefix && tls !== undefined && (prefix === TLS) !== Boolean(tls)) {
+      throw new TypeError(`${text}: the prefix contradicts the option tls`);
+    }
+    return parseAddress(address, defaultPort, prefix === PLAIN ? undefined : options);
   });
 }
 

@@ -37,9 +37,10 @@ export class Backoff {
 export class Connection {
   /** When the last bytes arrived, by `performance.now()`. */
   lastReceivedAt = 0;
+  /** The delays before reconnects. */
+  readonly backoff = new Backoff();
   readonly #session: Session;
   readonly #attemptTimeout: number;
-  readonly #backoff = new Backoff();
   readonly #closing = new AbortController();
   #addresses: readonly Address[];
   #isRunning = false;
@@ -93,11 +94,6 @@ export class Connection {
     this.drop(new Error('the client was closed'));
   }
 
-  /** A server has executed a command: the next reconnect begins with the shortest delay. */
-  confirm(): void {
-    this.#backoff.reset();
-  }
-
   /** Writes a line together with all others of this tick, after the handshake. */
   write(line: string): void {
     this.#output += line;
@@ -133,7 +129,7 @@ export class Connection {
     this.#isRunning = true;
     let rejection: RejectedError | undefined;
     while (!rejection && !signal.aborted) {
-      if (!this.#isFirstRound) await sleep(this.#backoff.next(), undefined, { signal }).catch(() => {});
+      if (!this.#isFirstRound) await sleep(this.backoff.next(), undefined, { signal }).catch(() => {});
       this.#isFirstRound = false;
       rejection = await this.#round();
     }
@@ -199,7 +195,7 @@ export class Connection {
     this.#output = '';
     this.#failure = failure;
     if (wasUp) {
-      if (performance.now() - this.#upSince > STABLE_TIME) this.#backoff.reset();
+      if (performance.now() - this.#upSince > STABLE_TIME) this.backoff.reset();
       // The next round begins with the server after this one. A leader that was named by a server may not be listed.
       const next = this.#addresses.findIndex(({ host, port }) => address.host === host && address.port === port) + 1;
       this.#addresses = [...this.#addresses.slice(next), ...this.#addresses.slice(0, next)];

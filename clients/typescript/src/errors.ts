@@ -96,24 +96,20 @@ export function notGranted(released: Released): LockError {
   if (reason === 'queue-timeout') return new QueueTimeoutError(id, waited, blockers, blockersTotal);
   if (reason === 'deadlock') return new DeadlockError(id, released.cycle ?? [], released.waits ?? []);
   if (reason === 'insufficient') return new InsufficientError(id, BigInt(free), BigInt(locked));
-  if (reason === 'transaction-timeout') return lost(released); // granted, and expired while the client was disconnected
+  if (reason === 'transaction-timeout') return lost(id, reason); // granted, and expired while the client was disconnected
   if (reason === 'success') return new LockError('released', `request ${id} was released by its id`, id);
   return new LockError(reason, `request ${id} ended before it was granted: ${reason}`, id);
 }
 
-/** Returns the error for a granted lock that has ended, not by its holder. @internal */
-export function lost({ id, reason }: Pick<Released, 'id' | 'reason'>): LockLostError {
+/** Returns the error for a granted lock that has ended, not by its holder. `lost`: the server has forgotten it. @internal */
+export function lost(id: number, reason: string): LockLostError {
   if (reason === 'transaction-timeout') {
     return new TransactionTimeoutError(reason, `lock ${id} was held for longer than its transaction timeout`, id);
   }
   if (reason === 'disconnected') return new DisconnectedError(reason, `lock ${id} ended with its session`, id);
   if (reason === 'success') return new LockLostError('released', `lock ${id} was released by its id, not by its holder`, id);
-  return new LockLostError(reason, `lock ${id} has ended: ${reason}`, id);
-}
-
-/** Returns the error for a lock that the server has forgotten. @internal */
-export function forgotten(id: number): LockLostError {
-  return new LockLostError('lost', `lock ${id} is lost: its session has ended, or the server has lost its state`, id);
+  const text = reason === 'lost' ? 'is lost: its session has ended, or the server has lost its state' : `has ended: ${reason}`;
+  return new LockLostError(reason, `lock ${id} ${text}`, id);
 }
 
 /** Converts an `error` of the server. @internal */

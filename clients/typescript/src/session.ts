@@ -5,10 +5,9 @@
 // of the session. Then the client sends again what has no answer yet, in the order in which it was first sent.
 import { randomBytes } from 'node:crypto';
 import { Command, Request, type RequestOptions } from './calls.js';
-import type { Address, ConnectOptions } from './config.js';
+import { parseAddresses, resolveToken, type ConnectOptions } from './config.js';
 import { Backoff, Connection, log } from './connection.js';
-import { ClosedError, DisconnectedError, LockLostError, RejectedError, TransactionTimeoutError } from './errors.js';
-import { forgotten, fromReply, lost, notGranted } from './errors.js';
+import { ClosedError, fromReply, lost, notGranted, RejectedError } from './errors.js';
 import { Lock } from './lock.js';
 import type { Watch } from './watch.js';
 import { encode, MAX_TIMEOUT } from './wire.js';
@@ -58,8 +57,7 @@ function abortable<T>(promise: Promise<T>, signal: AbortSignal | undefined, canc
 export class Session {
   readonly #connection: Connection;
   readonly #connectTimeout: number;
-  readonly #sessionTimeout: number;
-  readonly #hello: { namespace: string | undefined };
+  readonly #hello: { sessionTimeout: number; namespace: string | undefined };
   /** The requests that have not ended, and the other commands without an answer, by `ref`, in the order of their calls. */
   readonly #calls = new Map<string, Call>();
   readonly #watches = new Set<Watch>();
@@ -85,12 +83,13 @@ export class Session {
   #timer: NodeJS.Timeout | undefined;
   #timerAt = Infinity;
 
-  constructor(addresses: readonly Address[], options: ConnectOptions, token: string | undefined, namespace: string | undefined) {
-    this.#connectTimeout = checkTimeout('connectTimeout', options.connectTimeout ?? 10_000);
-    this.#sessionTimeout = checkTimeout('sessionTimeout', options.sessionTimeout ?? 10_000);
-    const hello = { protocol: PROTOCOL, client: CLIENT, quiet: true, session: randomBytes(24).toString('base64url') };
-    this.#hello = Object.assign(hello, { sessionTimeout: this.#sessionTimeout, token, namespace });
-    this.#connection = new Connection(addresses, this.#connectTimeout, this);
+  constructor(options: ConnectOptions) {
+    const { connectTimeout = 10_000, sessionTimeout = 10_000, namespace = process.env.GENIE_NAMESPACE || undefined } = options;
+    this.#connectTimeout = checkTimeout('connectTimeout', connectTimeout);
+    const secrets = { session: randomBytes(24).toString('base64url'), token: resolveToken(options.token) };
+    const hello = { protocol: PROTOCOL, client: CLIENT, quiet: true, namespace, ...secrets };
+    this.#hello = { ...hello, sessionTimeout: checkTimeout('sessionTimeout', sessionTimeout) };
+    this.#connection = new Connection(parseAddresses(options), connectTimeout, this);
   }
 
   // -- calls ----------------------------------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ export class Session {
     checkTimeout('transactionTimeout', transactionTimeout);
     const answer = await this.call('extend', { id, transactionTimeout }, signal, own);
     if (own?.error) throw own.error;
-    if ('reason' in answer) throw lost(answer as Released);
+    if ('reason' in answer) throw lost(id, (answer as Released).reason);
   }
 
   /** Starts a watch, which asks for a snapshot of the held locks when it needs one. */
@@ -176,7 +175,7 @@ export class Session {
     for (const call of [...this.#calls.values()]) {
       if (call instanceof Command) this.#fail(call, new ClosedError());
       // The other locks stay held until they are released by id or time out: then their signals are aborted.
-      else if (call.options.isBoundToSession && call.state === 'held') this.#lose(call, lost({ id: call.id, reason: 'disconnected' }));
+      else if (call.options.isBoundToSession && call.state === 'held') this.#lose(call, 'disconnected');
     }
   }
 
@@ -234,9 +233,10 @@ export class Session {
     request.state = 'ended';
   }
 
-  #lose(request: Request, error: LockLostError): void {
+  /** The lock of a request has ended, not by its holder. */
+  #lose(request: Request, reason: string): void {
     this.#calls.delete(request.ref);
-    request.lose(error);
+    request.lose(lost(request.id, reason));
   }
 
   /** The id of a waiting request is unknown, so a released id may be that of any. The answers to a repetition tell. */
@@ -330,10 +330,7 @@ export class Session {
     // Time without a server does not count for the server, so it may hold a lock longer that it has not confirmed here.
     const isConfirmed = this.#phase === 'up' && request.confirmedOn === this.#connectionNumber;
     if (!isConfirmed && !this.#closed) this.#send('release', { id });
-    const text = `lock ${id} has timed out by the clock of this client`;
-    const isSessionOver = request.sessionEndsAt < request.expiresAt;
-    if (isSessionOver) this.#lose(request, new DisconnectedError('disconnected', `${text}, with its session`, id));
-    else this.#lose(request, new TransactionTimeoutError('transaction-timeout', text, id));
+    this.#lose(request, request.sessionEndsAt < request.expiresAt ? 'disconnected' : 'transaction-timeout');
   }
 
   #retry(): void {
@@ -341,11 +338,6 @@ export class Session {
     for (const call of this.#calls.values()) if (call.isRefused && this.#isUnanswered(call)) this.#queue.push(call);
     this.onDrain();
     this.sendWatches();
-  }
-
-  #retryLater(): void {
-    if (this.#retryAt === Infinity) this.#retryAt = performance.now() + this.#retryBackoff.next();
-    this.#arm(this.#retryAt);
   }
 
   #startKeepalive(now: number): void {
@@ -386,7 +378,7 @@ export class Session {
   }
 
   onClose(): void {
-    const sessionEndsAt = performance.now() + this.#sessionTimeout;
+    const sessionEndsAt = performance.now() + this.#hello.sessionTimeout;
     for (const request of this.#requests()) {
       if (request.options.isBoundToSession) request.sessionEndsAt = Math.min(request.sessionEndsAt, sessionEndsAt);
     }
@@ -412,7 +404,7 @@ export class Session {
     if (this.#phase === 'up' && command !== 'error') {
       // The server executes commands: the next retry, and the next reconnect, begin with the shortest delay.
       this.#retryBackoff.reset();
-      this.#connection.confirm();
+      this.#connection.backoff.reset();
     }
     if (command === 'locked') this.#onLocked(payload, call);
     else if (command === 'released') this.#onReleased(payload, call);
@@ -448,7 +440,7 @@ export class Session {
     // The server does not know the session: its locks are lost, and may still block other requests.
     for (const request of this.#requests()) {
       const { id, state } = request;
-      if (state === 'held') this.#lose(request, forgotten(id));
+      if (state === 'held') this.#lose(request, 'lost');
       else if (state === 'cancelling' || state === 'detached') this.#end(request); // a release by `ref` has no effect any more
       if (id && state !== 'releasing' && state !== 'detached') this.#send('release', { id });
       if (state === 'waiting') request.id = 0; // it is queued again
@@ -470,7 +462,7 @@ export class Session {
       if (!(call instanceof Command)) continue;
       const { name, request } = call;
       if (name === 'ping' && isAvailable) this.#onAnswer(call, {}); // the server has just answered a `ping`
-      else if (name === 'extend' && request && request.state !== 'held') this.#fail(call, request.error ?? forgotten(request.id));
+      else if (name === 'extend' && request && request.state !== 'held') this.#fail(call, request.error ?? lost(request.id, 'lost'));
     }
     this.#phase = 'up';
     this.#connection.established();
@@ -517,7 +509,7 @@ export class Session {
     } else if (!call) {
       log('ignored: %j', payload);
     } else if (call.state === 'held' || (call.state === 'releasing' && payload.reason !== 'success')) {
-      this.#lose(call, lost(payload)); // after a success, the answer to the release follows
+      this.#lose(call, payload.reason); // after a success, the answer to the release follows
     } else if (call.state !== 'releasing') {
       this.#end(call);
       call.reject(notGranted(payload)); // only `acquire` still waits
@@ -537,7 +529,7 @@ export class Session {
     const { state, error } = request;
     if (error || (state === 'ended' && name === 'extend')) return; // it was lost or released before
     if (state === 'detached' || (state === 'releasing' && released.reason === 'success')) return this.#end(request);
-    this.#lose(request, lost(released));
+    this.#lose(request, released.reason);
     request.reject(request.error); // if `acquire` still waits
   }
 
@@ -570,7 +562,8 @@ export class Session {
     } else if (code === 'unavailable' && (call ?? watch)) {
       if (call) call.isRefused = true;
       watch?.onUnsubscribed();
-      this.#retryLater();
+      if (this.#retryAt === Infinity) this.#retryAt = performance.now() + this.#retryBackoff.next();
+      this.#arm(this.#retryAt);
     } else if (watch) {
       watch.end(error);
     } else if (call instanceof Command) {

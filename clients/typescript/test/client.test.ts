@@ -171,6 +171,59 @@ test('an aborted release, extend, inspect and ping stop waiting', async () => {
   for (const call of calls) await assert.rejects(call, { name: 'AbortError' });
 });
 
+test('an aborted signal does not prevent a release, and a second release waits for the first', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const acquired = client.acquire('a');
+  await connection.grant(1);
+  const lock = await acquired;
+  await assert.rejects(lock.release({ signal: AbortSignal.abort() }), { name: 'AbortError' });
+  const release = await connection.expect('release');
+  let isReleased = false;
+  const second = lock.release().then(() => (isReleased = true));
+  const pinged = client.ping();
+  connection.send('pong', await connection.expect('ping'));
+  await pinged;
+  assert.equal(isReleased, false);
+  connection.send('released', { id: 1, reason: 'success', ref: release.ref });
+  await second;
+  assert.equal(connection.unread, 0);
+});
+
+test('an extension that is repeated after the release reports no loss', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const acquired = client.acquire('a');
+  await connection.grant(1);
+  const lock = await acquired;
+  const extended = assert.rejects(lock.extend(5000), LockLostError);
+  const extend = await connection.expect('extend');
+  const released = lock.release();
+  const release = await connection.expect('release');
+  connection.send('error', { code: 'unavailable', message: 'no store', id: 1, ref: extend.ref });
+  connection.send('released', { id: 1, reason: 'success', ref: release.ref });
+  await released;
+  assert.deepEqual(await connection.expect('extend'), extend);
+  connection.send('released', { id: 1, reason: 'success', ref: extend.ref });
+  await extended;
+  assert.deepEqual([lock.error, lock.signal.aborted], [undefined, false]);
+});
+
+test('a leader leads under a lock without a queue timeout, which is extended', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const led = client.elect('leader/a:b', { transactionTimeout: 150, note: 'n' }, async (leadership) => {
+    await aborted(leadership.signal);
+    return 'unreachable, because the leadership is lost';
+  });
+  const { ref, ...payload } = await connection.grant(1);
+  assert.deepEqual(payload, { resources: ['exclusive:leader/a:b'], transactionTimeout: 150, note: 'n', queueTimeout: 2147483647 });
+  assert.equal((await connection.expect('extend')).transactionTimeout, 150);
+  const rejected = assert.rejects(led, { code: 'released' });
+  connection.send('released', { id: 1, reason: 'success', ref });
+  await rejected;
+});
+
 test('using releases at the end, also if the work fails', async () => {
   await using fake = await connected();
   const { client, connection } = fake;
@@ -553,7 +606,9 @@ test('callers give up when no server answers for connectTimeout', async () => {
   connection.socket.destroy();
   await once(connection.socket, 'close');
   await assert.rejects(client.acquire('b', { queueTimeout: 50 }), UnavailableError);
-  await assert.rejects(client.ping(), UnavailableError);
+  const unavailable = await client.ping().catch((error: unknown) => error);
+  assert.ok(unavailable instanceof UnavailableError);
+  assert.equal((unavailable.cause as NodeJS.ErrnoException).code, 'ECONNREFUSED');
   await assert.rejects(lock.extend(1000), UnavailableError);
   await assert.rejects(lock.release(), UnavailableError);
 });
@@ -642,6 +697,23 @@ test('a watch reports a snapshot, events, and after a reconnect the difference',
   assert.equal(watch.truncated, true);
   await watch.return();
   await next.expect('unwatch');
+});
+
+test('a watch is resumed before the calls, whose answers it follows', async () => {
+  await using fake = await connected();
+  const { client, connection, server } = fake;
+  const watch = client.watch('t/');
+  const inspected = client.inspect();
+  await connection.expect('watch');
+  await connection.expect('inspect');
+  connection.socket.destroy();
+  const next = await server.accept();
+  await next.handshake({ resumed: true });
+  await next.expect('watch');
+  const { ref } = await next.expect('inspect');
+  next.send('inspected', { holders: [], holdersTotal: 0, queue: [], queueTotal: 0, ref });
+  await inspected;
+  await watch.return();
 });
 
 test('a watch that is rejected or aborted reports it once, and then ends', async () => {
