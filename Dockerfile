@@ -1,17 +1,28 @@
-# The build stage compiles the hot modules to C. The image itself contains no compiler.
-FROM python:3.12-slim AS build
+# The build stage compiles the hot modules to C. The image itself contains no compiler and no pip.
+#
+# To pin the base image: docker build --build-arg BASE=python:3.12-slim@sha256:DIGEST .
+ARG BASE=python:3.12-slim
+FROM ${BASE} AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE requirements.lock* ./
 COPY genie genie
 ENV HATCH_BUILD_HOOK_ENABLE_MYPYC=true
+# With a lock file, the dependencies are those of the lock file and pip checks their hashes. Debug symbols, a third of
+# /opt/genie, are removed.
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
- && python -m venv /opt/genie \
- && /opt/genie/bin/pip install --no-cache-dir "$(ls /wheels/*.whl)[server]"
+ && python -m venv --without-pip /opt/genie \
+ && if [ -e requirements.lock ]; then \
+      python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps --require-hashes -r requirements.lock \
+      && python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps /wheels/*.whl; \
+    else \
+      python -m pip --python /opt/genie/bin/python install --no-cache-dir "$(ls /wheels/*.whl)[server]"; \
+    fi \
+ && find /opt/genie -name '*.so*' -type f -exec strip --strip-unneeded {} +
 # Both stages have the same interpreter. One built without optimization could cost more than compiling gains.
 RUN ["/opt/genie/bin/python", "-c", "from genie import build; import sys; sys.exit(0 if build.IS_COMPILED and build.is_optimized() else 'The image needs a compiled wheel and an optimized interpreter, not ' + build.description())"]
 
-FROM python:3.12-slim
+FROM ${BASE}
 COPY --from=build /opt/genie /opt/genie
 # Nothing is written at run time: the root file system may be read-only.
 ENV PATH=/opt/genie/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 GENIE_HOST=0.0.0.0 GENIE_PORT=7077 \
