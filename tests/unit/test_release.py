@@ -1,0 +1,102 @@
+"""The tools of a release: links of the README, checksums, the locked packages."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import release
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = "https://github.com/a/b"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("[a](docs/x.md)", "[a](https://github.com/a/b/blob/v1/docs/x.md)"),
+        ("[a](docs/x.md#part)", "[a](https://github.com/a/b/blob/v1/docs/x.md#part)"),
+        (
+            "[a\nb](docs/x.md), [c](LICENSE)",
+            "[a\nb](https://github.com/a/b/blob/v1/docs/x.md), [c](https://github.com/a/b/blob/v1/LICENSE)",
+        ),
+        ("![a](docs/x.png)", "![a](https://raw.githubusercontent.com/a/b/v1/docs/x.png)"),
+        ("[a](#part) [b](https://c.example/d)", "[a](#part) [b](https://c.example/d)"),
+        ("```python\nx[0](y)\n```", "```python\nx[0](y)\n```"),
+    ],
+)
+def test_relative_links_become_absolute(given: str, expected: str) -> None:
+    assert release.with_absolute_links(given, REPOSITORY, "1") == expected
+
+
+def test_the_readme_of_a_release_has_no_relative_link_and_names_existing_files() -> None:
+    readme = release.with_absolute_links((ROOT / "README.md").read_text(), **release.project())
+    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"(?ms)^```.*?^```$", "", readme))
+    assert targets
+    assert all(target.startswith(("https://", "#")) for target in targets)
+    prefix = re.compile(rf".*/(?:blob/)?v{re.escape(release.project()['version'])}/")
+    for target in targets:
+        if target.startswith("https://"):
+            assert (ROOT / prefix.sub("", target).partition("#")[0]).is_file(), target
+
+
+def test_checksums_are_those_of_all_files_but_themselves(tmp_path: Path) -> None:
+    for name in ("b.whl", "a.tar.gz", "SHA256SUMS"):
+        (tmp_path / name).write_text(name)
+    digests = [f"{hashlib.sha256(name.encode()).hexdigest()}  {name}" for name in ("a.tar.gz", "b.whl")]
+    assert release.checksums(tmp_path).splitlines() == digests
+
+
+def test_the_sources_of_a_release_are_those_of_the_sdist() -> None:
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"][
+        "include"
+    ]
+    assert set(included) <= set(release.SOURCES)
+    assert all((ROOT / name).exists() for name in release.SOURCES)
+
+
+def test_the_tag_of_a_release_is_that_of_its_version() -> None:
+    release.check_tag(f"v{release.project()['version']}")
+    with pytest.raises(SystemExit, match="the tag of this version is v"):
+        release.check_tag("v0.9.0")
+
+
+def test_without_a_docker_engine_the_image_is_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert release.build_image() == "image: not built, because no Docker engine runs here"
+    (tmp_path / "docker").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "docker").chmod(0o755)
+    assert release.build_image() == "image: not built, because no Docker engine runs here"
+
+
+# -- the lock file --------------------------------------------------------------------------------------------
+
+
+def locked() -> dict[str, str]:
+    """Return the entry of each locked package, with its hashes."""
+    entries = re.split(r"^(?=[a-z0-9])", (ROOT / "requirements.lock").read_text(), flags=re.MULTILINE)
+    return {re.split("==", entry)[0]: entry for entry in entries if "==" in entry}
+
+
+def test_every_requirement_of_the_server_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for requirement in project["dependencies"] + project["optional-dependencies"]["server"]:
+        name = re.match(r"[\w-]+", requirement)
+        assert name
+        assert name[0] in locked(), "make lock"
+
+
+def test_every_locked_package_has_a_version_and_hashes_and_no_address() -> None:
+    assert locked()
+    for name, entry in locked().items():
+        assert re.match(rf"{name}==[\w.]+ ", entry)
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry)
+        assert "://" not in entry
+    assert not re.search(r"^(?:--|-[a-z])", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
