@@ -8,13 +8,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import click
-import orjson
 
 from genie.access import AccessControl
 from genie.cli.configuration import Configuration
 from genie.cli.options import InvalidArgument, json_option, replace_variables_by_options
 from genie.cli.serve import check_advertised, check_exposure, serve
 from genie.config import SECRETS, Settings, file_key
+from genie.protocol import codec
 from genie.server.app import make_stores
 from genie.server.tls import make_tls_contexts
 
@@ -78,7 +78,7 @@ def show(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
         if name in values
     ]
     if as_json:
-        click.echo(orjson.dumps({"settings": rows}))
+        click.echo(codec.dumps({"settings": rows}))
         return
     widths = [max(len(_text(row[column])) for row in rows) for column in ("key", "value")]
     for row in rows:
