@@ -5,19 +5,15 @@ ARG BASE=python:3.12-slim
 FROM ${BASE} AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE requirements.lock* ./
+COPY pyproject.toml README.md LICENSE requirements.lock ./
 COPY genie genie
 ENV HATCH_BUILD_HOOK_ENABLE_MYPYC=true
-# With a lock file, the dependencies are those of the lock file and pip checks their hashes. Debug symbols, a third of
-# /opt/genie, are removed.
+# The dependencies are those of the lock file, and pip checks their hashes. Debug symbols, a third of /opt/genie, are removed.
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
  && python -m venv --without-pip /opt/genie \
- && if [ -e requirements.lock ]; then \
-      python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps --require-hashes -r requirements.lock \
-      && python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps /wheels/*.whl; \
-    else \
-      python -m pip --python /opt/genie/bin/python install --no-cache-dir "$(ls /wheels/*.whl)[server]"; \
-    fi \
+ && python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps --require-hashes -r requirements.lock \
+ && python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps /wheels/*.whl \
+ && python -m pip --python /opt/genie/bin/python check \
  && find /opt/genie -name '*.so*' -type f -exec strip --strip-unneeded {} +
 # Both stages have the same interpreter. One built without optimization could cost more than compiling gains.
 RUN ["/opt/genie/bin/python", "-c", "from genie import build; import sys; sys.exit(0 if build.IS_COMPILED and build.is_optimized() else 'The image needs a compiled wheel and an optimized interpreter, not ' + build.description())"]

@@ -112,10 +112,8 @@ def test_copied_files_exist_and_are_not_ignored() -> None:
         if word in ("COPY", "ADD") and not rest.startswith("--from="):
             sources += rest.split()[:-1]
     assert sources
-    for pattern in sources:
-        source = pattern.removesuffix("*")
-        optional = source != pattern  # a pattern may match nothing
-        assert optional or (ROOT / source).exists(), source
+    for source in sources:
+        assert (ROOT / source).exists(), source
         ignored = False
         for rule in rules:
             if fnmatch(source, rule.removeprefix("!")):
@@ -166,6 +164,15 @@ def test_the_wheel_is_compiled_in_the_build_stage() -> None:
     assert " gcc " in first
     assert "pip wheel" in wheel
     assert ("ENV", "HATCH_BUILD_HOOK_ENABLE_MYPYC=true") in dockerfile()
+
+
+def test_pip_downloads_the_dependencies_of_the_lock_file_only() -> None:
+    steps = [step.split() for step in build_stage_commands()[1].split("&&")]
+    installs = [step for step in steps if "install" in step]
+    assert [step[-1] for step in installs] == ["requirements.lock", "/wheels/*.whl"]
+    assert "--require-hashes" in installs[0]
+    assert all("--no-deps" in step for step in installs)
+    assert any(step[-1] == "check" for step in steps), "a dependency that the lock file lacks ends the build"
 
 
 @pytest.mark.parametrize(
@@ -371,8 +378,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for word, rest in dockerfile():
         if word == "COPY" and not rest.startswith("--from="):
             for name in rest.split()[:-1]:
-                if name.endswith("*"):
-                    continue  # the lock file, which the build of the wheel does not need
                 if (ROOT / name).is_dir():
                     shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
                 else:
