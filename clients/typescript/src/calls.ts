@@ -93,14 +93,6 @@ export class Request extends Call<Lock> {
     return this.#controller.signal;
   }
 
-  /** The server has granted or confirmed the lock: it ends `duration` ms after `since`. */
-  hold(since: number, duration: number): void {
-    this.state = 'held';
-    this.deadline = this.sessionEndsAt = Infinity;
-    this.expiresAt = since + duration;
-    if (this.options.watchdog) this.renewAt = since + duration / 3;
-  }
-
   /** The lock is lost. Its signal is aborted after the current message, because listeners may call the client. */
   lose(error: LockLostError): void {
     this.state = 'ended';

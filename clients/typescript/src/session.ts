@@ -308,15 +308,14 @@ export class Session {
   #onTimer(): void {
     const now = performance.now();
     this.#timerAt = Infinity;
-    for (const call of [...this.#calls.values()]) {
-      if (call.timerAt > now) continue;
-      if (call instanceof Request && call.state === 'held') this.#onLockTimer(call, now);
-      else this.#fail(call, this.#connection.unavailableError());
-    }
     if (this.#retryAt <= now) this.#retry();
     if (this.#pingAt <= now) this.#keepAlive(now);
     let next = Math.min(this.#retryAt, this.#pingAt);
-    for (const call of this.#calls.values()) next = Math.min(next, call.timerAt);
+    for (const call of [...this.#calls.values()]) {
+      if (call.timerAt <= now && call instanceof Request && call.state === 'held') this.#onLockTimer(call, now);
+      else if (call.timerAt <= now) this.#fail(call, this.#connection.unavailableError());
+      next = Math.min(next, call.timerAt);
+    }
     this.#arm(Math.max(next, now + MIN_SCAN_INTERVAL * this.#calls.size));
   }
 
@@ -497,10 +496,12 @@ export class Session {
   /** The server has granted or confirmed a lock, which ends `duration` ms after `since`. */
   #hold(request: Request, since: number, duration: number): void {
     if (request.state !== 'waiting' && request.state !== 'held') return;
-    const isNew = request.state === 'waiting';
-    request.hold(since, duration);
+    if (request.state === 'waiting') request.resolve(new Lock(this, request));
+    request.state = 'held';
+    request.deadline = request.sessionEndsAt = Infinity;
+    request.expiresAt = since + duration;
+    if (request.options.watchdog) request.renewAt = since + duration / 3;
     this.#arm(request.timerAt);
-    if (isNew) request.resolve(new Lock(this, request));
   }
 
   #onReleased(payload: Released, call: Call | undefined): void {
@@ -566,26 +567,18 @@ export class Session {
       this.#arm(this.#retryAt);
     } else if (watch) {
       watch.end(error);
-    } else if (call instanceof Command) {
-      this.#onCommandRejected(call, error);
+    } else if (call instanceof Command && call.request && code === 'unknown-id') {
+      // A release that was sent on an earlier connection may have been executed there.
+      const isExecuted = call.name === 'release' && call.firstConnection !== this.#connectionNumber;
+      this.#onAnswer(call, { id: call.request.id, reason: isExecuted ? 'success' : code });
     } else if (call && this.#isUnanswered(call)) {
-      this.#end(call);
+      this.#calls.delete(ref);
+      if (call instanceof Request) call.state = 'ended';
+      else if (call.request?.state === 'releasing') call.request.state = 'held';
       call.reject(error); // a cancelled request has no caller any more
     } else {
       log('error without a command: %s', error.message);
     }
-  }
-
-  #onCommandRejected(command: Command, error: Error): void {
-    const { name, ref, request, firstConnection } = command;
-    if (request && error instanceof RejectedError && error.code === 'unknown-id') {
-      // A release that was sent on an earlier connection may have been executed there.
-      const isExecuted = name === 'release' && firstConnection !== this.#connectionNumber;
-      return this.#onAnswer(command, { ref, id: request.id, reason: isExecuted ? 'success' : error.code });
-    }
-    if (request?.state === 'releasing') request.state = 'held';
-    this.#calls.delete(command.ref);
-    command.reject(error);
   }
 }
 
