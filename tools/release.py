@@ -97,11 +97,20 @@ def build_wheels(sdist: Path, *, compiled: bool) -> None:
         run(*wheel, sdist, HATCH_BUILD_HOOK_ENABLE_MYPYC=hook)
 
 
-def write_bill_of_materials() -> None:
-    """Write the bill of materials of the locked packages."""
-    bill = DIST / f"genie-lock-{project()['version']}.cdx.json"
-    cyclonedx = (sys.executable, "-m", "cyclonedx_py", "requirements", "--pyproject", "pyproject.toml")
-    run(*cyclonedx, "--output-reproducible", "--of", "JSON", "-o", bill, "requirements.lock")
+def write_bill_of_materials(python: Path) -> None:
+    """Write the bill of materials of an environment in which a wheel and the locked packages are installed."""
+    run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools", "pip")
+    path = DIST / f"genie-lock-{project()['version']}.cdx.json"
+    cyclonedx = (sys.executable, "-m", "cyclonedx_py", "environment", "--pyproject", "pyproject.toml")
+    run(*cyclonedx, "--output-reproducible", "--of", "JSON", "-o", path, python)
+    bill = json.loads(path.read_text())
+    bill["metadata"]["component"]["version"] = project()["version"]  # pyproject.toml has none, because it is dynamic
+    locked = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    for component in bill["components"]:
+        name = re.sub(r"[-_.]+", "-", component["name"]).lower()
+        if locked.get(name) != component["version"]:
+            sys.exit(f"{name} {component['version']} is installed, but requirements.lock has {locked.get(name)}")
+    path.write_text(json.dumps(bill, indent=2) + "\n")
 
 
 def build_image() -> str:
@@ -117,10 +126,12 @@ def build_image() -> str:
 def check(archive: Path) -> str:
     """Install an archive into an environment of its own, start a server, and take a first lock."""
     start = time.monotonic()
-    environment = WORK / "environments" / archive.name
+    python = interpreter(archive)
+    environment = python.parents[1]
     run(sys.executable, "-m", "venv", environment)
-    python = environment / "bin/python"
-    run(python, "-m", "pip", "install", "--quiet", "--no-cache-dir", f"genie-lock[server] @ {archive.as_uri()}")
+    install = (python, "-m", "pip", "install", "--quiet", "--no-cache-dir")
+    run(*install, "--require-hashes", "-r", "requirements.lock")
+    run(*install, f"genie-lock[server] @ {archive.as_uri()}")
     serve = (environment / "bin/genie", "serve", "--port", "0", "--admin-port", "0")
     with subprocess.Popen(serve, cwd=WORK, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
@@ -137,6 +148,11 @@ def check(archive: Path) -> str:
     if (version, is_compiled, status) != (project()["version"], str(is_built_compiled), 0):
         sys.exit(f"{archive.name}: version {version}, compiled {is_compiled}, the server's exit status {status}")
     return f"{archive.name}: lock {id_}, fence {fence}, {time.monotonic() - start:.0f} s after the start of the install"
+
+
+def interpreter(archive: Path) -> Path:
+    """Return the path of Python in the environment of an archive."""
+    return WORK / "environments" / archive.name / "bin/python"
 
 
 def listening_port(server: subprocess.Popen[str]) -> int:
@@ -182,7 +198,7 @@ def build(*, compiled: bool) -> None:
     archives = [sdist, *sorted(DIST.glob("*.whl"))]
     run(sys.executable, "-m", "twine", "check", "--strict", *archives)
     results = [check(archive) for archive in archives]
-    write_bill_of_materials()
+    write_bill_of_materials(interpreter(archives[-1]))
     write_checksums()
     print(*results, *([build_image()] if compiled else []), sep="\n")
 
