@@ -66,8 +66,8 @@ CLIENT_MUTANTS: Final = [
         "1",
         "requests are sent before welcome",
         SESSION,
-        "        up = self._phase is Phase.UP\n",
-        "        up = True\n",
+        "        if self._phase is not Phase.UP:\n            if isinstance(call, Request):",
+        "        if False:\n            if isinstance(call, Request):",
     ),
     Mutant(
         "1",
@@ -142,9 +142,9 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "6",
         "a release is confirmed before its answer",
-        "client/aio_connection.py",
-        "        if release is not None:\n            await self.wait_for_release(release)",
-        "        self.flush_soon()",
+        "client/aio.py",
+        "            if release is not None:\n                await self._connection.wait_for_release(release)",
+        "            self._connection.flush_soon()",
     ),
     Mutant(
         "7",

@@ -82,7 +82,9 @@ class Lock(LockInfo):
         if self._request.state is not RequestState.HELD:
             return
         try:
-            await self._connection.release_lock_and_wait(self._request)
+            release = self._connection.begin_release(self._request)
+            if release is not None:
+                await self._connection.wait_for_release(release)
         except RequestRejected as error:
             if error.code != Code.UNKNOWN_ID:  # a lock that the server does not know is not held
                 raise

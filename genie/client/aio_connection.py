@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol, cast
 
 from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Outcome, Release, Request
@@ -189,7 +189,7 @@ class AsyncConnection:
             self.flush()
         elif len(self.session.unsent_lines) >= MAX_UNSENT_COMMANDS:
             self._write_output()
-        else:
+        elif not self._flush_scheduled:
             self.flush_soon()
 
     def begin_batch(self) -> None:
@@ -365,17 +365,20 @@ class AsyncConnection:
         finally:
             await self._close_transport()
 
-    async def call(self, call: Call) -> Any:
+    def call(self, call: Call) -> Coroutine[Any, Any, Any]:
         """Send a call, wait for its outcome, and return its result or raise its error.
 
         While disconnected a request is queued until its timeouts have passed. Any other call waits for a connection, and
         raises Unavailable after `connect_timeout`. If this task is cancelled, a request is released.
         """
         self.check_open()
-        if not self.session.up:
-            self.check_not_rejected()
-            if not isinstance(call, Request):
-                await self.wait_until_connected()
+        return self._send_and_wait(call) if self.session.up else self._call_while_disconnected(call)
+
+    async def _call_while_disconnected(self, call: Call) -> Any:
+        """Wait for a connection, unless the call can be queued, and execute the call."""
+        self.check_not_rejected()
+        if not isinstance(call, Request):
+            await self.wait_until_connected()
         return await self._send_and_wait(call)
 
     def send(self, call: Call, future: CallFuture) -> None:
@@ -429,12 +432,10 @@ class AsyncConnection:
         self.flush_soon()
         return release
 
-    async def release_lock_and_wait(self, request: Request) -> None:
-        """Release a lock, and wait for the reply as `wait_for_release`. Does nothing if the lock has ended."""
+    def begin_release(self, request: Request) -> Release | None:
+        """Queue the release of a lock for sending, or return None if the lock has ended. `wait_for_release` sends it."""
         self.check_open()
-        release = self.session.release(request, time.monotonic())
-        if release is not None:
-            await self.wait_for_release(release)
+        return self.session.release(request, time.monotonic())
 
     def detach(self, request: Request) -> None:
         """Stop managing a held lock. The server continues to hold the lock."""

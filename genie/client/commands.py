@@ -356,36 +356,44 @@ def make_request(
     distinct_resources = _merge_duplicates(
         [parse_resource_arg(check_resource_type(resource)) for resource in resources]
     )
-    if transaction is not None:
-        check_name(transaction, "the name of a transaction")
-    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise ValueError(f"priority must be a number from -2^31 to 2^31, not {priority!r}")
-    bound_to_session = is_bound_to_session(on_disconnect)
-    check_note(note)
-    payload: dict[str, Any] = {
+    payload = {
         "resources": distinct_resources,
-        "queueTimeout": _queue_timeout_ms(queue_timeout),
-        "transactionTimeout": to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
+        **_options(queue_timeout, transaction_timeout, priority, on_disconnect),
+        "ref": ref,
     }
     if transaction is not None:
-        payload["transactionName"] = transaction
-    if priority:  # the default is not sent
-        payload["priority"] = priority
-    if bound_to_session:
-        payload["onDisconnect"] = on_disconnect
+        payload["transactionName"] = check_name(transaction, "the name of a transaction")
     if note is not None:
+        check_note(note)
         payload["note"] = note
-    payload["ref"] = ref
     return Request(
         make_request_line(payload),
         ref,
         distinct_resources,
-        queue_timeout=math.inf if queue_timeout is None else queue_timeout,
-        transaction_timeout=transaction_timeout,
-        transaction=transaction,
-        watchdog=watchdog,
-        bound_to_session=bound_to_session,
+        math.inf if queue_timeout is None else queue_timeout,
+        transaction_timeout,
+        transaction,
+        watchdog,
+        on_disconnect == "release",
     )
+
+
+@lru_cache
+def _options(
+    queue_timeout: float | None, transaction_timeout: float, priority: float, on_disconnect: OnDisconnect
+) -> dict[str, Any]:
+    """Check the options that most requests of a program have in common, and return them as fields of the payload."""
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise ValueError(f"priority must be a number from -2^31 to 2^31, not {priority!r}")
+    fields: dict[str, Any] = {
+        "queueTimeout": _queue_timeout_ms(queue_timeout),
+        "transactionTimeout": to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
+    }
+    if priority:  # the default is not sent
+        fields["priority"] = priority
+    if is_bound_to_session(on_disconnect):
+        fields["onDisconnect"] = on_disconnect
+    return fields
 
 
 def _merge_duplicates(resources: list[str]) -> tuple[str, ...]:
@@ -465,7 +473,6 @@ def make_hello(secret: str, session_timeout: float, token: str | None = None, na
     )
 
 
-@lru_cache
 def to_milliseconds(seconds: float, name: str, *, min_ms: int = 0, alternative: str = "") -> float:
     """Convert a timeout in seconds to the protocol's milliseconds, rounded to microseconds.
 

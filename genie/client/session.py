@@ -155,22 +155,23 @@ class ClientSession:
 
     def send(self, call: Call, now: float) -> None:
         """Send a call. While disconnected, requests and releases by id are queued, and other calls are not allowed."""
-        up = self._phase is Phase.UP
+        if self._phase is not Phase.UP:
+            if isinstance(call, Request):
+                self._requests.add(call, now)
+            else:
+                assert isinstance(call, Release), "there is no connection"  # noqa: S101 - the I/O layer must wait for one
+                self._deferred_releases.append(call)
+            return
+        self._keepalive.start(now)
         if isinstance(call, Request):
             self._requests.add(call, now)
-            if up:
-                self._keepalive.start(now)
-                self._send_request(call, now)
-        elif isinstance(call, Release) and not up:
-            self._deferred_releases.append(call)
-        else:
-            assert up, "there is no connection"  # noqa: S101 - the I/O layer must wait for a connection
-            if isinstance(call, Extend):
-                call.sent_at = now
-            elif isinstance(call, Watch):
-                self._watches.on_sent(call)
-            self._keepalive.start(now)
-            self._send_with_ref(call)
+            self._send_request(call, now)
+            return
+        if isinstance(call, Extend):
+            call.sent_at = now
+        elif isinstance(call, Watch):
+            self._watches.on_sent(call)
+        self._send_with_ref(call)
 
     def release(self, request: Request, now: float) -> Release | None:
         """Release a lock, or cancel a waiting request.
@@ -603,6 +604,7 @@ class ClientSession:
             outcomes.append(Outcome(call, result=released.reason))
             if request is None and call.request is None and released.reason == errors.SUCCESS:
                 self._resend_waiting()  # the released id was unknown here, and may belong to a waiting request
+            call.request = None  # else the two objects refer to each other, and wait for the garbage collector
         elif isinstance(call, Extend):  # the lock had ended before the extension
             error = None if call.request is None else call.request.error
             outcomes.append(Outcome(call, error=errors.copy_lock_lost(error or errors.lock_ended(released))))

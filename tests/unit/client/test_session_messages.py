@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import orjson
@@ -54,8 +55,8 @@ def test_a_request_is_sent_in_milliseconds_and_granted():
     )
     assert session.data_to_send() == (
         b'{"command":"request","payload":{"resources":["exclusive:a","shared:b"],"queueTimeout":250,'
-        b'"transactionTimeout":1.5,"transactionName":"t","priority":5,"onDisconnect":"release","note":"billing@host-7",'
-        b'"ref":"1"}}\n'
+        b'"transactionTimeout":1.5,"priority":5,"onDisconnect":"release","ref":"1","transactionName":"t",'
+        b'"note":"billing@host-7"}}\n'
     )
     assert session.data_to_send() == b""
     assert session.receive_data(b'{"command":"locked","payload":{"id":101,"fence":7,"ref":"1"}}\n', 0.0001) == [
@@ -204,6 +205,18 @@ class TestRefs:
 
 
 class TestRelease:
+    def test_leaves_nothing_to_the_garbage_collector(self):
+        session = connected_session()
+
+        def lock_and_release() -> None:
+            session.release(granted_request(session), 0.0)
+            session.data_to_send()
+            session.receive_data(released(101, "success", "2"), 0.0)
+
+        gc.collect()
+        lock_and_release()
+        assert gc.collect() == 0
+
     def test_it_has_one_outcome(self):
         session = connected_session()
         request = granted_request(session)
