@@ -64,6 +64,8 @@ class RedisSettings:
     """Number of Redis replicas that must acknowledge a commit before the server acknowledges it."""
     fsync: bool = False
     """Whether Redis and its `min_replicas` replicas must fsync a commit before the server acknowledges it."""
+    allow_data_loss: bool = False
+    """Whether to start although the configuration of Redis breaks what the other settings promise."""
 
 
 @dataclass(frozen=True, slots=True)

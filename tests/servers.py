@@ -25,6 +25,17 @@ WAIT_S = 120.0
 """A generous time limit for anything that must happen, so that slow machines do not fail."""
 
 
+REDIS_PROGRAM = "GENIE_TESTS_REDIS_SERVER"
+"""The variable with the path of another redis-server, such as a valkey-server, for all tests with a Redis."""
+
+
+def redis_program() -> str:
+    """Return the path of the redis-server."""
+    program = shutil.which(os.environ.get(REDIS_PROGRAM, "redis-server"))
+    assert program, "redis-server is needed: make test installs it"
+    return program
+
+
 class Process:
     """A server process; `process` is None while it is down."""
 
@@ -62,8 +73,7 @@ class Redis(Process):
 
     def spawn(self) -> None:
         check_that_servers_may_start()
-        program = shutil.which("redis-server")
-        assert program, "redis-server is needed: make test installs it"
+        program = redis_program()
         self.process = subprocess.Popen([program, *self.arguments()], stdout=subprocess.DEVNULL)
 
     def arguments(self) -> list[str]:

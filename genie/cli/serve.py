@@ -29,7 +29,7 @@ from genie.observability import logs
 from genie.protocol.diagnostics import namespace_error
 from genie.server.app import Server
 from genie.server.listener import is_exposed
-from genie.storage.store import UnknownFormat
+from genie.storage.store import UnknownFormat, UnsafeStore
 
 log = structlog.get_logger()
 
@@ -117,6 +117,7 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
 @_option("--redis-port", PortType(), "Its port. [default: 6379]")
 @_option("--redis-min-replicas", WholeNumber(0), "Replicas of Redis that must acknowledge each commit.")
 @_option("--redis-fsync", bool, "Wait until each commit is on the disks of Redis and of those replicas (Redis 7.2).")
+@_option("--redis-allow-data-loss", bool, "Start although the configuration of Redis endangers acknowledged locks.")
 @_option("--advertise", str, _ADVERTISE)
 @_option("--lease", Number(0.1, 3600), "Seconds without a commit after which another server takes over.")
 @_option("--admin-host", str, "Address of the admin port.")
@@ -174,8 +175,8 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
         raise click.ClickException(
             f"cannot listen on {settings.host}:{settings.port}: {_explain_bind_error(error, settings)}"
         ) from None
-    except UnknownFormat as error:
-        raise click.ClickException(str(error)) from None
+    except (UnknownFormat, UnsafeStore) as error:
+        raise click.ClickException(replace_variables_by_options(str(error))) from None
     except ValueError as error:
         raise InvalidArgument(replace_variables_by_options(str(error))) from None
     except click.ClickException as error:

@@ -28,7 +28,7 @@ from genie.server.peer import CommandHandler
 from genie.server.systemd import SystemdNotifier
 from genie.server.tls import make_tls_contexts
 from genie.storage.memory import MemoryStore
-from genie.storage.store import Node, Store, UnknownFormat, this_node
+from genie.storage.store import Node, Store, UnknownFormat, UnsafeStore, this_node
 from genie.version import VERSION
 
 log = structlog.get_logger()
@@ -191,7 +191,7 @@ class Server:
             return
         error = role_loop.exception()
         if self._ready.is_set():  # before `_ready` is set, `start` raises the error, and the caller logs it
-            defect = None if isinstance(error, UnknownFormat) else error
+            defect = None if isinstance(error, UnknownFormat | UnsafeStore) else error
             log.error("namespace failed, server stops", reason=str(error), exc_info=defect)
         self._failure = self._failure or error
         self._ready.set()
@@ -450,6 +450,7 @@ def make_stores(settings: Settings) -> list[Store]:
             namespace,
             min_replicas=settings.redis.min_replicas,
             fsync=settings.redis.fsync,
+            allow_data_loss=settings.redis.allow_data_loss,
             balancer=balancer,
         )
         for namespace in settings.namespaces

@@ -203,6 +203,10 @@ class UnknownFormat(ValueError):
     """A namespace was written by a version of Genie with another format. It must be neither led nor changed."""
 
 
+class UnsafeStore(ValueError):
+    """The configuration of the store breaks what the settings of the server promise about acknowledged commits."""
+
+
 class Store(Protocol):
     """Stores the held requests, and the waiting requests of sessions. Batches are committed one at a time."""
 

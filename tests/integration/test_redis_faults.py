@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from commands import genie_cli
 from genie.core import LockManager, Request
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch
+from ports import free_port
 from proxy import Cut, chunks, proxy
 from relay import Command, relay
-from servers import WAIT_S, Genie, Redis, resident_bytes, running_server
+from servers import WAIT_S, Genie, Redis, resident_bytes, running_redis, running_server
 from stored import stored_records
 from stores import commit, opened
 from wire import Wire
@@ -283,6 +285,83 @@ async def test_settings_with_which_redis_loses_data_are_logged(redis: Redis) -> 
         warnings = " ".join(line["event"] for line in genie.log if line["level"] == "warning")
         assert "appendonly yes" in warnings
         assert "maxmemory-policy noeviction" in warnings
+    finally:
+        genie.kill()
+
+
+def rejection(redis: Redis, **settings: object) -> str:
+    """Start a server, which must not start; return its error."""
+    done = genie_cli("serve", port=free_port(), admin_port="", redis_url=redis.url, **settings)
+    assert done.returncode == 1
+    assert "GENIE_REDIS_ALLOW_DATA_LOSS=1" in done.stderr
+    assert redis.call("KEYS", "*") == [], "it has neither led nor registered"
+    return done.stderr
+
+
+def test_a_server_does_not_start_if_redis_evicts_keys(redis: Redis) -> None:
+    redis.call("CONFIG", "SET", "maxmemory", "100mb")
+    redis.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    assert "set maxmemory-policy noeviction" in rejection(redis)
+
+
+def test_a_server_that_must_replicate_does_not_start_if_the_primary_persists_nothing(redis: Redis) -> None:
+    redis.call("CONFIG", "SET", "appendonly", "no")
+    with running_redis("--replicaof", f"127.0.0.1 {redis.port}"):
+        assert "set appendonly yes" in rejection(redis, redis_min_replicas=1)
+
+
+@pytest.mark.parametrize("configuration", [{"maxmemory": "100mb"}, {"maxmemory-policy": "allkeys-lru"}])
+def test_a_limit_without_eviction_and_a_policy_without_limit_are_accepted(
+    configuration: dict[str, str], redis: Redis
+) -> None:
+    for name, value in configuration.items():
+        redis.call("CONFIG", "SET", name, value)
+    with running_server(redis) as genie:
+        assert not [line for line in genie.log if line["level"] == "error"]
+
+
+async def test_an_unsafe_redis_can_be_allowed_and_does_not_end_a_running_server(redis: Redis) -> None:
+    redis.create_namespace()
+    redis.call("CONFIG", "SET", "maxmemory", "100mb")
+    redis.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with running_server(redis, redis_allow_data_loss=1) as genie:
+        (line,) = [line for line in genie.log if line["event"] == "redis configuration unsafe"]
+        assert (line["level"], "noeviction" in line["reason"]) == ("error", True)
+        client = await Wire.connect(genie.address)
+        await client.lock("exclusive:a")
+
+
+async def test_a_wrong_password_is_logged_once_and_retried_slowly(redis: Redis) -> None:
+    redis.call("ACL", "SETUSER", "genie", "on", ">right", "allkeys", "allcommands")
+    redis.call("ACL", "LOG", "RESET")
+    genie = Genie(redis)
+    genie.redis_url = redis.url.replace("redis://", "redis://genie:wrong@")
+    try:
+        genie.start(wait=False)
+        line = genie.until("store access denied, retrying slowly")
+        assert "WRONGPASS" in line["error"]
+        assert "wrong" not in line["error"].partition("WRONGPASS")[0]
+        await asyncio.to_thread(genie.send, signal.SIGHUP)  # an event that shows that the server runs on
+        genie.until("reload skipped")
+        (entry,) = redis.call("ACL", "LOG")
+        assert entry[b"count"] == 1, "it is retried after 5 seconds, and not at once"
+        redis.call("ACL", "SETUSER", "genie", ">wrong")
+        genie.until("listening")
+        assert [line["event"] for line in genie.log].count("store access denied, retrying slowly") == 1
+    finally:
+        genie.kill()
+
+
+async def test_a_missing_permission_is_logged_once_and_retried_slowly(redis: Redis) -> None:
+    redis.call("ACL", "SETUSER", "genie", "on", ">right", "allkeys", "allcommands", "-eval")
+    genie = Genie(redis)
+    genie.redis_url = redis.url.replace("redis://", "redis://genie:right@")
+    try:
+        genie.start(wait=False)
+        assert "eval" in genie.until("store access denied, retrying slowly")["error"]
+        redis.call("ACL", "SETUSER", "genie", "+eval")
+        genie.until("listening")
+        assert [line["event"] for line in genie.log].count("store access denied, retrying slowly") == 1
     finally:
         genie.kill()
 

@@ -21,7 +21,7 @@ from locks import NAME, Locks, batches, locks, soon, stored
 from ports import free_port
 from redises.group import until
 from relay import Relay, Rule, encoded, error, relay
-from servers import WAIT_S, Redis, running_redis, running_server
+from servers import WAIT_S, Redis, redis_program, running_redis, running_server
 from wire import Wire
 
 ERRORS = [
@@ -440,7 +440,7 @@ async def test_a_redis_that_does_not_write_to_its_disk_is_logged_as_the_cause(pl
 
 def version() -> tuple[int, ...]:
     """Return the version of the installed redis-server."""
-    output = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run([redis_program(), "--version"], capture_output=True, text=True, check=True).stdout
     return tuple(map(int, output.partition("v=")[2].split()[0].split(".")))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import signal
 from pathlib import Path
 
+from redises.cluster import running_cluster
 from servers import WAIT_S, Genie, Redis
 from wire import Wire
 
@@ -21,6 +23,12 @@ def documented_user(namespace: str) -> list[str]:
     assert {"~{orders}:*", "~{wallets}:*", ">PASSWORD"} <= {*arguments}
     arguments.remove("~{wallets}:*")
     return [{"~{orders}:*": f"~{{{namespace}}}:*", ">PASSWORD": ">secret"}.get(part, part) for part in arguments]
+
+
+def commands_for(purpose: str) -> list[str]:
+    """Return the rules for the further commands that the page names for a purpose."""
+    (commands,) = re.findall(rf"^\| (.*) \| {purpose} \|$", PAGE.read_text(), re.MULTILINE)
+    return [f"+{command.lower().replace(' ', '|')}" for command in re.findall(r"`([A-Z -]+)`", commands)]
 
 
 async def checkpoint_after(redis: Redis, position: bytes) -> bytes:
@@ -66,3 +74,35 @@ async def test_the_documented_redis_user_is_sufficient(redis: Redis) -> None:
     finally:
         server.kill()
         other.kill()
+
+
+async def test_the_documented_redis_user_is_sufficient_in_a_cluster() -> None:
+    """A slot migration, a failover to a replica, and a takeover after the leader was killed."""
+    further = commands_for("only in a Redis Cluster")
+    assert further == ["+cluster|slots", "+asking"]
+    async with running_cluster() as redis:
+        for node in redis.members:
+            node.call(*documented_user("genie"), *further)
+        redis.create_namespace()
+        server, other = Genie(redis, lease=1), Genie(redis, lease=1)
+        server.redis_url = other.redis_url = redis.url.replace("://", "://genie:secret@")
+        try:
+            server.start()
+            client = await Wire.connect(server.address)
+            await client.lock("exclusive:a", transactionTimeout=600_000)
+            other.start()
+            old = await redis.owner()
+            await redis.move("genie", next(node for node in await redis.masters() if node is not old))
+            await client.lock("exclusive:b", transactionTimeout=600_000)
+            await redis.failover()
+            await client.lock("exclusive:c", transactionTimeout=600_000)
+            server.kill()
+            other.until("leadership acquired")
+            client = await Wire.connect(other.address)
+            for name in ("a", "b", "c"):
+                await client.request(f"exclusive:{name}", queueTimeout=0)
+                assert (await client.expect("released"))["reason"] == "queue-timeout"
+            assert [node.call("ACL", "LOG") for node in redis.members] == [[]] * len(redis.members)
+        finally:
+            server.kill()
+            other.kill()

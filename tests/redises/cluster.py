@@ -33,9 +33,10 @@ class Member(Node):
 
     id = ""
 
-    def __init__(self, folder: Path, *lines: str) -> None:
+    def __init__(self, folder: Path, *lines: str, tls: bool = False) -> None:
         self.bus = free_port()
-        super().__init__(folder, f"cluster-port {self.bus}", *lines)
+        self.tls_port = free_port() if tls else 0
+        super().__init__(folder, f"cluster-port {self.bus}", *([f"tls-port {self.tls_port}"] if tls else []), *lines)
 
 
 class Cluster:
@@ -48,6 +49,11 @@ class Cluster:
     def url(self) -> str:
         """The URL with some of the members; the others must be discovered."""
         return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.members[:3])}/"
+
+    @property
+    def tls_url(self) -> str:
+        """The same with the ports for TLS."""
+        return f"rediss+cluster://{','.join(f'localhost:{node.tls_port}' for node in self.members[:3])}/"
 
     @property
     def live_members(self) -> list[Member]:
@@ -194,8 +200,13 @@ def slot_of(namespace: str) -> int:
 
 
 @asynccontextmanager
-async def running_cluster(*lines: str, node_timeout_ms: int = 1_000, appendonly: bool = True) -> AsyncIterator[Cluster]:
-    """Run a cluster of three masters with a replica each. `lines` are added to the configuration of each node."""
+async def running_cluster(
+    *lines: str, node_timeout_ms: int = 1_000, appendonly: bool = True, tls: bool = False
+) -> AsyncIterator[Cluster]:
+    """Run a cluster of three masters with a replica each. `lines` are added to the configuration of each node.
+
+    With `tls`, each node has a second port for TLS; `lines` then name the certificate.
+    """
     common = [
         *["cluster-enabled yes", f"cluster-node-timeout {node_timeout_ms}", "cluster-require-full-coverage no"],
         *["cluster-announce-ip 127.0.0.1", "cluster-migration-barrier 10", "cluster-replica-validity-factor 0"],
@@ -204,7 +215,7 @@ async def running_cluster(*lines: str, node_timeout_ms: int = 1_000, appendonly:
     ]
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
-        cluster = Cluster([Member(folder, *common) for _ in range(6)])
+        cluster = Cluster([Member(folder, *common, tls=tls) for _ in range(6)])
         try:
             start_all(cluster.members)
             await _join(cluster)

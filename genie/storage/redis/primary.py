@@ -14,6 +14,7 @@ import structlog
 from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure
 from genie.storage.redis.discovery import PrimaryLocation, discovery_for
 from genie.storage.redis.url import Address, RedisUrl
+from genie.storage.store import UnsafeStore
 
 log = structlog.get_logger()
 
@@ -25,11 +26,21 @@ CONNECT_TIMEOUT_S = 2.0
 """Time limit for discovery, connecting and logging in together."""
 UNSUPPORTED_CODES = ("ERR", "NOPERM")
 """Error codes of commands that do not exist, or that the Redis user may not run."""
+DENIED_CODES = ("WRONGPASS", "NOAUTH", "NOPERM")
 ALLOW_OOM_SHEBANG = b"#!lua flags=allow-oom\n"
 """The first line of a script that Redis also runs while it is out of memory. Requires Redis 7."""
 VERSION = re.compile(rb"^redis_version:(\d+)(?:\.(\d+))?", re.MULTILINE)
 SCRIPTS = files("genie.storage.redis").joinpath("lua")
 CALL_SCRIPT = SCRIPTS.joinpath("call.lua").read_bytes()
+
+
+class AccessDenied(RedisFailure):
+    """Redis rejects the password, or the user may not run a command. This lasts until an operator changes it."""
+
+
+def is_denied(error: BaseException) -> bool:
+    """Return whether an error means that the password is wrong, or that the user may not run a command."""
+    return isinstance(error, AccessDenied) or (isinstance(error, ErrorReply) and error.code in DENIED_CODES)
 
 
 class Primary:
@@ -73,7 +84,8 @@ class Primary:
             if location is None:
                 raise
             self.on_error(error, location.address)
-            raise RedisFailure(f"{location.address} rejected the connection: {error}") from None
+            kind = AccessDenied if is_denied(error) else RedisFailure
+            raise kind(f"{location.address} rejected the connection: {error}") from None
         except OSError as error:
             raise RedisFailure(str(error) if location is None else f"{location.address}: {error}") from error
         connection.asking = location.asking
@@ -252,18 +264,69 @@ def allowing_oom(script: bytes, connection: RedisConnection) -> bytes:
     return ALLOW_OOM_SHEBANG + script if connection.version >= (7, 0) else script
 
 
-async def warn_if_lossy(primary: Primary) -> None:
-    """Log a warning for each Redis setting that can lose acknowledged commits."""
-    settings: dict[bytes, bytes] = {}
+async def _read_configuration(primary: Primary) -> dict[str, str]:
+    """Return the settings of the primary that concern durability. Raises ErrorReply if the user may not read them."""
+    settings: dict[str, str] = {}
+    for setting in (
+        "appendonly",
+        "maxmemory",
+        "maxmemory-policy",
+    ):  # Redis before version 7 takes one setting at a time
+        reply = await primary.call("CONFIG", "GET", setting)
+        settings |= {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
+    return settings
+
+
+def _find_dangers(settings: dict[str, str], *, keeps_commits: bool) -> list[str]:
+    """Return a sentence for each setting with which Redis can lose locks that the server has promised to keep.
+
+    `keeps_commits`: the server promises that commits survive a failure, by `GENIE_REDIS_MIN_REPLICAS` or
+    `GENIE_REDIS_FSYNC`.
+    """
+    dangers = []
+    policy, limit = settings.get("maxmemory-policy", ""), settings.get("maxmemory", "0")
+    if policy.startswith("allkeys-") and limit != "0":
+        dangers.append(
+            f"redis evicts keys beyond {limit} bytes of memory (maxmemory-policy {policy}), so held locks could be granted "
+            "again; set maxmemory-policy noeviction"
+        )
+    if keeps_commits and settings.get("appendonly") == "no":
+        dangers.append(
+            "redis persistence disabled (appendonly no), so a restart of the primary deletes the locks from its replicas as "
+            "well, which GENIE_REDIS_MIN_REPLICAS and GENIE_REDIS_FSYNC promise to keep; set appendonly yes"
+        )
+    return dangers
+
+
+async def reject_if_unsafe(primary: Primary, *, keeps_commits: bool) -> None:
+    """Raise UnsafeStore if the configuration of the primary breaks a promise of the server.
+
+    The configuration is not checked if the user of Redis may not read it.
+    """
     try:
-        for setting in ("appendonly", "maxmemory-policy"):  # Redis before version 7 takes one setting at a time
-            reply = await primary.call("CONFIG", "GET", setting)
-            settings |= zip(reply[::2], reply[1::2], strict=True)
+        dangers = _find_dangers(await _read_configuration(primary), keeps_commits=keeps_commits)
+    except ErrorReply as error:
+        if error.code not in UNSUPPORTED_CODES:
+            raise
+        return
+    if dangers:
+        raise UnsafeStore(
+            f"{primary.address}: {'; '.join(dangers)}, or GENIE_REDIS_ALLOW_DATA_LOSS=1 to start nevertheless"
+        )
+
+
+async def warn_if_lossy(primary: Primary, *, keeps_commits: bool) -> None:
+    """Log each Redis setting that can lose acknowledged commits: an error if it breaks a promise, else a warning."""
+    try:
+        settings = await _read_configuration(primary)
     except ErrorReply as error:
         log.warning("redis configuration unreadable, check that appendonly is yes", error=str(error))
         return
-    if settings.get(b"appendonly") == b"no":
+    dangers = _find_dangers(settings, keeps_commits=keeps_commits)
+    for danger in dangers:
+        log.error("redis configuration unsafe", reason=danger)
+    if settings.get("appendonly") == "no" and not any("appendonly" in danger for danger in dangers):
         log.warning("redis persistence disabled, a restart loses all locks; set appendonly yes")
-    policy = settings.get(b"maxmemory-policy", b"noeviction").decode()
-    if policy != "noeviction":
+    policy = settings.get("maxmemory-policy", "noeviction")
+    if policy != "noeviction" and not any("maxmemory-policy" in danger for danger in dangers):
         log.warning("redis eviction enabled, it may drop locks; set maxmemory-policy noeviction", policy=policy)

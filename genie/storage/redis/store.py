@@ -31,7 +31,7 @@ from genie.storage.redis.election import MIN_IMBALANCE, LeadershipBalancer
 from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Keyspace, meta_key
 from genie.storage.redis.log import MAX_EPOCHS, EpochHistory, LogReader, Position
-from genie.storage.redis.primary import Primary, warn_if_lossy
+from genie.storage.redis.primary import Primary, is_denied, reject_if_unsafe, warn_if_lossy
 from genie.storage.redis.records import encode_batch, encode_changes
 from genie.storage.redis.replica import PriorLeadership, Snapshot
 from genie.storage.redis.url import RedisUrl
@@ -41,6 +41,8 @@ from genie.tasks import cancel_and_wait
 log = structlog.get_logger()
 
 LOG_INTERVAL_S = 10.0
+DENIED_RETRY_S = 5.0
+"""The pause after Redis has rejected the password or the user. Each attempt is an entry in the log of Redis."""
 """During an outage, an error that does not change is logged once per interval."""
 CHECK_INTERVAL_S = 1.0
 """How often a leader checks for transfer requests. The sentinels are queried at least this often."""
@@ -62,6 +64,7 @@ class RedisStore:
         *,
         min_replicas: int = 0,
         fsync: bool = False,
+        allow_data_loss: bool = False,
         balancer: LeadershipBalancer | None = None,
     ) -> None:
         self._log = log.bind(namespace=namespace)
@@ -76,6 +79,11 @@ class RedisStore:
             on_outcome=self._on_outcome,
             on_defect=self._finish,
         )
+        self._keeps_commits = min_replicas > 0 or fsync
+        """Whether the settings promise that commits survive a failure of Redis."""
+        self._must_check = not allow_data_loss
+        """Whether to reject an unsafe configuration of Redis: only when the server starts. Later, a server that ended would
+        do more harm than one that logs the error."""
         self._failure_count = 0
         self._is_leader = False
         """Whether `open` has returned the state with which this node leads."""
@@ -145,16 +153,26 @@ class RedisStore:
         while True:
             try:
                 # If this node already leads, only connecting has failed: do not follow again.
+                if self._must_check:
+                    await reject_if_unsafe(self._primary, keeps_commits=self._keeps_commits)
+                    self._must_check = False
                 state_machine = state_machine or await follower.run()
                 await self._writer.open()
-                await warn_if_lossy(self._primary)
+                await warn_if_lossy(self._primary, keeps_commits=self._keeps_commits)
             except FAILURES as error:
-                delay_s = round(backoff.next_delay(), 3)
+                denied = is_denied(error)
+                delay_s = DENIED_RETRY_S if denied else round(backoff.next_delay(), 3)
                 self._failure_count += 1
                 failed_at = failed_at or self._loop.time()
-                if str(error) != last_error or self._loop.time() - logged_at >= LOG_INTERVAL_S:
+                is_due = not denied and self._loop.time() - logged_at >= LOG_INTERVAL_S
+                if str(error) != last_error or is_due:
                     last_error, logged_at = str(error), self._loop.time()
-                    self._log.warning("store unavailable, not serving until it is back", error=last_error)
+                    event = (
+                        "store access denied, retrying slowly"
+                        if denied
+                        else "store unavailable, not serving until it is back"
+                    )
+                    self._log.warning(event, error=last_error)
                 self._writer.drop()
                 follower.on_store_failure()
                 await asyncio.sleep(delay_s)
