@@ -11,7 +11,9 @@ import json
 import re
 import shutil
 import signal
+import ssl
 import subprocess
+import sys
 import textwrap
 import urllib.error
 import urllib.request
@@ -26,7 +28,9 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT7
 
 import genie
+from certificates import Certificates
 from genie.config import Settings
+from genie.errors import RequestRejected
 from ports import free_port
 from servers import WAIT_S, Genie, running_redis
 
@@ -259,13 +263,36 @@ def test_the_values_of_the_documentation() -> None:
 
 # -- the servers as processes -------------------------------------------------------------------------------
 
-TOKEN = "a-token-of-the-tests"  # noqa: S105 - no secret
+TOKEN, NEXT_TOKEN = "a-token-of-the-tests", "another-token-of-the-tests"
+
+
+class SecretVolume:
+    """A mounted Secret, as the kubelet writes it: the files are links into a folder that is replaced as a whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._versions = 0
+
+    def update(self, **files: bytes) -> None:
+        """Replace the content. `tls_crt` is the file `tls.crt`."""
+        self._versions += 1
+        version = self.folder / f"..{self._versions}"
+        version.mkdir(parents=True)
+        for name, content in files.items():
+            file = name.replace("_", ".")
+            (version / file).write_bytes(content)
+            (version / file).chmod(0o440)
+            if not (self.folder / file).is_symlink():
+                (self.folder / file).symlink_to(f"..data/{file}")
+        (self.folder / "..data_tmp").symlink_to(version.name)
+        (self.folder / "..data_tmp").rename(self.folder / "..data")
 
 
 class Pod(Genie):
     """A server with the command and the environment of the rendered container. The addresses and mounts are local ones."""
 
     def __init__(self, ordinal: int, values: dict[str, Any], redis_url: str, folder: Path) -> None:
+        """`folder` contains the folders `auth` and `tls`, which take the place of the mounts."""
         self.name = f"prod-genie-{ordinal}"
         self.ports = {"GENIE_PORT": free_port(), "GENIE_ADMIN_PORT": free_port()}
         super().__init__(port=self.ports["GENIE_PORT"])
@@ -278,10 +305,13 @@ class Pod(Genie):
             "GENIE_REDIS_URL": redis_url,
             **{name: str(port) for name, port in self.ports.items()},
         }
-        mount = next(mount["mountPath"] for mount in self.rendered["volumeMounts"] if mount["name"] == "auth")
-        texts = {name: text for name, text in environment(values).items() if isinstance(text, str)}
-        assert replaced.keys() <= texts.keys()
-        self.variables = {name: text.replace(mount, str(folder)) for name, text in (texts | replaced).items()}
+        self.variables = {
+            name: text for name, text in environment(values).items() if isinstance(text, str) and name != "POD_NAME"
+        } | replaced
+        assert self.variables.keys() == environment(values).keys() - {"POD_NAME"}
+        for mount in self.rendered["volumeMounts"]:
+            for name, text in self.variables.items():
+                self.variables[name] = text.replace(mount["mountPath"], str(folder / mount["name"]))
 
     def spawn(self, environment):  # type: ignore[no-untyped-def]
         others = {name: value for name, value in environment.items() if not name.startswith("GENIE_")}
@@ -291,9 +321,13 @@ class Pod(Genie):
         """Run a probe of the container; return the status of the response, 0 if there is none."""
         request = self.rendered[name]["httpGet"]
         assert request["port"] == "admin"
-        url = f"http://127.0.0.1:{self.ports['GENIE_ADMIN_PORT']}{request['path']}"
+        scheme = request.get("scheme", "HTTP").lower()
+        url = f"{scheme}://127.0.0.1:{self.ports['GENIE_ADMIN_PORT']}{request['path']}"
+        unverified = ssl._create_unverified_context()  # noqa: S323 - as the kubelet does
         try:
-            with urllib.request.urlopen(url, timeout=self.rendered[name]["timeoutSeconds"]) as response:
+            with urllib.request.urlopen(  # noqa: S310 - a fixed scheme
+                url, timeout=self.rendered[name]["timeoutSeconds"], context=unverified
+            ) as response:
                 return int(response.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -317,8 +351,7 @@ class Pod(Genie):
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[list[Pod]]:
     values = REQUIRED | {"replicas": 3}
-    (tmp_path / "token").write_text(TOKEN)
-    (tmp_path / "token").chmod(0o400)
+    SecretVolume(tmp_path / "auth").update(token=TOKEN.encode())
     with running_redis() as redis:
         redis.create_namespace()
         pods = [Pod(ordinal, values, redis.url, tmp_path) for ordinal in range(values["replicas"])]  # type: ignore[call-overload]
@@ -386,3 +419,56 @@ async def test_clients_lock_during_a_rolling_restart(pods: list[Pod]) -> None:
         assert held.held
     longest = max(durations)
     assert longest < float(environment(REQUIRED)["GENIE_LEASE"]), "a leader that stops hands over at once"
+
+
+async def test_changed_secrets_take_effect_by_the_documented_command(tmp_path: Path) -> None:
+    """With TLS and client certificates, the probes succeed, a renewed certificate and a new token are used."""
+    values = ALL | {"redis": {"url": "redis://redis", "minReplicas": 0}, "auth": {"existingSecret": "tokens"}}
+    auth, tls = SecretVolume(tmp_path / "auth"), SecretVolume(tmp_path / "tls")
+    (tmp_path / "certificates").mkdir()
+    certificates = Certificates(tmp_path / "certificates")
+
+    def renew() -> bytes:
+        certificate = certificates.issue("server", "127.0.0.1").read_bytes()
+        tls.update(tls_crt=certificate, tls_key=certificate, ca_crt=certificates.ca.read_bytes())
+        return ssl.PEM_cert_to_DER_cert(certificate[certificate.index(b"-----BEGIN CERT") :].decode())
+
+    async def presented() -> bytes:
+        context = certificates.context(certificates.issue("client", "localhost", common_name="payments"))
+        _, writer = await asyncio.open_connection(*pod.address, ssl=context)
+        found: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        return found
+
+    auth.update(token=TOKEN.encode())
+    first = renew()
+    with running_redis() as redis:
+        redis.create_namespace("orders")
+        redis.create_namespace("wallets")
+        pod = Pod(0, values, redis.url, tmp_path)
+        try:
+            pod.start()
+            async with asyncio.timeout(WAIT_S):
+                await pod.until_ready()
+                assert pod.probe("livenessProbe") == 200
+                assert await presented() == first
+                auth.update(token=NEXT_TOKEN.encode())
+                second = renew()
+                assert await presented() == first
+                page = (ROOT / "docs/how-to/kubernetes.md").read_text()
+                (command,) = re.findall(r"kubectl exec genie-0 -- python -c '(.*)'", page)
+                assert "os.kill(1, " in command, "the server is the first process of the container"
+                assert pod.process is not None
+                local = command.replace("os.kill(1, ", f"os.kill({pod.process.pid}, ")
+                await asyncio.to_thread(subprocess.run, [sys.executable, "-c", local], check=True)
+                await asyncio.to_thread(pod.until, "token file reloaded")
+                assert await presented() == second
+                shown = certificates.context(certificates.issue("client", "localhost", common_name="payments"))
+                with pytest.raises(RequestRejected) as rejected:
+                    async with genie.connect(*pod.address, token=TOKEN, ssl=shown) as client, client.lock("a"):
+                        pass
+                assert rejected.value.code == "unauthorized"
+                async with genie.connect(*pod.address, token=NEXT_TOKEN, ssl=shown) as client, client.lock("a"):
+                    pass
+        finally:
+            pod.kill()
