@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -43,3 +44,21 @@ def test_it_is_printed_before_anything_is_installed(tmp_path: Path) -> None:
     lines = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     assert "make test takes about" in lines[0]
     assert any("-m pytest -n 2" in line for line in lines)
+
+
+DOCKER = """#!/bin/sh
+case "$1" in
+    create) echo "container-of-$2" ;;
+    cp) [ "$2" = "container-of-valkey:8:/usr/local/bin/." ] && touch "$3/valkey-server" "$3/valkey-cli" "$3/valkey-sentinel" ;;
+    rm) [ "$2" = container-of-valkey:8 ] ;;
+esac
+"""
+
+
+def test_the_programs_of_an_image_are_found_by_the_names_that_the_tests_use(tmp_path: Path) -> None:
+    (tmp_path / "docker").write_text(DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    command = [str(MAKE), "-f", str(ROOT / "Makefile"), "store", "IMAGE=valkey:8"]
+    subprocess.run(command, cwd=tmp_path, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=True)
+    links = {path.name: path.resolve().name for path in (tmp_path / "build/store").glob("redis-*")}
+    assert links == {f"redis-{name}": f"valkey-{name}" for name in ("server", "cli", "sentinel")}
