@@ -24,6 +24,8 @@ PAGES = {
     "clients/go/README.md": "reference/go.md",
     "conformance/README.md": "reference/conformance.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security-policy.md",
     "README.md": "index.md",
 }
 """Pages outside docs/: path in the repository, path on the site."""
