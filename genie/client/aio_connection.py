@@ -142,11 +142,13 @@ class AsyncConnection:
         if handler is not self._handler:
             return  # data of an earlier connection
         was_up = self.session.up
-        self._deliver(self.session.receive_data(data, time.monotonic()))
+        outcomes = self.session.receive_data(data, time.monotonic())
+        self._deliver(outcomes)
         if self.session.close_reason:
             self._abandon_transport(handler, self.session.close_reason)
         elif was_up:
-            self._servers.on_success()  # the server serves calls, so the backoff is reset
+            if outcomes:  # the server serves calls; a part of a message may become the error `unavailable`
+                self._servers.on_success()
         elif self.session.up:  # the received data has completed the handshake
             self._connected_at = time.monotonic()
             self._connected_event.set()

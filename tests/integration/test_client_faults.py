@@ -346,6 +346,21 @@ async def test_after_a_successful_connection_the_reconnect_has_no_delay(client, 
     assert client._connection._servers.next_round_delay_s == 0
 
 
+async def test_the_first_part_of_a_message_does_not_reset_the_backoff(client, scripted):
+    """The whole message may be the error `unavailable`, after which the client waits before it connects again."""
+    line = await scripted.accept()
+    connection = client._connection
+    call = asyncio.create_task(client.ping())
+    await line.expect("ping")
+    answer = line.with_ref(PONG).encode() + b"\n"
+    delay_s = connection._servers.next_round_delay_s
+    connection.on_data(connection._handler, answer[:10])
+    assert connection._servers.next_round_delay_s == delay_s > 0
+    connection.on_data(connection._handler, answer[10:])
+    await call
+    assert connection._servers.next_round_delay_s == 0
+
+
 async def test_a_lock_lost_before_its_block_raises_lock_lost(client, scripted):
     line = await scripted.accept()
 
