@@ -308,7 +308,7 @@ async def is_free(genie: Genie, name: str) -> bool:
 async def test_a_connection_lost_instead_of_any_message_is_invisible_to_callers(genie, command, number):
     name = f"cut/{command}/{number}"
     async with proxy(genie.port, lines, cut_once(command, number)) as between:
-        async with connect(f"127.0.0.1:{between.port},127.0.0.1:{between.port}") as client:
+        async with connect(f"127.0.0.1:{between.port},127.0.0.1:{between.port}", **LONG_TIMEOUTS) as client:
             await run_workers(client, name, 3)
         assert between.cuts == ({} if command == "hello" and number else {command: 1})
     assert await is_free(genie, name)
@@ -320,7 +320,7 @@ async def test_many_lost_connections_are_invisible_to_callers(genie, seed):
     name = f"cuts/{seed}"
     async with proxy(genie.port, lines, lambda *_: "before" if dice.random() < 0.03 else None) as between:
         servers = [f"127.0.0.1:{between.port}"] * 10
-        async with connect(servers) as client:
+        async with connect(servers, **LONG_TIMEOUTS) as client:
             await run_workers(client, name, 10)
         assert sum(between.cuts.values()) >= 5
     assert await is_free(genie, name)
