@@ -38,6 +38,9 @@ NOT_RUN = {
     "make soak-faults": HOURS,
     'make soak-faults FAULTS="--seconds 600"': HOURS,
     'make soak-faults FAULTS="kill-redis --times 20 --seed 7 --lease 0.5"': HOURS,
+    "GENIE_TESTS_REDIS_SERVER=/opt/valkey/bin/valkey-server python -m pytest tests/integration/test_leadership.py": (
+        "needs another Redis"
+    ),
     "make fuzz": HOURS,
     'make fuzz FUZZ="--inputs 100000 --seed 7"': HOURS,
     "python benchmarks/tokens.py": HOURS,

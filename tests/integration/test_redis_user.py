@@ -8,7 +8,9 @@ import shlex
 import signal
 from pathlib import Path
 
-from redises.cluster import running_cluster
+from certificates import Certificates
+from redises.cluster import SLOTS, Cluster, Member, running_cluster
+from redises.group import until
 from servers import WAIT_S, Genie, Redis
 from wire import Wire
 
@@ -106,3 +108,27 @@ async def test_the_documented_redis_user_is_sufficient_in_a_cluster() -> None:
         finally:
             server.kill()
             other.kill()
+
+
+async def test_tls_to_a_cluster(tmp_path: Path) -> None:
+    """Discovery with TLS finds the node's port for TLS, which `tls-cluster yes` makes the node report."""
+    certificates = Certificates(tmp_path)
+    lines = [f"tls-{name}-file {certificates.server}" for name in ("cert", "key")]
+    lines += [f"tls-ca-cert-file {certificates.ca}", "tls-auth-clients no", "tls-cluster yes", "cluster-enabled yes"]
+    node = Member(tmp_path, *lines, tls=True)
+    genie = Genie(node)
+    genie.redis_url = f"rediss+cluster://localhost:{node.tls_port}?ssl_ca_certs={certificates.ca}"
+    try:
+        node.start()
+        node.call("CLUSTER", "ADDSLOTSRANGE", "0", str(SLOTS - 1))
+        await until("the cluster serves", lambda: Cluster([node]).serves())
+        node.create_namespace()
+        genie.start()
+        client = await Wire.connect(genie.address)
+        await client.lock("exclusive:a")
+        clients = str(await node.ask("CLIENT", "LIST", "TYPE", "NORMAL")).splitlines()
+        used = {re.sub(r".* laddr=(\S+) .*", r"\1", line) for line in clients if "cmd=client" not in line}
+        assert used == {f"127.0.0.1:{node.tls_port}"}, clients
+    finally:
+        genie.kill()
+        node.kill()

@@ -51,11 +51,6 @@ class Cluster:
         return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.members[:3])}/"
 
     @property
-    def tls_url(self) -> str:
-        """The same with the ports for TLS."""
-        return f"rediss+cluster://{','.join(f'localhost:{node.tls_port}' for node in self.members[:3])}/"
-
-    @property
     def live_members(self) -> list[Member]:
         return [node for node in self.members if node.is_live]
 
@@ -105,7 +100,7 @@ class Cluster:
         """Wait until another node is the master of a namespace's slot, and all live members serve; return it."""
 
         async def other() -> bool:
-            return not await self.owners(slot_of(namespace)) & {old.port, 0} and await self._serves()
+            return not await self.owners(slot_of(namespace)) & {old.port, 0} and await self.serves()
 
         await until(f"another has the slots of {old}", other)
         return await self.owner(namespace)
@@ -117,7 +112,8 @@ class Cluster:
         await (await self.replicas(old))[0].ask("CLUSTER", "FAILOVER")
         return await self.successor(old, namespace)
 
-    async def _serves(self) -> bool:
+    async def serves(self) -> bool:
+        """Return whether all live members serve."""
         replies = await asyncio.gather(*(node.ask("CLUSTER", "INFO") for node in self.live_members))
         return all(dict(line.split(":") for line in info.split())["cluster_state"] == "ok" for info in replies)
 
@@ -126,7 +122,7 @@ class Cluster:
         await until("the cluster is settled", self._is_settled)
 
     async def _is_settled(self) -> bool:
-        if not await self._serves():
+        if not await self.serves():
             return False
         named = {str(await node.ask("CLUSTER", "SLOTS")) for node in self.live_members}
         flags = [
@@ -200,13 +196,8 @@ def slot_of(namespace: str) -> int:
 
 
 @asynccontextmanager
-async def running_cluster(
-    *lines: str, node_timeout_ms: int = 1_000, appendonly: bool = True, tls: bool = False
-) -> AsyncIterator[Cluster]:
-    """Run a cluster of three masters with a replica each. `lines` are added to the configuration of each node.
-
-    With `tls`, each node has a second port for TLS; `lines` then name the certificate.
-    """
+async def running_cluster(*lines: str, node_timeout_ms: int = 1_000, appendonly: bool = True) -> AsyncIterator[Cluster]:
+    """Run a cluster of three masters with a replica each. `lines` are added to the configuration of each node."""
     common = [
         *["cluster-enabled yes", f"cluster-node-timeout {node_timeout_ms}", "cluster-require-full-coverage no"],
         *["cluster-announce-ip 127.0.0.1", "cluster-migration-barrier 10", "cluster-replica-validity-factor 0"],
@@ -215,7 +206,7 @@ async def running_cluster(
     ]
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
-        cluster = Cluster([Member(folder, *common, tls=tls) for _ in range(6)])
+        cluster = Cluster([Member(folder, *common) for _ in range(6)])
         try:
             start_all(cluster.members)
             await _join(cluster)
