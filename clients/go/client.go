@@ -42,6 +42,8 @@ type Client struct {
 	output      []byte           // commands that are not written to the connection yet
 	outputAdded *sync.Cond       // also when the connection has ended
 	outputTaken chan struct{}    // closed, and replaced, when output was written or dropped
+	timer       *time.Timer      // for the deadlines of callers
+	timerAt     time.Time        // zero: it is not set
 	lastFailure error            // why the last connection, or attempt to connect, has ended
 	closed      error            // why the client is closed; nil: it is open
 }
@@ -98,6 +100,7 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 		calls: map[string]*call{}, locks: map[string]*Lock{}, watches: map[*Watch]bool{},
 	}
 	c.outputAdded = sync.NewCond(&c.mu)
+	c.timer = time.AfterFunc(NoTimeout, c.onTimer)
 	var err error
 	if c.addresses, err = config.resolve(); err != nil {
 		return nil, err
@@ -150,9 +153,10 @@ func (c *Client) Close() error {
 		if conn != nil {
 			bye = c.sendBackground("bye", &fields{}, nil)
 		}
-		c.mu.Unlock()
 		if bye != nil {
 			_ = c.wait(conn.ctx, bye, min(3*time.Second, c.config.ConnectTimeout))
+		} else {
+			c.mu.Unlock()
 		}
 		c.cancel()
 		<-c.stopped

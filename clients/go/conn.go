@@ -64,6 +64,7 @@ func (c *Client) run() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.shut(err)
+	c.timer.Stop()
 }
 
 // connectAgainAndAgain returns why the client must be closed.
@@ -281,12 +282,9 @@ func (c *Client) read(conn *conn, onlyHandshake bool) error {
 			return err
 		}
 		c.mu.Lock()
-		note, err := c.handle(conn, m)
+		err = c.handle(conn, m)
 		isUp := c.conn == conn
 		c.mu.Unlock()
-		if note != "" {
-			c.config.Logf("genie: %s", note)
-		}
 		if err != nil || onlyHandshake && isUp {
 			return err
 		}

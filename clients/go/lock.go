@@ -20,7 +20,7 @@ type Lock struct {
 	expiresAt    time.Time
 	expiryReason string
 	renewAt      time.Time   // when the watchdog extends the lock
-	timer        *time.Timer // for expiresAt and renewAt; nil: the request was not granted
+	timer        *time.Timer // for expiresAt and renewAt; nil: there is neither a watchdog nor a context
 	release      *call       // the release of the lock; nil: none was sent
 	err          error       // why the lock has ended; nil: it is held
 	contexts     []context.CancelFunc
@@ -56,6 +56,7 @@ func (l *Lock) Context(ctx context.Context) context.Context {
 		cancel()
 	}
 	l.contexts = append(l.contexts, cancel)
+	l.setTimer()
 	return ctx
 }
 
@@ -81,12 +82,11 @@ func (l *Lock) Release(ctx context.Context) error {
 		l.sendRelease()
 	}
 	l.end(ErrReleased)
-	err, release := l.err, l.release
-	c.mu.Unlock()
-	if release != nil {
-		return c.wait(ctx, release, c.config.ConnectTimeout)
+	if l.release != nil {
+		return c.wait(ctx, l.release, c.config.ConnectTimeout)
 	}
-	return err
+	defer c.mu.Unlock()
+	return l.err
 }
 
 // result returns the error of Do, from that of its function and that of the release.
@@ -109,13 +109,17 @@ func (l *Lock) result(ctx context.Context, err, released error) error {
 // hold notes that the server holds the lock for at least timeout after since.
 func (l *Lock) hold(since time.Time, timeout time.Duration) {
 	l.expiresAt, l.expiryReason, l.renewAt = since.Add(timeout), reasonTransactionTimeout, since.Add(timeout/3)
-	if l.timer == nil {
-		l.timer = time.AfterFunc(NoTimeout, l.onTimer)
-	}
 	l.setTimer()
 }
 
+// setTimer sets the timer of a lock that is held, if its watchdog or a context needs one: Err reads the clock itself.
 func (l *Lock) setTimer() {
+	if l.err != nil || !l.request.watchdog && l.contexts == nil {
+		return
+	}
+	if l.timer == nil {
+		l.timer = time.AfterFunc(NoTimeout, l.onTimer)
+	}
 	next := l.expiresAt
 	if l.request.watchdog && l.renewAt.Before(next) {
 		next = l.renewAt
@@ -172,7 +176,9 @@ func (l *Lock) end(err error) {
 		return
 	}
 	l.err = err
-	l.timer.Stop()
+	if l.timer != nil {
+		l.timer.Stop()
+	}
 	for _, cancel := range l.contexts {
 		cancel()
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand"
 	"sort"
+	"strconv"
 	"time"
 )
 
@@ -21,6 +22,9 @@ const (
 	pingRef  = "resume" // of the ping after `hello`
 
 	maxUnsent = 1 << 20 // bytes that may wait to be sent; new calls wait beyond it
+	maxInline = 4 << 10 // bytes of a command that its caller writes to the connection
+
+	minTimer = 10 * time.Millisecond // bounds the cost of the scans of all calls for those that are overdue
 
 	// A lock that waited for more than this part of its transaction timeout is extended when it is granted.
 	maxWaitShare = 4
@@ -36,16 +40,18 @@ type call struct {
 	watch      *Watch // of a watch
 	background bool   // nobody waits: it is not sent again on another connection, unless it is a release
 	sentAt     time.Time
-	firstAt    time.Time // when it was sent for the first time in this session of the server; zero: it was not sent
-	retries    int       // after the error `unavailable`
-	id         int64     // of a cancel: the lock that was granted nevertheless
+	firstAt    time.Time     // when it was sent for the first time in this session of the server; zero: it was not sent
+	retries    int           // after the error `unavailable`
+	id         int64         // of a cancel: the lock that was granted nevertheless
+	deadline   time.Time     // when its callers give up
+	overdue    chan struct{} // closed at the deadline; nil: no caller waits
 	done       chan struct{}
 	answer     *message
 	err        error
 }
 
 func (c *Client) newCall(name string, f *fields, l *Lock) *call {
-	f.Ref = fmt.Sprint(c.refs.Add(1))
+	f.Ref = strconv.FormatUint(c.refs.Add(1), 10)
 	return &call{name: name, fields: f, line: encode(name, f), lock: l, done: make(chan struct{})}
 }
 
@@ -57,25 +63,28 @@ func (c *Client) do(ctx context.Context, name string, f *fields, l *Lock, timeou
 	}
 	c.mu.Lock()
 	err := c.admit(ctx)
-	if err == nil {
-		c.send(r)
-	}
-	c.mu.Unlock()
 	if err != nil {
+		c.mu.Unlock()
 		return nil, err
 	}
+	c.send(r)
 	err = c.wait(ctx, r, timeout)
 	return r.answer, err
 }
 
-// wait waits for the answer of a call.
+// wait waits for the answer of a call. Called with Client.mu held, which it releases.
 func (c *Client) wait(ctx context.Context, r *call, timeout time.Duration) error {
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
+	if r.overdue == nil {
+		r.overdue = make(chan struct{})
+	}
+	overdue := r.overdue
+	r.deadline = time.Now().Add(timeout)
+	c.setTimer(r.deadline)
+	c.mu.Unlock()
 	select {
 	case <-r.done:
 		return r.err
-	case <-timer.C:
+	case <-overdue:
 	case <-ctx.Done():
 	}
 	c.mu.Lock()
@@ -91,6 +100,32 @@ func (c *Client) wait(ctx context.Context, r *call, timeout time.Duration) error
 }
 
 // The rest is called with Client.mu held.
+
+// setTimer sets the timer of all callers for a deadline, unless it is set for an earlier one. A timer for each caller would
+// cost more than the rest of its call.
+func (c *Client) setTimer(deadline time.Time) {
+	if c.timerAt.IsZero() || deadline.Before(c.timerAt) {
+		c.timerAt = deadline
+		c.timer.Reset(max(time.Until(deadline), minTimer))
+	}
+}
+
+// onTimer wakes the callers whose deadline has passed.
+func (c *Client) onTimer() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.timerAt = time.Time{}
+	for _, r := range c.calls {
+		if r.overdue == nil {
+			continue
+		} else if time.Now().Before(r.deadline) {
+			c.setTimer(r.deadline)
+		} else {
+			close(r.overdue)
+			r.overdue = nil
+		}
+	}
+}
 
 // admit returns an error if no call is possible. It waits while too many bytes are unsent.
 func (c *Client) admit(ctx context.Context) error {
@@ -117,6 +152,13 @@ func (c *Client) unavailable() error {
 	return fmt.Errorf("%w: %v", ErrUnavailable, c.lastFailure)
 }
 
+// log logs without the mutex.
+func (c *Client) log(format string, arguments ...any) {
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	c.config.Logf("genie: "+format, arguments...)
+}
+
 // send registers a call and sends it, now or on the next connection.
 func (c *Client) send(r *call) {
 	c.lastOrder++
@@ -140,6 +182,13 @@ func (c *Client) write(r *call) {
 	if r.firstAt.IsZero() {
 		r.firstAt = r.sentAt
 	}
+	if len(c.calls) == 1 && len(c.output) == 0 && len(r.line) <= maxInline {
+		// This saves a switch of goroutines. It cannot block: the server has answered, so it has read, all earlier commands.
+		if _, err := c.conn.Write(r.line); err != nil {
+			c.conn.close() // the reader handles the end of the connection
+		}
+		return
+	}
 	c.output = append(c.output, r.line...)
 	c.outputAdded.Signal()
 }
@@ -153,15 +202,11 @@ func (c *Client) finish(r *call, err error) {
 
 // abandon gives up a call whose caller does not wait any longer.
 func (c *Client) abandon(r *call) {
-	switch r.name {
-	case "release": // the client keeps trying
-	case "extend": // if it was sent, it may still change the lock
-		r.background = true
-	default:
+	if r.name == "request" {
 		delete(c.calls, r.fields.Ref)
-		if r.name == "request" {
-			c.cancelRequest(r)
-		}
+		c.cancelRequest(r)
+	} else {
+		r.background = true // an extend that was sent may still change the lock
 	}
 }
 
@@ -243,37 +288,37 @@ func (c *Client) sendAgain(conn *conn, r *call) {
 	}
 }
 
-// handle handles a message of the server. An error means that the connection must be closed. The returned text is for the log.
-func (c *Client) handle(conn *conn, m *message) (note string, err error) {
+// handle handles a message of the server. An error means that the connection must be closed.
+func (c *Client) handle(conn *conn, m *message) error {
 	p := &m.Payload
 	switch {
 	case m.Command == "error" && (c.conn != conn || p.Code == "unavailable" && p.Leader != ""):
-		return "", &RejectedError{p.Code, p.Message, p.Leader}
+		return &RejectedError{p.Code, p.Message, p.Leader}
 	case m.Command == "welcome":
 		if namespace := c.config.Namespace; p.Protocol != protocolVersion || namespace != "" && p.Namespace != namespace {
-			return "", fmt.Errorf("the server speaks protocol %d and serves the namespace %q", p.Protocol, p.Namespace)
+			return fmt.Errorf("the server speaks protocol %d and serves the namespace %q", p.Protocol, p.Namespace)
 		}
 		conn.welcomed, conn.resumed = true, p.Resumed
 		if interval := fromMS(p.PingInterval); interval > 0 {
 			conn.pingInterval = min(max(interval, minPingInterval), c.config.ConnectTimeout/2)
 		}
-		return "", nil
+		return nil
 	case m.Command == "pong" && c.conn != conn && conn.welcomed:
 		c.resume(conn)
-		return "", nil
+		return nil
 	case m.Command == "event":
 		c.onEvent(&Change{p.State, p.Resource, p.Mode, p.ID, p.TransactionName})
-		return "", nil
+		return nil
 	case !knownMessages[m.Command]: // of a newer server, or `queued`, which is not needed
-		return "", nil
+		return nil
 	case !conn.welcomed:
-		return "", errors.New("the server did not answer hello")
+		return errors.New("the server did not answer hello")
 	}
 	conn.answered = conn.answered || c.conn == conn
 	r, l := c.calls[p.Ref], c.locks[p.Ref]
 	switch {
 	case m.Command == "locked":
-		return c.onLocked(conn, m, r, l), nil
+		c.onLocked(conn, m, r, l)
 	case r != nil && m.Command == "error":
 		c.onError(conn, r, &RejectedError{Code: p.Code, Message: p.Message})
 	case r != nil:
@@ -281,15 +326,15 @@ func (c *Client) handle(conn *conn, m *message) (note string, err error) {
 	case l != nil && m.Command == "released":
 		c.onNotification(l, p.Reason)
 	case m.Command == "error":
-		return fmt.Sprintf("the server answered %s: %s", p.Code, p.Message), nil
+		c.log("the server answered %s: %s", p.Code, p.Message)
 	case m.Command != "released": // an end may be repeated
-		return fmt.Sprintf("an unexpected %s with the ref %q was ignored", m.Command, p.Ref), nil
+		c.log("an unexpected %s with the ref %q was ignored", m.Command, p.Ref)
 	}
-	return "", nil
+	return nil
 }
 
 // onLocked handles the grant of the request r, or the report that the server holds the lock l.
-func (c *Client) onLocked(conn *conn, m *message, r *call, l *Lock) (note string) {
+func (c *Client) onLocked(conn *conn, m *message, r *call, l *Lock) {
 	p := &m.Payload
 	since := conn.helloAt
 	switch {
@@ -316,17 +361,17 @@ func (c *Client) onLocked(conn *conn, m *message, r *call, l *Lock) (note string
 		c.finish(r, nil)
 	case r != nil: // it was cancelled meanwhile
 		r.id = p.ID
-		return ""
+		return
 	case l == nil: // unless it is released, it stays held until it times out
 		c.sendBackground("release", &fields{ID: p.ID}, nil)
-		return fmt.Sprintf("lock %d is released, because its ref %q is not known", p.ID, p.Ref)
+		c.log("lock %d is released, because its ref %q is not known", p.ID, p.Ref)
+		return
 	case l.err == nil && p.ExpiresIn != nil:
 		l.hold(since, fromMS(*p.ExpiresIn))
 	case l.err != nil && l.release == nil: // it had ended by this client's clock
 		l.sendRelease()
 	}
 	l.confirmedOn = conn
-	return ""
 }
 
 // onNotification handles the end of a lock that is no answer to a command of this client.
