@@ -65,7 +65,9 @@ const NoTimeout time.Duration = 1<<63 - 1
 func QueueTimeout(d time.Duration) Option { return func(r *request) { r.queueTimeout = d } }
 
 // TransactionTimeout limits how long the lock is held, unless it is extended. Default: 10 s.
-func TransactionTimeout(d time.Duration) Option { return func(r *request) { r.transactionTimeout = d } }
+func TransactionTimeout(d time.Duration) Option {
+	return func(r *request) { r.transactionTimeout = min(d, maxTimeout) }
+}
 
 // Transaction names the one transaction to which the request belongs, such as "transfer-42". Requests of
 // one transaction do not block each other, and deadlocks between transactions are detected.
@@ -235,6 +237,11 @@ func (c *Client) acquire(ctx context.Context, r *request, resources []string) (*
 	}
 	if _, err := c.do(ctx, "request", &r.fields, l, timeout); err != nil {
 		return nil, err
+	}
+	if l.late {
+		if err := l.extendLate(ctx); err != nil {
+			return nil, err
+		}
 	}
 	return l, nil
 }

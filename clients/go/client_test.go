@@ -170,25 +170,151 @@ func TestErrReadsTheClock(t *testing.T) {
 	expectError(t, lock.Err(), ErrTransactionTimeout)
 }
 
-func TestALongWaitIsExtended(t *testing.T) {
-	_, p, client := connected(t, Config{})
-	acquired := acquire(client, "a", TransactionTimeout(200*time.Millisecond))
-	ref := p.expect("request").text("ref")
-	time.Sleep(100 * time.Millisecond) // more than a quarter of the transaction timeout
-	p.send(locked1(17, ref))
-	extend := p.expect("extend")
-	if extend.text("id") != "17" || extend.text("transactionTimeout") != "200" {
-		t.Fatal(extend)
+// age makes everything that the client has sent older.
+func age(client *Client, d time.Duration) {
+	client.mu.Lock()
+	defer client.mu.Unlock()
+	client.conn.helloAt = client.conn.helloAt.Add(-d)
+	for _, r := range client.calls {
+		r.sentAt, r.firstAt = r.sentAt.Add(-d), r.firstAt.Add(-d)
 	}
-	if lock, err := acquired(); err != nil || lock.Err() != nil {
+}
+
+func expiry(lock *Lock) time.Time {
+	lock.client.mu.Lock()
+	defer lock.client.mu.Unlock()
+	return lock.expiresAt
+}
+
+func TestTheTimeoutCountsFromACommandOfTheClient(t *testing.T) {
+	f, p, client := connected(t, Config{})
+	wait := func(d time.Duration) (string, func() (*Lock, error)) {
+		acquired := acquire(client, "a", TransactionTimeout(time.Hour))
+		ref := p.expect("request").text("ref")
+		age(client, d)
+		return ref, acquired
+	}
+	expect := func(acquired func() (*Lock, error), latest time.Time, left time.Duration) {
+		t.Helper()
+		lock, err := acquired() // without an extend
+		if err != nil || expiry(lock).After(latest) || time.Until(expiry(lock)) < left-limit {
+			t.Fatal(err, lock)
+		}
+	}
+	ref, acquired := wait(14 * time.Minute)
+	p.send(locked1(17, ref))
+	expect(acquired, time.Now().Add(46*time.Minute), 46*time.Minute)
+	ref, acquired = wait(14 * time.Minute)
+	p.Close()
+	p = f.handshake(true)
+	hello := time.Now()
+	time.Sleep(time.Millisecond) // the timeout does not count from the repeated request
+	p.send(fmt.Sprintf(`{"command":"locked","payload":{"id":18,"fence":118,"expiresIn":3000000,"ref":%q}}`, p.expect("request").text("ref")))
+	expect(acquired, hello.Add(50*time.Minute), 50*time.Minute)
+}
+
+func TestALongWaitIsExtended(t *testing.T) {
+	type scene struct {
+		f      *fake
+		p      *peer
+		client *Client
+		cancel context.CancelFunc
+		ref    string // of the request
+		extend string // the ref of the extend
+	}
+	extended := func(s *scene) {
+		s.p.send(fmt.Sprintf(`{"command":"extended","payload":{"id":17,"transactionTimeout":3600000,"ref":%q}}`, s.extend))
+	}
+	report := `{"command":"locked","payload":{"id":17,"fence":117,"expiresIn":60000,"ref":"1"}}`
+	for name, c := range map[string]struct {
+		target error // of Acquire; nil: it returns the lock
+		answer func(*scene)
+	}{
+		"extended": {nil, extended},
+		"the answer is late, too": {ErrTransactionTimeout, func(s *scene) {
+			age(s.client, time.Hour)
+			extended(s)
+			s.p.confirm(17)
+		}},
+		"rejected": {&RejectedError{"too-many", "as scripted", ""}, func(s *scene) {
+			s.p.send(error1("too-many", s.extend))
+			s.p.confirm(17)
+		}},
+		"unknown": {ErrLockLost, func(s *scene) { s.p.send(error1("unknown-id", s.extend)) }},
+		"timed out": {ErrTransactionTimeout, func(s *scene) {
+			s.p.send(released1(17, "transaction-timeout", s.ref), error1("unknown-id", s.extend))
+		}},
+		"unavailable": {nil, func(s *scene) {
+			s.p.send(error1("unavailable", s.extend))
+			s.p.expect("extend")
+			extended(s)
+		}},
+		"cancelled": {context.Canceled, func(s *scene) {
+			s.cancel()
+			s.p.confirm(17)
+		}},
+		"closed": {ErrClosed, func(s *scene) {
+			s.p.Close()
+			s.f.listener.Close()
+			s.client.Close()
+		}},
+		"resumed": {nil, func(s *scene) {
+			s.p.Close()
+			s.p = s.f.handshake(true, report)
+			s.extend = s.p.expect("extend").text("ref")
+			extended(s)
+		}},
+		"not resumed": {ErrLockLost, func(s *scene) {
+			s.p.Close()
+			s.p = s.f.handshake(false)
+			s.p.confirm(17)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, p, client := connected(t, Config{})
+			ctx, cancel := context.WithCancel(background)
+			defer cancel()
+			acquired := start(func() (*Lock, error) {
+				return client.Acquire(ctx, []string{"a"}, TransactionTimeout(time.Hour), Watchdog())
+			})
+			ref := p.expect("request").text("ref")
+			age(client, time.Hour)
+			p.send(locked1(17, ref))
+			extend := p.expect("extend")
+			latest := time.Now().Add(time.Hour)
+			if extend.text("id") != "17" || extend["transactionTimeout"].(float64) != 3600000 {
+				t.Fatal(extend)
+			}
+			time.Sleep(time.Millisecond) // the timeout does not count from the answer
+			s := &scene{f, p, client, cancel, ref, extend.text("ref")}
+			c.answer(s)
+			lock, err := acquired()
+			switch rejected, _ := c.target.(*RejectedError); {
+			case rejected != nil:
+				if err == nil || err.Error() != rejected.Error() {
+					t.Fatal(err)
+				}
+			case c.target != nil:
+				expectError(t, err, c.target)
+			case err != nil || lock.Err() != nil || time.Until(expiry(lock)) < time.Hour-limit:
+				t.Fatal(err, lock)
+			case name == "extended" && expiry(lock).After(latest):
+				t.Fatal(expiry(lock), latest)
+			}
+		})
+	}
+}
+
+func TestAGrantReportedByAResumptionIsExtended(t *testing.T) {
+	f, p, client := connected(t, Config{})
+	acquired := acquire(client, "a", TransactionTimeout(time.Hour))
+	ref := p.expect("request").text("ref")
+	p.Close()
+	p = f.handshake(true, fmt.Sprintf(`{"command":"locked","payload":{"id":17,"fence":117,"expiresIn":60000,"ref":%q}}`, ref))
+	p.send(fmt.Sprintf(`{"command":"extended","payload":{"id":17,"transactionTimeout":3600000,"ref":%q}}`, p.expect("extend").text("ref")))
+	if lock, err := acquired(); err != nil || time.Until(expiry(lock)) < time.Hour-limit {
 		t.Fatal(err)
 	}
-	acquired = acquire(client, "a", TransactionTimeout(time.Hour))
-	p.grant(18)
-	lock, _ := acquired()
-	released := release(lock)
-	p.confirm(18) // no extend after a short wait
-	_, _ = released()
 }
 
 func TestCrossingReleases(t *testing.T) {

@@ -14,6 +14,7 @@ type Lock struct {
 	request   *request
 	resources []string // of AcquireAny: the choices, and after the grant those that are locked
 	id, fence int64
+	late      bool // when the grant arrived, too little of the timeout remained for certain
 
 	// Client.mu protects the rest.
 	confirmedOn  *conn // the last connection on which the server reported the lock
@@ -77,16 +78,27 @@ func (l *Lock) Extend(ctx context.Context, timeout time.Duration) error {
 func (l *Lock) Release(ctx context.Context) error {
 	c := l.client
 	c.mu.Lock()
-	l.checkExpiry()
-	if l.release == nil && c.locks[l.request.fields.Ref] == l {
-		l.sendRelease()
-	}
-	l.end(ErrReleased)
+	l.drop()
 	if l.release != nil {
 		return c.wait(ctx, l.release, c.config.ConnectTimeout)
 	}
 	defer c.mu.Unlock()
 	return l.err
+}
+
+// extendLate extends a lock that its caller does not have yet. If that fails, it is unknown how long the lock is held.
+func (l *Lock) extendLate(ctx context.Context) error {
+	c := l.client
+	_, err := c.do(ctx, "extend", l.extension(l.request.transactionTimeout), l, c.config.ConnectTimeout)
+	if err == nil {
+		err = l.Err() // the answer may be late, too
+	}
+	if err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		l.drop()
+	}
+	return err
 }
 
 // result returns the error of Do, from that of its function and that of the release.
@@ -149,6 +161,15 @@ func (l *Lock) renew() {
 
 func (l *Lock) extension(timeout time.Duration) *fields {
 	return &fields{ID: l.id, TransactionTimeout: toMS(timeout)}
+}
+
+// drop ends the lock for its holder, and releases it if the server may hold it.
+func (l *Lock) drop() {
+	l.checkExpiry()
+	if l.release == nil && l.client.locks[l.request.fields.Ref] == l {
+		l.sendRelease()
+	}
+	l.end(ErrReleased)
 }
 
 // sendRelease releases the lock at the server.

@@ -26,8 +26,8 @@ const (
 
 	minTimer = 10 * time.Millisecond // bounds the cost of the scans of all calls for those that are overdue
 
-	// A lock that waited for more than this part of its transaction timeout is extended when it is granted.
-	maxWaitShare = 4
+	// If more than this part of its transaction timeout may have passed when a grant arrives, the lock is extended first.
+	maxPassedShare = 4
 )
 
 // call is a command without an answer.
@@ -336,7 +336,6 @@ func (c *Client) handle(conn *conn, m *message) error {
 // onLocked handles the grant of the request r, or the report that the server holds the lock l.
 func (c *Client) onLocked(conn *conn, m *message, r *call, l *Lock) {
 	p := &m.Payload
-	since := conn.helloAt
 	switch {
 	case r != nil && r.name == "request":
 		l = r.lock
@@ -344,19 +343,20 @@ func (c *Client) onLocked(conn *conn, m *message, r *call, l *Lock) {
 		if l.id, l.fence = p.ID, p.Fence; p.Resources != nil {
 			l.choose(p.Resources)
 		}
-		timeout := l.request.transactionTimeout
+		// The message may be late. But the server granted the lock, or computed expiresIn, after it had received the
+		// `hello` of this connection and the request.
+		since, timeout := conn.helloAt, l.request.transactionTimeout
+		if r.firstAt.After(since) {
+			since = r.firstAt
+		}
+		remaining := timeout
 		if p.ExpiresIn != nil {
-			if r.sentAt.After(since) {
-				since = r.sentAt
-			}
-			l.hold(since, fromMS(*p.ExpiresIn))
-		} else if time.Since(r.firstAt) > timeout/maxWaitShare {
-			// The server counts from the grant, which may be as old as the request. After a long wait, an
-			// extension leaves the caller the whole time.
-			l.hold(time.Now(), timeout)
-			c.sendBackground("extend", l.extension(timeout), l)
+			remaining = fromMS(*p.ExpiresIn)
+		}
+		if l.late = time.Until(since.Add(remaining)) < timeout-timeout/maxPassedShare; l.late {
+			l.hold(since, NoTimeout) // until the answer to the extension; nobody uses the lock before
 		} else {
-			l.hold(r.firstAt, timeout)
+			l.hold(since, remaining)
 		}
 		c.finish(r, nil)
 	case r != nil: // it was cancelled meanwhile
@@ -367,7 +367,7 @@ func (c *Client) onLocked(conn *conn, m *message, r *call, l *Lock) {
 		c.log("lock %d is released, because its ref %q is not known", p.ID, p.Ref)
 		return
 	case l.err == nil && p.ExpiresIn != nil:
-		l.hold(since, fromMS(*p.ExpiresIn))
+		l.hold(conn.helloAt, fromMS(*p.ExpiresIn))
 	case l.err != nil && l.release == nil: // it had ended by this client's clock
 		l.sendRelease()
 	}
