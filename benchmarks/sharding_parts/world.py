@@ -32,8 +32,8 @@ FOR_EVER_MS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of operations. A cycle of one resource takes 29 us of CPU time: 34,500 a second
-    (docs/benchmarks.md).
+    """Assumed costs of operations. A cycle of one resource takes 29 us of CPU time: 34,500 a second, about the
+    rate of a server that shares its processor with Redis.
     """
 
     command_us: float = 14.5
