@@ -179,7 +179,7 @@ async def test_a_grant_while_disconnected_is_reported_with_its_resources():
         line = await fake.accept()
         assert await line.expect("request") == asked, "it is asked by the same line"
         fake.last_words = [
-            '{"command":"locked","payload":{"id":101,"fence":7,"ref":"1","expiresIn":5000,"resources":["b"]}}'
+            '{"command":"locked","payload":{"id":101,"fence":7,"ref":"1","expiresIn":29900,"resources":["b"]}}'
         ]
         line.writer.close()
         line = await fake.accept()
