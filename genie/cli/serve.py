@@ -184,6 +184,11 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
     raise SystemExit(status)
 
 
+def _describe_error(error: ValueError) -> str:
+    """Return the text of an error, with the options or the keys of the file in place of variables."""
+    return replace_variables_by_options(str(error))
+
+
 def _explain_bind_error(error: OSError, settings: Settings) -> str:
     """Return why the server could not bind its port. If the port is in use, the text describes the program that uses it."""
     if error.errno == errno.EADDRINUSE:
@@ -220,7 +225,7 @@ def _run(settings: Settings, read_settings: ReadSettings | None) -> int:
 
 async def _serve(settings: Settings, read_settings: ReadSettings | None) -> int:
     """Run the server and its admin port; return the exit status."""
-    server = Server(settings, read_settings=read_settings)
+    server = Server(settings, read_settings=read_settings, describe_error=_describe_error)
     if server.access.allows_anonymous:
         check_exposure(settings)
     # If a second server is started by mistake, both ports are in use. Bind the main port first: the error then names it.

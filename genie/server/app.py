@@ -48,7 +48,8 @@ class Server:
 
     `bind_to` creates the bound socket; a simulation passes its own function. `store`, for a server with one namespace,
     replaces the store that the settings configure. `read_settings` reads the settings again for `reload`, and raises
-    ValueError if they are invalid.
+    ValueError if they are invalid. `describe_error` returns the text of an error during a reload: a command replaces the
+    variables in it by what has set them.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class Server:
         *,
         bind_to: Callable[[str, int], socket.socket] = bind,
         read_settings: Callable[[], Settings] | None = None,
+        describe_error: Callable[[ValueError], str] = str,
     ) -> None:
         self.settings = settings
         self._read_settings = read_settings
+        self._describe_error = describe_error
         self.tls = make_tls_contexts(settings.tls)
         self._bind_to = bind_to
         self.connections: AdmissionControl[Connection] = AdmissionControl(settings.limits)
@@ -253,7 +256,8 @@ class Server:
                 changed = self._reload_settings(self._read_settings())
             except ValueError as error:
                 # No traceback: the operator needs the text only.
-                log.error("configuration reload failed, all previous settings stay in use", reason=str(error))  # noqa: TRY400
+                reason = self._describe_error(error)
+                log.error("configuration reload failed, all previous settings stay in use", reason=reason)  # noqa: TRY400
                 return
         elif self.tls is None and self.settings.token_file is None:
             log.info("reload skipped", reason="none of GENIE_CONFIG, GENIE_TOKEN_FILE and GENIE_TLS_CERT is set")
@@ -320,7 +324,8 @@ class Server:
         try:
             self.tls.reload()
         except ValueError as error:
-            log.warning("certificate reload failed, previous certificates stay in use", reason=str(error))
+            reason = self._describe_error(error)
+            log.warning("certificate reload failed, previous certificates stay in use", reason=reason)
         else:
             log.info("certificates reloaded", file=self.settings.tls.cert)
 
@@ -330,7 +335,10 @@ class Server:
         A connection is closed if its principal was removed, or if its principal may no longer see a prefix that it
         watches.
         """
-        if not self.authenticator.reload():
+        try:
+            self.authenticator.reload()
+        except ValueError as error:
+            log.error("token file reload failed, previous tokens stay valid", reason=self._describe_error(error))  # noqa: TRY400
             return
         closed = 0
         for connection in list(self.connections):

@@ -83,14 +83,9 @@ class Authenticator:
         """Use another token, or another token file, from the next `reload` on."""
         self._token, self._token_file = token, token_file
 
-    def reload(self) -> bool:
-        """Read the token file again. If the file is invalid, log the error, keep the current list and return False."""
-        try:
-            self.access = self._load()
-        except ValueError as error:
-            log.error("token file reload failed, previous tokens stay valid", reason=str(error))  # noqa: TRY400
-            return False
-        return True
+    def reload(self) -> None:
+        """Read the token file again. Raises ValueError, and keeps the current list, if the file is invalid."""
+        self.access = self._load()
 
     def begin(self, certificate: str | None, max_line: int) -> tuple[Handshake | None, Principal | None]:
         """Start to authenticate a connection. `certificate` is the name in the client's verified certificate, if any.

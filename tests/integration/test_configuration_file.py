@@ -64,7 +64,7 @@ async def test_a_reload_changes_settings_and_names_those_that_need_a_restart(tmp
         path.write_text(text.replace(SECOND, "short"))
         genie.send(signal.SIGHUP)
         failed = genie.until("configuration reload failed")
-        assert failed["reason"].startswith("GENIE_TOKEN must have")
+        assert failed["reason"].startswith(f"token in {path} must have")
         path.write_text(settings)  # without a token, every client would have access
         genie.send(signal.SIGHUP)
         assert genie.until("setting not changed")["setting"] == "token"
