@@ -9,7 +9,7 @@ FIELDS: Final[dict[str, frozenset[str]]] = {
     "hello": frozenset({"protocol", "client", "quiet", "session", "sessionTimeout", "token", "namespace", "ref"}),
     "request": frozenset(
         {"resources", "anyOf", "weights", "target", "queueTimeout", "transactionTimeout", "transactionName"}
-        | {"priority", "ref", "onDisconnect", "note", "namespace"}
+        | {"priority", "ref", "onDisconnect", "note", "traceparent", "namespace"}
     ),
     "release": frozenset({"id", "ref", "namespace"}),
     "extend": frozenset({"id", "transactionTimeout", "ref", "namespace"}),

@@ -20,7 +20,7 @@ BYTEWISE_PAUSE_S: Final = 0.001
 WELCOME: Final = {
     "protocol": 1,
     "server": "conformance/1",
-    "features": ["anyOf", "bye", "extend", "inspect", "note", "quiet", "sessions", "watch"],
+    "features": ["anyOf", "bye", "extend", "inspect", "note", "quiet", "sessions", "traceparent", "watch"],
     "pingInterval": 30000,
     "namespace": "genie",
     "resumed": False,

@@ -74,6 +74,7 @@ class Blocker:
 
     `state` is `held` or `queued`. `since` is the Unix time in seconds at which the blocker was granted (`held`) or
     arrived (`queued`). `note` is the text that the blocker's client has set for operators.
+    `traceparent` is the trace context of the blocker's request (W3C Trace Context).
     """
 
     id: int
@@ -83,6 +84,7 @@ class Blocker:
     since: float
     transaction: str | None = None
     note: str | None = None
+    traceparent: str | None = None
 
     def __str__(self) -> str:
         owner = "" if self.transaction is None else f" of {self.transaction!r}"
@@ -95,13 +97,14 @@ class Blocker:
 class CycleStep:
     """One edge of a deadlock's cycle: the request `waiter` waits for `resource`, which the request `holder` holds.
 
-    `waiter` and `holder` are ids. `note` is the note of the waiting request.
+    `waiter` and `holder` are ids. `note` and `traceparent` are those of the waiting request.
     """
 
     resource: str
     waiter: int
     holder: int
     note: str | None = None
+    traceparent: str | None = None
 
 
 class LockError(GenieError):

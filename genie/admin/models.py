@@ -135,6 +135,7 @@ class Node(ApiModel, omit_defaults=True, kw_only=True, gc=False):
     since: int
     transaction_name: str | UnsetType = UNSET
     note: str | UnsetType = UNSET
+    traceparent: str | UnsetType = UNSET
     resources: list[str]
     """The first ten resources of the request, as `MODE:NAME`."""
     resources_total: int
@@ -195,6 +196,8 @@ class Step(ApiModel):
     holder: int
     note: str | UnsetType = UNSET
     """Note of the waiter."""
+    traceparent: str | UnsetType = UNSET
+    """Trace context of the waiter."""
 
 
 class DeadlockRow(ApiModel):
@@ -233,6 +236,7 @@ class Blocker(ApiModel, omit_defaults=True, kw_only=True, gc=False):
     since: int
     transaction_name: str | UnsetType = UNSET
     note: str | UnsetType = UNSET
+    traceparent: str | UnsetType = UNSET
 
 
 class Row(ApiModel, omit_defaults=True, kw_only=True, gc=False):
@@ -247,6 +251,7 @@ class Row(ApiModel, omit_defaults=True, kw_only=True, gc=False):
     """Time until the lock or the waiting request times out (ms); missing if the wait has no limit."""
     transaction_name: str | UnsetType = UNSET
     note: str | UnsetType = UNSET
+    traceparent: str | UnsetType = UNSET
     fence: int | UnsetType = UNSET
     blockers: list[Blocker] | UnsetType = UNSET
     blockers_total: int | UnsetType = UNSET

@@ -187,6 +187,7 @@ def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -
             since=int(request.since_unix_ms),
             transaction_name=UNSET if request.transaction is None else request.transaction,
             note=UNSET if request.note is None else request.note,
+            traceparent=UNSET if request.traceparent is None else request.traceparent,
             resources=_resource_names(request),
             resources_total=_resource_count(request),
         )
@@ -246,6 +247,7 @@ def _request_row(request: Request, now: float) -> models.Row:
         expires_in=UNSET if request.deadline >= NEVER else expires_in_ms(request, now),
         transaction_name=UNSET if request.transaction is None else request.transaction,
         note=UNSET if request.note is None else request.note,
+        traceparent=UNSET if request.traceparent is None else request.traceparent,
         fence=request.fence or UNSET,
     )
 
@@ -260,6 +262,7 @@ def _blocker(blocker: Blocker) -> models.Blocker:
         since=blocker.since_unix_ms,
         transaction_name=UNSET if blocker.transaction is None else blocker.transaction,
         note=UNSET if blocker.note is None else blocker.note,
+        traceparent=UNSET if blocker.traceparent is None else blocker.traceparent,
     )
 
 
@@ -404,5 +407,10 @@ def _deadlock_row(deadlock: Deadlock) -> models.DeadlockRow:
 
 def _step(wait: Wait) -> models.Step:
     """Convert one wait of a deadlock cycle to its response type."""
-    note = UNSET if wait.note is None else wait.note
-    return models.Step(resource=wait.resource, waiter=wait.waiter, holder=wait.holder, note=note)
+    return models.Step(
+        resource=wait.resource,
+        waiter=wait.waiter,
+        holder=wait.holder,
+        note=UNSET if wait.note is None else wait.note,
+        traceparent=UNSET if wait.traceparent is None else wait.traceparent,
+    )

@@ -135,6 +135,13 @@ def waiter_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
 def _note_lines(row: Row) -> Iterator[str]:
     if "note" in row:
         yield INDENT + clip(f"note: {row['note']}", COLUMNS - 2 * len(INDENT))
+    if "traceparent" in row:
+        yield INDENT + f"trace: {_trace_id(row['traceparent'])}"
+
+
+def _trace_id(traceparent: str) -> str:
+    """Return the trace id of a trace context in the format of W3C Trace Context."""
+    return traceparent.split("-")[1]
 
 
 def _title(label: str, rows: list[Row], total: int) -> str:
@@ -177,6 +184,8 @@ def blocker_lines(row: Row, now_ms: float) -> Iterator[str]:
         suffix = f"{note} ({duration(now_ms - blocker['since'])})"
         line = f"└ {blocker['id']}{owner} {verb} {blocker['mode']}:{printable(blocker['resource'])}"
         yield INDENT + clip(line, COLUMNS - 2 * len(INDENT) - len(suffix)) + suffix
+        if "traceparent" in blocker:
+            yield f"{INDENT}  trace: {_trace_id(blocker['traceparent'])}"
     omitted = row["blockersTotal"] - len(row["blockers"])
     if omitted > 0:
         yield f"{INDENT}└ and {omitted:,} more"

@@ -29,6 +29,7 @@ class Holder:
     fence: int
     transaction: str | None = None
     note: str | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Waiter:
     blockers_total: int
     transaction: str | None = None
     note: str | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ def _to_holder(row: InspectedRow) -> Holder:
         fence=row.fence,
         transaction=row.transactionName,
         note=row.note,
+        traceparent=row.traceparent,
     )
 
 
@@ -111,4 +114,5 @@ def _to_waiter(row: InspectedRow) -> Waiter:
         blockers_total=row.blockersTotal,
         transaction=row.transactionName,
         note=row.note,
+        traceparent=row.traceparent,
     )

@@ -206,9 +206,11 @@ def find_deadlock(table: LockTable, victim: Owner) -> Cycle | None:
             for name, exclusive in request.modes():
                 for holder in _unsearched_holders(table, request, name, exclusive, victim, searched):
                     if holder.owner == victim:
-                        return _build_cycle(victim, steps, owner, Wait(name, request.id, holder.id, request.note))
+                        last_wait = Wait(name, request.id, holder.id, request.note, request.traceparent)
+                        return _build_cycle(victim, steps, owner, last_wait)
                     if holder.owner not in steps:
-                        steps[holder.owner] = (owner, Wait(name, request.id, holder.id, request.note))
+                        wait = Wait(name, request.id, holder.id, request.note, request.traceparent)
+                        steps[holder.owner] = (owner, wait)
                         queue.append(holder.owner)
     return None
 

@@ -175,19 +175,21 @@ class Blocker:
     held: bool
     since_unix_ms: int
     note: str | None = None
+    traceparent: str | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Wait:
     """One edge of a cycle: the request `waiter` waits for `resource`, which the request `holder` holds.
 
-    `note` is the note of the waiting request.
+    `note` and `traceparent` are those of the waiting request.
     """
 
     resource: str
     waiter: int
     holder: int
     note: str | None = None
+    traceparent: str | None = None
 
 
 @dataclass(slots=True, frozen=True)

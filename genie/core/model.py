@@ -99,6 +99,8 @@ class Request:
     """The name of the authenticated principal that made the request, if any. Not read by the lock manager."""
     note: str | None
     """A free-text note by the client, shown to operators."""
+    traceparent: str | None
+    """The trace context of the client's request (W3C Trace Context), shown to operators and to the requests that it blocks."""
 
     id: int
     owner: Owner
@@ -138,6 +140,7 @@ class Request:
         choice_digest: str | None = None,
         principal: str | None = None,
         note: str | None = None,
+        traceparent: str | None = None,
     ) -> None:
         self.shared = shared
         self.exclusive = exclusive
@@ -151,6 +154,7 @@ class Request:
         self.choice_digest = choice_digest
         self.principal = principal
         self.note = note
+        self.traceparent = traceparent
         self.fence = 0
         self.queue_entry = None
         self.moved = None

@@ -76,6 +76,7 @@ def _to_blocker(table: LockTable, name: str, other: Request, held: bool) -> Bloc
         held=held,
         since_unix_ms=int(other.since_unix_ms),
         note=other.note,
+        traceparent=other.traceparent,
     )
 
 

@@ -199,6 +199,8 @@ def _build_request(payload: RequestPayload) -> Request | Take:
     if payload.note is not None:
         diagnostics.check_note(payload.note)
         request.note = payload.note
+    if payload.traceparent is not None:
+        request.traceparent = payload.traceparent
     return request
 
 
@@ -220,6 +222,7 @@ def _build_take(payload: RequestPayload) -> Take:
         ref=payload.ref,
         release_on_disconnect=payload.onDisconnect == "release",
         note=payload.note,
+        traceparent=payload.traceparent,
         choice_digest="" if payload.ref is None else _digest_choices(any_of, weights, int(target)),
     )
     return Take(request, parse_choices(any_of), weights, int(target), as_strings=type(target) is str)

@@ -32,6 +32,7 @@ from genie.protocol.limits import (
     MIN_SECRET,
     NAMESPACE_PATTERN,
     PROTOCOL,
+    TRACEPARENT_PATTERN,
 )
 from genie.protocol.resources import (
     CONTROL_CHARACTERS,
@@ -204,6 +205,17 @@ def _check_text(value: Any, max_length: int) -> None:
         raise ValueError("must not contain control characters")
 
 
+_TRACEPARENT: Final = re.compile(TRACEPARENT_PATTERN)
+
+
+def _traceparent_error(value: Any) -> str | None:
+    if type(value) is str and _TRACEPARENT.fullmatch(value):
+        return None
+    return (
+        'must be a traceparent of W3C Trace Context, "VERSION-TRACE_ID-PARENT_ID-FLAGS" in lowercase hexadecimal digits'
+    )
+
+
 def check_note(note: str) -> None:
     """Raise ValueError if the field `note` is invalid."""
     _check_text(note, MAX_NOTE)
@@ -237,6 +249,7 @@ FIELD_CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
         "ref": _ref_error,
         "onDisconnect": _on_disconnect_error,
         "note": _text_check(MAX_NOTE),
+        "traceparent": _traceparent_error,
         "namespace": namespace_error,
     },
     "release": {"id": _id_error, "ref": _ref_error, "namespace": namespace_error},

@@ -9,6 +9,9 @@ MAX_TIMEOUT_MS: Final = 2_147_483_647
 MAX_PRIORITY: Final = 2**31
 MAX_REF: Final = 128
 MAX_NOTE: Final = 256
+TRACEPARENT_LENGTH: Final = 55
+TRACEPARENT_PATTERN: Final = "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+"""A `traceparent` of W3C Trace Context: version, trace id, parent id and flags. The version ff and ids of zeros are invalid."""
 MAX_CLIENT: Final = 128
 MIN_SECRET: Final = 16
 MAX_SECRET: Final = 128

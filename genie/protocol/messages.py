@@ -25,11 +25,19 @@ class BlockerRow(Struct, gc=False):
     since: int
     transactionName: str | None = None  # noqa: N815 - the wire's name
     note: str | None = None
+    traceparent: str | None = None
 
     def to_blocker(self) -> Blocker:
         """Return the blocker in the form that exceptions of the client contain: times in seconds."""
         return Blocker(
-            self.id, self.resource, self.mode, self.state, self.since / 1000, self.transactionName, self.note
+            self.id,
+            self.resource,
+            self.mode,
+            self.state,
+            self.since / 1000,
+            self.transactionName,
+            self.note,
+            self.traceparent,
         )
 
 
@@ -156,6 +164,7 @@ class InspectedRow(Struct):
     expiresIn: float | None = None  # noqa: N815
     transactionName: str | None = None  # noqa: N815
     note: str | None = None
+    traceparent: str | None = None
     fence: int = 0
     blockers: list[BlockerRow] = []
     blockersTotal: int = 0  # noqa: N815

@@ -13,7 +13,7 @@ from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 from genie.protocol.limits import PROTOCOL
 
-FEATURES = ("anyOf", "bye", "extend", "inspect", "note", "quiet", "sessions", "watch")
+FEATURES = ("anyOf", "bye", "extend", "inspect", "note", "quiet", "sessions", "traceparent", "watch")
 """Optional features that `welcome` lists: the commands and fields beyond those of the original specification."""
 PING_INTERVAL_MS = 2_000
 """Interval recommended to clients: a client that waits for a message, and has received none for this
@@ -277,12 +277,18 @@ def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
         row["transactionName"] = blocker.transaction
     if blocker.note is not None:
         row["note"] = blocker.note
+    if blocker.traceparent is not None:
+        row["traceparent"] = blocker.traceparent
     return row
 
 
 def _wait_fields(wait: core.Wait) -> dict[str, Any]:
-    row = {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder}
-    return row if wait.note is None else {**row, "note": wait.note}
+    row: dict[str, Any] = {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder}
+    if wait.note is not None:
+        row["note"] = wait.note
+    if wait.traceparent is not None:
+        row["traceparent"] = wait.traceparent
+    return row
 
 
 def _row_fields(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, Any]:
@@ -305,6 +311,8 @@ def _row_fields(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[
         fields["transactionName"] = request.transaction
     if request.note is not None:
         fields["note"] = request.note
+    if request.traceparent is not None:
+        fields["traceparent"] = request.traceparent
     if request.state is core.HELD:
         fields["fence"] = request.fence
     else:

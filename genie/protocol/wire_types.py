@@ -22,6 +22,14 @@ Id = Annotated[int, Meta(ge=-limits.MAX_ID, le=limits.MAX_ID)]
 _NO_CONTROL_CHARACTERS = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, extra_json_schema=_NO_CONTROL_CHARACTERS)]
 Note = Annotated[str, Meta(min_length=1, max_length=limits.MAX_NOTE, extra_json_schema=_NO_CONTROL_CHARACTERS)]
+Traceparent = Annotated[
+    str,
+    Meta(
+        pattern=rf"^{limits.TRACEPARENT_PATTERN}$(?!\n)",
+        max_length=limits.TRACEPARENT_LENGTH,
+        description="Trace context of the request, in the format of W3C Trace Context.",
+    ),
+]
 _Prefix = Annotated[str, Meta(max_length=MAX_NAME, extra_json_schema=_NO_CONTROL_CHARACTERS)]
 Namespace = Annotated[str, Meta(pattern=rf"^{limits.NAMESPACE_PATTERN}$(?!\n)", max_length=limits.MAX_NAMESPACE)]
 _Resource = Annotated[str, Meta(extra_json_schema={"pattern": "^(shared|exclusive):"})]
@@ -42,6 +50,7 @@ class RequestPayload(Struct, forbid_unknown_fields=True, gc=False):
     ref: Ref | None = None
     onDisconnect: Literal["keep", "release"] | None = None  # noqa: N815
     note: Note | None = None
+    traceparent: Traceparent | None = None
     anyOf: Annotated[list[_Resource], Meta(min_length=1, max_length=MAX_CHOICES)] | None = None  # noqa: N815
     weights: Annotated[list[Weight], Meta(min_length=1, max_length=MAX_CHOICES)] | None = None
     target: Weight | None = None

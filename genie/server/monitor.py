@@ -101,6 +101,7 @@ def _slow_wait_fields(pipeline: Pipeline, request: Request, now: float) -> dict[
         "id": request.id,
         "transaction": request.transaction,
         **({} if request.note is None else {"note": request.note}),
+        **({} if request.traceparent is None else {"traceparent": request.traceparent}),
         "waited_ms": round(now - request.since),
         "resources": [f"{request.mode(name)}:{name}" for name in names[:MAX_LOGGED_RESOURCES]],
         "resources_total": len(names),
@@ -118,6 +119,7 @@ def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
         "state": "held" if blocker.held else "queued",
         "since_unix_ms": blocker.since_unix_ms,
         **({} if blocker.note is None else {"note": blocker.note}),
+        **({} if blocker.traceparent is None else {"traceparent": blocker.traceparent}),
     }
 
 
@@ -134,5 +136,10 @@ def _deadlock_fields(deadlock: Deadlock) -> dict[str, Any]:
 
 
 def _step_fields(wait: Wait) -> dict[str, Any]:
-    step = {"waiter": wait.waiter, "resource": wait.resource, "holder": wait.holder}
-    return step if wait.note is None else {**step, "note": wait.note}
+    return {
+        "waiter": wait.waiter,
+        "resource": wait.resource,
+        "holder": wait.holder,
+        **({} if wait.note is None else {"note": wait.note}),
+        **({} if wait.traceparent is None else {"traceparent": wait.traceparent}),
+    }

@@ -181,6 +181,7 @@ def is_same_request(one: Request, other: Request) -> bool:
         and one.transaction_timeout_ms == other.transaction_timeout_ms
         and one.release_on_disconnect == other.release_on_disconnect
         and one.note == other.note
+        and one.traceparent == other.traceparent
     )
 
 

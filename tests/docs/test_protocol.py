@@ -130,6 +130,7 @@ def test_the_fields_of_request_are_as_they_are_checked() -> None:
         "priority": f"{default.priority}",
         "ref": "none",
         "note": "none",
+        "traceparent": "none",
         "namespace": "that of the connection",
         "onDisconnect": '`"release"`' if default.release_on_disconnect else '`"keep"`',
     }
@@ -144,6 +145,13 @@ def test_the_fields_of_request_are_as_they_are_checked() -> None:
             good, bad = [1, high, "1", str(high + 1)], [high + 1, 0, 0.5, "0.5", "-1", "01", ""]
             if name == "weights":
                 good, bad = [[value] for value in good], [[value] for value in bad]
+        elif name == "traceparent":
+            (length,) = map(number, re.findall(r"\d+", row["Type"]))
+            context = f"00-{'a' * 32}-{'1' * 16}-01"
+            assert len(context) == length
+            good = [context, context.replace("00-", "cc-")]
+            bad = [context[:-1], context + "0", context + "\n", context.upper(), context.replace("00-", "ff-")]
+            bad += [context.replace("a", "0"), context.replace("1", "0"), "", 1]
         else:
             low, high = map(number, re.findall(r"-?[\d,]*\d", row["Type"]))
             make = {

@@ -22,6 +22,10 @@ OWNERS = ("T1", "T2", "T3", "T4")
 REFS = ("r1", "r2", "r3", "r4", "r5", "r6")
 SECRETS = ("secret-number-one", "secret-number-two", "secret-number-three")
 PREFIXES = ("", "a", "ä", "b", "zzz")
+TRACEPARENTS = (
+    "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    "cc-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-0000000000000001-00",
+)
 NOTES = ("cron@host-7", "ä\U0001f510", "x" * 256)
 MISSPELLED_FIELDS = (
     "somethingNew",
@@ -176,6 +180,8 @@ class Grammar:
                 payload[name or self.extra.choice(MISSPELLED_FIELDS)] = random.choice(values)
         if self.extra.random() < 0.1:
             payload["note"] = self.extra.choice(NOTES)
+        if self.extra.random() < 0.1:
+            payload["traceparent"] = self.extra.choice(TRACEPARENTS)
         if "resources" in payload and self.extra.random() < 0.03:
             payload["queueTimeout"] = 2_147_483_647
         line = make_line("request", **payload)

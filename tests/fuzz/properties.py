@@ -119,6 +119,7 @@ def _check_fields(decoded: Any, payload: dict[str, Any]) -> None:
     request = decoded.request if isinstance(decoded, Take) else decoded
     if isinstance(request, Request):
         assert (request.transaction, request.note) == (payload.get("transactionName"), payload.get("note"))
+        assert request.traceparent == payload.get("traceparent")
         assert request.transaction_timeout_ms == payload.get("transactionTimeout", 10_000)
         assert request.release_on_disconnect == (payload.get("onDisconnect") == "release")
     if isinstance(decoded, Request):

@@ -168,28 +168,39 @@ async def test_the_state_agrees_with_the_clients(genie: Genie) -> None:
     assert samples["genie_errors_total{bad-json}"] == 1
 
 
-async def test_notes_and_waits_without_a_timeout(genie: Genie) -> None:
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+OTHER_TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+
+
+async def test_notes_traces_and_waits_without_a_timeout(genie: Genie) -> None:
     wire, client = await Wire.connect(genie.address), await Wire.connect(genie.address)
-    held = await wire.lock("exclusive:noted", transactionName="t1", note="cron@host-1")
+    held = await wire.lock("exclusive:noted", transactionName="t1", note="cron@host-1", traceparent=TRACE)
     other = await client.lock("exclusive:other", transactionName="t2")
-    waits = await client.request("exclusive:noted", transactionName="t2", note="page 3", queueTimeout=2147483647)
+    waits = await client.request(
+        "exclusive:noted", transactionName="t2", note="page 3", traceparent=OTHER_TRACE, queueTimeout=2147483647
+    )
     shown = (await fetch(port_of(genie), "/api/resources/noted")).as_(models.Resource)
     (holder,), (row,) = shown.holders, shown.queue
     assert (holder.id, holder.note, holder.expires_in is UNSET) == (held, "cron@host-1", False)
     assert row.blockers is not UNSET
     assert (row.id, row.note, row.expires_in, row.blockers[0].note) == (waits, "page 3", UNSET, "cron@host-1")
+    assert (holder.traceparent, row.traceparent, row.blockers[0].traceparent) == (TRACE, OTHER_TRACE, TRACE)
     graph = (await fetch(port_of(genie), "/api/waits")).as_(models.Waits)
+    assert {node.id: node.traceparent for node in graph.nodes} == {held: TRACE, waits: OTHER_TRACE}
     assert {node.id: node.note for node in graph.nodes} == {held: "cron@host-1", waits: "page 3"}
     client.send("inspect", resource="noted")
     found = await client.expect("inspected")
     assert (found["holders"][0]["note"], found["queue"][0]["note"]) == ("cron@host-1", "page 3")
+    assert (found["holders"][0]["traceparent"], found["queue"][0]["traceparent"]) == (TRACE, OTHER_TRACE)
     assert "expiresIn" not in found["queue"][0]
     await wire.request("exclusive:other", transactionName="t1")
     released = await wire.expect("released")
     assert released["reason"] == "deadlock"
     assert [step.get("note") for step in released["waits"]] == [None, "page 3"]
+    assert [step.get("traceparent") for step in released["waits"]] == [None, OTHER_TRACE]
     deadlock = (await fetch(port_of(genie), "/api/deadlocks")).as_(models.Deadlocks).deadlocks[0]
     assert [step.note for step in deadlock.waits] == [UNSET, "page 3"]
+    assert [step.traceparent for step in deadlock.waits] == [UNSET, OTHER_TRACE]
     assert await wire.release(held) == "success"
     assert (await client.expect("locked"))["id"] == waits
     assert [await client.release(id_) for id_ in (waits, other)] == ["success"] * 2

@@ -49,6 +49,12 @@ INVALID_LINES = [
     (WITH % b'"transactionTimout":5', "bad-request", "did you mean 'transactionTimeout'?"),
     (WITH % b'"unknown":null', "bad-request", "unknown"),
     (WITH % b'"note":""', "bad-request", "note"),
+    (
+        WITH % b'"traceparent":"00-4BF92F3577B34DA6A3CE929D0E0E4736-00F067AA0BA902B7-01"',
+        "bad-request",
+        "request: traceparent must be a traceparent of W3C",
+    ),
+    (WITH % b'"traceparent":"00-00000000000000000000000000000000-00f067aa0ba902b7-01"', "bad-request", "traceparent"),
     (WITH % b'"note":"a\\nb"', "bad-request", "control"),
     (WITH % (b'"note":"' + b"n" * 257 + b'"'), "bad-request", "256"),
     (b'{"command":"request","payload":{"anyOf":["exclusive:a"],"target":0.5}}', "bad-request", "target"),

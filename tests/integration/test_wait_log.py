@@ -5,14 +5,17 @@ from __future__ import annotations
 from servers import running_server
 from wire import Wire
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
 
 async def test_a_slow_wait_is_logged_with_its_blockers() -> None:
     with running_server(slow_wait=0.05) as genie:
         client = await Wire.connect(genie.address)
-        held = await client.lock("exclusive:a", transactionName="first", note="cron@host-1")
+        held = await client.lock("exclusive:a", transactionName="first", note="cron@host-1", traceparent=TRACE)
         ahead = await client.request("shared:a", transactionName="second", note="report, page 3")
         line = genie.until("slow wait")
         assert (line["note"], line["blockers"][0]["note"]) == ("report, page 3", "cron@host-1")
+        assert ("traceparent" in line, line["blockers"][0]["traceparent"]) == (False, TRACE)
         assert (line["level"], line["id"], line["transaction"]) == ("warning", ahead, "second")
         waits = await client.request("exclusive:a", "exclusive:b", transactionName="third", priority=-1)
         line = genie.until("slow wait")

@@ -71,6 +71,7 @@ export class Details {
       ["Id", html("code", {}, `${id}`)],
       ["Transaction", request.transactionName === undefined ? "none" : html("bdi", {}, requestLabel(request))],
       ...(request.note === undefined ? [] : [["Note", html("bdi", {}, escapeInvisible(request.note))]]),
+      ...(request.traceparent === undefined ? [] : [["Trace", html("code", {}, request.traceparent.split("-")[1])]]),
       [held ? "Held for" : "Waits for", elapsedTime(request.since)],
       ["Since", html("time", {}, timeOfDay(request.since))],
       ...(this.timeoutAt === undefined || !exists ? [] : [[held ? "Ends in" : "Times out in", html("time", { class: "ends" })]]),

@@ -50,6 +50,7 @@ class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """The `choice_digest` of a request with `anyOf`."""
     principal: str | None = None
     note: str | None = None
+    traceparent: str | None = None
     line: str = ""
     """The message of a retained reply, without its newline; empty if the session released the request itself."""
 
@@ -102,6 +103,7 @@ def encode(change: Request | RetainedReply) -> bytes:
             change.choice_digest,
             change.principal,
             change.note,
+            change.traceparent,
         )
     )
 
@@ -196,6 +198,7 @@ class RecordDecoder:
             choice_digest=stored.chosen,
             principal=stored.principal,
             note=stored.note,
+            traceparent=stored.traceparent,
         )
         request.id = id
         request.owner = id if stored.transaction is None else stored.transaction

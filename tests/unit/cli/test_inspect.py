@@ -6,6 +6,8 @@ from typing import Any
 from genie.cli.format import width
 from inspected_rows import NOW, blocker, row
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
 
 def report(payload: dict[str, Any]) -> list[str]:
     return list(importlib.import_module("genie.cli.inspect")._report_lines(payload, NOW))
@@ -49,14 +51,18 @@ def test_rows_beyond_the_limit_are_counted_and_priorities_shown() -> None:
     assert lines[2].endswith("6.8 s       2.5")
 
 
-def test_notes_and_waits_without_a_timeout() -> None:
-    waits = row(8, "exclusive:a", blockers=[blocker(7, note="cron@host-1")], note="page 3") | {"blockersTotal": 1}
+def test_notes_traces_and_waits_without_a_timeout() -> None:
+    waits = row(
+        8, "exclusive:a", blockers=[blocker(7, note="cron@host-1", traceparent=TRACE)], note="page 3", traceparent=TRACE
+    ) | {"blockersTotal": 1}
     del waits["expiresIn"]
     payload = {"holders": [], "holdersTotal": 0, "queue": [waits], "queueTotal": 1}
-    assert report(payload)[-3:] == [
+    assert report(payload)[-5:] == [
         "  8   -            exclusive:a      3.2 s         never",
         "    note: page 3",
+        "    trace: 4bf92f3577b34da6a3ce929d0e0e4736",
         "    └ 7 holds exclusive:a, cron@host-1 (3.2 s)",
+        "      trace: 4bf92f3577b34da6a3ce929d0e0e4736",
     ]
 
 

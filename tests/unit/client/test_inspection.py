@@ -16,6 +16,7 @@ HOLDER = {
     "expiresIn": 9_250.5,
     "transactionName": "transfer-42",
     "note": "billing@host-7",
+    "traceparent": "00-a",
     "fence": 201,
 }
 WAITER = {
@@ -34,6 +35,7 @@ WAITER = {
             "since": 1_790_000_000_500,
             "transactionName": "transfer-42",
             "note": "billing@host-7",
+            "traceparent": "00-b",
         }
     ],
     "blockersTotal": 1,
@@ -42,7 +44,7 @@ WAITER = {
 
 def test_rows_have_python_names_and_seconds():
     found = parse_inspected({"holders": [HOLDER], "holdersTotal": 7, "queue": [WAITER], "queueTotal": 8})
-    blocker = Blocker(101, "a", "exclusive", "held", 1_790_000_000.5, "transfer-42", "billing@host-7")
+    blocker = Blocker(101, "a", "exclusive", "held", 1_790_000_000.5, "transfer-42", "billing@host-7", "00-b")
     assert found == Inspection(
         holders=(
             Holder(
@@ -55,6 +57,7 @@ def test_rows_have_python_names_and_seconds():
                 fence=201,
                 transaction="transfer-42",
                 note="billing@host-7",
+                traceparent="00-a",
             ),
         ),
         holders_total=7,

@@ -89,13 +89,13 @@ def test_a_queue_timeout_has_the_blockers():
     request = send_request(session)
     [(call, _, error)] = session.receive_data(
         b'{"command":"released","payload":{"id":101,"reason":"queue-timeout","ref":"1","waited":1500,"blockersTotal":12,'
-        b'"blockers":[{"id":90,"transactionName":"t","note":"n","resource":"a","mode":"exclusive","state":"held","since":5}]}}\n',
+        b'"blockers":[{"id":90,"transactionName":"t","note":"n","traceparent":"00-a","resource":"a","mode":"exclusive","state":"held","since":5}]}}\n',
         0.0,
     )
     assert call is request
     assert isinstance(error, QueueTimeout)
     assert (error.id, error.waited, error.blockers_total) == (101, 1.5, 12)
-    assert error.blockers == (Blocker(90, "a", "exclusive", "held", 0.005, "t", "n"),)
+    assert error.blockers == (Blocker(90, "a", "exclusive", "held", 0.005, "t", "n", "00-a"),)
     assert "90 of 't' (n) holds exclusive:a" in str(error)
     assert request.state is RequestState.ENDED
 
@@ -103,10 +103,13 @@ def test_a_queue_timeout_has_the_blockers():
 def test_a_deadlock_names_its_cycle():
     session = connected_session()
     send_request(session)
-    waits = [{"resource": "a", "waiter": 101, "holder": 90, "note": "n"}, {"resource": "b", "waiter": 90, "holder": 80}]
+    waits = [
+        {"resource": "a", "waiter": 101, "holder": 90, "note": "n", "traceparent": "00-a"},
+        {"resource": "b", "waiter": 90, "holder": 80},
+    ]
     [(_, _, error)] = session.receive_data(released(101, "deadlock", "1", cycle=["t1", "t2"], waits=waits), 0.0)
     assert isinstance(error, Deadlock)
-    assert (error.cycle, error.waits) == (("t1", "t2"), (CycleStep("a", 101, 90, "n"), CycleStep("b", 90, 80)))
+    assert (error.cycle, error.waits) == (("t1", "t2"), (CycleStep("a", 101, 90, "n", "00-a"), CycleStep("b", 90, 80)))
 
 
 @pytest.mark.parametrize(

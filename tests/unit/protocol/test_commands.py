@@ -51,6 +51,18 @@ FIELDS = {
     "namespace": st.one_of(st.sampled_from(["genie", "a.b:c-d_E", "x" * 128, "x y", "\u00e4", "genie\n"]), SCALARS),
     "other": SCALARS,
     "note": SCALARS,
+    "traceparent": st.one_of(
+        st.sampled_from(
+            [
+                f"{version}-{trace * 32}-{parent * 16}-01{end}"
+                for version in ("00", "ff")
+                for trace in "0a"
+                for parent in "0f"
+                for end in ("", "\n", "-")
+            ]
+        ),
+        SCALARS,
+    ),
     "limit": SCALARS,
     "only": st.one_of(st.sampled_from(["holders", "queue", "holder"]), SCALARS),
     "resource": SCALARS,

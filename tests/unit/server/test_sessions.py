@@ -60,6 +60,7 @@ def test_granted_requests_are_bound_only_if_they_end_with_the_session() -> None:
         {"release_on_disconnect": True},
         {"shared": ("B",)},
         {"note": "another"},
+        {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"},
     ],
 )
 def test_a_retry_must_have_the_same_parameters(other: dict[str, object]) -> None:

@@ -108,6 +108,7 @@ def test_every_field_of_a_record_is_written() -> None:
         choice_digest="digest",
         principal="p",
         note="n",
+        traceparent="00",
     )
     request.id = request.fence = request.since = request.since_unix_ms = request.deadline = 7
     request.state = WAITING
