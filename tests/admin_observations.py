@@ -45,6 +45,7 @@ STATE = State(
     uptime=3_600_000,
     store="redis",
     store_available=True,
+    store_full=False,
     store_errors=0,
     held=8,
     waiting=30,

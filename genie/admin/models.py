@@ -84,6 +84,8 @@ class State(ApiModel):
     store: str
     """`redis` or `memory`."""
     store_available: bool
+    store_full: bool
+    """Whether the store is out of memory, so that the leader rejects requests."""
     store_errors: int
     """How often the store failed, or exceeded the store timeout, since the start."""
     held: int

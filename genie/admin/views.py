@@ -308,6 +308,7 @@ async def state(server: ServerView, namespace: str, budget: WorkBudget) -> model
         uptime=int((time.monotonic() - _START_TIME) * 1000),
         store="memory" if server.settings.redis.url is None else "redis",
         store_available=view.store_available,
+        store_full=view.store_full,
         store_errors=view.store_errors,
         held=len(table.held),
         waiting=len(table.waiting),

@@ -254,6 +254,8 @@ def _warning_lines(state: State, columns: int) -> Iterator[Line]:
     warnings = []
     if not state.store_available:
         warnings.append("The store is unavailable.")
+    if state.store_full:
+        warnings.append("The store is out of memory: locks can be released, but no requests are accepted.")
     if state.role != LEADER:
         leader = f"{state.leader} is: query its admin port." if state.leader else "no leader is known."
         warnings.append(f"This server is not the leader ({state.role}); {leader}")

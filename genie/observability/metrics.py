@@ -63,6 +63,10 @@ class NamespaceView(Protocol):
         """Whether a leader executes commands, or a follower knows the leader."""
 
     @property
+    def store_full(self) -> bool:
+        """Whether a leader rejects requests, because the store is out of memory."""
+
+    @property
     def store_errors(self) -> int:
         """Store failures and timeouts."""
 
@@ -253,6 +257,11 @@ def _store_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
         "genie_store_available",
         "1 if the store answers, as far as the server currently depends on it.",
         ((name, namespace.store_available) for name, namespace in namespaces.items()),
+    )
+    yield from _gauge(
+        "genie_store_full",
+        "1 if the store is out of memory: the leader accepts releases, and rejects requests.",
+        ((name, namespace.store_full) for name, namespace in namespaces.items()),
     )
 
 

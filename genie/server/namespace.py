@@ -100,6 +100,11 @@ class Namespace:
         return self._follower.leader is not None
 
     @property
+    def store_full(self) -> bool:
+        """Whether this server leads and its store is out of memory, so that requests are rejected."""
+        return self.is_leader and self.store.full
+
+    @property
     def store_errors(self) -> int:
         """How often the store failed, or exceeded the store timeout."""
         return self.stats.store_errors + self.store.failure_count

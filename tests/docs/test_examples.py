@@ -62,6 +62,7 @@ SHELL_NOT_RUN = {
     "docs/how-to/high-availability.md": CONTAINERS,
     "docs/how-to/kubernetes.md": "needs a cluster; test_helm_chart.py renders the chart and runs its containers as processes",
     "docs/how-to/ledger-timeouts.md": "the first block is executed by test_ledger_timeouts.py, the second serves",
+    "docs/how-to/runbook.md": "executed by test_runbook.py",
     "docs/how-to/scaling.md": "serves until it is stopped, with a Redis on another host",
     "docs/how-to/systemd.md": "needs systemd as root; test_systemd.py verifies the unit",
     "docs/how-to/tls-and-tokens.md": "writes certificates and uses hosts that do not exist; see test_tls.py",

@@ -7,10 +7,12 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
+from admin_client import fetch
 from commands import genie_cli
 from genie.core import LockManager, Request
 from genie.storage.redis.store import RedisStore
@@ -367,7 +369,14 @@ async def test_a_missing_permission_is_logged_once_and_retried_slowly(redis: Red
 
 
 async def test_a_full_redis_accepts_releases_and_rejects_requests(redis: Redis) -> None:
-    async with server_with_fault(redis, "the-last", lambda: redis.call("CONFIG", "SET", "maxmemory", "1")) as genie:
+    port = free_port()
+
+    async def has_metric(value: int) -> bool:
+        metrics = await fetch(port, "/metrics")
+        return f'genie_store_full{{namespace="genie"}} {value}.0' in metrics.body.decode().splitlines()
+
+    fill = partial(redis.call, "CONFIG", "SET", "maxmemory", "1")
+    async with server_with_fault(redis, "the-last", fill, admin_port=port) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a")
         waiting = await client.request("exclusive:a")
@@ -377,6 +386,7 @@ async def test_a_full_redis_accepts_releases_and_rejects_requests(redis: Redis) 
         rejected = await client.expect("error")
         assert (rejected["code"], rejected["ref"]) == ("too-many", "mine")
         assert "out of memory" in rejected["message"]
+        assert await has_metric(1)
         assert await client.release(held) == "success"
         assert (await client.expect("locked"))["id"] == waiting
         assert set(stored_records(redis)) == {waiting, last}
@@ -389,6 +399,7 @@ async def test_a_full_redis_accepts_releases_and_rejects_requests(redis: Redis) 
         redis.call("CONFIG", "SET", "maxmemory", "0")
         await asyncio.to_thread(genie.until, "store memory available again")
         await client.lock("exclusive:c")
+        assert await has_metric(0)
         await client.close()
 
 

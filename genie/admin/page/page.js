@@ -101,7 +101,7 @@ function onSuccess() {
     showNotice(describeRole(state));
     return;
   }
-  showNotice(state.storeAvailable ? "" : `The store (${state.store}) is unavailable. No lock can be granted or released until it is available.`);
+  showNotice(describeStore(state));
   byId("main").hidden = false;
   showResponses();
 }
@@ -116,6 +116,13 @@ function showResponses() {
   deadlockList.show(deadlocks, state.now);
   showOutcomes(byId("outcomes"), state);
   details.show(selection, waits, resource, state.now);
+}
+
+function describeStore(state) {
+  if (!state.storeAvailable) {
+    return `The store (${state.store}) is unavailable. No lock can be granted or released until it is available.`;
+  }
+  return state.storeFull ? `The store (${state.store}) is out of memory. Locks can be released, but no requests are accepted.` : "";
 }
 
 function describeRole({ role, leader }) {

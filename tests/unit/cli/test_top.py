@@ -125,6 +125,8 @@ def test_warnings_of_a_follower_and_of_an_unavailable_store() -> None:
         "The store is unavailable.",
         "This server is not the leader (follower); other:7077\\x1b[2J is: query its admin port.",
     ]
+    full = "The store is out of memory: locks can be released, but no requests are accepted."
+    assert full in texts(render(Snapshot(state(store_full=True)), 120, None))
     assert texts(render(Snapshot(state(role="starting")), 40, None))[-2:] == [
         "This server is not the leader",
         "(starting); no leader is known.",
