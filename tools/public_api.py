@@ -22,6 +22,7 @@ PACKAGES = (
     "genie.tokens",
     "genie.timeouts",
     "genie.sql",
+    "genie.otel",
     "genie.testing",
     "genie.pytest_plugin",
 )

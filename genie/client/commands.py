@@ -233,6 +233,10 @@ class Request(Call):
         self.resources = tuple([resource for name, resource in self.choices.items() if name in chosen_names])
 
 
+request_type: type[Request] = Request
+"""The class of the requests that clients make. `genie.otel` replaces it."""
+
+
 class Release(Call):
     """The command `release`, of a lock or a waiting request of any client.
 
@@ -366,7 +370,7 @@ def make_request(
     if note is not None:
         check_note(note)
         payload["note"] = note
-    return Request(
+    return request_type(
         make_request_line(payload),
         ref,
         distinct_resources,
@@ -571,7 +575,7 @@ def make_any_request(
         "note": note,
         "ref": ref,
     }
-    request = Request(
+    request = request_type(
         make_request_line({name: value for name, value in payload.items() if value is not None}),
         ref,
         candidates,

@@ -222,6 +222,10 @@ class ClientSession:
         request = self._requests.by_id.get(id)
         return request if request is not None and request.state is RequestState.HELD else None
 
+    def held_requests(self) -> list[Request]:
+        """Return the requests of the locks that this client holds."""
+        return [request for request in self._requests.by_ref.values() if request.state is RequestState.HELD]
+
     def abandon(self, call: Call, now: float) -> None:
         """Handle the cancellation of a caller: the outcome of its call is dropped, and a request is released."""
         call.future = None
