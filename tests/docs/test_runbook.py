@@ -22,7 +22,7 @@ from wire import Wire
 
 PAGE = "docs/how-to/runbook.md"
 PARTS = ["Meaning", "Look", "Do", "Over"]
-OTHERS = ("appendfsync", "docker", "genie ", "info ", "kubectl", "systemctl", "timed out")
+OTHERS = ("appendfsync", "docker", "genie ", "info ", "kubectl", "systemctl")
 """Phrases that begin so are not messages of Genie."""
 SITE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
 
