@@ -29,6 +29,7 @@ from genie.protocol import codec
 from genie.protocol.diagnostics import namespace_error
 from genie.storage.redis.check import Report, check_namespace
 from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.primary import is_denied
 from genie.storage.redis.transfer import TransferError, decode_export, export_namespace, import_namespace
 
 UNAVAILABLE = 2
@@ -43,7 +44,7 @@ def store() -> None:
 
 
 class _Unavailable(click.ClickException):
-    """Redis is unavailable."""
+    """Redis is unavailable, or rejects the user."""
 
     exit_code = UNAVAILABLE
 
@@ -103,7 +104,8 @@ def redis_options(command: Callable[..., T]) -> Callable[..., T]:
         except TransferError as error:
             raise click.ClickException(str(error)) from None
         except RedisFailure as error:
-            raise _Unavailable(f"Redis is unavailable: {error}") from None
+            problem = "Redis denied access" if is_denied(error) else "Redis is unavailable"
+            raise _Unavailable(f"{problem}: {error}") from None
 
     return with_redis
 

@@ -173,8 +173,6 @@ class _Check:
             meta = await self._keyspace.read()
         except UnknownFormat as error:
             self._find("meta", str(error))
-        except (ValueError, DecodeError) as error:
-            self._find("meta", f"a field is invalid: {error}")
         except ErrorReply as error:
             if "WRONGTYPE" not in str(error):  # in the middle of the message if a script has failed
                 raise

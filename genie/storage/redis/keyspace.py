@@ -20,8 +20,10 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+
+from msgspec import DecodeError
 
 from genie.storage.redis.connection import RedisConnection, RedisFailure
 from genie.storage.redis.log import (
@@ -193,6 +195,13 @@ class Keyspace:
         missing = {"nonce", "node", "history", "state", "checkpoint"} - meta.keys()
         if missing:
             raise UnknownFormat(f"{self.meta} lacks {', '.join(sorted(missing))}: restore it from a backup")
+        try:
+            return self._decode_fields(meta, last_id)
+        except (ValueError, DecodeError) as error:
+            raise UnknownFormat(f"{self.meta}: a field is invalid: {error}; restore it from a backup") from None
+
+    def _decode_fields(self, meta: Mapping[str, bytes], last_id: bytes) -> Meta:
+        """Decode the fields of `meta`, of which none is missing, and the last id of the log."""
         epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["state"].decode())
         self._highest_epoch = max(self._highest_epoch, epoch.number)
         checkpoint = Checkpoint.decode(meta["checkpoint"])

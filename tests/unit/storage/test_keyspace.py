@@ -41,14 +41,27 @@ class DamagedPrimary:
 
     asking = False
 
+    def __init__(self, *further_fields: bytes) -> None:
+        self._further_fields = further_fields
+
     async def call(self, *command: object) -> object:
         del command
-        return [b"version", b"1", b"epoch", b"7", b"nonce", b"n", b"node", b"", b"history", b"0-0"], b"7-3"
+        fields = [b"version", b"1", b"epoch", b"7", b"nonce", b"n", b"node", b"", b"history", b"0-0"]
+        return [*fields, *self._further_fields], b"7-3"
 
 
-async def test_metadata_without_a_field_is_an_unknown_format() -> None:
-    keyspace = Keyspace(DamagedPrimary(), "n")  # type: ignore[arg-type]
-    with pytest.raises(UnknownFormat, match=r"\{n\}:meta lacks checkpoint, state: restore it from a backup"):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ((), "lacks checkpoint, state: restore it from a backup"),
+        ((b"state", b"s", b"checkpoint", b"7-x 1 1 1"), ": a field is invalid: .*; restore it from a backup"),
+    ],
+)
+async def test_metadata_with_a_missing_or_invalid_field_is_an_unknown_format(
+    fields: tuple[bytes, ...], message: str
+) -> None:
+    keyspace = Keyspace(DamagedPrimary(*fields), "n")  # type: ignore[arg-type]
+    with pytest.raises(UnknownFormat, match=r"\{n\}:meta ?" + message):
         await keyspace.read()
 
 
