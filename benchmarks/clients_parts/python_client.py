@@ -40,12 +40,10 @@ class RawLoop(asyncio.Protocol):
         transport.write(b"".join(lines))
 
     def _request(self, task: int) -> bytes:
+        """Return a request with the fields that the client sends, so that the server does the same for both."""
         self._refs += 1
-        return b'{"command":"request","payload":{"resources":["exclusive:raw/%d"],"ref":"%d-%d"}}\n' % (
-            task,
-            task,
-            self._refs,
-        )
+        fields = b'"resources":["exclusive:raw/%d"],"queueTimeout":10000,"transactionTimeout":10000,"ref":"%d-%d"'
+        return b'{"command":"request","payload":{' + fields % (task, task, self._refs) + b"}}\n"
 
     def data_received(self, data: bytes) -> None:
         """Answer `locked` with a release, and `released` with the next request, all in one write."""

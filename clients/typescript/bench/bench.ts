@@ -19,7 +19,9 @@ function rawLoop(host: string, port: number, inFlight: number, stop: Stop): Prom
     let [count, open, next, buffered] = [0, inFlight, 0, ''];
     const request = (task: string): string => {
       next++;
-      return `{"command":"request","payload":{"resources":["exclusive:raw/${task}"],"ref":"${task}-${next}"}}\n`;
+      // The fields that the client sends, so that the server does the same for both.
+      const fields = `"resources":["exclusive:raw/${task}"],"queueTimeout":10000,"transactionTimeout":10000`;
+      return `{"command":"request","payload":{${fields},"ref":"${task}-${next}"}}\n`;
     };
     // A session, like that of the client: the server keeps the outcome of each of its requests for a while.
     const session = randomBytes(24).toString('base64url');
