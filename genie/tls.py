@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import ssl
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 MIN_VERSION = ssl.TLSVersion.TLSv1_2
+
+_PEM_CERTIFICATE = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(.*?)-----END ", re.DOTALL)
+_DER_VERSION, _DER_UTC_TIME, _DER_LONG_LENGTH = 0xA0, 0x17, 0x80
+"""Tags of a version and of a time with a two-digit year (RFC 5280), and the flag of a length of several bytes."""
 
 
 def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
@@ -58,6 +65,43 @@ def _check_pem(file: str, variable: str, *, marker: bytes, kind: str) -> None:
         raise ValueError(f"{variable}: {file} can't be read: {error.strerror}") from None
     if marker not in content:
         raise ValueError(f"{variable}: there is no {kind} in {file}, which must be a PEM file")
+
+
+def certificate_expiry(file: str) -> float:
+    """Return the Unix time at which the first certificate in a PEM file expires. Raises ValueError if there is none.
+
+    Python decodes the certificates of peers only, so this function reads the field `validity` of the DER encoding itself.
+    """
+    section = _PEM_CERTIFICATE.search(Path(file).read_bytes())
+    if section is None:
+        raise ValueError(f"there is no certificate in {file}")
+    der = base64.b64decode(section[1])
+    try:
+        _, at, _ = _der_element(der, 0)  # the certificate
+        _, at, _ = _der_element(der, at)  # its signed part
+        tag, _, end = _der_element(der, at)
+        if tag == _DER_VERSION:
+            at = end
+        for _ in ("serial number", "signature algorithm", "issuer"):
+            _, _, at = _der_element(der, at)
+        _, at, _ = _der_element(der, at)  # validity
+        _, _, at = _der_element(der, at)  # not before
+        tag, at, end = _der_element(der, at)  # not after
+    except IndexError:
+        raise ValueError(f"the certificate in {file} is truncated") from None
+    text = der[at:end].decode("ascii")
+    if tag == _DER_UTC_TIME:
+        text = f"{'20' if text < '50' else '19'}{text}"
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def _der_element(der: bytes, at: int) -> tuple[int, int, int]:
+    """Return the tag of the DER element at a position, and where its content starts and ends. Raises IndexError."""
+    tag, length, start = der[at], der[at + 1], at + 2
+    if length & _DER_LONG_LENGTH:
+        size = length & ~_DER_LONG_LENGTH
+        length, start = int.from_bytes(der[start : start + size], "big"), start + size
+    return tag, start, start + length
 
 
 def certificate_name(certificate: Mapping[str, Any] | None) -> str | None:

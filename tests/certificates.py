@@ -19,9 +19,17 @@ class Certificates:
         self.authority.cert_pem.write_to_path(str(self.ca))
         self.server = self.issue("server", "127.0.0.1", "localhost")
 
-    def issue(self, file: str, *names: str, common_name: str | None = None, expired: bool = False) -> Path:
+    def issue(
+        self,
+        file: str,
+        *names: str,
+        common_name: str | None = None,
+        expired: bool = False,
+        until: datetime | None = None,
+    ) -> Path:
         """Sign one for these names; again for the same file takes its place."""
-        until = datetime.now(UTC) - timedelta(days=1) if expired else None
+        if expired:
+            until = datetime.now(UTC) - timedelta(days=1)
         made = self.authority.issue_cert(
             *names, common_name=common_name, **({} if until is None else {"not_after": until})
         )

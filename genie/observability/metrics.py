@@ -97,6 +97,10 @@ class ServerView(Protocol):
         """Counters of the default namespace, which include failed authentications and the event-loop lag."""
 
     @property
+    def certificate_expiry(self) -> float | None:
+        """Unix time at which the server's certificate expires; None without TLS."""
+
+    @property
     def connections(self) -> Sized:
         """Open connections."""
 
@@ -140,6 +144,12 @@ class Metrics(Collector):
             "Event-loop lag: how late timers ran.",
             *_cumulative_buckets(server.stats.lag, MS),
         )
+        expiry = GaugeMetricFamily(
+            "genie_certificate_expiry_timestamp_seconds", "Unix time at which the server's certificate expires."
+        )
+        if server.certificate_expiry is not None:
+            expiry.add_metric([], server.certificate_expiry)
+        yield expiry
         build = {"version": VERSION, "python": platform.python_version()}
         yield InfoMetricFamily("genie_build", "Version of the server and of Python.", build)
 

@@ -112,6 +112,11 @@ class Server:
         return None if self.tls is None else self.tls.admin
 
     @property
+    def certificate_expiry(self) -> float | None:
+        """Unix time at which the server's certificate expires; None without TLS."""
+        return None if self.tls is None else self.tls.expiry
+
+    @property
     def _is_listening(self) -> bool:
         return self._listener is not None or self._tls_listener is not None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.tls import MIN_VERSION, load_ca, load_certificate
+from genie.tls import MIN_VERSION, certificate_expiry, load_ca, load_certificate
 
 if TYPE_CHECKING:
     from genie.config import TlsSettings
@@ -40,6 +40,8 @@ class TlsContexts:
         """The context for the admin port, where client certificates are optional. The listener keeps this object, so `reload`
         can't replace it: each handshake switches to `_current_admin`."""
         self.admin.sni_callback = self._use_current_admin
+        self.expiry = self._read_expiry()
+        """Unix time at which the server's certificate expires; None if that is unknown."""
 
     def use_files(self, settings: TlsSettings) -> None:
         """Use the files of other settings from the next `reload` on."""
@@ -51,6 +53,13 @@ class TlsContexts:
             self._make_context(ssl.CERT_REQUIRED),
             self._make_context(ssl.CERT_OPTIONAL),
         )
+        self.expiry = self._read_expiry()
+
+    def _read_expiry(self) -> float | None:
+        """Return when the certificate expires; None if that can't be read, because a server works without it."""
+        with contextlib.suppress(OSError, ValueError):
+            return certificate_expiry(str(self._settings.cert))
+        return None
 
     def _make_context(self, client_certificates: ssl.VerifyMode) -> ssl.SSLContext:
         """Return a context without session resumption, so that every handshake verifies the client's certificate.

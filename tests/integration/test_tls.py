@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import ssl
 import threading
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from genie.config import Settings
 from genie.errors import Unavailable
 from genie.server import connection, listener
 from genie.server.app import Server
+from ports import free_port
 from servers import WAIT_S, Genie, running_server
 
 PING = b'{"command":"ping","payload":{}}\n'
@@ -360,7 +364,15 @@ def test_the_command_line_uses_tls(certificates: Certificates, tls_server: Genie
 
 def test_certificates_are_reloaded(certificates: Certificates) -> None:
     certificate = certificates.issue("renewed", "127.0.0.1")
-    with running_server(tls_cert=certificate) as server:
+    admin_port = free_port()
+    with running_server(tls_cert=certificate, admin_port=admin_port) as server:
+
+        def expiry() -> float:
+            url = f"https://127.0.0.1:{admin_port}/metrics"
+            with urllib.request.urlopen(url, context=certificates.context()) as response:
+                metrics = response.read().decode()
+            (value,) = re.findall(r"^genie_certificate_expiry_timestamp_seconds (.*)$", metrics, re.MULTILINE)
+            return float(value)
 
         def serial() -> object:
             with (
@@ -370,12 +382,14 @@ def test_certificates_are_reloaded(certificates: Certificates) -> None:
                 return wrapped.getpeercert()["serialNumber"]  # type: ignore[index]
 
         before = serial()
-        certificates.issue("renewed", "127.0.0.1")
+        until = datetime(2033, 5, 17, tzinfo=UTC)
+        certificates.issue("renewed", "127.0.0.1", until=until)
         assert serial() == before
         server.send(signal.SIGHUP)
         server.until("certificates reloaded")
         renewed = serial()
         assert renewed != before
+        assert expiry() == until.timestamp()
         certificate.write_text("nothing")
         server.send(signal.SIGHUP)
         assert "GENIE_TLS_CERT: there is no certificate" in server.until("certificate reload failed")["reason"]
