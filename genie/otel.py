@@ -181,7 +181,11 @@ class TracedRequest(Request):
         """End the wait, because the request is granted, and start the hold as its child."""
         if self._wait is None:
             return
+        is_sampled = self._wait.is_recording()
         self._end_wait(self._wait, "granted", None)
+        if not is_sampled:  # the hold is only measured
+            self._hold = trace.INVALID_SPAN
+            return
         attributes: dict[str, Any] = {
             "genie.resources": self.resources[:MAX_RESOURCES],
             "genie.mode": self._mode,

@@ -67,6 +67,7 @@ SHELL_NOT_RUN = {
     "docs/how-to/runbook.md": "executed by test_runbook.py",
     "docs/how-to/scaling.md": "serves until it is stopped, with a Redis on another host",
     "docs/how-to/systemd.md": "needs systemd as root; test_systemd.py verifies the unit",
+    "docs/how-to/tracing.md": "installs packages",
     "docs/how-to/tls-and-tokens.md": "writes certificates and uses hosts that do not exist; see test_tls.py",
     "docs/reference/configuration.md": "needs a genie.toml; executed by test_configuration.py",
     "docs/reference/http-api.md": "needs the real admin port; test_admin_api.py requests every path",

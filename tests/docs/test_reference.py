@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+from pathlib import Path
 
 import click
 from pages import DOCUMENTATION, code, errors_of, prose, table
 
 import genie as package
 import genie.testing
+from genie import otel
 from genie.cli import COMMANDS, main
 
 CLI = "docs/reference/cli.md"
@@ -60,7 +62,9 @@ def test_the_commands_are_all_there_and_so_are_their_options() -> None:
 def test_every_name_of_the_package_exists() -> None:
     text = "\n".join(line for page in DOCUMENTATION for line in prose(page))
     names = set(re.findall(r"`genie\.(?!NAMESPACE\.svc)([A-Za-z_.]+)", text)) | {"Client", "Lock"}
-    for name in names:
+    telemetry = set(re.findall(r'"genie\.([a-z_.]+)"', Path(otel.__file__).read_text()))
+    assert telemetry <= names
+    for name in names - telemetry:
         pkgutil.resolve_name(f"genie.{name}")
     errors = {code(row["Error"]).removeprefix("genie.") for row in table(ERRORS, "Error")}
     raised = errors_of(package)
@@ -91,9 +95,13 @@ def test_the_calls_and_their_defaults_are_the_code_s() -> None:
     for row in table(API, "Call"):
         for call, arguments in re.findall(r"`([a-z.]+)\((.*?)\)`", row["Call"]):
             owner, _, name = call.rpartition(".")
-            where = {"genie": package, "genie.sync": package.sync, "client": package.Client, "lock": package.Lock}[
-                owner
-            ]
+            where = {
+                "genie": package,
+                "genie.sync": package.sync,
+                "genie.otel": otel,
+                "client": package.Client,
+                "lock": package.Lock,
+            }[owner]
             if arguments == "…":
                 continue
             checked.add(call)
