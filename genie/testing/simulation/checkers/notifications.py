@@ -484,6 +484,9 @@ class ReplyChecker(Checker):
         ]
         if requests and connection.quiet and not self._is_answered_in_order(requests[0], connection):
             pending.remove(requests.pop(0))  # the request waited, and this is the first message about the request
+            if request is not None and request.ended_at is None and request.connection is not connection:
+                # Perhaps a notification from before the client repeated the request; its reply is then still to come.
+                self._ambiguous.add((entry.connection, str(ref)))
         matching = by_id or [command for command in pending if command.is_release_by_ref and command.ref == ref]
         if connection.quiet and requests:
             matching = sorted([*matching, requests[0]], key=pending.index)
