@@ -116,6 +116,20 @@ async def test_after_a_kill_under_load_all_notifications_hold(redis: Redis) -> N
         assert fences == sorted(set(fences))
 
 
+async def test_a_follower_logs_the_end_of_an_outage(redis: Redis) -> None:
+    with running_server(redis, lease=60):
+        follower = Genie(redis, lease=60)
+        try:
+            follower.start()
+            redis.kill()
+            follower.until("store unavailable")
+            redis.start()
+            assert follower.until("store available again")["outage_ms"] > 0
+            assert not any(line["event"] == "leadership acquired" for line in follower.log)
+        finally:
+            follower.kill()
+
+
 async def test_a_release_gets_its_reply_after_a_restart_of_redis(redis: Redis) -> None:
     with running_server(redis, lease=60) as genie:
         client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)

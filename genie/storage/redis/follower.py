@@ -56,7 +56,8 @@ class Follower:
 
     `on_leader_changed` is called with the leader's address, or with None while the leader is unknown. `prior_leadership` is the state of
     this node as a former leader, if it has led. `unacknowledged` are the positions of batches that this node sent as the
-    leader without acknowledging them to clients.
+    leader without acknowledging them to clients. `on_log_read` is called after each successful read of the log, that is,
+    when this node follows the leader.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Follower:
         on_leader_changed: Callable[[str | None], None],
         prior_leadership: PriorLeadership | None = None,
         unacknowledged: Collection[Position] = (),
+        on_log_read: Callable[[], None] = lambda: None,
     ) -> None:
         self._log = log.bind(namespace=keyspace.name)
+        self._on_log_read = on_log_read
         self._keyspace = keyspace
         self._reader = reader
         self._node = node
@@ -210,6 +213,7 @@ class Follower:
             self._log.info("log truncated, loading snapshot")
             await self._load_replica()
             return None
+        self._on_log_read()
         for entry in entries:
             if isinstance(entry, BatchCommitted):
                 self._replica.append(entry)

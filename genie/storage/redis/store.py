@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import structlog
+from structlog.typing import FilteringBoundLogger
 
 from genie.storage.redis.checkpoint import Checkpointer
 from genie.storage.redis.commit import (
@@ -138,6 +139,7 @@ class RedisStore:
         self._is_leader = False
         self._node, self._snapshot = node, snapshot
         reader = LogReader(self._primary, self._keyspace.log)
+        outage = _Outage(self._primary, self._log, self._loop)
         follower = self._follower = Follower(
             self._keyspace,
             reader,
@@ -146,10 +148,10 @@ class RedisStore:
             on_leader_changed=on_leader_changed,
             prior_leadership=prior_leadership,
             unacknowledged=self._unacknowledged,
+            on_log_read=outage.end,
         )
         backoff = new_backoff()
-        state_machine, logged_at, failed_at = None, 0.0, 0.0
-        last_error: str | None = None
+        state_machine = None
         while True:
             try:
                 # If this node already leads, only connecting has failed: do not follow again.
@@ -163,24 +165,12 @@ class RedisStore:
                 denied = is_denied(error)
                 delay_s = DENIED_RETRY_S if denied else round(backoff.next_delay(), 3)
                 self._failure_count += 1
-                failed_at = failed_at or self._loop.time()
-                is_due = not denied and self._loop.time() - logged_at >= LOG_INTERVAL_S
-                if str(error) != last_error or is_due:
-                    last_error, logged_at = str(error), self._loop.time()
-                    event = (
-                        "store access denied, retrying slowly"
-                        if denied
-                        else "store unavailable, not serving until it is back"
-                    )
-                    self._log.warning(event, error=last_error)
+                outage.on_failure(str(error), denied=denied)
                 self._writer.drop()
                 follower.on_store_failure()
                 await asyncio.sleep(delay_s)
             else:
-                if last_error is not None:
-                    outage_ms = round((self._loop.time() - failed_at) * 1000)
-                    address = str(self._primary.address)
-                    self._log.info("store available again", address=address, outage_ms=outage_ms)
+                outage.end()
                 self._batch = _counters_of(state_machine)
                 self._start_epoch()
                 self._is_leader = True
@@ -340,3 +330,35 @@ class RedisStore:
 def _counters_of(state: StateMachine) -> Batch:
     """Return a batch without changes, with the clock and the counters of a state."""
     return Batch({}, state.manager.next_id, state.manager.next_fence, state.clock_ms)
+
+
+class _Outage:
+    """Logs an outage of Redis while this node does not lead: each new error, and the end."""
+
+    def __init__(self, primary: Primary, log: FilteringBoundLogger, loop: asyncio.AbstractEventLoop) -> None:
+        self._primary = primary
+        self._log = log
+        self._loop = loop
+        self._last_error: str | None = None
+        """The last error of the current outage; None if there is no outage."""
+        self._began_at = 0.0
+        self._logged_at = 0.0
+
+    def on_failure(self, error: str, *, denied: bool) -> None:
+        """Log an error if it is new. Also repeat it at intervals, unless Redis has denied access."""
+        now = self._loop.time()
+        if self._last_error is None:
+            self._began_at = now
+        elif error == self._last_error and (denied or now - self._logged_at < LOG_INTERVAL_S):
+            return
+        self._last_error, self._logged_at = error, now
+        event = "store access denied, retrying slowly" if denied else "store unavailable, not serving until it is back"
+        self._log.warning(event, error=error)
+
+    def end(self) -> None:
+        """Log that Redis is available again, if there was an outage."""
+        if self._last_error is None:
+            return
+        self._last_error = None
+        outage_ms = round((self._loop.time() - self._began_at) * 1000)
+        self._log.info("store available again", address=str(self._primary.address), outage_ms=outage_ms)
