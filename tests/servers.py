@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,12 +29,22 @@ WAIT_S = 120.0
 REDIS_PROGRAM = "GENIE_TESTS_REDIS_SERVER"
 """The variable with the path of another redis-server, such as a valkey-server, for all tests with a Redis."""
 
+APPEND_ONLY_NAMES = ("appendonlydir", "appendonly.aof")
+"""The folder of the append-only files, and the single file of Redis 6."""
+
 
 def redis_program() -> str:
     """Return the path of the redis-server."""
     program = shutil.which(os.environ.get(REDIS_PROGRAM, "redis-server"))
     assert program, "redis-server is needed: make test installs it"
     return program
+
+
+@cache
+def redis_version() -> tuple[int, ...]:
+    """Return the version of the redis-server. That of Valkey is greater than 7.2, the version that it is compatible with."""
+    output = subprocess.run([redis_program(), "--version"], capture_output=True, text=True, check=True).stdout
+    return tuple(map(int, output.partition("v=")[2].split()[0].split(".")))
 
 
 class Process:
@@ -96,6 +107,22 @@ class Redis(Process):
             assert self.process.poll() is None, f"redis-server did not start at {self.port}"
             time.sleep(0.01)
         assert self.process.poll() is None, f"another server is at {self.port}"
+
+    def back_up(self) -> None:
+        """Copy the append-only file, for `roll_back`."""
+        shutil.copytree(self.folder, self._backup, ignore=shutil.ignore_patterns(self._backup.name))
+
+    def roll_back(self) -> None:
+        """Replace the append-only file by the copy of `back_up`, while the process is down."""
+        for name in APPEND_ONLY_NAMES:
+            if (self._backup / name).is_dir():
+                shutil.rmtree(self.folder / name)
+            if (self._backup / name).exists():
+                (self._backup / name).rename(self.folder / name)
+
+    @property
+    def _backup(self) -> Path:
+        return self.folder / "backup"
 
     async def node_of(self, _: str = "genie") -> Redis:
         """Return the Redis of a namespace; deployments of several Redises have the same method."""

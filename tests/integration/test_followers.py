@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -198,13 +197,12 @@ async def test_a_leader_that_stepped_down_restores_commits_that_redis_lost(redis
     with running_server(redis) as genie:
         client, _ = await connect_with_session(genie)
         first = await client.lock("exclusive:first", transactionTimeout=600_000)
-        shutil.copytree(redis.folder / "appendonlydir", redis.folder / "kept")
+        redis.back_up()
         second = await client.lock("exclusive:second", transactionTimeout=600_000)
         assert await client.release(first) == "success"
         redis.kill()
         genie.until("leadership lost")
-        shutil.rmtree(redis.folder / "appendonlydir")
-        shutil.move(redis.folder / "kept", redis.folder / "appendonlydir")
+        redis.roll_back()
         redis.start()
         assert genie.until("leadership acquired")["held_locks"] == 1
         next_client, resumed = await connect_with_session(genie)

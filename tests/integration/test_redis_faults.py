@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,7 +19,7 @@ from genie.storage.store import Batch
 from ports import free_port
 from proxy import Cut, chunks, proxy
 from relay import Command, relay
-from servers import WAIT_S, Genie, Redis, resident_bytes, running_redis, running_server
+from servers import WAIT_S, Genie, Redis, redis_version, resident_bytes, running_redis, running_server
 from stored import stored_records
 from stores import commit, opened
 from wire import Wire
@@ -277,13 +276,11 @@ async def test_the_snapshot_is_restored_to_a_redis_that_rolled_back(redis: Redis
     with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         old = await client.lock("exclusive:old", transactionTimeout=600_000)
-        log = redis.folder / "appendonlydir"
-        shutil.copytree(log, redis.folder / "copy")
+        redis.back_up()
         new = await client.lock("exclusive:new", transactionTimeout=600_000)
         await client.release(old)
         redis.kill()
-        shutil.rmtree(log)
-        shutil.move(redis.folder / "copy", log)
+        redis.roll_back()
         redis.start()
         last = await lock_again(client, "exclusive:last", transactionTimeout=600_000)
         assert set(stored_records(redis)) == {new, last}
@@ -322,7 +319,7 @@ def test_a_server_does_not_start_if_redis_evicts_keys(redis: Redis) -> None:
 
 def test_a_server_that_must_replicate_does_not_start_if_the_primary_persists_nothing(redis: Redis) -> None:
     redis.call("CONFIG", "SET", "appendonly", "no")
-    with running_redis("--replicaof", f"127.0.0.1 {redis.port}"):
+    with running_redis("--replicaof", "127.0.0.1", str(redis.port)):
         assert "set appendonly yes" in rejection(redis, redis_min_replicas=1)
 
 
@@ -382,6 +379,7 @@ async def test_a_missing_permission_is_logged_once_and_retried_slowly(redis: Red
         genie.kill()
 
 
+@pytest.mark.skipif(redis_version() < (7,), reason="Redis 6.2 has no scripts that it runs while it is out of memory")
 async def test_a_full_redis_accepts_releases_and_rejects_requests(redis: Redis) -> None:
     port = free_port()
 

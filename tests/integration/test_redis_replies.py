@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from locks import NAME, Locks, batches, locks, soon, stored
 from ports import free_port
 from redises.group import until
 from relay import Relay, Rule, encoded, error, relay
-from servers import WAIT_S, Redis, redis_program, running_redis, running_server
+from servers import WAIT_S, Redis, redis_version, running_redis, running_server
 from wire import Wire
 
 ERRORS = [
@@ -302,7 +301,7 @@ async def replicated(*options: str) -> AsyncIterator[tuple[Redis, Redis]]:
     """Run a master and a replica that follows it."""
     with ExitStack() as stack:
         master = stack.enter_context(running_redis("--repl-diskless-sync-delay", "0", *options))
-        replica = stack.enter_context(running_redis("--replicaof", f"127.0.0.1 {master.port}", *options))
+        replica = stack.enter_context(running_redis("--replicaof", "127.0.0.1", str(master.port), *options))
 
         async def follows() -> bool:
             return bool(master.call("ROLE")[2])
@@ -438,13 +437,7 @@ async def test_a_redis_that_does_not_write_to_its_disk_is_logged_as_the_cause(pl
     ]
 
 
-def version() -> tuple[int, ...]:
-    """Return the version of the installed redis-server."""
-    output = subprocess.run([redis_program(), "--version"], capture_output=True, text=True, check=True).stdout
-    return tuple(map(int, output.partition("v=")[2].split()[0].split(".")))
-
-
-@pytest.mark.skipif(version() < (7, 2), reason="Redis has no WAITAOF before 7.2")
+@pytest.mark.skipif(redis_version() < (7, 2), reason="Redis has no WAITAOF before 7.2")
 @pytest.mark.parametrize("sync", ["always", "everysec"])
 async def test_commits_wait_for_the_disks_of_the_master_and_its_replica(sync: str) -> None:
     options = ("--appendfsync", sync)

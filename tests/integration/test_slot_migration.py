@@ -27,7 +27,7 @@ async def pair() -> AsyncIterator[Cluster]:
             for number, node in enumerate(cluster.members):
                 node.id = await node.ask("CLUSTER", "MYID")
                 await node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-                await node.ask("CLUSTER", "ADDSLOTSRANGE", SLOTS // 2 * number, SLOTS // 2 * (number + 1) - 1)
+                await node.ask("CLUSTER", "ADDSLOTS", *range(SLOTS // 2 * number, SLOTS // 2 * (number + 1)))
             one, other = cluster.members
             await one.ask("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus)
             await until("the nodes have met", lambda: have_met(cluster))

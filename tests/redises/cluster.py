@@ -1,4 +1,4 @@
-"""A Redis cluster of six processes: three masters that share the slots, and a replica of each."""
+"""A Redis cluster: three masters that share the slots, and a replica of each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from pathlib import Path
 from redis import ResponseError
 from redis.crc import key_slot
 
+from certificates import Certificates
 from ports import free_port
 from redises.group import kill_all, start_all, until
 from redises.node import Node
+from servers import redis_version
 
 SLOTS = 16_384
+MASTERS = 3
 MIGRATE_MS = 5_000
 AT_ONCE = 100
 Hook = Callable[[], Awaitable[object]]
@@ -36,7 +39,10 @@ class Member(Node):
     def __init__(self, folder: Path, *lines: str, tls: bool = False) -> None:
         self.bus = free_port()
         self.tls_port = free_port() if tls else 0
-        super().__init__(folder, f"cluster-port {self.bus}", *([f"tls-port {self.tls_port}"] if tls else []), *lines)
+        ports = [f"cluster-port {self.bus}"] if redis_version() >= (7,) else []
+        super().__init__(folder, *ports, *([f"tls-port {self.tls_port}"] if tls else []), *lines)
+        if not ports:  # Redis 6.2 derives it
+            self.bus = 10_000 + (self.tls_port or self.port)
 
 
 class Cluster:
@@ -175,7 +181,7 @@ class Cluster:
         if not keys:
             return
         try:
-            await old.ask("MIGRATE", "127.0.0.1", to.port, "", 0, MIGRATE_MS, "KEYS", *keys)
+            await old.ask("MIGRATE", "127.0.0.1", to.tls_port or to.port, "", 0, MIGRATE_MS, "KEYS", *keys)
         except ResponseError as error:
             existing = await to.ask("CLUSTER", "GETKEYSINSLOT", key_slot(keys[0].encode()), AT_ONCE)
             raise AssertionError(
@@ -196,17 +202,35 @@ def slot_of(namespace: str) -> int:
 
 
 @asynccontextmanager
-async def running_cluster(*lines: str, node_timeout_ms: int = 1_000, appendonly: bool = True) -> AsyncIterator[Cluster]:
-    """Run a cluster of three masters with a replica each. `lines` are added to the configuration of each node."""
+async def running_cluster(
+    *lines: str,
+    node_timeout_ms: int = 1_000,
+    appendonly: bool = True,
+    replicas: bool = True,
+    certificates: Certificates | None = None,
+) -> AsyncIterator[Cluster]:
+    """Run a cluster of three masters with a replica each. `lines` are added to the configuration of each node.
+
+    With `certificates`, each node has a port for TLS as well, and the nodes use TLS among themselves.
+    """
     common = [
         *["cluster-enabled yes", f"cluster-node-timeout {node_timeout_ms}", "cluster-require-full-coverage no"],
         *["cluster-announce-ip 127.0.0.1", "cluster-migration-barrier 10", "cluster-replica-validity-factor 0"],
         *[f"appendonly {'yes' if appendonly else 'no'}", "appendfsync everysec", 'save ""'],
         *["repl-diskless-sync-delay 0", "repl-ping-replica-period 1", *lines],
     ]
+    if certificates is not None:
+        common += [f"tls-{name}-file {certificates.server}" for name in ("cert", "key")]
+        common += [
+            f"tls-ca-cert-file {certificates.ca}",
+            "tls-auth-clients no",
+            "tls-replication yes",
+            "tls-cluster yes",
+        ]
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
-        cluster = Cluster([Member(folder, *common) for _ in range(6)])
+        count = MASTERS * (2 if replicas else 1)
+        cluster = Cluster([Member(folder, *common, tls=certificates is not None) for _ in range(count)])
         try:
             start_all(cluster.members)
             await _join(cluster)
@@ -223,16 +247,16 @@ async def _join(cluster: Cluster) -> None:
         await node.ask("CLUSTER", "SET-CONFIG-EPOCH", epoch)
     for node, other in permutations(members, 2):
         await node.ask("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus)
-    masters, replicas = members[:3], members[3:]
+    masters, replicas = members[:MASTERS], members[MASTERS:]
     bounds = [SLOTS * part // len(masters) for part in range(len(masters) + 1)]
     for node, first, slots_end in zip(masters, bounds, bounds[1:], strict=False):
-        await node.ask("CLUSTER", "ADDSLOTSRANGE", first, slots_end - 1)
+        await node.ask("CLUSTER", "ADDSLOTS", *range(first, slots_end))
 
     async def met() -> bool:
         replies = await asyncio.gather(*(node.ask("CLUSTER", "NODES") for node in members))
         return all(len(text.splitlines()) == len(members) and "handshake" not in text for text in replies)
 
     await until("the members have met", met)
-    for node, master in zip(replicas, masters, strict=True):
+    for node, master in zip(replicas, masters, strict=False):
         await node.ask("CLUSTER", "REPLICATE", master.id)
     await cluster.settled()
