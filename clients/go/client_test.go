@@ -402,6 +402,9 @@ func TestUnavailableIsRepeatedOnTheSameConnection(t *testing.T) {
 			t.Fatal("another ref:", again)
 		}
 	}
+	if hasAnswered(client) {
+		t.Fatal("an unavailable server resets the backoff of reconnects")
+	}
 	p.send(locked1(17, ref))
 	lock, err := acquired()
 	if err != nil {
@@ -413,6 +416,15 @@ func TestUnavailableIsRepeatedOnTheSameConnection(t *testing.T) {
 	if _, err := released(); err != nil {
 		t.Fatal(err)
 	}
+	if !hasAnswered(client) {
+		t.Fatal("an executed command does not reset the backoff of reconnects")
+	}
+}
+
+func hasAnswered(client *Client) bool {
+	client.mu.Lock()
+	defer client.mu.Unlock()
+	return client.conn.answered
 }
 
 func TestRedirect(t *testing.T) {

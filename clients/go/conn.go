@@ -40,7 +40,7 @@ type conn struct {
 	helloAt, upAt time.Time
 	welcomed      bool // `welcome` has arrived
 	resumed       bool // the server knew the session
-	answered      bool // the server has answered a command
+	answered      bool // the server has executed a command, so the next reconnect has the shortest backoff
 }
 
 // encodeHello returns the first two lines of each connection.

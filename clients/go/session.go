@@ -314,7 +314,7 @@ func (c *Client) handle(conn *conn, m *message) error {
 	case !conn.welcomed:
 		return errors.New("the server did not answer hello")
 	}
-	conn.answered = conn.answered || c.conn == conn
+	conn.answered = conn.answered || c.conn == conn && p.Code != "unavailable"
 	r, l := c.calls[p.Ref], c.locks[p.Ref]
 	switch {
 	case m.Command == "locked":
