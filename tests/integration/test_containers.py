@@ -166,11 +166,12 @@ def test_the_wheel_is_compiled_in_the_build_stage() -> None:
     assert ("ENV", "HATCH_BUILD_HOOK_ENABLE_MYPYC=true") in dockerfile()
 
 
-def test_pip_downloads_the_dependencies_of_the_lock_file_only() -> None:
+def test_pip_downloads_what_the_lock_files_list_only() -> None:
     steps = [step.split() for step in build_stage_commands()[1].split("&&")]
     installs = [step for step in steps if "install" in step]
-    assert [step[-1] for step in installs] == ["requirements.lock", "/wheels/*.whl"]
-    assert "--require-hashes" in installs[0]
+    assert [step[-1] for step in installs] == ["requirements-build.lock", "requirements.lock", "/wheels/*.whl"]
+    assert all("--require-hashes" in step for step in installs[:2])
+    assert all("--no-build-isolation" in step for step in steps if "wheel" in step), "isolation downloads other tools"
     assert all("--no-deps" in step for step in installs)
     assert any(step[-1] == "check" for step in steps), "a dependency that the lock file lacks ends the build"
 

@@ -79,24 +79,39 @@ def test_without_a_docker_engine_the_image_is_not_built(monkeypatch: pytest.Monk
 # -- the lock file --------------------------------------------------------------------------------------------
 
 
-def locked() -> dict[str, str]:
+LOCKS = {"requirements.lock": ["server"], "requirements-build.lock": ["server", "sql", "compile"]}
+"""The lock files, and the extras whose requirements they have."""
+
+
+def locked(file: str) -> dict[str, str]:
     """Return the entry of each locked package, with its hashes."""
-    entries = re.split(r"^(?=[a-z0-9])", (ROOT / "requirements.lock").read_text(), flags=re.MULTILINE)
+    entries = re.split(r"^(?=[a-z0-9])", (ROOT / file).read_text(), flags=re.MULTILINE)
     return {re.split("==", entry)[0]: entry for entry in entries if "==" in entry}
 
 
-def test_every_requirement_of_the_server_is_locked() -> None:
+@pytest.mark.parametrize(("file", "extras"), LOCKS.items())
+def test_every_requirement_is_locked(file: str, extras: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for requirement in project["dependencies"] + project["optional-dependencies"]["server"]:
+    optional = [requirement for extra in extras for requirement in project["optional-dependencies"][extra]]
+    for requirement in project["dependencies"] + optional:
         name = re.match(r"[\w-]+", requirement)
         assert name
-        assert name[0] in locked(), "make lock"
+        assert name[0] in locked(file), "make lock"
 
 
-def test_every_locked_package_has_a_version_and_hashes_and_no_address() -> None:
-    assert locked()
-    for name, entry in locked().items():
+def test_the_image_is_built_with_the_versions_that_it_has() -> None:
+    """mypyc checks the types of the dependencies."""
+    built_with, installed = locked("requirements-build.lock"), locked("requirements.lock")
+    assert {name: built_with[name].split()[0] for name in installed} == {
+        name: entry.split()[0] for name, entry in installed.items()
+    }
+
+
+@pytest.mark.parametrize("file", LOCKS)
+def test_every_locked_package_has_a_version_and_hashes_and_no_address(file: str) -> None:
+    assert locked(file)
+    for name, entry in locked(file).items():
         assert re.match(rf"{name}==[\w.]+ ", entry)
         assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry)
         assert "://" not in entry
-    assert not re.search(r"^(?:--|-[a-z])", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert not re.search(r"^(?:--|-[a-z])", (ROOT / file).read_text(), re.MULTILINE)
