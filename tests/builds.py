@@ -16,8 +16,8 @@ FIELD = "build"
 """The additional field of each held or waiting request."""
 _PATCHES = {
     "storage/redis/records.py": [
-        ("    note: str | None = None\n", f"    note: str | None = None\n    {FIELD}: str = ''\n"),
-        ("            change.note,\n", f"            change.note,\n            {FIELD}='later',\n"),
+        ("    traceparent: str | None = None\n", f"    traceparent: str | None = None\n    {FIELD}: str = ''\n"),
+        ("            change.traceparent,\n", f"            change.traceparent,\n            {FIELD}='later',\n"),
     ],
     "protocol/replies.py": [('        "server": server,\n', '        "server": server,\n        "build": "later",\n')],
 }
