@@ -6,20 +6,23 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from genie import build
 from genie.bench.generator import WORKLOADS, WorkloadParameters
 from genie.bench.histogram import Histogram
+from genie.bench.profiles import BUILT_IN, Phase, PhaseResult, load, run_phase
 from genie.bench.runner import BenchOptions, LoadRunner, Result
 from genie.cli.format import table
 from genie.cli.options import (
     INTERRUPTED,
+    InvalidArgument,
     Querier,
     WholeNumber,
     json_option,
@@ -29,6 +32,7 @@ from genie.cli.options import (
     server_options,
     timeout_option,
 )
+from genie.client import aio
 from genie.client.config import Address, format_address
 from genie.errors import ConnectionLost, GenieError, Unavailable
 from genie.protocol import codec
@@ -215,12 +219,18 @@ MAX_IN_FLIGHT = 1_000_000
     metavar="N",
     help="Number of keys in each request of several.",
 )
+@click.option(
+    "--profile",
+    metavar="FILE|NAME",
+    help=f"Run the phases of a load profile instead of workloads: a TOML file, or one of {', '.join(BUILT_IN)}.",
+)
 @json_option
 @server_options
 @timeout_option
 @one_line_errors
 def bench(
     workloads: tuple[str, ...],
+    profile: str | None,
     keys: int,
     shared_percent: int,
     resources: int,
@@ -270,6 +280,10 @@ def bench(
     Exit status: 0; 1 if there were errors, or if a workload could not be measured; 130 after Ctrl-C. A workload that
     is interrupted while it warms up has no result.
     """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
+    if profile is not None:
+        _check_alone(workloads)
+        _run_profile(profile, host, port, namespace, timeout, as_json=as_json)
+        return
     if options["connections"] * options["depth"] > MAX_IN_FLIGHT:
         raise click.UsageError(f"--connections times --depth must be at most {MAX_IN_FLIGHT:,}.")
     parameters = WorkloadParameters(keys=keys, shared_percent=shared_percent, resources=resources)
@@ -385,3 +399,87 @@ class _Session:
         errors = [f"{result.workload}: {format_errors(result)}" for result in self.results if result.tally.errors]
         if errors:
             raise click.ClickException(f"errors occurred: {'; '.join(errors)}")
+
+
+# -- `genie bench --profile` --------
+
+PHASE_HEADERS = ("PHASE", "RATE/S", "P50", "P99", "TIMEOUTS", "DEADLOCKS", "UNFINISHED", "DROPPED", "ERRORS")
+LOAD_PARAMETERS = frozenset({"connections", "depth", "measure_s", "warm_up_s", "keys", "shared_percent", "resources"})
+"""Options of the workloads. A profile states its load itself."""
+
+
+def _check_alone(workloads: tuple[str, ...]) -> None:
+    """Raise a usage error if workloads, or options of the workloads, were given together with `--profile`."""
+    context = click.get_current_context()
+    given = [f"the workload {workloads[0]}"] if workloads else []
+    given += [
+        param.opts[0]
+        for param in context.command.params
+        if param.name in LOAD_PARAMETERS and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"--profile cannot be combined with {', '.join(given)}: the profile states the load.")
+
+
+def _run_profile(profile: str, host: str, port: int, namespace: str | None, timeout: float, *, as_json: bool) -> None:
+    """Run a profile and print a row for each phase, or a JSON document. Errors other than timeouts and deadlocks fail."""
+    try:
+        phases = load(profile)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+    results: list[PhaseResult] = []
+    interrupted = False
+
+    def connect() -> aio.Client:
+        return aio.connect(host, port, namespace=namespace, connect_timeout=timeout)
+
+    try:
+        _run_event_loop(_run_phases(phases, results, connect))
+    except KeyboardInterrupt:
+        interrupted = True
+    if as_json:
+        rows = [_json_phase(result) for result in results]
+        _print(codec.dumps({"profile": profile, "interrupted": interrupted, "phases": rows}))
+    else:
+        rows_of_text = [_phase_row(result) for result in results]
+        _print("\n".join(table(PHASE_HEADERS, rows_of_text, right_aligned=range(1, len(PHASE_HEADERS)))))
+    if interrupted:
+        raise SystemExit(INTERRUPTED)
+    errors = [f"{result.phase.name}: {_format_counts(result)}" for result in results if result.errors]
+    if errors:
+        raise click.ClickException(f"errors occurred: {'; '.join(errors)}")
+
+
+async def _run_phases(phases: list[Phase], results: list[PhaseResult], connect: Callable[[], aio.Client]) -> None:
+    """Run the phases in order, and append their results to `results`, which has those before an interrupt, too."""
+    for phase in phases:
+        result = await run_phase(phase, connect)
+        results.append(result)
+
+
+def _phase_row(result: PhaseResult) -> list[str]:
+    """Return the row of a phase in the table."""
+    latencies = [_format_ns(result.to_locked.quantile_ns(QUANTILES[name])) for name in ("p50", "p99")]
+    counts = (result.timeouts, result.deadlocks, result.unfinished, result.dropped, result.errors.total())
+    return [result.phase.name, f"{result.per_s:,.0f}", *latencies, *(f"{count:,}" for count in counts)]
+
+
+def _json_phase(result: PhaseResult) -> dict[str, Any]:
+    """Return the JSON object of a phase."""
+    return {
+        "phase": result.phase.name,
+        "settings": asdict(result.phase),
+        "measured_s": round(result.measured_s, 6),
+        "completed": result.completed,
+        "per_s": round(result.per_s, 1),
+        "to_locked": _json_latencies(result.to_locked),
+        "timeouts": result.timeouts,
+        "deadlocks": result.deadlocks,
+        "unfinished": result.unfinished,
+        "dropped": result.dropped,
+        "errors": dict(result.errors),
+    }
+
+
+def _format_counts(result: PhaseResult) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(result.errors.items()))

@@ -18,6 +18,7 @@ from matching import Screen
 from pages import DOCUMENTATION, ROOT, Block, blocks, errors_of
 
 import genie as package
+from genie.bench import profiles
 from servers import WAIT_S, Genie
 
 BLOCKS = {page: blocks(page) for page in DOCUMENTATION}
@@ -138,12 +139,19 @@ def test_shell_commands_parse(block: Block) -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [block for block in ALL if block.language == "toml" and block.lines[0] != "# genie.toml"], ids=str
+    "block",
+    [block for block in ALL if block.language == "toml" and block.lines[0] not in {"# genie.toml", "[[phase]]"}],
+    ids=str,
 )
 def test_a_token_file_has_known_keys(block: Block) -> None:
     for section in tomllib.loads(block.text).values():
         assert section.keys() <= {"token", "prefixes", "may"}
         assert {*section.get("may", ())} <= {"lock", "inspect", "admin"}
+
+
+def test_a_load_profile_is_valid() -> None:
+    (block,) = [block for block in ALL if block.language == "toml" and block.lines[0] == "[[phase]]"]
+    assert profiles.parse(block.text)
 
 
 def test_the_error_hierarchy_is_that_of_the_code() -> None:

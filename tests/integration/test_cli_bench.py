@@ -519,3 +519,53 @@ def test_progress_is_shown_on_a_terminal_and_erased(genie: Genie) -> None:
     assert "cycles/s" in written
     assert written.endswith("\r\x1b[K")
     assert "\r" not in stdout
+
+
+PROFILE = """
+[[phase]]
+name = "closed"
+seconds = 0.4
+connections = 4
+resources = 4
+locks = 3
+one_by_one = true
+[[phase]]
+name = "open"
+seconds = 0.4
+connections = 2
+rate = 100
+priorities = 2
+[[phase]]
+name = "too late"
+seconds = 0.4
+connections = 2
+resources = 1
+hold_ms = 60000
+queue_timeout_s = 0.05
+"""
+
+
+def test_a_profile_reports_each_phase_and_leaves_no_locks(genie: Genie, tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text(PROFILE)
+    done = bench(genie.port, "--profile", str(path), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    closed, arriving, late = json.loads(done.stdout)["phases"]
+    assert closed["completed"] > 0
+    assert closed["deadlocks"] > 0
+    assert closed["to_locked"]["p50_us"] <= closed["to_locked"]["p99_us"]
+    assert 0 < arriving["completed"] <= 100
+    assert (late["completed"], late["unfinished"] > 0, late["timeouts"] > 0) == (0, True, True)
+    assert [phase["errors"] for phase in (closed, arriving, late)] == [{}, {}, {}]
+    assert all_released(genie)
+
+
+def test_a_profile_states_the_whole_load(genie: Genie, tmp_path: Path) -> None:
+    done = bench(genie.port, "--profile", "steady", "--connections", "3", "own")
+    assert done.returncode == 2
+    assert "--profile cannot be combined with the workload own, --connections" in done.stderr
+    path = tmp_path / "profile.toml"
+    path.write_text("[[phase]]\nrats = 3")
+    done = bench(genie.port, "--profile", str(path))
+    assert done.returncode == 2
+    assert "phase 1: unknown key 'rats'" in done.stderr
