@@ -1,5 +1,5 @@
 import type { ConnectOptions } from './config.js';
-import { QueueTimeoutError } from './errors.js';
+import { LockLostError, QueueTimeoutError } from './errors.js';
 import { Lock } from './lock.js';
 import { checkTimeout, Session } from './session.js';
 import { Watch } from './watch.js';
@@ -106,8 +106,7 @@ export class Client implements AsyncDisposable {
     try {
       result = await work(lock);
     } catch (error) {
-      if (lock.error && lock.error !== error) lock.error.cause ??= error;
-      if (lock.error) throw lock.error;
+      if (lock.error) throw withCause(lock.error, error);
       // The error of the work is reported at once, also without a connection. The release goes on in the background.
       lock[Symbol.asyncDispose]().catch(() => {});
       throw error;
@@ -200,4 +199,9 @@ function withMode(resource: string): string {
   if (resource.startsWith('exclusive:') || resource.startsWith('shared:')) return resource;
   if (!resource.includes(':')) return `exclusive:${resource}`;
   throw new TypeError(`'${resource}': a resource is shared:NAME, exclusive:NAME or a NAME without a colon`);
+}
+
+function withCause(error: LockLostError, cause: unknown): LockLostError {
+  if (cause !== error && error.cause === undefined) error.cause = cause;
+  return error;
 }

@@ -166,7 +166,7 @@ export class Connection {
     socket.setKeepAlive(true, KEEPALIVE_IDLE_TIME);
     socket.once(tls ? 'secureConnect' : 'connect', () => socket.write(this.#session.onOpen()));
     const reader = new MessageReader();
-    socket.setEncoding('utf8').on('data', (text: string) => this.#onData(socket, reader, text));
+    socket.on('data', (chunk: Buffer) => this.#onData(socket, reader, chunk));
     socket.on('drain', () => this.#session.onDrain());
     socket.on('end', () => socket.destroy()); // everything was read
     let failure = new Error('the server closed the connection');
@@ -175,10 +175,10 @@ export class Connection {
     return new Promise((resolve) => socket.on('close', () => resolve(this.#onClose(address, failure))));
   }
 
-  #onData(socket: Socket, reader: MessageReader, text: string): void {
+  #onData(socket: Socket, reader: MessageReader, chunk: Buffer): void {
     this.lastReceivedAt = performance.now();
     try {
-      reader.read(text, (message) => {
+      reader.read(chunk, (message) => {
         this.#session.onMessage(message);
         return !socket.destroyed;
       });

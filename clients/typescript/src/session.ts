@@ -286,10 +286,13 @@ export class Session {
   /** The server has read enough: more may be written. */
   onDrain(): void {
     if (this.#phase !== 'up' || !this.#queue.length) return;
-    for (const call of this.#queue.splice(0)) {
-      if (this.#connection.congested) this.#queue.push(call);
-      else if (this.#isUnanswered(call)) this.#writeCall(call);
+    let count = 0;
+    for (const call of this.#queue) {
+      if (this.#connection.congested) break;
+      if (this.#isUnanswered(call)) this.#writeCall(call);
+      count++;
     }
+    this.#queue.splice(0, count);
   }
 
   // -- timers ---------------------------------------------------------------------------------------------------------
@@ -445,18 +448,20 @@ export class Session {
 
   /** The server has sent the state of all requests of the session. */
   #onResumed(isAvailable: boolean): void {
-    for (const call of [...this.#calls.values()]) {
-      if (call instanceof Command) {
-        const { name, request } = call; // the request is earlier in this loop
-        if (name === 'ping' && isAvailable) this.#onAnswer(call, {}); // the server has just answered a `ping`
-        else if (name === 'extend' && request && request.state !== 'held') this.#fail(call, request.error ?? lost(request.id, 'lost'));
-      } else if (call.state === 'held' && call.confirmedOn !== this.#connectionNumber) {
-        this.#end(call);
-        this.#send('release', { id: call.id }, call); // the answer contains the reason
-      } else if (call.state === 'held' && call.options.watchdog) {
-        call.renewAt = 0; // the last extension may have been lost with the connection
+    for (const request of this.#requests()) {
+      if (request.state === 'held' && request.confirmedOn !== this.#connectionNumber) {
+        this.#end(request);
+        this.#send('release', { id: request.id }, request); // the answer contains the reason
+      } else if (request.state === 'held' && request.options.watchdog) {
+        request.renewAt = 0; // the last extension may have been lost with the connection
         this.#arm(0);
       }
+    }
+    for (const call of [...this.#calls.values()]) {
+      if (!(call instanceof Command)) continue;
+      const { name, request } = call;
+      if (name === 'ping' && isAvailable) this.#onAnswer(call, {}); // the server has just answered a `ping`
+      else if (name === 'extend' && request && request.state !== 'held') this.#fail(call, request.error ?? lost(request.id, 'lost'));
     }
     this.#phase = 'up';
     this.#connection.established();

@@ -80,6 +80,7 @@ export const MAX_TIMEOUT = 2 ** 31 - 1;
 
 const MAX_LINE_TO_SERVER = 1 << 20;
 const MAX_LINE_FROM_SERVER = 1 << 28;
+const LINE_FEED = 10;
 
 /** Encodes a command as a line. Throws if it is a line to which the server could not answer with its `ref`. @internal */
 export function encode(command: string, payload: object, ref: string): string {
@@ -98,19 +99,31 @@ export function encode(command: string, payload: object, ref: string): string {
   return line;
 }
 
-/** Splits received text into messages. @internal */
+/** Splits received bytes into messages. @internal */
 export class MessageReader {
-  /** The incomplete last line. */
-  #rest = '';
+  #parts: Buffer[] = [];
+  #size = 0;
 
   /** Calls `receive` for each complete message, until it returns false. Throws if a line is not a message. */
-  read(text: string, receive: (message: Message) => boolean): void {
-    this.#rest += text;
-    if (this.#rest.length > MAX_LINE_FROM_SERVER) throw new Error(`a line of more than ${MAX_LINE_FROM_SERVER} characters`);
-    if (!text.includes('\n')) return; // a long line is split once, when it is complete
-    const lines = this.#rest.split('\n');
-    this.#rest = lines.pop() ?? '';
-    for (const line of lines) if (line.trim() && !receive(parse(line))) return;
+  read(chunk: Buffer, receive: (message: Message) => boolean): void {
+    const end = chunk.lastIndexOf(LINE_FEED) + 1;
+    // All complete lines are decoded at once: a line feed is never a part of a longer UTF-8 sequence.
+    let text = '';
+    if (end && this.#size) {
+      text = Buffer.concat([...this.#parts, chunk.subarray(0, end)]).toString();
+      this.#parts = [];
+      this.#size = 0;
+    } else if (end) {
+      text = chunk.toString('utf8', 0, end);
+    }
+    if (end < chunk.length) this.#parts.push(chunk.subarray(end));
+    this.#size += chunk.length - end;
+    if (this.#size > MAX_LINE_FROM_SERVER) throw new Error(`a line of more than ${MAX_LINE_FROM_SERVER} bytes`);
+    for (let start = 0, stop = 0; start < text.length; start = stop + 1) {
+      stop = text.indexOf('\n', start);
+      const line = text.slice(start, stop);
+      if (line.trim() && !receive(parse(line))) return;
+    }
   }
 }
 
