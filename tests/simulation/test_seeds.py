@@ -52,6 +52,7 @@ REGRESSION_SEEDS = [
     3000158,  # a server took over again without a request that was rejected at once: its ref made another one
     2015279,  # a node acquired leadership at a Redis that failed at once, and later took that epoch for another leader's
     2022730,  # an unacknowledged batch in another Redis made a former leader drop its state
+    2077824,  # a candidate read a new leader's entries before it failed to take over, and did not wait for the lease
     2072967,  # a repeated request ended by a commit in flight, and its repetition was answered with `unavailable`
     778,  # a follower that had to load the records did not notice that another node had taken over
 ]

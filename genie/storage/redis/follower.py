@@ -337,6 +337,8 @@ class Follower:
         await self._keyspace.verify()  # last: another Redis may have become the primary while this node waited
         self.acquired_at = self._loop.time()
         if not await self._keyspace.acquire_leadership(self._node, meta):
+            # A leader is alive. `_catch_up_to` may have read its entries, which `_tail_log` then will not see.
+            self._candidacy.last_sign_of_life = self._loop.time()
             return None
         return await self._take_over()
 

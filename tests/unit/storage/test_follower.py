@@ -221,6 +221,16 @@ async def test_commits_that_redis_lacks_are_restored_if_they_may_have_been_ackno
     assert keyspace.calls == ["acquired", *then]
 
 
+async def test_a_failed_acquisition_shows_that_a_leader_is_alive() -> None:
+    """The candidate may have read the entries of the new leader before, so that it sees none of them later."""
+    keyspace = ScriptedKeyspace(led_by(None))
+    follower = follower_of(keyspace)
+    now = asyncio.get_running_loop().time()
+    assert await follower._acquire(keyspace.meta) is None
+    assert keyspace.calls == ["acquired"]
+    assert follower._candidacy.last_sign_of_life >= now
+
+
 async def test_a_node_without_a_seen_leader_waits_for_candidates_of_a_higher_rank() -> None:
     """The Redis may be a new primary, that lacks the take-over of a leader at the old one."""
     keyspace = ScriptedKeyspace(led_by(None))
