@@ -55,6 +55,8 @@ REGRESSION_SEEDS = [
     2077824,  # a candidate read a new leader's entries before it failed to take over, and did not wait for the lease
     2072967,  # a repeated request ended by a commit in flight, and its repetition was answered with `unavailable`
     778,  # a follower that had to load the records did not notice that another node had taken over
+    2088638,  # Redis stopped for a candidate's whole wait, and the one with the newest state could not connect
+    2081318,  # a server was killed and started again between two samples of the impairments
 ]
 """Seeds that revealed a defect, each with the defect."""
 

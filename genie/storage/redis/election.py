@@ -81,6 +81,14 @@ class Candidacy:
         self.empty_since = self.expired = None
         self.has_seen_leader = not primary_may_change
 
+    def note_stall(self, now: float) -> None:
+        """Record that Redis did not answer for a while. The full lease is waited for again.
+
+        In that time no other candidate could connect and publish a later position.
+        """
+        self.last_sign_of_life = now
+        self.empty_since = None
+
     def note_rollback(self, meta: Meta, now: float) -> None:
         """Record that Redis lacks commits. The first time for a position, the full lease is waited for again.
 

@@ -49,6 +49,8 @@ TRANSFER_REQUEST_INTERVAL_S = 1.0
 """How often a transfer request is repeated."""
 POLL_INTERVAL_S = 0.1
 """How often a waiting candidate reads `meta` and compares positions."""
+MAX_POLL_S = 0.5
+"""If Redis takes longer to answer such a poll, the candidate starts its wait again."""
 
 
 class Follower:
@@ -127,6 +129,7 @@ class Follower:
 
         Returns the state if this node has acquired leadership. Otherwise returns None, and `_step` must be called again.
         """
+        started_at = self._loop.time()
         meta = await self._read_meta()
         if self._keyspace.confirm_acquisition(meta):
             return await self._take_over()
@@ -141,7 +144,7 @@ class Follower:
             case Action.TAIL_LOG if meta is not None and meta.node is not None:
                 await self._tail_log(meta, meta.node)
             case Action.ACQUIRE | Action.RESTORE:
-                return await self._compete(decision, meta, lease_expired=expired is not None)
+                return await self._compete(decision, meta, started_at, lease_expired=expired is not None)
         return None
 
     def _set_leader(self, leader: str | None) -> None:
@@ -269,15 +272,17 @@ class Follower:
 
     # -- taking over --------------------------------------------------------------------------------------
 
-    async def _compete(self, decision: Decision, meta: Meta | None, *, lease_expired: bool) -> StateMachine | None:
+    async def _compete(
+        self, decision: Decision, meta: Meta | None, started_at: float, *, lease_expired: bool
+    ) -> StateMachine | None:
         """Wait as the decision says, then acquire leadership and return the state.
 
         Returns None if the wait has not ended or another node was faster: the caller then reads `meta` and decides again.
-        `lease_expired` tells whether the lease of the leader in `meta` has expired, which is logged.
+        `started_at` is the event-loop time at which this node began to read `meta`. `lease_expired` tells whether the lease of the leader in `meta` has expired, which is logged.
         """
         if decision.rolled_back and meta is not None:
             self._candidacy.note_rollback(meta, self._loop.time())
-        if decision.not_before is not None and not await self._poll_for_highest_rank(decision.not_before):
+        if decision.not_before is not None and not await self._poll_for_highest_rank(decision.not_before, started_at):
             return None
         if lease_expired and meta is not None and meta.node is not None:
             self._log.warning("leader lease expired", leader=meta.node.address, lease_ms=meta.node.lease_ms)
@@ -293,16 +298,23 @@ class Follower:
             self._candidacy.last_sign_of_life = self._loop.time()
         return state_machine
 
-    async def _poll_for_highest_rank(self, not_before: float) -> bool:
+    async def _poll_for_highest_rank(self, not_before: float, started_at: float) -> bool:
         """Publish this node's position once, and compare it with the positions of the other candidates.
 
         Returns True if the event-loop time `not_before` has passed and no candidate has published a later position.
         Otherwise returns False after at most one poll interval: the caller then reads `meta` and decides again.
+
+        The wait gives the other candidates time to publish. If Redis took longer than `MAX_POLL_S` since `started_at`,
+        they had no such time, and the wait starts again.
         """
         history = self._replica.history
         position = (0, 0) if history is None else history.last_committed
         outranked = await self._keyspace.publish_position_and_compare(position)
-        remaining_s = not_before - self._loop.time()
+        now = self._loop.time()
+        if now - started_at > MAX_POLL_S:
+            self._candidacy.note_stall(now)
+            return False
+        remaining_s = not_before - now
         if outranked or remaining_s > 0:
             await asyncio.sleep(POLL_INTERVAL_S if outranked else min(remaining_s, POLL_INTERVAL_S))
             return False

@@ -168,7 +168,8 @@ class Cluster:
     async def _record_impairments(self) -> None:
         """Record at intervals which servers are down, stopped or partitioned from a Redis.
 
-        The checkers excuse lost notifications of such an impaired server.
+        The checkers excuse lost notifications of such an impaired server. A kill is recorded when it happens
+        (`Host.kill`), because a server may be down for less than an interval.
         """
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)

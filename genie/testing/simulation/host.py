@@ -58,6 +58,7 @@ class Host:
         if not self.node.dead and not self._restarting:
             self._loop.kill(self.node, silently=silently)
             self._record_end(self.node)
+            self._history.impaired.setdefault(self.name, []).append(self._loop.time())
             if silently:
                 self.boots += 1
             self._restart_after(restart_after_s)

@@ -36,6 +36,8 @@ class ScriptedKeyspace:
     reads: int = 0
     discoverable: bool = True
     latest_rival_position: Position = (0, 0)
+    stall_s: float = 0.0
+    """How far the publication of a position moves the clock."""
     calls: list[str] = field(default_factory=list)
     log_end: str = ""
     log_ends: list[str] = field(default_factory=list)
@@ -54,6 +56,9 @@ class ScriptedKeyspace:
         return False
 
     async def publish_position_and_compare(self, position: Position) -> bool:
+        if self.stall_s:
+            loop, stopped_at = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+            loop.time = lambda: stopped_at + self.stall_s  # type: ignore[method-assign]
         return self.latest_rival_position > position
 
     async def is_discoverable(self) -> bool:
@@ -335,6 +340,23 @@ async def test_a_candidate_yields_to_one_that_has_replicated_more(situation: str
     keyspace.latest_rival_position = (0, 0)
     await step()
     assert keyspace.calls == ["acquired"]
+
+
+@pytest.mark.parametrize("situation", ["empty", "vacant", "lease expired"])
+async def test_a_candidate_waits_again_if_redis_did_not_answer(situation: str) -> None:
+    """A candidate with a later position could not connect in that time."""
+    keyspace = ScriptedKeyspace({"empty": None, "vacant": led_by(None)}.get(situation, led_by(Node(address="gone"))))
+    follower = unconfirmed_follower_of(keyspace)
+    if keyspace.meta is not None:
+        follower._replica.lazy = LazyReplica(StateMachine())
+        follower._candidacy.rollback = keyspace.meta.epoch, keyspace.meta.position
+    if situation == "lease expired":
+        follower._candidacy.expired = EPOCH
+    keyspace.stall_s = 3600.0
+    await follower._step()
+    assert not keyspace.calls
+    assert follower._candidacy.last_sign_of_life == asyncio.get_running_loop().time()
+    assert follower._candidacy.empty_since is None
 
 
 async def test_a_node_that_has_taken_over_leads_although_it_can_not_delete_garbage() -> None:
