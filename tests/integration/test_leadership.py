@@ -101,6 +101,7 @@ async def test_a_log_that_grows_without_metadata_is_not_replaced(
     candidate = make_store()._keyspace
     redis.call("DEL", candidate.meta)
     assert await candidate.read() is None
+    await candidate.register_candidate()
     epoch, index = last_position(redis)
     redis.call("XADD", candidate.log, f"{epoch}-{index + 1}", "batch", "0 1 1")
     assert not await candidate.acquire_leadership(Node(), None)
@@ -123,6 +124,23 @@ async def test_a_candidate_detects_that_redis_was_emptied(redis: Redis, make_sto
     assert await store._keyspace.register_candidate()
     await lead(store, 1, batch_holding())
     assert not redis.call("EXISTS", "{genie}:candidates")
+
+
+async def test_an_empty_namespace_is_not_acquired_after_redis_was_emptied(
+    redis: Redis, make_store: Callable[[], RedisStore]
+) -> None:
+    """Between the read and the script another node took over, and Redis lost that: the other node is alive."""
+    candidate = make_store()._keyspace
+    redis.call("FLUSHALL")
+    assert await candidate.read() is None
+    await candidate.register_candidate()
+    redis.call("FLUSHALL")
+    assert not await candidate.acquire_leadership(Node(), None)
+    with pytest.raises(LeadershipLost):
+        await candidate.restore_snapshot(Node(), Batch(), EpochHistory(((0, 0), (7, 3))), "")
+    assert not redis.call("EXISTS", candidate.meta)
+    await candidate.register_candidate()
+    assert await candidate.acquire_leadership(Node(), None)
 
 
 async def test_a_deposed_leader_does_not_delete_snapshots(

@@ -56,6 +56,8 @@ REGRESSION_SEEDS = [
     2072967,  # a repeated request ended by a commit in flight, and its repetition was answered with `unavailable`
     778,  # a follower that had to load the records did not notice that another node had taken over
     2088638,  # Redis stopped for a candidate's whole wait, and the one with the newest state could not connect
+    3102184,  # between two reads of a candidate, another node took over the empty namespace, and Redis lost everything again
+    3103374,  # a grant was sent after the client repeated its request, before the repetition was rejected
     2081318,  # a server was killed and started again between two samples of the impairments
 ]
 """Seeds that revealed a defect, each with the defect."""

@@ -223,7 +223,8 @@ class Keyspace:
             epoch = LeaderEpoch(epoch.number, epoch.nonce, observed.epoch.state)
         self._unconfirmed = epoch
         if observed is None:
-            return await self._acquire(node, epoch, None, EpochHistory(), "0-0", Checkpoint((epoch.number, 0), Batch()))
+            empty = Checkpoint((epoch.number, 0), Batch())
+            return await self._acquire(node, epoch, None, EpochHistory(), "0-0", empty, is_candidate=True)
         return await self._acquire(node, epoch, observed, observed.history, encode_position(observed.position))
 
     def confirm_acquisition(self, meta: Meta | None) -> bool:
@@ -361,7 +362,16 @@ class Keyspace:
             chunk = [part for id_, change in stored[start : start + CHUNK] for part in (id_, encode(change))]
             await self._primary.write("HSET", epoch.state, *chunk)
         checkpoint = Checkpoint((epoch.number, 0), state)
-        if not await self._acquire(node, epoch, meta, history, "", checkpoint, record_count=len(stored)):
+        if not await self._acquire(
+            node,
+            epoch,
+            meta,
+            history,
+            "",
+            checkpoint,
+            record_count=len(stored),
+            is_candidate=meta is None and log_end is not None,
+        ):
             raise LeadershipLost(f"{self.meta} changed while the snapshot was written")
         await self._finish_restore()
 
@@ -440,11 +450,14 @@ class Keyspace:
         base: str,
         checkpoint: Checkpoint | None = None,
         record_count: int = 0,
+        *,
+        is_candidate: bool = False,
     ) -> bool:
         """Run `acquire.lua` for the new `epoch`, whose state has the lineage `history`; return whether it succeeded.
 
         `base` is the encoded position from which the epoch continues; empty for a restored snapshot. `checkpoint` is given
-        for a new state, which has `record_count` records. Raises RedisFailure if Redis has lost records of the new state.
+        for a new state, which has `record_count` records. `is_candidate`: this node must still be registered as a candidate, or
+        Redis has lost everything since it read that the namespace is empty. Raises RedisFailure if Redis has lost records of the new state.
         """
         expected = ("", "", self.log_end)
         if observed is not None:
@@ -454,7 +467,7 @@ class Keyspace:
         ends = history.ends[-MAX_EPOCHS:]
         status = await self._primary.eval(
             _ACQUIRE,
-            [self.meta, self.log, epoch.state],
+            [self.meta, self.log, epoch.state, self._candidates],
             *(
                 epoch.number,
                 epoch.nonce,
@@ -465,6 +478,7 @@ class Keyspace:
                 encode_ends(EpochHistory(ends)),
             ),
             *((b"", 0) if checkpoint is None else (checkpoint.encode(), record_count)),
+            self._candidate_id if is_candidate else "",
         )
         if status == b"lost":
             raise RedisFailure(f"Redis has lost records of the snapshot {epoch.state} while it was written")

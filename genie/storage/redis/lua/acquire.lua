@@ -1,9 +1,9 @@
 -- Acquire leadership: start a new epoch in the log, and describe its leader in meta. Afterwards Redis rejects the appends of
 -- all earlier leaders, because the log was changed and its last id has a higher epoch.
--- KEYS: meta, log, state   ARGV: epoch, nonce; the epoch, the nonce and the id of the last log entry that the candidate has
+-- KEYS: meta, log, state, candidates   ARGV: epoch, nonce; the epoch, the nonce and the id of the last log entry that the candidate has
 --       read ('' where there is none); the node; the format version; the position from which the epoch continues ('' for
 --       a restored snapshot); the history of the earlier epochs; the checkpoint ('' to keep the stored one); the number of
---       records in a restored snapshot
+--       records in a restored snapshot; the id of the candidate ('' if it need not be registered)
 -- Returns 'ok', also if this epoch was acquired before; 'other' if meta or the log has changed since the candidate read it;
 -- 'lost' if records of the restored snapshot are missing.
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce')
@@ -12,6 +12,11 @@ if meta[1] == ARGV[1] and meta[2] == ARGV[2] then
 end
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
 if (meta[1] or '') ~= ARGV[3] or (meta[2] or '') ~= ARGV[4] or (last and last[1] or '') ~= ARGV[5] then
+  return 'other'
+end
+-- A candidate for an empty namespace was registered when it read that the namespace is empty. If it is not any more, Redis has
+-- lost everything since then, and with it perhaps the epoch of a leader that is alive.
+if ARGV[12] ~= '' and redis.call('SISMEMBER', KEYS[4], ARGV[12]) == 0 then
   return 'other'
 end
 if ARGV[10] ~= '' then

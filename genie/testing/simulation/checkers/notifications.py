@@ -455,10 +455,20 @@ class ReplyChecker(Checker):
                 self._remove_in_order(entry, pending, matching)
             elif matching and self.model.connections[entry.connection].quiet:
                 pending.remove(matching[0])  # the lock may have been granted long after the request was executed
+                self._note_repeated(entry)
         elif message == "released":
             self._match_released(entry, pending)
         elif message == "error":
             self._match_error(entry, pending)
+
+    def _note_repeated(self, entry: Entry) -> None:
+        """Note that a message about a request, which the client has repeated, may be older than the repetition.
+
+        It is then no reply, and the reply is still to come.
+        """
+        request = self.model.resolve_request(entry)
+        if request is not None and request.connection is not self.model.connections[entry.connection]:
+            self._ambiguous.add((entry.connection, str(entry.data["payload"].get("ref"))))
 
     def _match_released(self, entry: Entry, pending: list[PendingCommand]) -> None:
         """Remove the command to which a `released` replies, if it is a reply.
@@ -484,9 +494,8 @@ class ReplyChecker(Checker):
         ]
         if requests and connection.quiet and not self._is_answered_in_order(requests[0], connection):
             pending.remove(requests.pop(0))  # the request waited, and this is the first message about the request
-            if request is not None and request.ended_at is None and request.connection is not connection:
-                # Perhaps a notification from before the client repeated the request; its reply is then still to come.
-                self._ambiguous.add((entry.connection, str(ref)))
+            if request is not None and request.ended_at is None:
+                self._note_repeated(entry)
         matching = by_id or [command for command in pending if command.is_release_by_ref and command.ref == ref]
         if connection.quiet and requests:
             matching = sorted([*matching, requests[0]], key=pending.index)

@@ -203,6 +203,9 @@ class Commands:
     def _smembers(self, command: list[bytes]) -> object:
         return set(self.keys.set(command[1]))
 
+    def _sismember(self, command: list[bytes]) -> object:
+        return int(command[2] in self.keys.set(command[1]))
+
     def _del(self, command: list[bytes]) -> object:
         return sum(self.keys.delete(key) for key in command[1:])
 
@@ -284,6 +287,7 @@ _COMMANDS: dict[bytes, Callable[[Commands, list[bytes]], object]] = {
     b"HSET": Commands._hset,
     b"PING": Commands._ping,
     b"SADD": Commands._sadd,
+    b"SISMEMBER": Commands._sismember,
     b"SCRIPT": Commands._script,
     b"SELECT": Commands._ok,
     b"SMEMBERS": Commands._smembers,
