@@ -467,7 +467,8 @@ class Keyspace:
         ends = history.ends[-MAX_EPOCHS:]
         status = await self._primary.eval(
             _ACQUIRE,
-            [self.meta, self.log, epoch.state, self._candidates],
+            # A key that may not exist would make the script fail during the migration of a hash slot.
+            [self.meta, self.log, epoch.state, *([self._candidates] if is_candidate else ())],
             *(
                 epoch.number,
                 epoch.nonce,

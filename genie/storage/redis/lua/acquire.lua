@@ -1,9 +1,10 @@
 -- Acquire leadership: start a new epoch in the log, and describe its leader in meta. Afterwards Redis rejects the appends of
 -- all earlier leaders, because the log was changed and its last id has a higher epoch.
--- KEYS: meta, log, state, candidates   ARGV: epoch, nonce; the epoch, the nonce and the id of the last log entry that the candidate has
---       read ('' where there is none); the node; the format version; the position from which the epoch continues ('' for
---       a restored snapshot); the history of the earlier epochs; the checkpoint ('' to keep the stored one); the number of
---       records in a restored snapshot; the id of the candidate ('' if it need not be registered)
+-- KEYS: meta, log, state; candidates, only with the id of a candidate
+-- ARGV: epoch, nonce; the epoch, the nonce and the id of the last log entry that the candidate has read ('' where there is
+--       none); the node; the format version; the position from which the epoch continues ('' for a restored snapshot); the
+--       history of the earlier epochs; the checkpoint ('' to keep the stored one); the number of records in a restored
+--       snapshot; the id of the candidate ('' if it need not be registered)
 -- Returns 'ok', also if this epoch was acquired before; 'other' if meta or the log has changed since the candidate read it;
 -- 'lost' if records of the restored snapshot are missing.
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce')
