@@ -39,6 +39,7 @@ LIMITS = {
     "/api/waits": Limit(default=500, maximum=1_000, items="nodes"),
     "/api/hot": Limit(default=20, maximum=100, items="resources"),
     "/api/deadlocks": Limit(default=20, maximum=100, items="deadlocks"),
+    "/api/order": Limit(default=100, maximum=1_000, items="edges"),
 }
 """The limits by path."""
 PATHS_WITHOUT_NAMESPACE = frozenset({"/api/schema"})
@@ -129,6 +130,7 @@ RESPONSES: dict[str, type[models.ApiModel]] = {
     "/api/waits": models.Waits,
     "/api/hot": models.HotList,
     "/api/deadlocks": models.Deadlocks,
+    "/api/order": models.Order,
     "/api/resources/{name}": models.Resource,
     "/api/release": models.Released,
 }
@@ -224,6 +226,7 @@ class Api:
             web.get("/api/waits", self.waits, allow_head=False),
             web.get("/api/hot", self.hot, allow_head=False),
             web.get("/api/deadlocks", self.deadlocks, allow_head=False),
+            web.get("/api/order", self.order, allow_head=False),
             web.get(RESOURCES + "{name:.*}", self.resource, allow_head=False),
             web.post("/api/release", self.release),
             web.get("/api/schema", self.schema, allow_head=False),
@@ -257,6 +260,18 @@ class Api:
         limit = read_limit(request)
         return await self._respond(
             request, ("deadlocks", limit), lambda view, _: views.deadlocks(view.stats, limit, self._budget)
+        )
+
+    async def order(self, request: web.Request) -> web.StreamResponse:
+        """Respond with the lock order and its inversions. Raises ApiError 404 if the analysis is off."""
+        limit = read_limit(request)
+        lock_order = self._server.namespaces[self._namespace(request)].lock_order
+        if lock_order is None:
+            raise ApiError(
+                404, "not-found", "the analysis of the lock order is off: start the server with --lock-order on"
+            )
+        return await self._respond(
+            request, ("order", limit), lambda _view, _manager: views.order(lock_order, limit, self._budget)
         )
 
     async def resource(self, request: web.Request) -> web.StreamResponse:

@@ -113,6 +113,8 @@ class State(ApiModel):
     """Rejected commands since the start by error code."""
     deadlocks: int
     """Deadlocks since the start."""
+    inversions: int
+    """Lock order inversions found since the start; 0 if the analysis is off."""
     rearrangements: int
     waits: HistogramData
     """Wait times of requests that were granted after a wait (ms)."""
@@ -226,6 +228,66 @@ class Deadlocks(ApiModel):
     deadlocks: list[DeadlockRow]
     total: int
     """Deadlocks since the start of the server."""
+
+
+class OrderExample(ApiModel, omit_defaults=True, kw_only=True, gc=False):
+    """The first request that took locks in an order: it asked for `asked` while its transaction held `held`."""
+
+    at: int
+    id: int
+    transaction_name: str
+    held: str
+    asked: str
+    principal: str | UnsetType = UNSET
+    """The authenticated client that made the request."""
+    note: str | UnsetType = UNSET
+
+
+class OrderEdge(ApiModel):
+    """Transactions that held a name of the class `held` asked for a name of the class `asked`."""
+
+    held: str
+    held_mode: str
+    asked: str
+    asked_mode: str
+    count: int
+    """How many requests have done so."""
+    last_at: int
+    guards: list[str]
+    """Locks that all of these transactions also held."""
+    example: OrderExample
+
+
+class Inversion(ApiModel):
+    """Classes of locks that are taken in orders which can deadlock."""
+
+    kind: str
+    """`cycle` (classes in both orders, or in an order that forms a cycle), `members` (names of one class, not in ascending
+    order) or `upgrade` (of a shared lock to an exclusive lock of the same name)."""
+    classes: list[str]
+    at: int
+    """When the inversion was found."""
+    edges: list[OrderEdge]
+    """The orders that form the inversion: each asks for the class that the next one holds."""
+    guards: list[str]
+    """Locks that keep the transactions of the inversion apart."""
+
+
+class Order(ApiModel):
+    """`/api/order`: the order in which transactions take locks, by classes of names."""
+
+    inversions: list[Inversion]
+    """Newest first."""
+    total: int
+    """Inversions found since the start of the server."""
+    guarded: list[Inversion]
+    """Inversions that cannot deadlock while their transactions also hold a common lock."""
+    edges: list[OrderEdge]
+    """The most frequent edges."""
+    edges_total: int
+    classes: int
+    dropped: int
+    """Requests that were not analysed completely, because of a limit."""
 
 
 class Blocker(ApiModel, omit_defaults=True, kw_only=True, gc=False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator
-from heapq import heappush, heappushpop
+from heapq import heappush, heappushpop, nlargest
 from itertools import islice
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from genie.admin import models
 from genie.admin.interfaces import ServerView
 from genie.admin.throttle import WorkBudget
 from genie.core import HELD, NEVER, WAITING, Blocker, Mode, Request, Wait
+from genie.core.lock_order import Edge as OrderEdge
+from genie.core.lock_order import Inversion, LockOrder
 from genie.core.lock_table import LockTable
 from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
 from genie.observability.histogram import Histogram
@@ -278,7 +280,7 @@ def _resource_count(request: Request) -> int:
     return len(request.exclusive) + len(request.shared)
 
 
-# -- `/api/state`, `/api/hot`, `/api/deadlocks`: from the statistics --------
+# -- `/api/state`, `/api/hot`, `/api/deadlocks`, `/api/order`: from the statistics --------
 
 COMPARED_PER_SLICE = 250
 """Number of contended resources that are compared in one slice of work."""
@@ -330,6 +332,7 @@ async def state(server: ServerView, namespace: str, budget: WorkBudget) -> model
         outcomes=stats.outcomes,
         errors=dict(stats.errors),
         deadlocks=stats.deadlocked,
+        inversions=0 if view.lock_order is None else view.lock_order.inversion_count,
         rearrangements=stats.rearrangements + (0 if manager is None else manager.rearrangements),
         waits=_histogram_data(stats.waits),
         holds=_histogram_data(stats.holds),
@@ -391,6 +394,59 @@ async def deadlocks(stats: Stats, limit: int, budget: WorkBudget) -> models.Dead
         rows.append(_deadlock_row(deadlock))
         await budget.spend(NODE_WORK + len(rows[-1].waits))
     return models.Deadlocks(deadlocks=rows, total=stats.deadlocked)
+
+
+async def order(lock_order: LockOrder, limit: int, budget: WorkBudget) -> models.Order:
+    """Return the inversions of the lock order, newest first, and its `limit` most frequent edges."""
+    frequent = nlargest(limit, lock_order.edges.values(), key=lambda edge: edge.count)
+    await budget.spend(2 * len(lock_order.edges))
+    edges = []
+    for edge in frequent:
+        edges.append(_order_edge(edge))
+        await budget.spend(NODE_WORK)
+    return models.Order(
+        inversions=[_inversion(inversion) for inversion in reversed(lock_order.inversions)],
+        total=lock_order.inversion_count,
+        guarded=[_inversion(inversion) for inversion in reversed(lock_order.guarded)],
+        edges=edges,
+        edges_total=len(lock_order.edges),
+        classes=len(lock_order.classes),
+        dropped=lock_order.dropped,
+    )
+
+
+def _inversion(inversion: Inversion) -> models.Inversion:
+    """Convert an inversion to its response type."""
+    return models.Inversion(
+        kind=inversion.kind,
+        classes=list(inversion.classes),
+        at=int(inversion.found_unix_ms),
+        edges=[_order_edge(edge) for edge in inversion.edges],
+        guards=list(inversion.guards),
+    )
+
+
+def _order_edge(edge: OrderEdge) -> models.OrderEdge:
+    """Convert an edge of the lock order to its response type."""
+    example = edge.example
+    return models.OrderEdge(
+        held=edge.held.name,
+        held_mode=edge.held_mode,
+        asked=edge.asked.name,
+        asked_mode=edge.asked_mode,
+        count=edge.count,
+        last_at=int(edge.last_unix_ms),
+        guards=list(edge.guards),
+        example=models.OrderExample(
+            at=int(example.at_unix_ms),
+            id=example.id,
+            transaction_name=example.transaction,
+            held=example.held,
+            asked=example.asked,
+            principal=UNSET if example.principal is None else example.principal,
+            note=UNSET if example.note is None else example.note,
+        ),
+    )
 
 
 def _deadlock_row(deadlock: Deadlock) -> models.DeadlockRow:

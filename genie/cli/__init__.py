@@ -13,6 +13,7 @@ COMMANDS = (
     "deadlocks",
     "explain",
     "inspect",
+    "order",
     "release",
     "run",
     "serve",

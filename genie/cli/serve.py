@@ -24,6 +24,7 @@ from genie.cli.options import (
 )
 from genie.cli.port_probe import describe_listener
 from genie.config import Settings
+from genie.core.lock_order import parse_rules
 from genie.net import parse_host_port
 from genie.observability import logs
 from genie.protocol.diagnostics import namespace_error
@@ -103,6 +104,21 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
         return names
 
 
+class LockOrderRulesType(click.ParamType[str]):
+    """Rules of the lock order analysis, in the text form of `parse_rules`."""
+
+    name = "rules"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check the rules. A list, from the configuration file, becomes a text."""
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        try:
+            parse_rules(text)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return text
+
+
 @click.command()
 @_option("--host", str, "Address to listen on.")
 @_option("--port", PORT, "Port to listen on; 0 selects a free one.")
@@ -131,6 +147,10 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
 @_option("--tls-ca", str, "Certificate authorities (PEM): clients must present a certificate that one of them signed.")
 @_option("--insecure", bool, "Allow unauthenticated access on non-loopback addresses.")
 @_option("--slow-wait", Number(0), "Seconds after which a waiting request is logged; 0: never.")
+@_option("--lock-order", click.Choice(["on", "off"]), "Whether to find locks that transactions take in both orders.")
+@_option(
+    "--lock-order-rules", LockOrderRulesType(), "Classes of names: PATTERN[=ordered|=ignored], separated by commas."
+)
 @_option("--log-level", click.Choice(logs.LEVELS), "Log level.")
 @_option("--log-format", click.Choice(logs.FORMATS), "auto: console on a terminal, else json.")
 @_option("--max-line", WholeNumber(1024), "Bytes of one line from a client.")

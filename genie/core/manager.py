@@ -26,6 +26,7 @@ from genie.core.events import (
     UnknownId,
 )
 from genie.core.grant import grant_candidates, is_available, is_grantable, is_immediately_grantable, only_grantable
+from genie.core.lock_order import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Owner, Reason, Request, Weight
 from genie.core.view import find_blockers
@@ -87,6 +88,8 @@ class LockManager:
         self.unix_offset_ms = unix_offset_ms
         self.max_queue_entries = max_queue_entries
         """Maximum number of wait-queue entries. A request that would exceed it is rejected."""
+        self.lock_order: LockOrder | None = None
+        """The analysis of the lock order, which observes the transactions and never changes them. None: it is off."""
         self.rearrangements = 0
         """Number of cycles that were resolved by rearranging wait queues."""
         self._outcomes = RecentOutcomes()
@@ -135,6 +138,8 @@ class LockManager:
             uncontended[name] = request
         if request.transaction is not None:
             request.owner = request.transaction
+            if self.lock_order is not None:
+                self._observe_grant(self.lock_order, request.transaction, request, now)
             self.table.add_grants(request.transaction, request)
         return True
 
@@ -190,6 +195,10 @@ class LockManager:
         """Grant a new request immediately, queue it, or reject it because the wait queues are full: a step of a `Request`."""
         events: list[Event] = []
         self._assign_id(request)
+        if self.lock_order is not None and request.transaction is not None:
+            transaction = self.table.transactions.get(request.transaction)
+            if transaction is not None and transaction.held:
+                self.lock_order.on_request(transaction, request, now + self.unix_offset_ms)
         if is_immediately_grantable(self.table, request):
             self._grant(request, now)
             events.append(Granted(request))
@@ -359,7 +368,20 @@ class LockManager:
     def _grant(self, request: Request, now: float) -> None:
         """Make a request held, and add it to the lock table."""
         self._begin_hold(request, now)
+        if self.lock_order is not None and request.transaction is not None:
+            transaction = self.table.transactions.get(request.transaction)
+            if transaction is not None and transaction.waiting:
+                self.lock_order.on_grant(transaction, request, request.since_unix_ms)
         self.table.add_held(request)
+
+    def _observe_grant(self, lock_order: LockOrder, name: str, request: Request, now: float) -> None:
+        """Record a new request of the transaction `name` that is granted at once, for the analysis of the lock order."""
+        transaction = self.table.transactions.get(name)
+        if transaction is not None:
+            if transaction.held:
+                lock_order.on_request(transaction, request, now + self.unix_offset_ms)
+            if transaction.waiting:
+                lock_order.on_grant(transaction, request, now + self.unix_offset_ms)
 
     def _begin_hold(self, request: Request, now: float) -> None:
         """Assign the fencing token and the deadline of a request that is granted now."""

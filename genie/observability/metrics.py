@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from genie.config import Settings
 from genie.core import LockManager, Reason
+from genie.core.lock_order import LockOrder
 from genie.errors import Code
 from genie.observability.histogram import Histogram
 from genie.observability.stats import Stats
@@ -73,6 +74,10 @@ class NamespaceView(Protocol):
     @property
     def manager(self) -> LockManager | None:
         """The lock manager of a leader; None on a follower."""
+
+    @property
+    def lock_order(self) -> LockOrder | None:
+        """The lock order that this server has observed; None if the analysis is off."""
 
     @property
     def now(self) -> float:
@@ -127,6 +132,7 @@ class Metrics(Collector):
         namespaces = self._server.namespaces
         yield from _request_metrics({name: namespace.stats for name, namespace in namespaces.items()})
         yield from _lock_table_metrics(namespaces)
+        yield from _lock_order_metrics(namespaces)
         yield from _store_metrics(namespaces)
         yield from _role_metrics(namespaces)
         yield from self._server_metrics()
@@ -254,6 +260,22 @@ def _lock_table_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Met
         "Wait queues that were rearranged to avoid a deadlock.",
         per_namespace(lambda sample: sample.rearrangements),
     )
+
+
+def _lock_order_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
+    """Yield the metrics of the lock order of each namespace, unless the analysis is off."""
+    observed = [(name, view.lock_order) for name, view in namespaces.items() if view.lock_order is not None]
+    if observed:
+        yield from _counter(
+            "genie_lock_order_inversions",
+            "Classes of locks that transactions were seen to take in orders that can deadlock.",
+            ((name, lock_order.inversion_count) for name, lock_order in observed),
+        )
+        yield from _counter(
+            "genie_lock_order_dropped",
+            "Requests whose lock order was not analysed completely, because of a limit.",
+            ((name, lock_order.dropped) for name, lock_order in observed),
+        )
 
 
 def _store_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:

@@ -392,7 +392,9 @@ class Server:
         if self._service_manager is not None:
             self._service_manager.start()
         for namespace in self.namespaces.values():
-            namespace.monitor = Monitor(namespace.name, namespace.stats, self.settings.slow_wait * 1000)
+            namespace.monitor = Monitor(
+                namespace.name, namespace.stats, namespace.lock_order, self.settings.slow_wait * 1000
+            )
         starting = asyncio.create_task(self.start())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
-"""Samples a namespace ten times a second: measures the event-loop lag, and logs slow waits and deadlocks.
+"""Samples a namespace ten times a second: measures the event-loop lag, and logs slow waits, deadlocks and lock order inversions.
 
-Slow waits and deadlocks are logged here, not where they occur, so that the number of log lines is bounded.
+They are logged here, not where they occur, so that the number of log lines is bounded.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from genie.core import WAITING, Blocker, Request, Wait
 from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
 
 if TYPE_CHECKING:
+    from genie.core.lock_order import Edge, LockOrder
     from genie.observability.stats import Deadlock, Stats
     from genie.server.pipeline import Pipeline
 
@@ -31,9 +32,10 @@ MAX_LOGGED_RESOURCES = 10
 class Monitor:
     """Samples one namespace. A request is logged once it has waited for `slow_wait_ms`; 0 disables the log of slow waits."""
 
-    def __init__(self, namespace: str, stats: Stats, slow_wait_ms: float) -> None:
+    def __init__(self, namespace: str, stats: Stats, lock_order: LockOrder | None, slow_wait_ms: float) -> None:
         self._log = log.bind(namespace=namespace)
         self._stats = stats
+        self._lock_order = lock_order
         self.set_slow_wait(slow_wait_ms)
         self._loop = asyncio.get_running_loop()
         stats.sample(self._loop.time() * 1000)
@@ -55,13 +57,14 @@ class Monitor:
         self._timer.cancel()
 
     def _sample(self) -> None:
-        """Record the event-loop lag, sample the statistics, log slow waits and deadlocks, and set the timer again."""
+        """Record the event-loop lag, sample the statistics, write the log, and set the timer again."""
         now = self._loop.time()
         self._stats.lag.add((now - self._next_at) * 1000)
         self._stats.sample(now * 1000)
         if self.pipeline is not None:
             self._log_slow_waits(self.pipeline)
         self._log_deadlocks()
+        self._log_inversions()
         self._next_at = max(now, self._next_at + SAMPLE_INTERVAL_S)
         self._timer = self._loop.call_at(self._next_at, self._sample)
 
@@ -91,6 +94,26 @@ class Monitor:
             self._log.warning("deadlock detected", **_deadlock_fields(deadlock))
         if count > MAX_LOGGED_EVENTS:
             self._log.warning("deadlocks not logged", count=count - MAX_LOGGED_EVENTS)
+
+    def _log_inversions(self) -> None:
+        """Log each new inversion of the lock order. Their number is limited (`lock_order.MAX_INVERSIONS`)."""
+        for inversion in () if self._lock_order is None else self._lock_order.take_unreported():
+            fields = {"kind": inversion.kind.value, "classes": inversion.classes}
+            self._log.warning("lock order inversion", **fields, edges=[_edge_fields(edge) for edge in inversion.edges])
+
+
+def _edge_fields(edge: Edge) -> dict[str, Any]:
+    """Return the log fields of one direction of an inversion: the first request that took the locks in this order."""
+    example = edge.example
+    return {
+        "held": f"{edge.held_mode}:{example.held}",
+        "asked": f"{edge.asked_mode}:{example.asked}",
+        "id": example.id,
+        "transaction": example.transaction,
+        **({} if example.principal is None else {"principal": example.principal}),
+        **({} if example.note is None else {"note": example.note}),
+        "at_unix_ms": round(example.at_unix_ms),
+    }
 
 
 def _slow_wait_fields(pipeline: Pipeline, request: Request, now: float) -> dict[str, Any]:

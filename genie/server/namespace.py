@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from genie.core import LockManager
+from genie.core.lock_order import LockOrder, parse_rules
 from genie.observability.stats import Stats
 from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
@@ -44,6 +45,8 @@ class Namespace:
         self.name = name
         self.store = store
         self.stats = Stats()
+        self.lock_order = LockOrder(parse_rules(settings.lock_order_rules)) if settings.lock_order == "on" else None
+        """The lock order that this server has observed as leader since its start; None if the analysis is off."""
         self.draining = False
         """Whether the server is shutting down."""
         self.task: asyncio.Task[None] | None = None
@@ -216,6 +219,7 @@ class Namespace:
             return time.monotonic() * 1000 + offset_ms
 
         manager.unix_offset_ms = time.time() * 1000 - clock()
+        manager.lock_order = self.lock_order
         manager.max_queue_entries = float(settings.limits.max_queue)
         return Pipeline(
             manager,

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from genie.config import Settings
 from genie.server.app import Server
+from genie.testing.lock_order import observe
 from genie.testing.simulation.loop import NODE, SimLoop, deterministic
 from genie.testing.simulation.network import Network, SimSocket
 
@@ -54,6 +55,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
         patch("socket.create_connection", _no_real_socket),
     ):
         server = Server(Settings(), bind_to=lambda *address: cast("socket.socket", SimSocket(address)))
+        observe(server)
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.get_loop().run_until_complete(loop.spawn(server_node, server.start()))
             try:
@@ -88,6 +90,7 @@ async def server(**settings: Any) -> AsyncIterator[tuple[str, int]]:
     """
     gc_thresholds = gc.get_threshold()  # the server changes the settings of the garbage collector
     running = Server(Settings.from_options(**{"port": 0} | settings))
+    observe(running)
     address = await running.start()
     try:
         yield address

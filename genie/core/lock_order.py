@@ -1,0 +1,575 @@
+"""Lock order analysis: finds pairs of locks that transactions take in both orders, before that causes a deadlock.
+
+Names are grouped into classes: `accounts/42` and `accounts/7` are of the class `accounts/*`. Whenever a transaction holds
+locks and asks for more, each held class gets an edge to each class that is asked for. A cycle of edges is an inversion:
+some interleaving of the transactions that were seen can deadlock, whether it ever did or not. Within one class, names
+must be taken in ascending order.
+
+The method is that of lockdep in the Linux kernel; guards are the locksets of Eraser (Savage et al., 1997).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from genie.core.lock_table import Transaction
+from genie.core.model import Mode, Request
+
+MAX_CLASSES: Final = 1_000
+"""Maximum number of classes. Names of further classes are not analysed."""
+MAX_EDGES: Final = 10_000
+"""Maximum number of edges. Further edges are not recorded."""
+MAX_INVERSIONS: Final = 100
+"""Maximum number of inversions in memory. Further inversions are only counted."""
+MAX_NAMES: Final = 64
+"""Maximum number of names that one request is analysed for, and of held names that it is compared with."""
+MAX_CYCLE: Final = 8
+"""Maximum number of edges of an inversion."""
+MAX_CACHED_NAMES: Final = 10_000
+"""Maximum number of names whose class is cached. When the cache is full, it is cleared."""
+MAX_SEARCH_STEPS: Final = 5_000
+"""Maximum number of edges that one search for a cycle follows."""
+
+DIGITS: Final = "0123456789"
+# Parts of a name that identify a member of its class: UUIDs, long tokens that contain a digit, and other digits.
+_UUID: Final = r"(?<![0-9A-Za-z])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?![0-9A-Za-z])"
+_TOKEN: Final = r"(?<![0-9A-Za-z])(?=[A-Za-z]*[0-9])(?:[0-9A-Fa-f]{8,}|[0-9A-Za-z]{16,})(?![0-9A-Za-z])"  # noqa: S105
+_VARYING: Final = re.compile(f"{_UUID}|{_TOKEN}|[0-9]+")
+_NUMBER: Final = re.compile("([0-9]+)")
+_ID_BITS: Final = 10
+_FLAG_BITS: Final = 5
+
+# The flags of an edge. The last three bits are the relation of the two names.
+_ASKED_EXCLUSIVE: Final = 1
+_HELD_EXCLUSIVE: Final = 2
+_UPGRADE: Final = 4
+"""A transaction holds a name in shared mode, and asks for the same name in exclusive mode."""
+_DESCENDING: Final = 8
+"""Within one class: the name that is asked for precedes a held name, if digits are compared as characters."""
+_NUMBER_DESCENDING: Final = 16
+"""Likewise, if digits are compared as numbers."""
+
+
+class Kind(StrEnum):
+    """Why an inversion can deadlock."""
+
+    CYCLE = "cycle"
+    """Classes are taken in an order that forms a cycle; with two classes, in both orders."""
+    MEMBERS = "members"
+    """Two names of one class are not taken in ascending order."""
+    UPGRADE = "upgrade"
+    """A shared lock is upgraded to an exclusive lock: two transactions that hold the shared lock wait for each other."""
+
+
+class Treatment(StrEnum):
+    """How a rule says that its class is treated."""
+
+    CHECKED = "checked"
+    ORDERED = "ordered"
+    """The members are taken in an order that their names do not show."""
+    IGNORED = "ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Names that match `pattern` are one class. `*` matches any characters except `/`."""
+
+    pattern: str
+    treatment: Treatment = Treatment.CHECKED
+
+
+def parse_rules(text: str) -> tuple[Rule, ...]:
+    """Return the rules of a setting: patterns separated by commas, each with `=ordered` or `=ignored` if needed.
+
+    Raises ValueError for an unknown word after `=`, or an empty pattern.
+    """
+    rules = []
+    for item in text.split(","):
+        if not item.strip():
+            continue
+        pattern, _, treatment = item.strip().rpartition("=") if "=" in item else (item.strip(), "", "checked")
+        if not pattern or treatment not in list(Treatment):
+            raise ValueError(f"{item.strip()!r} must be PATTERN, PATTERN=ordered or PATTERN=ignored")
+        rules.append(Rule(pattern, Treatment(treatment)))
+    return tuple(rules)
+
+
+class LockClass:
+    """A class of names. `is_name`: the class has one name, which is that of the class."""
+
+    __slots__ = ("id", "is_name", "name", "treatment")
+
+    def __init__(self, id: int, name: str, treatment: Treatment, is_name: bool) -> None:
+        self.id = id
+        self.name = name
+        self.treatment = treatment
+        self.is_name = is_name
+
+
+@dataclass(slots=True, frozen=True)
+class Example:
+    """The request that made an edge first: it asked for `asked` while its transaction held `held`. Names without mode."""
+
+    id: int
+    transaction: str
+    principal: str | None
+    note: str | None
+    held: str
+    asked: str
+    at_unix_ms: float
+
+
+class Edge:
+    """Transactions that held the class `held` asked for the class `asked`, in the modes of `flags`."""
+
+    __slots__ = ("asked", "count", "example", "flags", "guards", "held", "last_unix_ms")
+
+    def __init__(
+        self, held: LockClass, asked: LockClass, flags: int, guards: dict[str, bool], example: Example
+    ) -> None:
+        self.held = held
+        self.asked = asked
+        self.flags = flags
+        self.guards = guards
+        """Locks that every such transaction also held, by name, with whether it always was exclusive."""
+        self.example = example
+        self.count = 0
+        """How often a request made this edge."""
+        self.last_unix_ms = 0.0
+
+    @property
+    def held_exclusive(self) -> bool:
+        """Whether the held lock is exclusive; `asked_exclusive` likewise for the lock that is asked for."""
+        return bool(self.flags & _HELD_EXCLUSIVE)
+
+    @property
+    def asked_exclusive(self) -> bool:
+        """See `held_exclusive`."""
+        return bool(self.flags & _ASKED_EXCLUSIVE)
+
+    @property
+    def held_mode(self) -> Mode:
+        """The mode of the held lock."""
+        return Mode.EXCLUSIVE if self.flags & _HELD_EXCLUSIVE else Mode.SHARED
+
+    @property
+    def asked_mode(self) -> Mode:
+        """The mode of the lock that is asked for."""
+        return Mode.EXCLUSIVE if self.flags & _ASKED_EXCLUSIVE else Mode.SHARED
+
+    @property
+    def is_within_class(self) -> bool:
+        """Whether both names are of one class."""
+        return self.held is self.asked
+
+
+@dataclass(slots=True)
+class Inversion:
+    """A cycle of edges: each asks for the class that the next one holds, and the last for the class that the first holds."""
+
+    kind: Kind
+    edges: tuple[Edge, ...]
+    guards: tuple[str, ...] = ()
+    """The locks that keep the transactions of two of the edges apart. While there is one, the inversion cannot deadlock."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the cycle."""
+        return tuple(edge.held.name for edge in self.edges)
+
+    @property
+    def found_unix_ms(self) -> float:
+        """When the last of the edges was seen first."""
+        return max(edge.example.at_unix_ms for edge in self.edges)
+
+
+@dataclass(slots=True)
+class _Names:
+    """The names of one class that a request asks for, or that a transaction holds."""
+
+    cls: LockClass
+    exclusive: bool
+    """Whether one of them is locked in exclusive mode, the stronger."""
+    names: list[str] = field(default_factory=list)
+
+
+class LockOrder:
+    """The classes, edges and inversions of a namespace. Times are unix ms."""
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self.edges: dict[int, Edge] = {}
+        """By the ids of both classes and the flags (`_edge_key`)."""
+        self.inversions: list[Inversion] = []
+        """In the order in which they were found, without those that a guard makes harmless."""
+        self.guarded: list[Inversion] = []
+        """Inversions that a guard makes harmless."""
+        self.inversion_count = 0
+        """Number of inversions found, including those beyond `MAX_INVERSIONS`."""
+        self.dropped = 0
+        """How often a request was not analysed completely, because of a limit."""
+        self.classes: dict[str, LockClass] = {}
+        self._rules = [(re.compile(_to_regex(rule.pattern)), rule) for rule in rules]
+        self._by_stem: dict[str, LockClass | None] = {}
+        """The class of names that consist of this stem and digits. None: too many classes."""
+        self._by_name: dict[str, LockClass | None] = {}
+        """The class of other names."""
+        self._outgoing: dict[int, list[Edge]] = {}
+        """Edges by the id of the held class."""
+        self._successors: dict[int, set[int]] = {}
+        """The ids of the classes that `_outgoing` leads to, by the id of the held class."""
+        self._known: set[tuple[Kind, frozenset[str]]] = set()
+        """The kinds and classes of all inversions in `inversions`."""
+        self._unreported: list[Inversion] = []
+
+    # -- classes --------------------------------------------------------------------------------------------
+
+    def class_of(self, name: str) -> LockClass | None:
+        """Return the class of a name, or None if there are too many classes."""
+        stem = name.rstrip(DIGITS)
+        found = self._by_name.get(name) if len(stem) == len(name) else self._by_stem.get(stem)
+        return found if found is not None else self._classify(name, stem)
+
+    def _classify(self, name: str, stem: str) -> LockClass | None:
+        if name in self._by_name:
+            return self._by_name[name]
+        if stem != name and stem in self._by_stem:
+            return None
+        treatment = Treatment.CHECKED
+        for pattern, rule in self._rules:
+            if pattern.fullmatch(name):
+                class_name, treatment = rule.pattern, rule.treatment
+                break
+        else:
+            class_name = _mask(name)
+        found = self.classes.get(class_name)
+        if found is None and len(self.classes) < MAX_CLASSES:
+            found = LockClass(len(self.classes), class_name, treatment, class_name == name)
+            self.classes[class_name] = found
+        # A stem decides the class only if other digits after it give the same class.
+        by_stem = not self._rules and stem != name and not stem[-1:].isalnum() and class_name == _mask(stem) + "*"
+        cache, key = (self._by_stem, stem) if by_stem else (self._by_name, name)
+        if len(cache) >= MAX_CACHED_NAMES:
+            cache.clear()
+        cache[key] = found
+        return found
+
+    # -- observations ---------------------------------------------------------------------------------------
+
+    def on_request(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
+        """Record a request of a transaction that holds locks. Call it before the request is granted or queued.
+
+        A request that does not wait cannot be part of a deadlock by what it asks for, so it adds no edge.
+        """
+        if request.queue_timeout_ms > 0:
+            self._observe(transaction, list(transaction.held.values()), request, unix_ms)
+
+    def on_grant(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
+        """Record a grant to a transaction that has other waiting requests: it holds these locks while it waits for those."""
+        for waiting in transaction.waiting.values():
+            if waiting is not request:
+                self._observe(transaction, [request], waiting, unix_ms)
+
+    def _observe(self, transaction: Transaction, held: list[Request], request: Request, unix_ms: float) -> None:
+        """Add the edges from the names of `held` to those of `request`."""
+        if len(held) == 1 and not request.shared and len(request.exclusive) == 1:
+            holder = held[0]
+            if not holder.shared and len(holder.exclusive) == 1:  # the usual case
+                held_name, asked_name = holder.exclusive[0], request.exclusive[0]
+                held_class, asked_class = self.class_of(held_name), self.class_of(asked_name)
+                if held_class is None or asked_class is None:
+                    self.dropped += 1
+                elif held_class is not asked_class:
+                    edge = self.edges.get(_edge_key(held_class.id, asked_class.id, 3))
+                    if edge is None or edge.guards:
+                        self._add(held_class, asked_class, 3, {}, request, held_name, asked_name, unix_ms)
+                    else:
+                        edge.count += 1
+                        edge.last_unix_ms = unix_ms
+                elif held_name != asked_name:
+                    flags = 3 | _direction(held_name, asked_name)
+                    self._add(held_class, asked_class, flags, {}, request, held_name, asked_name, unix_ms)
+                return
+        self._observe_many(transaction, held, request, unix_ms)
+
+    def _observe_many(self, transaction: Transaction, held: list[Request], request: Request, unix_ms: float) -> None:
+        """Add the edges for any number of names: one edge for each pair of classes."""
+        guards: dict[str, bool] = {}
+        held_names: dict[int, _Names] = {}
+        asked_names: dict[int, _Names] = {}
+        self._group((pair for holder in held for pair in holder.modes()), held_names)
+        self._group(request.modes(), asked_names)
+        for group in held_names.values():
+            if group.cls.is_name:
+                guards[group.cls.name] = group.exclusive
+        for asked in asked_names.values():
+            for group in held_names.values():
+                self._observe_pair(transaction, group, asked, guards, request, unix_ms)
+
+    def _group(self, modes: Iterator[tuple[str, bool]], groups: dict[int, _Names]) -> None:
+        """Group at most `MAX_NAMES` names by class, without ignored classes. `groups` is by the id of the class."""
+        for count, (name, exclusive) in enumerate(modes):
+            if count >= MAX_NAMES:
+                self.dropped += 1
+                return
+            cls = self.class_of(name)
+            if cls is None:
+                self.dropped += 1
+            elif cls.treatment is not Treatment.IGNORED:
+                group = groups.get(cls.id)
+                if group is None:
+                    group = groups[cls.id] = _Names(cls, exclusive)
+                group.exclusive = group.exclusive or exclusive
+                group.names.append(name)
+
+    def _observe_pair(
+        self,
+        transaction: Transaction,
+        held: _Names,
+        asked: _Names,
+        guards: dict[str, bool],
+        request: Request,
+        unix_ms: float,
+    ) -> None:
+        """Add the edge from the held names of one class to the names of one class that a request asks for."""
+        modes = _HELD_EXCLUSIVE * held.exclusive + _ASKED_EXCLUSIVE * asked.exclusive
+        if held.cls is not asked.cls:
+            other_guards = {name: mode for name, mode in guards.items() if name not in (held.cls.name, asked.cls.name)}
+            self._add(held.cls, asked.cls, modes, other_guards, request, held.names[0], asked.names[0], unix_ms)
+            return
+        other_guards = {name: mode for name, mode in guards.items() if name != held.cls.name}
+        for asked_name in asked.names:
+            if asked_name in transaction.grants:
+                if request.is_exclusive(asked_name) and not _holds_exclusive(transaction, asked_name):
+                    flags = _UPGRADE | _ASKED_EXCLUSIVE
+                    self._add(held.cls, held.cls, flags, other_guards, request, asked_name, asked_name, unix_ms)
+                else:
+                    continue  # the transaction already holds the lock, so it does not wait
+            others = [name for name in held.names if name != asked_name]
+            if not others:
+                continue
+            highest, last = max(others, key=_number_key), max(others)
+            flags = modes | (_direction(highest, asked_name) & _NUMBER_DESCENDING)
+            flags |= _direction(last, asked_name) & _DESCENDING
+            held_name = highest if flags & _NUMBER_DESCENDING else last
+            self._add(held.cls, held.cls, flags, other_guards, request, held_name, asked_name, unix_ms)
+
+    def _add(
+        self,
+        held: LockClass,
+        asked: LockClass,
+        flags: int,
+        guards: dict[str, bool],
+        request: Request,
+        held_name: str,
+        asked_name: str,
+        unix_ms: float,
+    ) -> None:
+        """Count an edge. If it is new, or has fewer guards than before, search for inversions."""
+        if held.treatment is Treatment.IGNORED or asked.treatment is Treatment.IGNORED:
+            return
+        key = _edge_key(held.id, asked.id, flags)
+        edge = self.edges.get(key)
+        if edge is None:
+            if len(self.edges) >= MAX_EDGES:
+                self.dropped += 1
+                return
+            transaction = request.transaction or ""
+            example = Example(request.id, transaction, request.principal, request.note, held_name, asked_name, unix_ms)
+            edge = self.edges[key] = Edge(held, asked, flags, guards, example)
+            self._outgoing.setdefault(held.id, []).append(edge)
+            self._successors.setdefault(held.id, set()).add(asked.id)
+            self._find_inversions(edge)
+        elif edge.guards:
+            common = _common_guards(edge.guards, guards)
+            if common != edge.guards:
+                edge.guards = common
+                self._find_inversions(edge)
+        edge.count += 1
+        edge.last_unix_ms = unix_ms
+
+    # -- inversions -----------------------------------------------------------------------------------------
+
+    def take_unreported(self) -> list[Inversion]:
+        """Return the inversions that were found since the last call."""
+        found, self._unreported = self._unreported, []
+        return found
+
+    def _find_inversions(self, edge: Edge) -> None:
+        """Search for the inversions that an edge, which is new or has fewer guards, completes."""
+        if edge.flags & _UPGRADE:
+            self._found(Kind.UPGRADE, (edge,))
+            return
+        if edge.is_within_class and edge.held.treatment is not Treatment.ORDERED:
+            self._check_members(edge.held)
+        if self._leads_to(edge.asked, edge.held):
+            self._find_cycle(edge, direct=True)
+            self._find_cycle(edge, direct=False)
+
+    def _leads_to(self, start: LockClass, target: LockClass) -> bool:
+        """Return whether edges lead from one class to another, in any modes. Rules out most searches quickly."""
+        reached, added = {start.id}, [start.id]
+        while added and target.id not in reached:
+            successors: set[int] = set()
+            for class_id in added:
+                successors |= self._successors.get(class_id, set())
+            added = list(successors - reached)
+            reached |= successors
+        return target.id in reached
+
+    def _check_members(self, cls: LockClass) -> None:
+        """Find out whether the names of a class are taken in ascending order, by characters or by numbers."""
+        edges = [edge for edge in self._outgoing[cls.id] if edge.is_within_class and not edge.flags & _UPGRADE]
+        witnesses = []
+        for order in (_DESCENDING, _NUMBER_DESCENDING):
+            # Two shared locks conflict with no others of their kind, but with exclusive locks in the opposite order.
+            opposed = any(not edge.flags & order and edge.flags & 3 == 3 for edge in edges)  # noqa: PLR2004 - both exclusive
+            descending = [edge for edge in edges if edge.flags & order and (edge.flags & 3 or opposed)]
+            if not descending:
+                return
+            witnesses.append(min(descending, key=lambda edge: len(edge.guards)))
+        ascending = [edge for edge in edges if not edge.flags & (_DESCENDING | _NUMBER_DESCENDING)]
+        first, second = witnesses
+        if first is not second:
+            self._found(Kind.MEMBERS, (first, second))
+        elif ascending:
+            self._found(Kind.MEMBERS, (first, min(ascending, key=lambda edge: len(edge.guards))))
+        else:
+            self._found(Kind.MEMBERS, (first,))
+
+    def _find_cycle(self, edge: Edge, *, direct: bool) -> None:
+        """Search for the shortest way back from what an edge asks for to what it holds, by edges of other transactions.
+
+        `direct`: by one edge. Otherwise by at least two, without the two edges of an inversion that is already known. The
+        search first looks for a cycle that no guard makes harmless.
+        """
+        for with_guards in (False, True):
+            path = self._find_path_back(edge, direct=direct, with_guards=with_guards)
+            if path is not None:
+                self._found(Kind.CYCLE, path)
+                return
+
+    def _find_path_back(self, start: Edge, *, direct: bool, with_guards: bool) -> tuple[Edge, ...] | None:
+        """Search by breadth first. Two edges in a row conflict on their common class: one of the locks is exclusive."""
+        paths: list[tuple[Edge, ...]] = [(start,)]
+        visited: set[tuple[int, bool, bool]] = set()
+        steps = 0
+        for path in paths:  # grows while it is read
+            last = path[-1]
+            for edge in self._outgoing.get(last.asked.id, ()):
+                steps += 1
+                if steps > MAX_SEARCH_STEPS:
+                    self.dropped += 1
+                    return None
+                if edge.flags & _UPGRADE or not (last.asked_exclusive or edge.held_exclusive):
+                    continue
+                if not with_guards and any(_excluding_guards(edge, other) for other in path):
+                    continue
+                if not direct and self._is_known_pair(edge):
+                    continue
+                longer = (*path, edge)
+                leaves_class = any(not each.is_within_class for each in longer)
+                is_cycle = edge.asked is start.held and leaves_class
+                if is_cycle and (edge.asked_exclusive or start.held_exclusive):
+                    if direct or len(longer) > 2:  # noqa: PLR2004 - a cycle of two edges is direct
+                        return longer
+                    continue
+                state = edge.asked.id, edge.asked_exclusive, leaves_class
+                if not direct and len(longer) < MAX_CYCLE and state not in visited:
+                    visited.add(state)
+                    paths.append(longer)
+        return None
+
+    def _is_known_pair(self, edge: Edge) -> bool:
+        return not edge.is_within_class and (Kind.CYCLE, frozenset((edge.held.name, edge.asked.name))) in self._known
+
+    def _found(self, kind: Kind, edges: tuple[Edge, ...]) -> None:
+        """Add an inversion, unless one with the same classes is known."""
+        inversion = Inversion(kind, edges, _guards_of(edges))
+        classes = frozenset(inversion.classes)
+        key = kind, classes
+        if key in self._known:
+            return
+        self.guarded = [other for other in self.guarded if (other.kind, frozenset(other.classes)) != key]
+        if inversion.guards:
+            if len(self.guarded) < MAX_INVERSIONS:
+                self.guarded.append(inversion)
+            return
+        self.inversion_count += 1
+        if len(self.inversions) < MAX_INVERSIONS:
+            self._known.add(key)
+            self.inversions.append(inversion)
+            self._unreported.append(inversion)
+
+
+def describe(kind: str, classes: Sequence[str]) -> str:
+    """Return in one sentence what is wrong: `accounts/* and orders/* are locked in both orders`."""
+    if kind == Kind.UPGRADE:
+        return f"a shared lock on {classes[0]} is upgraded to an exclusive lock"
+    if kind == Kind.MEMBERS:
+        return f"names of {classes[0]} are not locked in ascending order"
+    if len(classes) == 2:  # noqa: PLR2004 - a pair
+        return f"{classes[0]} and {classes[1]} are locked in both orders"
+    return f"{' → '.join((*classes, classes[0]))} is a cycle of lock orders"
+
+
+def describe_edge(transaction: str, held: str, asked: str) -> str:
+    """Return what the example of an edge did. `held` and `asked` are names with their modes."""
+    return f"{transaction} held {held} and asked for {asked}"
+
+
+def _edge_key(held: int, asked: int, flags: int) -> int:
+    return (held << _ID_BITS | asked) << _FLAG_BITS | flags
+
+
+def _mask(name: str) -> str:
+    return _VARYING.sub("*", name)
+
+
+def _to_regex(pattern: str) -> str:
+    return "[^/]*".join(re.escape(part) for part in pattern.split("*"))
+
+
+def _direction(held: str, asked: str) -> int:
+    """Return the flags of two different names of one class: whether `asked` precedes `held`, in both orders."""
+    flags = _DESCENDING if asked < held else 0
+    if held.rstrip(DIGITS) == asked.rstrip(DIGITS) and len(held) == len(asked):
+        return flags | _NUMBER_DESCENDING if flags else 0  # the usual case: both orders are the same
+    return flags | _NUMBER_DESCENDING if _number_key(asked) < _number_key(held) else flags
+
+
+def _number_key(name: str) -> tuple[list[str], list[int], str]:
+    """Return a sort key that compares the digits of a name as numbers."""
+    parts = _NUMBER.split(name)
+    return parts[::2], [int(part) for part in parts[1::2]], name
+
+
+def _holds_exclusive(transaction: Transaction, name: str) -> bool:
+    return any(name in request.exclusive for request in transaction.held.values())
+
+
+def _common_guards(some: dict[str, bool], others: dict[str, bool]) -> dict[str, bool]:
+    return {name: some[name] and others[name] for name in some if name in others}
+
+
+def _excluding_guards(some: Edge, other: Edge) -> list[str]:
+    """Return the guards that keep the transactions of two edges apart: held by both, by one exclusively."""
+    if not some.guards or not other.guards:
+        return []
+    return [
+        name for name, exclusive in some.guards.items() if name in other.guards and (exclusive or other.guards[name])
+    ]
+
+
+def _guards_of(edges: tuple[Edge, ...]) -> tuple[str, ...]:
+    """Return the guards that keep two of the transactions of an inversion apart.
+
+    An inversion of one edge is between two transactions that do the same.
+    """
+    if len(edges) == 1:
+        return tuple(name for name, exclusive in edges[0].guards.items() if exclusive)
+    guards = [_excluding_guards(some, other) for index, some in enumerate(edges) for other in edges[index + 1 :]]
+    return tuple(dict.fromkeys(name for names in guards for name in names))

@@ -1,0 +1,57 @@
+"""The lock order that the servers of a test run have observed, as an assertion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from genie.core.lock_order import Inversion, LockOrder, Rule, describe, describe_edge, parse_rules
+from genie.server.app import Server
+
+_rules: tuple[Rule, ...] = ()
+_observed: dict[str, LockOrder] = {}
+"""The lock order by namespace, over all servers that this process has run for tests."""
+
+
+def set_lock_order_rules(rules: str) -> None:
+    """Set the rules for the classes of names, as in `genie serve --lock-order-rules`. Forgets what was observed before.
+
+    Raises ValueError if the rules are invalid.
+    """
+    global _rules  # noqa: PLW0603 - one test run has one set of rules
+    _rules = parse_rules(rules)
+    _observed.clear()
+
+
+def observe(server: Server) -> None:
+    """Make a server, which has not started yet, add its observations to those of the earlier servers of this process."""
+    for name, namespace in server.namespaces.items():
+        if namespace.lock_order is not None:
+            namespace.lock_order = _observed.setdefault(name, LockOrder(_rules))
+
+
+def assert_lock_order() -> None:
+    """Raise AssertionError if transactions have locked names in orders that can deadlock. The message names them.
+
+    Covers all servers that this process has run until now with `genie.testing.run`, `genie.testing.server` or the fixture
+    `genie_server`. No test need have run into the deadlock: each direction may come from another test. Afterwards the
+    observations are forgotten.
+    """
+    observed = list(_observed.values())
+    _observed.clear()
+    lines = [
+        line
+        for lock_order in observed
+        for inversion in lock_order.inversions
+        for line in _describe_inversion(inversion)
+    ]
+    if lines:
+        raise AssertionError("\n".join(("locks are taken in orders that can deadlock", *lines)))
+
+
+def _describe_inversion(inversion: Inversion) -> Iterator[str]:
+    yield f"- {describe(inversion.kind, inversion.classes)}:"
+    for edge in inversion.edges:
+        example = edge.example
+        held, asked = f"{edge.held_mode}:{example.held}", f"{edge.asked_mode}:{example.asked}"
+        note = "" if example.note is None else f" ({example.note})"
+        yield f"    {describe_edge(example.transaction, held, asked)}{note}"
