@@ -101,7 +101,7 @@ class Settings:
     """Seconds after which a waiting request is logged. 0: never."""
     lock_order: str = "on"
     """`on`: the server finds locks that transactions take in both orders. `off`: it does not."""
-    lock_order_rules: str = ""
+    lock_order_rules: str | None = None
     """Patterns of names that form a class, separated by commas, as `core.lock_order.parse_rules` reads them."""
     store_timeout_ms: int = 2_000
     """A commit without an answer for this time counts as a store outage: the server rejects queued commands."""

@@ -60,6 +60,7 @@ STATE = State(
     outcomes={},
     errors={},
     deadlocks=0,
+    inversions=0,
     rearrangements=0,
     waits=EMPTY_HISTOGRAM,
     holds=EMPTY_HISTOGRAM,

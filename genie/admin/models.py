@@ -250,6 +250,9 @@ class OrderEdge(ApiModel):
     held_mode: str
     asked: str
     asked_mode: str
+    relation: str
+    """`classes` (two classes), or of two names of one class: `ascending`, `descending`, `mixed` (ascending as numbers and
+    descending as characters, or vice versa) or `upgrade` (the same name)."""
     count: int
     """How many requests have done so."""
     last_at: int
@@ -265,6 +268,8 @@ class Inversion(ApiModel):
     """`cycle` (classes in both orders, or in an order that forms a cycle), `members` (names of one class, not in ascending
     order) or `upgrade` (of a shared lock to an exclusive lock of the same name)."""
     classes: list[str]
+    description: str
+    """What is wrong, in one sentence without a full stop."""
     at: int
     """When the inversion was found."""
     edges: list[OrderEdge]

@@ -12,7 +12,7 @@ from genie.cli.admin_client import AdminClient, admin_options, decode_response, 
 from genie.cli.format import duration, printable, table
 from genie.cli.inspect import INDENT
 from genie.cli.options import WholeNumber, json_option, one_line_errors, timeout_option
-from genie.core.lock_order import describe, describe_edge
+from genie.core.lock_order import describe_edge
 from genie.protocol import codec
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
@@ -66,7 +66,7 @@ def _report_lines(shown: Order, now_ms: float) -> Iterator[str]:
         yield f"{len(shown.inversions):,} of {shown.total:,} inversions are shown."
     for inversion in shown.guarded:
         names = ", ".join(map(printable, inversion.guards))
-        yield f"Harmless while {names} is also held: {printable(describe(inversion.kind, inversion.classes))}."
+        yield f"Harmless while {names} is also held: {printable(inversion.description)}."
     yield ""
     yield from table(HEADERS, [_edge_cells(edge, now_ms) for edge in shown.edges], right_aligned=(3, 4))
     if len(shown.edges) < shown.edges_total:
@@ -77,7 +77,7 @@ def _report_lines(shown: Order, now_ms: float) -> Iterator[str]:
 
 def _inversion_lines(inversion: Inversion, now_ms: float) -> Iterator[str]:
     """Yield a line with what is wrong, and two lines for each direction: its example, and how often it was seen."""
-    yield f"Can deadlock: {printable(describe(inversion.kind, inversion.classes))}."
+    yield f"Can deadlock: {printable(inversion.description)}."
     for edge in inversion.edges:
         example = edge.example
         held, asked = f"{edge.held_mode}:{example.held}", f"{edge.asked_mode}:{example.asked}"
@@ -94,6 +94,8 @@ def _inversion_lines(inversion: Inversion, now_ms: float) -> Iterator[str]:
 def _edge_cells(edge: OrderEdge, now_ms: float) -> list[str]:
     """Return the table cells of an edge, in the order of `HEADERS`."""
     held, asked = printable(f"{edge.held_mode}:{edge.held}"), printable(f"{edge.asked_mode}:{edge.asked}")
+    if edge.relation != "classes":
+        asked += f" ({edge.relation})"
     return [held, "→", asked, f"{edge.count:,}", duration(now_ms - edge.last_at)]
 
 

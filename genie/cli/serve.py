@@ -104,13 +104,15 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
         return names
 
 
-class LockOrderRulesType(click.ParamType[str]):
+class LockOrderRulesType(click.ParamType[str | None]):
     """Rules of the lock order analysis, in the text form of `parse_rules`."""
 
     name = "rules"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | None:
         """Check the rules. A list, from the configuration file, becomes a text."""
+        if value is None:
+            return value
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         try:
             parse_rules(text)

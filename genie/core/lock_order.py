@@ -101,13 +101,16 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 class LockClass:
     """A class of names. `is_name`: the class has one name, which is that of the class."""
 
-    __slots__ = ("id", "is_name", "name", "treatment")
+    __slots__ = ("id", "is_name", "name", "treatment", "usual_edges")
 
     def __init__(self, id: int, name: str, treatment: Treatment, is_name: bool) -> None:
         self.id = id
         self.name = name
         self.treatment = treatment
         self.is_name = is_name
+        self.usual_edges: dict[int, Edge] = {}
+        """Edges of two exclusive locks without guards, by the id of the class that is asked for. The edges within this class
+        by -1 minus the relation of the two names."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -160,6 +163,18 @@ class Edge:
     def asked_mode(self) -> Mode:
         """The mode of the lock that is asked for."""
         return Mode.EXCLUSIVE if self.flags & _ASKED_EXCLUSIVE else Mode.SHARED
+
+    @property
+    def relation(self) -> str:
+        """How the two names are related: `classes`, or within one class `ascending`, `descending`, `mixed` or `upgrade`."""
+        if self.held is not self.asked:
+            return "classes"
+        if self.flags & _UPGRADE:
+            return "upgrade"
+        descending = self.flags & (_DESCENDING | _NUMBER_DESCENDING)
+        if descending == _DESCENDING | _NUMBER_DESCENDING:
+            return "descending"
+        return "mixed" if descending else "ascending"
 
     @property
     def is_within_class(self) -> bool:
@@ -264,8 +279,33 @@ class LockOrder:
 
         A request that does not wait cannot be part of a deadlock by what it asks for, so it adds no edge.
         """
-        if request.queue_timeout_ms > 0:
-            self._observe(transaction, list(transaction.held.values()), request, unix_ms)
+        if request.queue_timeout_ms <= 0:
+            return
+        if len(transaction.held) == 1 and len(request.exclusive) == 1 and not request.shared:
+            for holder in transaction.held.values():
+                if len(holder.exclusive) == 1 and not holder.shared:
+                    edge = self._find_usual_edge(holder.exclusive[0], request.exclusive[0])
+                    if edge is not None:
+                        edge.count += 1
+                        edge.last_unix_ms = unix_ms
+                        return
+        self._observe(transaction, list(transaction.held.values()), request, unix_ms)
+
+    def _find_usual_edge(self, held: str, asked: str) -> Edge | None:
+        """Return the edge for two exclusive locks if it is known and needs no further work.
+
+        This is the usual case of a transaction that takes two locks, one after the other. It takes a quarter of the time of
+        `_observe`.
+        """
+        held_stem, asked_stem = held.rstrip(DIGITS), asked.rstrip(DIGITS)
+        held_class = self._by_name.get(held) if held_stem == held else self._by_stem.get(held_stem)
+        if held_class is None:
+            return None
+        if held_stem == asked_stem:
+            direction = _direction_of_numbers(held, asked, len(held_stem))
+            return None if direction < 0 else held_class.usual_edges.get(-1 - direction)
+        asked_class = self._by_name.get(asked) if asked_stem == asked else self._by_stem.get(asked_stem)
+        return None if asked_class is None else held_class.usual_edges.get(asked_class.id)
 
     def on_grant(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
         """Record a grant to a transaction that has other waiting requests: it holds these locks while it waits for those."""
@@ -274,29 +314,7 @@ class LockOrder:
                 self._observe(transaction, [request], waiting, unix_ms)
 
     def _observe(self, transaction: Transaction, held: list[Request], request: Request, unix_ms: float) -> None:
-        """Add the edges from the names of `held` to those of `request`."""
-        if len(held) == 1 and not request.shared and len(request.exclusive) == 1:
-            holder = held[0]
-            if not holder.shared and len(holder.exclusive) == 1:  # the usual case
-                held_name, asked_name = holder.exclusive[0], request.exclusive[0]
-                held_class, asked_class = self.class_of(held_name), self.class_of(asked_name)
-                if held_class is None or asked_class is None:
-                    self.dropped += 1
-                elif held_class is not asked_class:
-                    edge = self.edges.get(_edge_key(held_class.id, asked_class.id, 3))
-                    if edge is None or edge.guards:
-                        self._add(held_class, asked_class, 3, {}, request, held_name, asked_name, unix_ms)
-                    else:
-                        edge.count += 1
-                        edge.last_unix_ms = unix_ms
-                elif held_name != asked_name:
-                    flags = 3 | _direction(held_name, asked_name)
-                    self._add(held_class, asked_class, flags, {}, request, held_name, asked_name, unix_ms)
-                return
-        self._observe_many(transaction, held, request, unix_ms)
-
-    def _observe_many(self, transaction: Transaction, held: list[Request], request: Request, unix_ms: float) -> None:
-        """Add the edges for any number of names: one edge for each pair of classes."""
+        """Add the edges from the names of `held` to those of `request`: one edge for each pair of classes."""
         guards: dict[str, bool] = {}
         held_names: dict[int, _Names] = {}
         asked_names: dict[int, _Names] = {}
@@ -390,6 +408,8 @@ class LockOrder:
                 self._find_inversions(edge)
         edge.count += 1
         edge.last_unix_ms = unix_ms
+        if flags & (_HELD_EXCLUSIVE | _ASKED_EXCLUSIVE) == 3 and not edge.guards:  # noqa: PLR2004 - both are exclusive
+            held.usual_edges[-1 - (flags & ~3) if held is asked else asked.id] = edge
 
     # -- inversions -----------------------------------------------------------------------------------------
 
@@ -534,11 +554,26 @@ def _to_regex(pattern: str) -> str:
 
 
 def _direction(held: str, asked: str) -> int:
-    """Return the flags of two different names of one class: whether `asked` precedes `held`, in both orders."""
+    """Return the relation of two different names of one class: whether `asked` precedes `held`, in both orders."""
+    stem = held.rstrip(DIGITS)
+    if stem == asked.rstrip(DIGITS):
+        direction = _direction_of_numbers(held, asked, len(stem))
+        if direction >= 0:
+            return direction
     flags = _DESCENDING if asked < held else 0
-    if held.rstrip(DIGITS) == asked.rstrip(DIGITS) and len(held) == len(asked):
-        return flags | _NUMBER_DESCENDING if flags else 0  # the usual case: both orders are the same
     return flags | _NUMBER_DESCENDING if _number_key(asked) < _number_key(held) else flags
+
+
+def _direction_of_numbers(held: str, asked: str, start: int) -> int:
+    """Return the relation of two names that differ only in the number that begins at `start` and ends them.
+
+    Returns -1 if the names are equal, or if a number begins with zero, because then its length does not tell its size.
+    """
+    if len(held) == len(asked):
+        return -1 if held == asked else 0 if held < asked else _DESCENDING | _NUMBER_DESCENDING
+    if held[start : start + 1] == "0" or asked[start : start + 1] == "0":
+        return -1
+    return (_DESCENDING if asked < held else 0) | (_NUMBER_DESCENDING if len(asked) < len(held) else 0)
 
 
 def _number_key(name: str) -> tuple[list[str], list[int], str]:

@@ -5,7 +5,6 @@ The table only stores state. `grant.py` and `manager.py` decide which request is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final, cast
 
 from genie.core.model import HELD, WAITING, Owner, QueueEntry, Request
@@ -30,17 +29,19 @@ def _dict_with_stored_hashes() -> dict[str, Request]:
     return cast("dict[str, Request]", table)
 
 
-@dataclass(slots=True, eq=False)
 class Transaction:
     """The requests of a named transaction, which owns their locks.
 
     A request without a transaction is its own owner and has no `Transaction`.
     """
 
-    held: dict[int, Request] = field(default_factory=dict)
-    waiting: dict[int, Request] = field(default_factory=dict)
-    grants: dict[str, int] = field(default_factory=dict)
-    """The number of grants of the transaction on each resource."""
+    __slots__ = ("grants", "held", "waiting")
+
+    def __init__(self) -> None:
+        self.held: dict[int, Request] = {}
+        self.waiting: dict[int, Request] = {}
+        self.grants: dict[str, int] = {}
+        """The number of grants of the transaction on each resource."""
 
 
 class LockTable:

@@ -27,7 +27,7 @@ from genie.core.events import (
 )
 from genie.core.grant import grant_candidates, is_available, is_grantable, is_immediately_grantable, only_grantable
 from genie.core.lock_order import LockOrder
-from genie.core.lock_table import AffectedQueues, LockTable
+from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Owner, Reason, Request, Weight
 from genie.core.view import find_blockers
 
@@ -134,13 +134,10 @@ class LockManager:
         self.next_id += 1
         self._begin_hold(request, now)
         self.table.held[request.id] = request
+        if request.transaction is not None:
+            self._add_to_transaction(request, request.transaction, now)
         for name in request.exclusive:
             uncontended[name] = request
-        if request.transaction is not None:
-            request.owner = request.transaction
-            if self.lock_order is not None:
-                self._observe_grant(self.lock_order, request.transaction, request, now)
-            self.table.add_grants(request.transaction, request)
         return True
 
     def release_if_uncontended(self, id: int, origin: Origin) -> Request | None:
@@ -159,7 +156,12 @@ class LockManager:
         for name in request.exclusive:
             del uncontended[name]
         if request.transaction is not None:
-            table.remove_grants(request.transaction, request)
+            transaction = table.transactions[request.transaction]
+            del transaction.held[id]
+            for name in request.exclusive:
+                del transaction.grants[name]  # its only grant, because the resource is uncontended
+            if not transaction.held and not transaction.waiting:
+                del table.transactions[request.transaction]
         self.deadlines.discard(request.deadline, id)
         request.state = ENDED
         self._outcomes.add(id, SUCCESS)
@@ -194,11 +196,7 @@ class LockManager:
     def request(self, request: Request, now: float) -> list[Event]:
         """Grant a new request immediately, queue it, or reject it because the wait queues are full: a step of a `Request`."""
         events: list[Event] = []
-        self._assign_id(request)
-        if self.lock_order is not None and request.transaction is not None:
-            transaction = self.table.transactions.get(request.transaction)
-            if transaction is not None and transaction.held:
-                self.lock_order.on_request(transaction, request, now + self.unix_offset_ms)
+        self._assign_id(request, now)
         if is_immediately_grantable(self.table, request):
             self._grant(request, now)
             events.append(Granted(request))
@@ -217,7 +215,7 @@ class LockManager:
         request = take.request
         reached: Weight = 0
         locked: Weight = 0
-        self._assign_id(request)
+        self._assign_id(request, now)
         taken: tuple[list[str], list[str]] = [], []  # shared names, exclusive names: indexed by `exclusive`
         for (name, exclusive), weight in zip(take.choices, take.weights, strict=True):
             if not is_available(self.table, request.owner, name, exclusive):
@@ -358,12 +356,15 @@ class LockManager:
 
     # -- Parts of the commands ------------------------------------------------------------
 
-    def _assign_id(self, request: Request) -> None:
-        """Assign the id and the owner of a new request."""
+    def _assign_id(self, request: Request, now: float) -> None:
+        """Assign the id and the owner of a new request. Observe its lock order."""
         request.id = request.owner = self.next_id
         self.next_id += 1
         if request.transaction is not None:
             request.owner = request.transaction
+            transaction = self.table.transactions.get(request.transaction)
+            if self.lock_order is not None and transaction is not None and transaction.held:
+                self.lock_order.on_request(transaction, request, now + self.unix_offset_ms)
 
     def _grant(self, request: Request, now: float) -> None:
         """Make a request held, and add it to the lock table."""
@@ -374,14 +375,20 @@ class LockManager:
                 self.lock_order.on_grant(transaction, request, request.since_unix_ms)
         self.table.add_held(request)
 
-    def _observe_grant(self, lock_order: LockOrder, name: str, request: Request, now: float) -> None:
-        """Record a new request of the transaction `name` that is granted at once, for the analysis of the lock order."""
+    def _add_to_transaction(self, request: Request, name: str, now: float) -> None:
+        """Add a request for unlocked resources, which is granted without a step, to its transaction `name`."""
+        request.owner = name
         transaction = self.table.transactions.get(name)
-        if transaction is not None:
+        if transaction is None:
+            transaction = self.table.transactions[name] = Transaction()
+        elif self.lock_order is not None:
             if transaction.held:
-                lock_order.on_request(transaction, request, now + self.unix_offset_ms)
+                self.lock_order.on_request(transaction, request, now + self.unix_offset_ms)
             if transaction.waiting:
-                lock_order.on_grant(transaction, request, now + self.unix_offset_ms)
+                self.lock_order.on_grant(transaction, request, now + self.unix_offset_ms)
+        transaction.held[request.id] = request
+        for resource in request.exclusive:
+            transaction.grants[resource] = 1  # its first grant, because the resource was unlocked
 
     def _begin_hold(self, request: Request, now: float) -> None:
         """Assign the fencing token and the deadline of a request that is granted now."""

@@ -45,7 +45,9 @@ class Namespace:
         self.name = name
         self.store = store
         self.stats = Stats()
-        self.lock_order = LockOrder(parse_rules(settings.lock_order_rules)) if settings.lock_order == "on" else None
+        self.lock_order = (
+            LockOrder(parse_rules(settings.lock_order_rules or "")) if settings.lock_order == "on" else None
+        )
         """The lock order that this server has observed as leader since its start; None if the analysis is off."""
         self.draining = False
         """Whether the server is shutting down."""

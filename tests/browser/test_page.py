@@ -150,6 +150,22 @@ async def test_a_deadlock_is_drawn_as_a_ring(server: Genie, browser: Browser) ->
     assert len(browser.all(f"{ring} .ring-link")) == 3
 
 
+async def test_an_inversion_of_the_lock_order_is_described(server: Genie, browser: Browser) -> None:
+    wire = await Wire.connect(server.address)
+    browser.open(server)
+    for names in (("inverted/1", "order/1"), ("order/2", "inverted/2")):
+        held = [await wire.lock(f"exclusive:{name}", transactionName=names[0]) for name in names]
+        for id_ in held:
+            await wire.release(id_)
+    browser.until(lambda: "order/* and inverted/* are locked in both orders" in browser.texts(".inversion .name"))
+    assert browser.texts(".inversion:first-child li") == [
+        "order/2 held exclusive:order/2 and asked for exclusive:inverted/2",
+        "inverted/1 held exclusive:inverted/1 and asked for exclusive:order/1",
+    ]
+    assert browser.text("#inversions-count").endswith(" since the start")
+    assert not browser.one("#inversions .empty").is_displayed()
+
+
 async def test_a_click_on_a_node_shows_the_details_of_its_request(server: Genie, browser: Browser) -> None:
     wire = await Wire.connect(server.address)
     held, waits, _ = await make_queue(wire, "accounts/2", 2)

@@ -57,6 +57,7 @@ export const api = {
   waits: (limit) => request(withQuery("api/waits", { limit })),
   hot: (limit) => request(withQuery("api/hot", { limit })),
   deadlocks: () => request(withQuery("api/deadlocks")),
+  order: () => request(withQuery("api/order")),
   resource: (name) => request(withQuery(`api/resources/${encodeURIComponent(name)}`)),
   release: (id) =>
     request(withQuery("api/release"), {

@@ -6,6 +6,7 @@ import { Details } from "./details.js";
 import { setText } from "./dom.js";
 import { formatDuration, splitResource } from "./format.js";
 import { Graph } from "./graph.js";
+import { InversionList } from "./lockorder.js";
 import { NamespaceSelect } from "./namespaces.js";
 import { Overview } from "./overview.js";
 import { ReleaseDialog } from "./release.js";
@@ -18,7 +19,7 @@ const MAX_HOT = 10;
 
 const byId = (id) => document.getElementById(id);
 
-const latest = { state: null, waits: null, hot: null, deadlocks: null, resource: null }; // responses
+const latest = { state: null, waits: null, hot: null, deadlocks: null, order: null, resource: null }; // responses
 let selection = null;
 let timer = null;
 let polling = false;
@@ -30,21 +31,24 @@ const graph = new Graph(byId("graph"), byId("graph-count"), byId("legend"), sele
 const queueTable = new QueueTable(byId("queues"), byId("queues-count"), select);
 const hotTable = new HotTable(byId("hot"), byId("hot-count"), select);
 const deadlockList = new DeadlockList(byId("deadlocks"), byId("deadlocks-count"));
+const inversionList = new InversionList(byId("inversions"), byId("inversions-count"));
 const releaseDialog = new ReleaseDialog(byId("release"), () => schedulePoll(0));
 const details = new Details(byId("details"), select, (request) => releaseDialog.open(request));
 
-/** Query everything that the page shows; deadlocks only if there are new ones, and of a follower only its state. */
+/** Query everything that the page shows; deadlocks and the lock order only if they are new, and of a follower only its state. */
 async function query() {
   const state = await api.state();
   if (state.role !== "leader") return { state };
   const newDeadlocks =
     latest.deadlocks === null || latest.deadlocks.total !== state.deadlocks || latest.state.uptime > state.uptime;
-  const [waits, hot, deadlocks] = await Promise.all([
+  const newInversions = state.inversions > 0 && (latest.order === null || latest.order.total !== state.inversions || latest.state.uptime > state.uptime);
+  const [waits, hot, deadlocks, order] = await Promise.all([
     api.waits(MAX_NODES),
     api.hot(MAX_HOT),
     newDeadlocks ? api.deadlocks() : latest.deadlocks,
+    newInversions ? api.order() : state.inversions > 0 ? latest.order : null,
   ]);
-  return { state, waits, hot, deadlocks, resource: await querySelectedResource(waits) };
+  return { state, waits, hot, deadlocks, order, resource: await querySelectedResource(waits) };
 }
 
 /** Query the selected resource, or the first one of the selected request: its rows have more fields than the graph. */
@@ -107,13 +111,14 @@ function onSuccess() {
 }
 
 function showResponses() {
-  const { state, waits, hot, deadlocks, resource } = latest;
+  const { state, waits, hot, deadlocks, order, resource } = latest;
   if (waits === null) return;
   overview.show(state);
   graph.show(waits, state.queues, state.now, selection);
   queueTable.show(state);
   hotTable.show(hot, state.now);
   deadlockList.show(deadlocks, state.now);
+  inversionList.show(order, state.now);
   showOutcomes(byId("outcomes"), state);
   details.show(selection, waits, resource, state.now);
 }

@@ -1,0 +1,324 @@
+"""Lock order analysis: every inversion of what was seen is found, none is invented, and every deadlock was predicted."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from genie.core import Deadlocked, LockManager, Release, Request
+from genie.core import lock_order as module
+from genie.core.lock_order import Inversion, LockOrder, parse_rules
+
+
+def observed_manager(rules: str = "") -> tuple[LockManager, LockOrder]:
+    manager = LockManager()
+    manager.lock_order = LockOrder(parse_rules(rules))
+    return manager, manager.lock_order
+
+
+def requested(*names: str, transaction: str | None = "t", **options: float) -> Request:
+    """A request of `transaction`; a name that begins with `s:` is requested in shared mode."""
+    shared = tuple(name[2:] for name in names if name.startswith("s:"))
+    exclusive = tuple(name for name in names if not name.startswith("s:"))
+    return Request(shared, exclusive, transaction=transaction, **options)  # type: ignore[arg-type]
+
+
+def run_transaction(manager: LockManager, *steps: str, name: str = "t") -> None:
+    """Take locks one after the other, each step one request of names separated by spaces, and release them."""
+    requests = [requested(*step.split(), transaction=name) for step in steps]
+    for request in requests:
+        manager.step(request, 0)
+    for request in requests:
+        manager.step(Release(request.id), 0)
+
+
+def found(inversions: list[Inversion]) -> set[tuple[str, frozenset[str]]]:
+    return {(inversion.kind.value, frozenset(inversion.classes)) for inversion in inversions}
+
+
+# -- classes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "class_name"),
+    [
+        ("accounts/42", "accounts/*"),
+        ("accounts/", "accounts/"),
+        ("ledger", "ledger"),
+        ("user-42", "user-*"),
+        ("tenants/7/accounts/12", "tenants/*/accounts/*"),
+        ("orders/2024-11", "orders/*-*"),
+        ("3f2504e0-4f89-11d3-9a0c-0305e82c3301", "*"),
+        ("u/3f2504e0-4f89-11d3-9a0c-030578223301/x", "u/*/x"),
+        ("file/9f86d081884c7d65", "file/*"),
+        ("x/01ARZ3NDEKTSV4RRFFQ69G5FAV", "x/*"),
+        ("deadbeef", "deadbeef"),
+    ],
+)
+def test_the_varying_parts_of_a_name_are_masked(name: str, class_name: str) -> None:
+    order = LockOrder()
+    for _ in range(2):  # the second time from the cache
+        cls = order.class_of(name)
+        assert cls is not None
+        assert (cls.name, cls.is_name) == (class_name, class_name == name)
+
+
+def test_rules_make_classes() -> None:
+    order = LockOrder(parse_rules("accounts/*, config/*=ignored"))
+    names = ["accounts/alice", "accounts/bob", "accounts/bob/7", "config/a7"]
+    classes = [order.class_of(name) for name in names]
+    assert [cls and (cls.name, cls.treatment) for cls in classes] == [
+        ("accounts/*", "checked"),
+        ("accounts/*", "checked"),
+        ("accounts/bob/*", "checked"),
+        ("config/*", "ignored"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["a=b", "=ordered", "a/*,b=Ordered"])
+def test_an_invalid_rule_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="must be PATTERN, PATTERN=ordered or PATTERN=ignored"):
+        parse_rules(text)
+
+
+# -- inversions -------------------------------------------------------------------------------------------
+
+
+def test_two_classes_in_both_orders() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "accounts/1", "orders/5", name="pay")
+    assert order.inversions == []
+    run_transaction(manager, "orders/9", "accounts/3", name="ship")
+    run_transaction(manager, "orders/8", "accounts/4", name="later")
+    (inversion,) = order.inversions
+    assert (inversion.kind, inversion.classes) == ("cycle", ("orders/*", "accounts/*"))
+    examples = [(edge.example.transaction, edge.example.held, edge.example.asked) for edge in inversion.edges]
+    assert examples == [("ship", "orders/9", "accounts/3"), ("pay", "accounts/1", "orders/5")]
+    assert [edge.count for edge in inversion.edges] == [2, 1]
+    assert order.take_unreported() == [inversion]
+    assert order.take_unreported() == []
+
+
+def test_a_cycle_of_three_classes() -> None:
+    manager, order = observed_manager()
+    for held, asked in ["ab", "bc", "ca"]:
+        run_transaction(manager, held, asked)
+    assert found(order.inversions) == {("cycle", frozenset("abc"))}
+
+
+def test_one_request_and_requests_without_a_transaction_add_no_edge() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "a b", name="t1")
+    run_transaction(manager, "b a", name="t2")
+    for names in ("ab", "ba"):
+        for name in names:
+            manager.step(requested(f"{names}/{name}", transaction=None), 0)
+    assert order.edges == {}
+
+
+def test_a_request_that_does_not_wait_adds_no_edge_but_its_locks_are_held() -> None:
+    manager, order = observed_manager()
+    for request in [requested("a"), requested("b", queue_timeout_ms=0), requested("c")]:
+        manager.step(request, 0)
+    assert {(edge.held.name, edge.asked.name) for edge in order.edges.values()} == {("a", "c"), ("b", "c")}
+
+
+@pytest.mark.parametrize(
+    ("transactions", "is_inversion"),
+    [
+        (["1 2", "3 7", "9 10"], False),  # as numbers
+        (["1 10", "10 9"], False),  # as characters
+        (["7 3"], True),
+        (["007 12", "12 100"], False),
+        (["12 007"], True),
+        (["9 10", "10 9"], True),  # neither as numbers nor as characters
+        (["1 3 2"], True),
+        (["s:7 s:3"], False),
+        (["s:7 s:3", "3 7"], True),
+    ],
+)
+def test_the_names_of_one_class_are_locked_in_ascending_order(transactions: list[str], is_inversion: bool) -> None:
+    manager, order = observed_manager()
+    for numbers in transactions:
+        run_transaction(manager, *(f"s:a/{each[2:]}" if each[0] == "s" else f"a/{each}" for each in numbers.split()))
+    assert found(order.inversions) == ({("members", frozenset({"a/*"}))} if is_inversion else set())
+
+
+def test_the_names_that_a_request_adds_are_compared_with_all_held_names() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "a/1 a/5 b/1", "a/3 b/2")
+    assert found(order.inversions) == {("members", frozenset({"a/*"})), ("cycle", frozenset({"a/*", "b/*"}))}
+
+
+def test_a_name_without_a_number_is_not_a_member_of_the_class_with_numbers() -> None:
+    manager, order = observed_manager()
+    for held, asked in [("a/1", "b/1"), ("b/", "a/")] * 2:
+        run_transaction(manager, held, asked)
+    assert order.inversions == []
+    run_transaction(manager, "a/", "b/")
+    assert found(order.inversions) == {("cycle", frozenset({"a/", "b/"}))}
+
+
+def test_an_upgrade_can_deadlock_with_itself() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "s:a/1", "s:a/1")
+    run_transaction(manager, "a/1", "s:a/1")
+    assert order.inversions == []
+    run_transaction(manager, "s:a/1", "a/1")
+    assert found(order.inversions) == {("upgrade", frozenset({"a/*"}))}
+
+
+def test_shared_locks_do_not_conflict() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "s:a", "s:b")
+    run_transaction(manager, "s:b", "s:a")
+    run_transaction(manager, "a", "s:b")
+    run_transaction(manager, "s:b", "a")  # they conflict on `a`, but not on `b`
+    assert order.inversions == []
+    run_transaction(manager, "b", "a")
+    assert found(order.inversions) == {("cycle", frozenset("ab"))}
+
+
+def test_a_common_outer_lock_guards_an_inversion_until_it_is_omitted() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "guard", "a/1", "b/1")
+    run_transaction(manager, "guard", "b/1", "a/1")
+    assert order.inversions == []
+    assert [(each.classes, each.guards) for each in order.guarded] == [(("b/*", "a/*"), ("guard",))]
+    run_transaction(manager, "b/1", "a/1")
+    assert found(order.inversions) == {("cycle", frozenset({"a/*", "b/*"}))}
+    assert order.guarded == []
+
+
+def test_a_shared_outer_lock_is_no_guard() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "s:guard", "a", "b")
+    run_transaction(manager, "s:guard", "b", "a")
+    assert found(order.inversions) == {("cycle", frozenset("ab"))}
+
+
+def test_members_of_a_class_are_no_guard() -> None:
+    """`users/1` and `users/2` are of one class, but do not keep two transactions apart."""
+    manager, order = observed_manager()
+    run_transaction(manager, "users/1", "a", "b")
+    run_transaction(manager, "users/2", "b", "a")
+    assert found(order.inversions) == {("cycle", frozenset("ab"))}
+
+
+def test_classes_can_be_declared_ordered_or_ignored() -> None:
+    manager, order = observed_manager("a/*=ordered,b=ignored")
+    run_transaction(manager, "a/7", "a/3")
+    run_transaction(manager, "a/1", "b")
+    run_transaction(manager, "b", "a/1")
+    assert order.inversions == []
+
+
+def test_parallel_requests_of_a_transaction_add_the_edge_of_what_is_granted_first() -> None:
+    """A transaction may wait for two locks at once, and then hold the one while it waits for the other."""
+    manager, order = observed_manager()
+    holders = [requested(name, transaction=f"holder of {name}") for name in "ab"]
+    waiters = [requested(name) for name in "ab"]
+    for request in holders + waiters:
+        manager.step(request, 0)
+    assert order.edges == {}
+    manager.step(Release(holders[1].id), 0)
+    assert [(edge.held.name, edge.asked.name) for edge in order.edges.values()] == [("b", "a")]
+    assert manager.grant_if_uncontended(requested("c"), 0)
+    assert {(edge.held.name, edge.asked.name) for edge in order.edges.values()} == {("b", "a"), ("b", "c"), ("c", "a")}
+
+
+def test_requests_that_are_granted_without_a_step_are_observed() -> None:
+    manager, order = observed_manager()
+    for name in "ab":
+        assert manager.grant_if_uncontended(requested(name), 0)
+    assert [(edge.held.name, edge.asked.name) for edge in order.edges.values()] == [("a", "b")]
+
+
+# -- many transactions ------------------------------------------------------------------------------------
+
+
+def test_ten_services_with_known_orders() -> None:
+    """Each service locks its classes in its own order. The inversions are exactly the pairs that services disagree about."""
+    orders = [
+        *("accounts orders", "orders stock", "accounts stock", "customers accounts", "stock shipments"),
+        *("prices orders", "orders prices", "shipments customers", "invoices accounts", "accounts invoices"),
+    ]
+    manager, order = observed_manager()
+    random = Random(7)  # noqa: S311
+    for _ in range(20):
+        for service, classes in enumerate(random.sample(orders, len(orders))):
+            steps = [f"{name}/{random.randrange(1000)}" for name in classes.split()]
+            run_transaction(manager, *steps, name=f"service {service}")
+    pairs = {each for each in found(order.inversions) if len(each[1]) == 2}
+    assert pairs == {
+        ("cycle", frozenset({"prices/*", "orders/*"})),
+        ("cycle", frozenset({"accounts/*", "invoices/*"})),
+    }
+    cycles = {each for each in found(order.inversions) if len(each[1]) > 2}
+    customers = {"customers/*", "accounts/*", "stock/*", "shipments/*"}
+    assert cycles
+    assert all(kind == "cycle" and customers <= classes for kind, classes in cycles)
+    assert order.guarded == []
+
+
+def test_services_that_agree_about_the_order_have_no_inversion() -> None:
+    manager, order = observed_manager()
+    random = Random(3)  # noqa: S311
+    for _ in range(500):
+        classes = sorted(random.sample("abcdefghij", 4))
+        run_transaction(manager, *(f"{name}/{random.randrange(100)}" for name in classes))
+    assert len(order.edges) > 40
+    assert (order.inversions, order.guarded) == ([], [])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_deadlock_was_predicted(seed: int) -> None:
+    """Random transactions, some with parallel requests and shared locks, until many of them have deadlocked."""
+    random = Random(seed)  # noqa: S311
+    manager, order = observed_manager()
+    held: dict[str, list[Request]] = {}
+    deadlocks = 0
+    for _ in range(3_000):
+        name = f"t{random.randrange(6)}"
+        requests = held.setdefault(name, [])
+        if len(requests) > 4 or (requests and random.random() < 0.15):
+            for request in requests:
+                manager.step(Release(request.id), 0)
+            requests.clear()
+            continue
+        prefix, kind = random.choice(["", "", "s:"]), random.choice("abc")
+        request = requested(f"{prefix}{kind}/{random.randrange(3)}", transaction=name)
+        for event in manager.step(request, 0):
+            if isinstance(event, Deadlocked):
+                deadlocks += 1
+                classes = {f"{wait.resource[0]}/*" for wait in event.cycle.waits}
+                assert any(set(inversion.classes) <= classes for inversion in order.inversions), event
+        requests.append(request)
+    assert deadlocks > 50
+
+
+# -- bounds -----------------------------------------------------------------------------------------------
+
+
+def test_classes_edges_and_inversions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, value in {"MAX_CLASSES": 6, "MAX_EDGES": 5, "MAX_INVERSIONS": 1, "MAX_CACHED_NAMES": 3}.items():
+        monkeypatch.setattr(module, limit, value)
+    manager, order = observed_manager()
+    for some, other in pairwise("abcdefghi"):
+        run_transaction(manager, some, other)
+        run_transaction(manager, other, some)
+    assert (len(order.classes), len(order.edges), len(order.inversions)) == (6, 5, 1)
+    assert order.inversion_count == 2
+    assert order.dropped > 0
+
+
+def test_the_names_of_a_request_are_bounded() -> None:
+    manager, order = observed_manager()
+    names = [f"a/{number:03}" for number in range(module.MAX_NAMES + 1)]
+    run_transaction(manager, " ".join(names), "b")
+    assert order.dropped == 1
+    run_transaction(manager, "b", " ".join(names))
+    assert order.dropped == 2
+    assert found(order.inversions) == {("cycle", frozenset({"a/*", "b"}))}
