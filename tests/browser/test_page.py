@@ -157,7 +157,9 @@ async def test_an_inversion_of_the_lock_order_is_described(server: Genie, browse
         held = [await wire.lock(f"exclusive:{name}", transactionName=names[0]) for name in names]
         for id_ in held:
             await wire.release(id_)
-    browser.until(lambda: "order/* and inverted/* are locked in both orders" in browser.texts(".inversion .name"))
+    browser.until(
+        lambda: "order/* and inverted/* are locked in both orders" in browser.texts(".inversion .description")
+    )
     assert browser.texts(".inversion:first-child li") == [
         "order/2 held exclusive:order/2 and asked for exclusive:inverted/2",
         "inverted/1 held exclusive:inverted/1 and asked for exclusive:order/1",

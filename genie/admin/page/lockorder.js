@@ -31,7 +31,7 @@ function makeInversion(inversion) {
   return html(
     "article",
     { class: "inversion" },
-    html("p", {}, html("bdi", { class: "name" }, escapeInvisible(inversion.description)), " ", html("time", { class: "quiet" })),
+    html("p", {}, html("bdi", { class: "description" }, escapeInvisible(inversion.description)), " ", html("time", { class: "quiet" })),
     html("ul", {}, ...inversion.edges.map(makeExample)),
   );
 }
