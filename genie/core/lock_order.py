@@ -232,6 +232,8 @@ class LockOrder:
         """The class of names that consist of this stem and digits. None: too many classes."""
         self._by_name: dict[str, LockClass | None] = {}
         """The class of other names."""
+        self._edge_by_stems: dict[tuple[str, str], Edge] = {}
+        """The edge in `usual_edges` of two classes, by the stems of two names."""
         self._outgoing: dict[int, list[Edge]] = {}
         """Edges by the id of the held class."""
         self._successors: dict[int, set[int]] = {}
@@ -279,17 +281,17 @@ class LockOrder:
 
         A request that does not wait cannot be part of a deadlock by what it asks for, so it adds no edge.
         """
-        if request.queue_timeout_ms <= 0:
-            return
-        if len(transaction.held) == 1 and len(request.exclusive) == 1 and not request.shared:
-            for holder in transaction.held.values():
+        held = transaction.held
+        if len(held) == 1 and len(request.exclusive) == 1 and not request.shared and request.queue_timeout_ms > 0:
+            for holder in held.values():
                 if len(holder.exclusive) == 1 and not holder.shared:
                     edge = self._find_usual_edge(holder.exclusive[0], request.exclusive[0])
                     if edge is not None:
                         edge.count += 1
                         edge.last_unix_ms = unix_ms
                         return
-        self._observe(transaction, list(transaction.held.values()), request, unix_ms)
+        if request.queue_timeout_ms > 0:
+            self._observe(transaction, list(held.values()), request, unix_ms)
 
     def _find_usual_edge(self, held: str, asked: str) -> Edge | None:
         """Return the edge for two exclusive locks if it is known and needs no further work.
@@ -298,14 +300,17 @@ class LockOrder:
         `_observe`.
         """
         held_stem, asked_stem = held.rstrip(DIGITS), asked.rstrip(DIGITS)
-        held_class = self._by_name.get(held) if held_stem == held else self._by_stem.get(held_stem)
-        if held_class is None:
-            return None
-        if held_stem == asked_stem:
-            direction = _direction_of_numbers(held, asked, len(held_stem))
-            return None if direction < 0 else held_class.usual_edges.get(-1 - direction)
-        asked_class = self._by_name.get(asked) if asked_stem == asked else self._by_stem.get(asked_stem)
-        return None if asked_class is None else held_class.usual_edges.get(asked_class.id)
+        if held_stem != asked_stem:
+            if held_stem != held and asked_stem != asked:
+                return self._edge_by_stems.get((held_stem, asked_stem))
+            held_class = self._by_name.get(held) if held_stem == held else self._by_stem.get(held_stem)
+            asked_class = self._by_name.get(asked) if asked_stem == asked else self._by_stem.get(asked_stem)
+            if held_class is None or asked_class is None or held_class is asked_class:
+                return None
+            return held_class.usual_edges.get(asked_class.id)
+        direction = _direction_of_numbers(held, asked, len(held_stem))
+        held_class = self._by_stem.get(held_stem)
+        return None if direction < 0 or held_class is None else held_class.usual_edges.get(-1 - direction)
 
     def on_grant(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
         """Record a grant to a transaction that has other waiting requests: it holds these locks while it waits for those."""
@@ -410,6 +415,12 @@ class LockOrder:
         edge.last_unix_ms = unix_ms
         if flags & (_HELD_EXCLUSIVE | _ASKED_EXCLUSIVE) == 3 and not edge.guards:  # noqa: PLR2004 - both are exclusive
             held.usual_edges[-1 - (flags & ~3) if held is asked else asked.id] = edge
+            if held is not asked:
+                stems = held_name.rstrip(DIGITS), asked_name.rstrip(DIGITS)
+                if self._by_stem.get(stems[0]) is held and self._by_stem.get(stems[1]) is asked:
+                    if len(self._edge_by_stems) >= MAX_EDGES:
+                        self._edge_by_stems.clear()
+                    self._edge_by_stems[stems] = edge
 
     # -- inversions -----------------------------------------------------------------------------------------
 
