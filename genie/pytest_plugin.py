@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.util import find_spec
+from inspect import signature, unwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -19,6 +20,28 @@ if TYPE_CHECKING:
     import genie
 
 __all__ = ["ServerAddress", "genie_client", "genie_server"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker `genie_explore`."""
+    config.addinivalue_line(
+        "markers",
+        "genie_explore(seeds=1000, ...): run the async test function in many simulated worlds; see genie.testing.explore",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test with the marker `genie_explore` in many simulated worlds."""
+    marker = pyfuncitem.get_closest_marker("genie_explore")
+    if marker is None:
+        return None
+    from genie.testing import explore  # noqa: PLC0415 - see the module
+
+    function = unwrap(pyfuncitem.obj)  # pytest-asyncio may have wrapped it
+    arguments = {name: pyfuncitem.funcargs[name] for name in signature(function).parameters}
+    explore(lambda: function(**arguments), **marker.kwargs)
+    return True
 
 
 class ServerAddress(NamedTuple):

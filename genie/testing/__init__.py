@@ -2,6 +2,7 @@
 
 - `run` runs a coroutine with a Genie server, a virtual clock and a network in memory: an hour passes in milliseconds.
 - `assert_lock_order` fails if the tests locked names in orders that can deadlock.
+- `explore` runs it in many simulated worlds with faults, and shrinks the first failure; `process` and `note` are for the service.
 - `server` runs a Genie server in the running event loop, on a free port.
 
 `python -m genie.testing.simulation.soak` simulates clusters of servers, clients and Redis under faults; see `README.md`.
@@ -9,8 +10,24 @@
 
 from __future__ import annotations
 
+from genie.testing.explore import Violation, explore
+from genie.testing.faults import Fault, Kind, random_faults
 from genie.testing.lock_order import assert_lock_order, set_lock_order_rules
 from genie.testing.server import run, server
 from genie.testing.simulation.loop import Stuck
+from genie.testing.world import note, process
 
-__all__ = ["Stuck", "assert_lock_order", "run", "server", "set_lock_order_rules"]
+__all__ = [
+    "Fault",
+    "Kind",
+    "Stuck",
+    "Violation",
+    "assert_lock_order",
+    "explore",
+    "note",
+    "process",
+    "random_faults",
+    "run",
+    "server",
+    "set_lock_order_rules",
+]

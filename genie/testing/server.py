@@ -6,23 +6,25 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import AsyncIterator, Coroutine, MutableMapping
+from collections.abc import AsyncIterator, Coroutine, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 from genie.config import Settings
 from genie.server.app import Server
+from genie.testing.faults import Fault
 from genie.testing.lock_order import observe
 from genie.testing.simulation.loop import NODE, SimLoop, deterministic
 from genie.testing.simulation.network import Network, SimSocket
+from genie.testing.world import World
 
 T = TypeVar("T")
 
 ADDRESS = "127.0.0.1", 7077
 
 
-def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
+def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] | None = None) -> T:
     """Run a coroutine like `asyncio.run`, with a virtual clock and a Genie server at 127.0.0.1:7077.
 
     `asyncio.sleep(3600)` returns at once. Afterwards `time.time` and `time.monotonic` are an hour later, and locks and
@@ -32,6 +34,9 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
     `genie.connect()` connects to this Genie server, regardless of environment variables. The network is in memory: only the
     Genie server and the servers that the coroutine starts can be reached. Locks are kept in memory and end with the run.
 
+    With `faults`, which may be empty, the world is larger: three Genie servers, which keep their locks in a simulated Redis, in
+    a network whose delays depend on the seed. `process` starts processes of the service. The faults of the plan break them.
+
     Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets, which `genie.sync` uses, are not
     simulated: connecting a blocking socket raises RuntimeError.
     """
@@ -40,6 +45,8 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
         raise RuntimeError(
             "genie.testing.run() can't be called from a running event loop: call it from a plain function"
         )
+    if faults is not None:
+        return World(seed, faults).run(main)
     loop = SimLoop()
     network = Network(loop)
     server_node = loop.create_node("genie", ADDRESS[0])

@@ -1,0 +1,164 @@
+"""Run a service in many simulated worlds, and shrink the plan of faults of the first that fails."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from genie.testing.faults import Fault, random_faults, shrunk_candidates
+from genie.testing.timeline import Line, as_page, as_text, timeline
+from genie.testing.world import World
+
+Main = Callable[[], Coroutine[Any, Any, Any]]
+Check = Callable[[Any], None]
+Plan = Callable[[int], Sequence[Fault]]
+
+CHUNK = 10
+"""Number of seeds that one task of a worker process runs."""
+MAX_SHRINK_RUNS = 200
+"""Maximum number of runs in which the plan of faults is shrunk."""
+
+
+class Violation(AssertionError):
+    """A service failed in a simulated world. The message has the seed, the shrunk plan of faults and the timeline."""
+
+    def __init__(self, seed: int, faults: Sequence[Fault], error: BaseException, lines: Sequence[Line]) -> None:
+        self.seed = seed
+        self.faults = list(faults)
+        self.error = error
+        self.timeline = list(lines)
+        super().__init__(f"{self.summary}\n\n{as_text(lines)}")
+
+    @property
+    def summary(self) -> str:
+        """The error, the seed and the plan of faults, as Python source."""
+        plan = "".join(f"    {fault!r},\n" for fault in self.faults)
+        error = f"{type(self.error).__name__}: {self.error}"
+        return f"seed {self.seed}: {error}\nfaults = [\n{plan}]"
+
+    def page(self) -> str:
+        """Return the timeline as a self-contained HTML page."""
+        return as_page(f"Seed {self.seed}", self.summary, self.timeline)
+
+
+@dataclass(slots=True)
+class Run:
+    """The outcome of one run. `error` is what `main` or the check has raised; None if the run succeeded."""
+
+    error: Exception | None
+    faults: list[Fault]
+    """The faults that were possible, with the names of their targets."""
+    lines: list[Line]
+
+
+def run_once(main: Main, check: Check | None, seed: int, faults: Sequence[Fault]) -> Run:
+    """Run a service in one world, and check its result."""
+    world = World(seed, faults)
+    error: Exception | None = None
+    try:
+        result = world.run(main())
+        if check is not None:
+            check(result)
+    except Exception as caught:  # noqa: BLE001 - whatever fails is the finding
+        error = caught
+    return Run(error, world.injected, timeline(world.entries))
+
+
+def explore(
+    main: Main,
+    check: Check | None = None,
+    *,
+    seeds: int = 1000,
+    first_seed: int = 0,
+    plan: Plan = random_faults,
+    processes: int | None = None,
+    page: str | Path | None = None,
+    progress: TextIO | None = sys.stderr,
+) -> None:
+    """Run `main()` in `seeds` simulated worlds. Raise Violation for the first seed that fails.
+
+    `main` returns a coroutine that runs the service. `check` gets what the coroutine returns, and raises AssertionError if
+    it is wrong. Any exception of `main` is a failure, too. `plan` returns the faults of a seed.
+
+    The runs are divided among `processes` processes, by default one for each processor. The plan of the first seed that fails
+    is shrunk: faults that the failure does not need are removed, and the others are shortened. `page` is the path of a file
+    for the timeline as HTML. `progress` gets a line from time to time; None: nothing.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, not {seeds}")
+    processes = os.cpu_count() or 1 if processes is None else processes
+    chunks = [
+        range(start, min(start + CHUNK, first_seed + seeds)) for start in range(first_seed, first_seed + seeds, CHUNK)
+    ]
+    done = 0
+    for failed, count in _run_chunks(main, check, plan, chunks, processes):
+        done += count
+        if progress is not None and (failed is not None or done % 100 < CHUNK):
+            print(f"{done} of {seeds} seeds", file=progress, flush=True)
+        if failed is not None:
+            violation = _shrink(main, check, failed, plan(failed))
+            if page is not None:
+                Path(page).write_text(violation.page())
+            raise violation
+
+
+def _run_chunks(
+    main: Main, check: Check | None, plan: Plan, chunks: Sequence[range], processes: int
+) -> Iterator[tuple[int | None, int]]:
+    """Yield for each chunk, in order, its first seed that fails, or None, and how many seeds were run."""
+    if processes == 1 or len(chunks) == 1 or "fork" not in multiprocessing.get_all_start_methods():
+        yield from (_run_chunk(main, check, plan, chunk) for chunk in chunks)
+        return
+    global _forked  # noqa: PLW0603 - the child processes inherit it, so `main` may be any function
+    _forked = main, check, plan
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork"))
+    try:
+        yield from pool.map(_run_forked_chunk, chunks)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        _forked = None
+
+
+_forked: tuple[Main, Check | None, Plan] | None = None
+
+
+def _run_forked_chunk(chunk: range) -> tuple[int | None, int]:
+    assert _forked is not None
+    return _run_chunk(*_forked, chunk)
+
+
+def _run_chunk(main: Main, check: Check | None, plan: Plan, chunk: range) -> tuple[int | None, int]:
+    for count, seed in enumerate(chunk, start=1):
+        if run_once(main, check, seed, plan(seed)).error is not None:
+            return seed, count
+    return None, len(chunk)
+
+
+def _shrink(main: Main, check: Check | None, seed: int, plan: Sequence[Fault]) -> Violation:
+    """Return the violation with the simplest plan that was found to fail with this seed."""
+    run = run_once(main, check, seed, plan)
+    # Without the faults that were impossible nothing changes, unless the service depends on more than the seed.
+    named = run_once(main, check, seed, run.faults)
+    plan, run = (run.faults, named) if type(named.error) is type(run.error) else (list(plan), run)
+    runs = 0
+    shrinking = True
+    while shrinking and run.error is not None:
+        shrinking = False
+        for candidate in shrunk_candidates(plan):
+            runs += 1
+            if runs > MAX_SHRINK_RUNS:
+                break
+            tried = run_once(main, check, seed, candidate)
+            if type(tried.error) is type(run.error):
+                plan, run, shrinking = candidate, tried, True
+                break
+    error = run.error or AssertionError(
+        "failed in a worker process, but not again: the service depends on more than the seed"
+    )
+    return Violation(seed, plan, error, run.lines)

@@ -1,0 +1,224 @@
+"""A simulated world for a service: its processes, three Genie servers, a Redis and a network, on a virtual clock.
+
+A seed and a plan of faults decide everything that happens, so a run can be repeated exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine, MutableMapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from genie.storage import store
+from genie.testing.faults import MAX_FAULTS, PROCESS_KINDS, Fault, Kind
+from genie.testing.simulation.history import FAULT, NOTE, Entry, History
+from genie.testing.simulation.host import Host
+from genie.testing.simulation.loop import NODE, Node, SimLoop, deterministic
+from genie.testing.simulation.network import Network, RandomDelays
+from genie.testing.simulation.stores import OneRedis
+
+T = TypeVar("T")
+
+SERVERS = ("s1", "s2", "s3")
+MAX_VIRTUAL_S = 3_600.0
+"""Maximum virtual duration of a run."""
+START_LIMIT_S = 60.0
+"""Maximum virtual time until a server leads."""
+LOST_WRITES = 3
+"""How many writes Redis loses when it is rolled back."""
+
+
+@dataclass(slots=True)
+class Process:
+    """A process of the service. `crash` ends it; `run_process` then starts it again."""
+
+    name: str
+    node: Node
+    crashed: asyncio.Future[float]
+    """Done when the process has crashed: the seconds until it is started again."""
+
+
+class World:
+    """One run of a service in a simulated world. `run` returns what `main` returns; afterwards `entries` has what happened."""
+
+    current: World | None = None
+    """The world that is running."""
+
+    def __init__(self, seed: int, faults: Sequence[Fault]) -> None:
+        if len(faults) > MAX_FAULTS:
+            raise ValueError(f"a plan has at most {MAX_FAULTS} faults, not {len(faults)}")
+        self.seed = seed
+        self.faults = list(faults)
+        self.loop = SimLoop(step_s=1e-6)
+        self.history = History(self.loop.time)
+        self.network = Network(self.loop, RandomDelays(Random(f"{seed} network")), self.history)
+        self.store = OneRedis(self.loop, self.history)
+        self.hosts: list[Host] = []
+        self.processes: list[Process] = []
+        self.injected: list[Fault] = []
+        """The faults that were possible, with the names of their targets."""
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What has happened, in order."""
+        return self.history.entries
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run `main` to its end. Raises what `main` raises, and TimeoutError after `MAX_VIRTUAL_S` seconds of virtual time."""
+
+        def drop_log(_level: str, _line: MutableMapping[str, Any]) -> bool:
+            running = NODE.get()
+            return running is not None and running.host in SERVERS
+
+        cleared = dict.fromkeys(("GENIE_TOKEN", "GENIE_TOKEN_FILE", "GENIE_NAMESPACE", "GENIE_PORT"), "")
+        environment = {"GENIE_HOST": ",".join(f"{name}:7077" for name in SERVERS), **cleared}
+        try:
+            with (
+                deterministic(self.loop, self.seed, drop_log),
+                patch.dict(os.environ, environment),
+                patch.object(store, "_boot_id", self._boot_id),
+                patch.object(World, "current", self),
+            ):
+                try:
+                    return self.loop.run_until_complete(self._run(main))
+                finally:
+                    with patch.object(sys, "unraisablehook", lambda _: None):  # coroutines of crashed processes end now
+                        self.loop.finish()
+        finally:
+            main.close()
+
+    async def _run(self, main: Coroutine[Any, Any, T]) -> T:
+        await self.store.start()
+        random = Random(f"{self.seed} servers")
+        for name in SERVERS:
+            host = Host(name, self.loop, self.history, random, redis_url=self.store.url, min_replicas=0)
+            self.hosts.append(host)
+        async with asyncio.timeout(START_LIMIT_S):
+            while not any(  # noqa: ASYNC110 - once in a run
+                host.server is not None and host.server.default_namespace.is_leader for host in self.hosts
+            ):
+                await asyncio.sleep(0.01)
+        started_at = self.loop.time()
+        self.history.entries.clear()  # what the service sees begins now
+        self.history.clock = lambda: self.loop.time() - started_at
+        for fault in self.faults:
+            self.loop.call_at(started_at + fault.at_s, self._inject, fault, context=Context())
+        node = self.loop.create_node("main")
+        self.processes.append(Process("main", node, self.loop.create_future()))
+        async with asyncio.timeout(MAX_VIRTUAL_S):
+            return await self.loop.spawn(node, main)
+
+    async def run_process(self, name: str, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run a function as a process of its own, and start it again after each crash, until it returns."""
+        starts = 0
+        while True:
+            starts += 1
+            node = self.loop.create_node(name if starts == 1 else f"{name}.{starts}", name)
+            crashed: asyncio.Future[float] = self.loop.create_future()
+            process = Process(name, node, crashed)
+            self.processes = [each for each in self.processes if each.name != name] + [process]
+            task = self.loop.spawn(node, function(*args))
+            try:
+                await asyncio.wait((task, crashed), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                task.cancel()
+                raise
+            if task.done():
+                return task.result()
+            await asyncio.sleep(crashed.result())
+
+    def note(self, text: str) -> None:
+        """Record a note of the running process."""
+        running = NODE.get()
+        self.history.append(NOTE, "" if running is None else running.name, text)
+
+    def _boot_id(self) -> str:
+        """Return the simulated boot id of the machine of the running node. Replaces `store._boot_id`."""
+        running = NODE.get()
+        return "" if running is None else f"{running.host} 1"
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def _inject(self, fault: Fault) -> None:
+        """Inject a fault, and record it with the name of its target. A fault that is impossible now does nothing."""
+        if fault.kind in PROCESS_KINDS:
+            process = self._find_process(fault)
+            if process is not None and not process.node.dead:
+                self._break_process(fault, process)
+        elif fault.kind is Kind.ROLL_BACK_REDIS:
+            lost = self.store.master.restart(lost_writes=LOST_WRITES)
+            self.store.detect_lost_writes()
+            self._record(fault, "", f"without its last {lost} writes")
+        elif fault.kind is Kind.PAUSE_REDIS:
+            self._pause(self.store.process, fault)
+        else:
+            host = next((host for host in self.hosts if host.name == fault.target), None)
+            if host is None or host.node.dead:
+                return
+            if fault.kind is Kind.CRASH_SERVER:
+                self._record(fault, host.name, f"back after {fault.duration_s} s")
+                host.kill(fault.duration_s, silently=False)
+            else:
+                self._pause(host.node, fault)
+
+    def _find_process(self, fault: Fault) -> Process | None:
+        """Return the target of a fault. The service itself, `main`, is only a target while there is no other process."""
+        others = [process for process in self.processes if process.name != "main"] or self.processes
+        if fault.target.isdecimal():
+            return others[int(fault.target) % len(others)] if others else None
+        return next((process for process in self.processes if process.name == fault.target), None)
+
+    def _break_process(self, fault: Fault, process: Process) -> None:
+        node, lasts = process.node, f"for {fault.duration_s} s"
+        if fault.kind is Kind.PAUSE_PROCESS:
+            self._pause(node, fault)
+        elif fault.kind is Kind.CRASH_PROCESS:
+            if process.name != "main" and not process.crashed.done():  # the crash of `main` would be the end of the run
+                self._record(fault, node.name, f"back after {fault.duration_s} s")
+                self.loop.kill(node)
+                process.crashed.set_result(fault.duration_s)
+        elif fault.kind is Kind.CUT_CONNECTIONS:
+            self._record(fault, node.name, "")
+            for connection in list(self.network.connections):
+                if connection.client.node is node:
+                    self.network.cut(connection, 0.0, fault.duration_s)
+        else:
+            self._record(fault, node.name, lasts)
+            for server in SERVERS:
+                self.network.partition(node.host, server)
+            self.loop.call_later(fault.duration_s, self.network.heal, context=Context())
+
+    def _pause(self, node: Node, fault: Fault) -> None:
+        if not node.dead and not node.stopped:
+            self._record(fault, node.name, f"for {fault.duration_s} s")
+            self.loop.stop_node(node)
+            self.loop.call_later(fault.duration_s, self.loop.continue_node, node, context=Context())
+
+    def _record(self, fault: Fault, target: str, details: str) -> None:
+        name = next((process.name for process in self.processes if process.node.name == target), fault.target)
+        self.injected.append(Fault(fault.at_s, fault.kind, name, fault.duration_s))
+        self.history.append(FAULT, target, " ".join(filter(None, (str(fault.kind), details))))
+
+
+def note(text: str) -> None:
+    """Add a note to the timeline of the simulated world. Outside of one it does nothing."""
+    if World.current is not None:
+        World.current.note(text)
+
+
+async def process(name: str, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    """Run an async function as a process of its own, which faults can pause, crash or cut off, and return its result.
+
+    After a crash the function is called again, as by a supervisor: what it had in memory is lost. Objects that are passed to
+    it, such as a simulated database, are outside of the process and keep their state. Without a simulated world the function
+    is only called.
+    """
+    if World.current is None:
+        return await function(*args)
+    return await World.current.run_process(name, function, *args)
