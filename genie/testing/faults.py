@@ -15,7 +15,7 @@ class Kind(StrEnum):
     """What breaks."""
 
     PAUSE_PROCESS = "pause process"
-    """A process of the service stops, as for garbage collection or a paused machine, and then goes on without noticing."""
+    """A process of the service stops, as for garbage collection or a paused machine, and then continues without noticing."""
     CRASH_PROCESS = "crash process"
     """A process of the service crashes, and is started again after the duration."""
     CRASH_SERVER = "crash server"

@@ -90,7 +90,7 @@ def test_a_service_that_forgets_its_fence_is_found_and_its_timeline_explains_it(
             progress=None,
         )
     violation = caught.value
-    assert 1 <= len(violation.faults) <= 2
+    assert 1 <= len(violation.faults) <= 4
     assert {fault.kind for fault in violation.faults} == {Kind.PAUSE_PROCESS}
     assert {fault.target for fault in violation.faults} <= {"one", "two"}
     fault = violation.faults[-1]
@@ -153,6 +153,30 @@ def test_a_saga_without_rollback_is_found() -> None:
 
     with pytest.raises(Violation, match="crash process"):
         explore(run_saga, money_is_kept, seeds=50, plan=crashes, processes=1, progress=None)
+
+
+def test_a_plan_is_shrunk_to_what_the_failure_needs() -> None:
+    """The service fails if it was paused for more than a second: one pause is enough, and 1.5 s is the shortest duration."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(100):
+            before = loop.time()
+            await asyncio.sleep(0.1)
+            assert loop.time() - before < 1.2
+
+    plan = [
+        *(
+            Fault(at_s, kind, "", 4.0)
+            for at_s, kind in ((0.5, "pause redis"), (1.0, "roll back redis"), (8.0, "pause redis"))
+        ),
+        *(Fault(at_s, "pause process", "3", 12.0) for at_s in (2.0, 20.0, 40.0)),
+        Fault(3.0, "crash server", "s2", 4.0),
+    ]
+    with pytest.raises(Violation) as caught:
+        explore(main, seeds=1, plan=lambda _: plan, progress=None)
+    (fault,) = caught.value.faults
+    assert (fault.kind, fault.target, fault.duration_s) == (Kind.PAUSE_PROCESS, "main", 1.5)
 
 
 def test_a_plan_is_python_source() -> None:
