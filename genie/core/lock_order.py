@@ -11,9 +11,10 @@ The method is that of lockdep in the Linux kernel; guards are the locksets of Er
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Final
 
 from genie.core.lock_table import Transaction
@@ -25,8 +26,8 @@ MAX_EDGES: Final = 10_000
 """Maximum number of edges. Further edges are not recorded."""
 MAX_INVERSIONS: Final = 100
 """Maximum number of inversions in memory. Further inversions are only counted."""
-MAX_NAMES: Final = 64
-"""Maximum number of names that one request is analysed for, and of held names that it is compared with."""
+MAX_NAMES: Final = 32
+"""Maximum number of names that are analysed of one request."""
 MAX_CYCLE: Final = 8
 """Maximum number of edges of an inversion."""
 MAX_CACHED_NAMES: Final = 10_000
@@ -202,14 +203,57 @@ class Inversion:
         return max(edge.example.at_unix_ms for edge in self.edges)
 
 
-@dataclass(slots=True)
-class _Names:
-    """The names of one class that a request asks for, or that a transaction holds."""
+class _HeldClass:
+    """The names of one class that a transaction holds."""
 
-    cls: LockClass
-    exclusive: bool
-    """Whether one of them is locked in exclusive mode, the stronger."""
-    names: list[str] = field(default_factory=list)
+    __slots__ = ("cls", "exclusive", "highest", "last")
+
+    def __init__(self, cls: LockClass, name: str, exclusive: bool) -> None:
+        self.cls = cls
+        self.exclusive = exclusive
+        """Whether one of them is locked in exclusive mode, the stronger."""
+        self.highest = name
+        """The last of the names, if digits are compared as numbers."""
+        self.last = name
+        """The last of the names, if digits are compared as characters."""
+
+
+class _AskedClass:
+    """The names of one class that a request asks for."""
+
+    __slots__ = ("cls", "exclusive", "first", "lowest")
+
+    def __init__(self, cls: LockClass, name: str, exclusive: bool) -> None:
+        self.cls = cls
+        self.exclusive = exclusive
+        """Whether one of them is asked for in exclusive mode, the stronger."""
+        self.lowest = name
+        """The first of the names, if digits are compared as numbers."""
+        self.first = name
+        """The first of the names, if digits are compared as characters."""
+
+    def add(self, name: str, exclusive: bool) -> None:
+        """Add another name."""
+        self.exclusive = self.exclusive or exclusive
+        if _direction(self.lowest, name) & _NUMBER_DESCENDING:
+            self.lowest = name
+        self.first = min(self.first, name)
+
+
+class _HeldClasses:
+    """The classes of the names that a transaction holds. Updated when the transaction asks for more locks."""
+
+    __slots__ = ("classes", "guards", "removals", "request_count", "transaction")
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.transaction = transaction
+        self.removals = transaction.removals
+        self.request_count = 0
+        """How many of the held requests are included, the earliest ones."""
+        self.classes: dict[int, _HeldClass] = {}
+        """By the id of the class."""
+        self.guards: dict[str, bool] = {}
+        """The held names that are a class of their own, with whether they are exclusive."""
 
 
 class LockOrder:
@@ -232,6 +276,8 @@ class LockOrder:
         """The class of names that consist of this stem and digits. None: too many classes."""
         self._by_name: dict[str, LockClass | None] = {}
         """The class of other names."""
+        self._held_by_transaction: dict[str, _HeldClasses] = {}
+        """What the transactions held that asked for locks lately, by their names. Bounded as the cached names are."""
         self._edge_by_stems: dict[tuple[str, str], Edge] = {}
         """The edge in `usual_edges` of two classes, by the stems of two names."""
         self._outgoing: dict[int, list[Edge]] = {}
@@ -291,7 +337,7 @@ class LockOrder:
                         edge.last_unix_ms = unix_ms
                         return
         if request.queue_timeout_ms > 0:
-            self._observe(transaction, list(held.values()), request, unix_ms)
+            self._observe(transaction, self._held_classes(transaction, request), request, unix_ms)
 
     def _find_usual_edge(self, held: str, asked: str) -> Edge | None:
         """Return the edge for two exclusive locks if it is known and needs no further work.
@@ -314,71 +360,94 @@ class LockOrder:
 
     def on_grant(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
         """Record a grant to a transaction that has other waiting requests: it holds these locks while it waits for those."""
+        held = _HeldClasses(transaction)
+        self._include(held, request)
         for waiting in transaction.waiting.values():
             if waiting is not request:
-                self._observe(transaction, [request], waiting, unix_ms)
+                self._observe(transaction, held, waiting, unix_ms)
 
-    def _observe(self, transaction: Transaction, held: list[Request], request: Request, unix_ms: float) -> None:
-        """Add the edges from the names of `held` to those of `request`: one edge for each pair of classes."""
-        guards: dict[str, bool] = {}
-        held_names: dict[int, _Names] = {}
-        asked_names: dict[int, _Names] = {}
-        self._group((pair for holder in held for pair in holder.modes()), held_names)
-        self._group(request.modes(), asked_names)
-        for group in held_names.values():
-            if group.cls.is_name:
-                guards[group.cls.name] = group.exclusive
-        for asked in asked_names.values():
-            for group in held_names.values():
-                self._observe_pair(transaction, group, asked, guards, request, unix_ms)
+    def _held_classes(self, transaction: Transaction, request: Request) -> _HeldClasses:
+        """Return the classes that a transaction holds. Only requests since the last call are added to those of that call."""
+        name = request.transaction or ""
+        held = self._held_by_transaction.get(name)
+        if held is None or held.transaction is not transaction or held.removals != transaction.removals:
+            if len(self._held_by_transaction) >= MAX_CACHED_NAMES:
+                self._held_by_transaction.clear()
+            held = self._held_by_transaction[name] = _HeldClasses(transaction)
+        missing = len(transaction.held) - held.request_count
+        for added in reversed(list(islice(reversed(transaction.held.values()), missing))):
+            self._include(held, added)
+        held.request_count = len(transaction.held)
+        return held
 
-    def _group(self, modes: Iterator[tuple[str, bool]], groups: dict[int, _Names]) -> None:
-        """Group at most `MAX_NAMES` names by class, without ignored classes. `groups` is by the id of the class."""
-        for count, (name, exclusive) in enumerate(modes):
-            if count >= MAX_NAMES:
-                self.dropped += 1
-                return
+    def _include(self, held: _HeldClasses, request: Request) -> None:
+        """Add the first names of a held request."""
+        for name, exclusive in self._first_modes(request):
             cls = self.class_of(name)
             if cls is None:
                 self.dropped += 1
-            elif cls.treatment is not Treatment.IGNORED:
-                group = groups.get(cls.id)
-                if group is None:
-                    group = groups[cls.id] = _Names(cls, exclusive)
-                group.exclusive = group.exclusive or exclusive
-                group.names.append(name)
-
-    def _observe_pair(
-        self,
-        transaction: Transaction,
-        held: _Names,
-        asked: _Names,
-        guards: dict[str, bool],
-        request: Request,
-        unix_ms: float,
-    ) -> None:
-        """Add the edge from the held names of one class to the names of one class that a request asks for."""
-        modes = _HELD_EXCLUSIVE * held.exclusive + _ASKED_EXCLUSIVE * asked.exclusive
-        if held.cls is not asked.cls:
-            other_guards = {name: mode for name, mode in guards.items() if name not in (held.cls.name, asked.cls.name)}
-            self._add(held.cls, asked.cls, modes, other_guards, request, held.names[0], asked.names[0], unix_ms)
-            return
-        other_guards = {name: mode for name, mode in guards.items() if name != held.cls.name}
-        for asked_name in asked.names:
-            if asked_name in transaction.grants:
-                if request.is_exclusive(asked_name) and not _holds_exclusive(transaction, asked_name):
-                    flags = _UPGRADE | _ASKED_EXCLUSIVE
-                    self._add(held.cls, held.cls, flags, other_guards, request, asked_name, asked_name, unix_ms)
-                else:
-                    continue  # the transaction already holds the lock, so it does not wait
-            others = [name for name in held.names if name != asked_name]
-            if not others:
                 continue
-            highest, last = max(others, key=_number_key), max(others)
-            flags = modes | (_direction(highest, asked_name) & _NUMBER_DESCENDING)
-            flags |= _direction(last, asked_name) & _DESCENDING
-            held_name = highest if flags & _NUMBER_DESCENDING else last
-            self._add(held.cls, held.cls, flags, other_guards, request, held_name, asked_name, unix_ms)
+            if cls.treatment is Treatment.IGNORED:
+                continue
+            group = held.classes.get(cls.id)
+            if group is None:
+                group = held.classes[cls.id] = _HeldClass(cls, name, exclusive)
+            elif name != group.highest or name != group.last:
+                group.exclusive = group.exclusive or exclusive
+                if name != group.highest and not _direction(group.highest, name) & _NUMBER_DESCENDING:
+                    group.highest = name
+                group.last = max(group.last, name)
+            else:
+                group.exclusive = group.exclusive or exclusive
+            if cls.is_name:
+                held.guards[name] = group.exclusive
+
+    def _first_modes(self, request: Request) -> Iterable[tuple[str, bool]]:
+        """Return the first `MAX_NAMES` names of a request, each with whether it is exclusive."""
+        if len(request.exclusive) + len(request.shared) <= MAX_NAMES:
+            return request.modes()
+        self.dropped += 1
+        return islice(request.modes(), MAX_NAMES)
+
+    def _observe(self, transaction: Transaction, held: _HeldClasses, request: Request, unix_ms: float) -> None:
+        """Add the edges from each held class to each class that a request asks for."""
+        for asked in self._asked_classes(transaction, held, request, unix_ms):
+            for group in held.classes.values():
+                flags = _HELD_EXCLUSIVE * group.exclusive + _ASKED_EXCLUSIVE * asked.exclusive
+                held_name, name = group.highest, asked.lowest
+                if group.cls is asked.cls:
+                    if group.highest == asked.lowest and group.last == asked.first:
+                        continue  # the same single name: only an upgrade
+                    if held_name != name:
+                        flags |= _direction(held_name, name) & _NUMBER_DESCENDING
+                    if asked.first < group.last:
+                        flags |= _DESCENDING
+                        if not flags & _NUMBER_DESCENDING:
+                            held_name, name = group.last, asked.first
+                guards = _without(held.guards, group.cls.name, asked.cls.name)
+                self._add(group.cls, asked.cls, flags, guards, request, held_name, name, unix_ms)
+
+    def _asked_classes(
+        self, transaction: Transaction, held: _HeldClasses, request: Request, unix_ms: float
+    ) -> Iterable[_AskedClass]:
+        """Return the classes that a request asks for and may wait for. Adds the edges of upgrades."""
+        asked_classes: dict[int, _AskedClass] = {}
+        for name, exclusive in self._first_modes(request):
+            cls = self.class_of(name)
+            if cls is None:
+                self.dropped += 1
+                continue
+            if name in transaction.grants:
+                if not exclusive or _holds_exclusive(transaction, name):
+                    continue  # the transaction already holds the lock, so it does not wait
+                guards = _without(held.guards, cls.name, "")
+                self._add(cls, cls, _UPGRADE | _ASKED_EXCLUSIVE, guards, request, name, name, unix_ms)
+            asked = asked_classes.get(cls.id)
+            if asked is None:
+                asked_classes[cls.id] = _AskedClass(cls, name, exclusive)
+            else:
+                asked.add(name, exclusive)
+        return asked_classes.values()
 
     def _add(
         self,
@@ -591,6 +660,11 @@ def _number_key(name: str) -> tuple[list[str], list[int], str]:
     """Return a sort key that compares the digits of a name as numbers."""
     parts = _NUMBER.split(name)
     return parts[::2], [int(part) for part in parts[1::2]], name
+
+
+def _without(guards: dict[str, bool], *names: str) -> dict[str, bool]:
+    """Return the guards without some names."""
+    return {name: mode for name, mode in guards.items() if name not in names} if guards else guards
 
 
 def _holds_exclusive(transaction: Transaction, name: str) -> bool:

@@ -35,13 +35,15 @@ class Transaction:
     A request without a transaction is its own owner and has no `Transaction`.
     """
 
-    __slots__ = ("grants", "held", "waiting")
+    __slots__ = ("grants", "held", "removals", "waiting")
 
     def __init__(self) -> None:
         self.held: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
         self.grants: dict[str, int] = {}
         """The number of grants of the transaction on each resource."""
+        self.removals = 0
+        """How many held requests have been removed."""
 
 
 class LockTable:
@@ -258,6 +260,7 @@ class LockTable:
         """Remove a held request from its transaction `owner`. Remove the transaction if it has no requests left."""
         transaction = self.transactions[owner]
         del transaction.held[request.id]
+        transaction.removals += 1
         for name in request.names():
             transaction.grants[name] -= 1
             if not transaction.grants[name]:

@@ -158,6 +158,7 @@ class LockManager:
         if request.transaction is not None:
             transaction = table.transactions[request.transaction]
             del transaction.held[id]
+            transaction.removals += 1
             for name in request.exclusive:
                 del transaction.grants[name]  # its only grant, because the resource is uncontended
             if not transaction.held and not transaction.waiting:

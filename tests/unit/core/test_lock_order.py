@@ -161,6 +161,25 @@ def test_a_name_without_a_number_is_not_a_member_of_the_class_with_numbers() -> 
     assert found(order.inversions) == {("cycle", frozenset({"a/", "b/"}))}
 
 
+def test_a_released_lock_is_not_held_any_more() -> None:
+    manager, order = observed_manager()
+    first, second = requested("a"), requested("b")
+    for request in (first, second, requested("c")):
+        manager.step(request, 0)
+    manager.step(Release(first.id), 0)
+    manager.step(requested("d"), 0)
+    edges = {(edge.held.name, edge.asked.name) for edge in order.edges.values()}
+    assert edges == {("a", "b"), ("a", "c"), ("b", "c"), ("b", "d"), ("c", "d")}
+
+
+def test_both_orders_of_the_names_of_one_request_are_compared() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "a/2", "a/3 a/10")  # descending as characters
+    assert order.inversions == []
+    run_transaction(manager, "a/10", "a/9")  # descending as numbers
+    assert found(order.inversions) == {("members", frozenset({"a/*"}))}
+
+
 def test_an_upgrade_can_deadlock_with_itself() -> None:
     manager, order = observed_manager()
     run_transaction(manager, "s:a/1", "s:a/1")
