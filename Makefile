@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test lint format docs clients clients-typescript clients-go soak soak-worlds soak-tests soak-faults mutants fuzz baseline public-api bench bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
+.PHONY: serve check test lint format docs clients clients-typescript clients-go soak soak-worlds soak-tests soak-faults soak-report mutants fuzz baseline public-api bench bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -52,7 +52,7 @@ docs: $(VENV)/.tested
 # fuzzers, and fault injection into real processes. WORLDS and FAULTS are options of the first and the last:
 # make soak WORLDS="--seconds 3600" FAULTS="--seconds 3600"
 WORLDS ?= --seeds 1500
-soak: soak-worlds soak-tests fuzz soak-faults
+soak: soak-worlds soak-tests fuzz soak-faults soak-report
 
 soak-worlds: $(VENV)/.tested
 	$(BIN)/python -m genie.testing.simulation.soak $(WORLDS)
@@ -62,6 +62,10 @@ soak-tests: $(VENV)/.tested redis postgres mariadb
 
 soak-faults: $(VENV)/.tested redis
 	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
+
+# A load on real servers with faults, and a page with plots: build/soak.html
+soak-report: $(VENV)/.tested redis
+	$(BIN)/python benchmarks/soak.py --seconds 600
 
 # Mutation tests of the simulator's checkers: which seed detects each known defect?
 mutants: $(VENV)/.tested
