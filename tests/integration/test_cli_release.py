@@ -140,7 +140,8 @@ async def test_a_lock_that_ended_before_the_confirmation_is_reported(
 
     def confirm(*_: object, **__: object) -> bool:
         async def end() -> None:
-            await short.extend(0.001)
+            with suppress(genie.LockLost):  # the reply may arrive after the millisecond
+                await short.extend(0.001)
             while await held(client, "e/0"):  # `short.lost` would be too early: the client's own clock may set it
                 pass
 
