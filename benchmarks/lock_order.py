@@ -64,7 +64,7 @@ def _block(random: Random, connection: int, number: int, prefixes: tuple[str, ..
     return "".join(lines).encode()
 
 
-async def _load(port: int, transactions: int, prefixes: tuple[str, ...], *, named: bool) -> None:
+async def load(port: int, transactions: int, prefixes: tuple[str, ...], *, named: bool) -> None:
     """Send transactions on all connections, and read all replies. Raises ValueError for an error reply."""
 
     async def run(connection: int) -> None:
@@ -102,7 +102,7 @@ def main() -> None:
                 for setting in ("on", "off") if number % 2 else ("off", "on"):
                     port, pid = servers[setting]
                     before = cpu_s([pid])[pid]
-                    asyncio.run(_load(port, options.transactions, prefixes, named=named))
+                    asyncio.run(load(port, options.transactions, prefixes, named=named))
                     used[setting] = (cpu_s([pid])[pid] - before) / options.transactions * 1e6
                 rounds.append(used)
             measured = rounds[1:]  # the first round warms up

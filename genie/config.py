@@ -78,6 +78,20 @@ class AdminSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HistorySettings:
+    """The history: who asked for which lock, waited and held it, in files."""
+
+    dir: str | None = None
+    """Directory of the files. None: no history is recorded."""
+    max_mb: int = 10_240
+    """Megabytes (MiB) of complete files that are kept for each namespace."""
+    max_days: float = 30.0
+    """Days for which a complete file is kept."""
+    redact: str | None = None
+    """Prefixes of names that are recorded as a digest, separated by commas."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings of a server. `from_options` makes them from the flat names of `genie serve`."""
 
@@ -113,6 +127,7 @@ class Settings:
     tls: TlsSettings = field(default_factory=TlsSettings)
     redis: RedisSettings = field(default_factory=RedisSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
+    history: HistorySettings = field(default_factory=HistorySettings)
 
     @classmethod
     def from_options(cls, **options: Any) -> Settings:
@@ -134,7 +149,13 @@ class Settings:
         return values | {name: groups[group][field_name] for name, (group, field_name) in _GROUP_AND_FIELD.items()}
 
 
-GROUPS: dict[str, type[Any]] = {"limits": Limits, "tls": TlsSettings, "redis": RedisSettings, "admin": AdminSettings}
+GROUPS: dict[str, type[Any]] = {
+    "limits": Limits,
+    "tls": TlsSettings,
+    "redis": RedisSettings,
+    "admin": AdminSettings,
+    "history": HistorySettings,
+}
 
 _GROUP_AND_FIELD: dict[str, tuple[str, str]] = {
     setting.name if group == "limits" else f"{group}_{setting.name}": (group, setting.name)

@@ -153,6 +153,10 @@ class LockOrderRulesType(click.ParamType[str | None]):
 @_option(
     "--lock-order-rules", LockOrderRulesType(), "Classes of names: PATTERN[=ordered|=ignored], separated by commas."
 )
+@_option("--history-dir", str, "Directory for the history of all locks (`genie history`); without it none is recorded.")
+@_option("--history-max-mb", WholeNumber(1), "MiB of history that are kept for each namespace.")
+@_option("--history-max-days", Number(0), "Days for which the history is kept.")
+@_option("--history-redact", str, "Prefixes of names that the history has as a digest only, separated by commas.")
 @_option("--log-level", click.Choice(logs.LEVELS), "Log level.")
 @_option("--log-format", click.Choice(logs.FORMATS), "auto: console on a terminal, else json.")
 @_option("--max-line", WholeNumber(1024), "Bytes of one line from a client.")

@@ -48,6 +48,14 @@ LOST_REASONS: Final = (Reason.TRANSACTION_TIMEOUT, Reason.DISCONNECTED)
 """Reasons for which a held lock ends without a release."""
 
 
+class HistoryView(Protocol):
+    """The part of a history's recording that the metrics read."""
+
+    @property
+    def dropped(self) -> int:
+        """How many writes, each with many events, were dropped because of the disk."""
+
+
 class NamespaceView(Protocol):
     """The part of a namespace that the metrics read."""
 
@@ -78,6 +86,10 @@ class NamespaceView(Protocol):
     @property
     def lock_order(self) -> LockOrder | None:
         """The lock order that this server has observed; None if the analysis is off."""
+
+    @property
+    def history(self) -> HistoryView | None:
+        """The recording of the history; None if the history is off."""
 
     @property
     def now(self) -> float:
@@ -133,6 +145,7 @@ class Metrics(Collector):
         yield from _request_metrics({name: namespace.stats for name, namespace in namespaces.items()})
         yield from _lock_table_metrics(namespaces)
         yield from _lock_order_metrics(namespaces)
+        yield from _history_metrics(namespaces)
         yield from _store_metrics(namespaces)
         yield from _role_metrics(namespaces)
         yield from self._server_metrics()
@@ -275,6 +288,17 @@ def _lock_order_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Met
             "genie_lock_order_dropped",
             "Requests whose lock order was not analysed completely, because of a limit.",
             ((name, lock_order.dropped) for name, lock_order in observed),
+        )
+
+
+def _history_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
+    """Yield the metric of the history of each namespace, unless it is off."""
+    recorded = [(name, view.history.dropped) for name, view in namespaces.items() if view.history is not None]
+    if recorded:
+        yield from _counter(
+            "genie_history_dropped_writes",
+            "Writes to the history, each with many events, that were dropped because the disk was too slow or failed.",
+            iter(recorded),
         )
 
 

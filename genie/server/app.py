@@ -17,6 +17,8 @@ import structlog
 from genie.access import AccessControl
 from genie.config import RELOADABLE, SECRETS, Settings, file_key
 from genie.errors import Code, RequestRejected
+from genie.history.recorder import History
+from genie.history.writer import Retention
 from genie.observability import logs
 from genie.observability.stats import Stats
 from genie.server.auth import Authenticator
@@ -72,7 +74,14 @@ class Server:
         """Set when a namespace knows its leader, or has failed."""
         stores = make_stores(settings) if store is None else [store]
         self.namespaces = {
-            name: Namespace(name, store, settings, admission=self.connections, ready=self._ready)
+            name: Namespace(
+                name,
+                store,
+                settings,
+                admission=self.connections,
+                ready=self._ready,
+                history=make_history(settings, name),
+            )
             for name, store in zip(settings.namespaces, stores, strict=True)
         }
         self.default_namespace = self.namespaces[settings.namespaces[0]]
@@ -470,3 +479,17 @@ def make_stores(settings: Settings) -> list[Store]:
         )
         for namespace in settings.namespaces
     ]
+
+
+def make_history(settings: Settings, namespace: str) -> History | None:
+    """Return the recording of the history of a namespace; None if the settings have no directory for it.
+
+    Raises ValueError if the directory cannot be created or written.
+    """
+    history = settings.history
+    if history.dir is None:
+        return None
+    retention = Retention(history.max_mb << 20, history.max_days * 86_400)
+    prefixes = [prefix.strip() for prefix in (history.redact or "").split(",") if prefix.strip()]
+    server = settings.advertise or f"{settings.host}:{settings.port}"
+    return History(history.dir, namespace, server, retention, prefixes)

@@ -138,7 +138,7 @@ class Dispatcher:
         if connection.state is DETACHED:
             return self._drain_detached(connection, items)
         notifier, manager, session, outbox = self.notifier, self.manager, connection.session, connection.outbox
-        principal, now = connection.principal, notifier.now
+        principal, now, history = connection.principal, notifier.now, notifier.history
         if not connection.has_reply:
             connection.has_reply = True
             if not outbox:
@@ -178,6 +178,8 @@ class Dispatcher:
                     if type(events[0]) is not Granted:
                         notifier.handle_events(events, connection, command.ref)
                         continue
+                if history is not None:
+                    history.append(command)
                 self.stats.granted += 1
                 session.live_requests += 1
                 if session.key is not None or command.ref is not None or command.release_on_disconnect:
@@ -196,6 +198,8 @@ class Dispatcher:
                         notifier.handle_events(events, connection, command.ref)
                         continue
                     request = event.request
+                if history is not None:
+                    history.append((now, request))
                 if request.fence:  # the request was held; 0: it was waiting
                     holds, lasted_ms = self.stats.holds, now - request.since
                     if lasted_ms <= FIRST_BOUND_MS:

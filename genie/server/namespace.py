@@ -22,9 +22,13 @@ from genie.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     from genie.config import Settings
+    from genie.history.recorder import History
     from genie.server.monitor import Monitor
 
 log = structlog.get_logger()
+
+HISTORY_CLOSE_TIMEOUT_S = 5.0
+"""How long a server that stops waits until the last events of the history are written."""
 
 
 class Namespace:
@@ -41,6 +45,7 @@ class Namespace:
         settings: Settings,
         admission: AdmissionControl[Connection],
         ready: asyncio.Event,
+        history: History | None = None,
     ) -> None:
         self.name = name
         self.store = store
@@ -49,6 +54,8 @@ class Namespace:
             LockOrder(parse_rules(settings.lock_order_rules or "")) if settings.lock_order == "on" else None
         )
         """The lock order that this server has observed as leader since its start; None if the analysis is off."""
+        self.history = history
+        """The recording of this namespace; None if the history is off."""
         self.draining = False
         """Whether the server is shutting down."""
         self.task: asyncio.Task[None] | None = None
@@ -191,6 +198,8 @@ class Namespace:
         self._leadership_lost.clear()
         self.stats.start_epoch()
         self.pipeline = pipeline = self._make_pipeline(state)
+        if self.history is not None:
+            pipeline.record(self.history.record(pipeline.manager))
         pipeline.recover(state.retained_replies.values())
         await pipeline.drained()
         if self._leadership_lost.is_set():  # the store failed while the recovery was stored
@@ -292,6 +301,8 @@ class Namespace:
         await cancel_and_wait(self.task)
         if self.pipeline is not None:
             self.pipeline.stop()
+        if self.history is not None:
+            await asyncio.to_thread(self.history.join, HISTORY_CLOSE_TIMEOUT_S)
         if self.monitor is not None:
             self.monitor.stop()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from genie import core
 from genie.core import ENDED, SUCCESS, Event, LockManager, Released, Request
 from genie.errors import Code, RequestRejected
+from genie.history.recorder import Step, wait_of
 from genie.protocol import replies
 from genie.server.sessions import MAX_RETAINED_REPLIES, MAX_RETAINED_REPLY_BYTES, Outbound, Session, SessionTable
 from genie.server.watches import WatchRegistry
@@ -55,6 +56,8 @@ class Notifier:
         """Connections with a request that was granted after a wait, to be flushed first. They may also be in `dirty`."""
         self.closing: list[Outbound] = []
         """Connections to close after the messages of the batch are sent."""
+        self.history: list[Step] | None = None
+        """What the lock manager did, for the recorder of the history. None: the history is not recorded."""
 
     # -- messages -----------------------------------------------------------------------------------------
 
@@ -127,6 +130,8 @@ class Notifier:
 
     def handle_events(self, events: list[Event], requester: Outbound | None, ref: str | None = None) -> None:
         """Send the messages for the events of a command, and add the changed requests to the write set."""
+        if self.history is not None and events:
+            self.history.append((self.now, events, wait_of(self.manager, events)))
         for event in events:
             _ON_EVENT[type(event)](self, event, requester, ref)
 

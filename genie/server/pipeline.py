@@ -25,6 +25,7 @@ from genie.storage.store import Batch, LeadershipLost, RetainedReply, Store
 
 if TYPE_CHECKING:
     from genie.config import Limits
+    from genie.history.recorder import Recorder
     from genie.observability.stats import Stats
 
 HEARTBEAT_S = 1.0
@@ -100,6 +101,8 @@ class Pipeline:
         """Connections that were lost while the store was unavailable."""
         self._deferred: dict[Outbound, None] = {}
         """Connections with deferred watch events."""
+        self._recorder: Recorder | None = None
+        """Records the history; None if it is not recorded."""
         self._stopped = False
         self._drained: asyncio.Future[None] | None = None
         """Done when nothing is queued or in flight. None: `drained` was not called."""
@@ -239,7 +242,7 @@ class Pipeline:
         else:  # within the lease, replies without changes, such as `pong` and errors, need no commit
             self._deliver()
 
-    def _deliver(self) -> None:
+    def _deliver(self) -> None:  # noqa: C901 - the hot path
         """Send the messages of the batch, because all its changes are stored.
 
         The connections of requests that were granted after a wait are flushed first, because others may wait for them in turn.
@@ -247,6 +250,8 @@ class Pipeline:
         is left. Watch events without a reply are deferred.
         """
         notifier = self._notifier
+        if self._recorder is not None:
+            self._recorder.on_stored()
         if notifier.granted:
             for connection in notifier.granted:
                 connection.flush()
@@ -457,6 +462,10 @@ class Pipeline:
         """Return a snapshot of all requests and retained replies, which the store can write to Redis."""
         return self._dispatcher.snapshot(max(self.manager.next_id, self._ids_reserved_below))
 
+    def record(self, recorder: Recorder) -> None:
+        """Record the history from now on. Must be called before `recover`."""
+        self._recorder, self._notifier.history = recorder, recorder.steps
+
     def recover(self, replies: Iterable[RetainedReply]) -> None:
         """Restore sessions and retained replies from the loaded state, and schedule the commit of the changes.
 
@@ -481,6 +490,9 @@ class Pipeline:
         Whether the store acknowledges the batch in flight is ignored. A call of `drained` returns.
         """
         self._stopped, self._only_connection = True, None
+        if self._recorder is not None:
+            self._recorder.stop()
+            self._recorder = self._notifier.history = None
         for timer in (self._ticker, self._expiry_timer):
             if timer is not None:
                 timer.cancel()

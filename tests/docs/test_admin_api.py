@@ -13,7 +13,7 @@ from admin_client import fetch, release
 from genie.admin import api, http, throttle, views
 from genie.admin.http import AdminServer
 from genie.admin.models import MAX_BODY
-from genie.config import Settings
+from genie.config import HistorySettings, Settings
 from genie.observability import stats
 from genie.observability.metrics import Metrics
 from genie.server.app import Server
@@ -27,14 +27,19 @@ def text() -> str:
     return " ".join((ROOT / API).read_text().split())
 
 
-def test_the_metrics_are_those_of_the_code() -> None:
-    exported = {family.name: family.type for family in Metrics(Server(Settings())).collect()}
+def with_history(tmp_path: Path) -> Server:
+    """A server with all metrics."""
+    return Server(Settings(history=HistorySettings(dir=str(tmp_path))))
+
+
+def test_the_metrics_are_those_of_the_code(tmp_path: Path) -> None:
+    exported = {family.name: family.type for family in Metrics(with_history(tmp_path)).collect()}
     assert {code(row["Metric"]): row["Type"] for row in table(METRICS, "Metric", "Type")} == exported
 
 
-def test_the_labels_are_those_of_the_code() -> None:
+def test_the_labels_are_those_of_the_code(tmp_path: Path) -> None:
     rows = {code(row["Metric"]): row["Labels"] for row in table(METRICS, "Metric", "Type")}
-    for family in Metrics(Server(Settings())).collect():
+    for family in Metrics(with_history(tmp_path)).collect():
         labels = dict.fromkeys(label for sample in family.samples for label in sample.labels if label != "le")
         assert rows[family.name] == (", ".join(f"`{label}`" for label in labels) or "none")
 

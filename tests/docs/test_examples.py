@@ -64,6 +64,7 @@ SHELL_NOT_RUN = {
     "docs/how-to/deploying.md": "needs the real admin port",
     "docs/how-to/high-availability.md": CONTAINERS,
     "docs/how-to/kubernetes.md": "needs a cluster; test_helm_chart.py renders the chart and runs its containers as processes",
+    "docs/how-to/history.md": "needs a server with a history; test_history.py checks the commands",
     "docs/how-to/lock-order.md": "needs the real admin port; test_cli_order.py checks the same output",
     "docs/how-to/ledger-timeouts.md": "the first block is executed by test_ledger_timeouts.py, the second serves",
     "docs/how-to/runbook.md": "executed by test_runbook.py",

@@ -100,7 +100,7 @@ def test_the_redis_of_the_preceding_source_is_used(
         ("[redis]\nrul = 1", "redis.rul: unknown key; did you mean redis.url?"),
         ("zzzzzz = 1", "zzzzzz: unknown key"),
         ("[limit]\nmax_line = 1", "[limit]: unknown section; did you mean [limits]?"),
-        ("[x]\ny = 1", "[x]: unknown section; the sections are [limits], [tls], [redis], [admin]"),
+        ("[x]\ny = 1", "[x]: unknown section; the sections are [limits], [tls], [redis], [admin], [history]"),
         ("tls = true", "tls: must be a section, [tls]"),
         ('port = "7077"', "port: must be a port number, not '7077'"),
         ("port = true", "port: must be a port number, not true"),

@@ -1,0 +1,159 @@
+"""What the history costs the server, and how long a search takes.
+
+    python benchmarks/history.py [--rounds N] [--events N]
+
+Cost: the same load alternately on a server that records a history and on one that does not, as `benchmarks/lock_order.py`
+measures it: 16 connections, blocks of 16 transactions of two requests and two releases each; the CPU time of the server
+process for each transaction, without its archiver. Search: a day with `--events` events (10,000,000) is written and archived,
+then searched by resource, by transaction and by windows; median of several searches each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.lock_order import LOADS, load  # noqa: E402
+from benchmarks.peers.processes import accepts, cpu_s, free_port, pinned, serving  # noqa: E402
+from genie.history import records  # noqa: E402
+from genie.history.search import Query, search  # noqa: E402
+from genie.history.segments import archive_complete  # noqa: E402
+from genie.history.writer import SEGMENT_BYTES  # noqa: E402
+
+DAY_MS = 86_400_000.0
+RESOURCES = 1_000_000
+TRANSACTIONS = 20_480
+CHUNK_LINES = 1_000
+
+
+def _server(stack: ExitStack, folder: Path, name: str, history: bool) -> tuple[int, int]:
+    """Start a server. Return its port and its process id."""
+    port = free_port()
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GENIE_")}
+    environment |= {
+        "GENIE_PORT": str(port),
+        "GENIE_ADMIN_PORT": "",
+        "GENIE_LOG_LEVEL": "error",
+        "PYTHONPATH": str(ROOT),
+    }
+    if history:
+        environment["GENIE_HISTORY_DIR"] = str(folder / "history")
+    command = [*pinned()[0], sys.executable, "-m", "genie.cli", "serve"]
+    return port, stack.enter_context(
+        serving(command, folder / f"{name}.log", lambda: accepts(port), environment=environment)
+    )
+
+
+def cost(rounds: int) -> None:
+    """Print the CPU time of a transaction with and without a history."""
+    print(f"{'load':<22}{'off, µs':>10}{'on, µs':>10}{'on/off':>9}")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = {history: _server(stack, folder, str(history), history) for history in (True, False)}
+        for name, (named, prefixes) in LOADS.items():
+            measured = []
+            for number in range(rounds + 1):
+                used = {}
+                for history in (True, False) if number % 2 else (False, True):
+                    port, pid = servers[history]
+                    before = cpu_s([pid])[pid]
+                    asyncio.run(load(port, TRANSACTIONS, prefixes, named=named))
+                    used[history] = (cpu_s([pid])[pid] - before) / TRANSACTIONS * 1e6
+                measured.append(used)
+            off, on = (statistics.median(used[history] for used in measured[1:]) for history in (False, True))
+            ratio = statistics.median(used[True] / used[False] for used in measured[1:])
+            print(f"{name:<22}{off:>10.1f}{on:>10.1f}{ratio:>9.3f}", flush=True)
+
+
+def write_day(directory: Path, events: int) -> None:
+    """Write a day of requests as a server does: each is granted, every tenth waits before, and released 20 ms later."""
+    random = Random(1)
+    number, size, file, lines = 0, 0, None, []
+    start = 1_764_000_000_000.0
+    requests = int(events / 2.1)
+    for index in range(requests):
+        at = start + DAY_MS * index / requests
+        id_ = int(at * 1000)
+        fields = (id_, (f"accounts/{random.randrange(RESOURCES)}",), (), f"transfer-{index // 2}")
+        if index % 10:
+            lines.append(records.Granted(at, *fields, fence=id_))
+        else:
+            lines += [records.Queued(at, *fields, waits_for=(id_ - 1,)), records.Locked(at + 5, id_, id_)]
+        lines.append(records.Released(at + 20, id_))
+        if len(lines) >= CHUNK_LINES or index == requests - 1:
+            if file is None or size > SEGMENT_BYTES:
+                number, size = number + 1, 0
+                if file is not None:
+                    file.close()
+                file = (directory / f"20251124T{number:012}Z-00000001-{number:06}.jsonl").open("wb")
+                file.write(records.encode_lines([records.Opened(at, 1, "main", "bench", "00000001", number)]))
+            size += file.write(records.encode_lines(lines))
+            lines = []
+    assert file is not None  # noqa: S101 - there is at least one request
+    file.close()
+
+
+def searches(events: int) -> None:
+    """Write and archive a day, and print how long searches take."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        began = time.perf_counter()
+        write_day(directory, events)
+        raw = sum(path.stat().st_size for path in directory.iterdir())
+        wrote = time.perf_counter()
+        archive_complete(directory)
+        kept = sum(path.stat().st_size for path in directory.iterdir())
+        print(
+            f"{events:,} events: {raw / 1e6:,.0f} MB of lines, archived {kept / 1e6:,.0f} MB, written in {wrote - began:.0f} s, ",
+            end="",
+        )
+        print(f"archived in {time.perf_counter() - wrote:.0f} s of one processor")
+        random = Random(2)
+        start = 1_764_000_000_000.0
+
+        def window(hours: float) -> Query:
+            since = start + random.uniform(0, DAY_MS - hours * 3_600_000)
+            return Query(since=since, until=since + hours * 3_600_000, limit=10_000)
+
+        kinds: dict[str, Callable[[], Query]] = {
+            "by resource": lambda: Query(resource=f"accounts/{random.randrange(RESOURCES)}"),
+            "by transaction": lambda: Query(transaction=f"transfer-{random.randrange(events // 5)}"),
+            "a window of a minute": lambda: window(1 / 60),
+            "a window of an hour": lambda: window(1),
+        }
+        for kind, make in kinds.items():
+            took = []
+            for _ in range(7):
+                query, began = make(), time.perf_counter()
+                found = len(search(directory, query).requests)
+                took.append(time.perf_counter() - began)
+            print(
+                f"{kind:<22}{statistics.median(took):>8.3f} s, longest {max(took):.3f} s, {found:,} requests",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Measure both."""
+    parser = argparse.ArgumentParser(description="The cost of the history, and the duration of a search.")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--events", type=int, default=10_000_000)
+    options = parser.parse_args()
+    cost(options.rounds)
+    searches(options.events)
+
+
+if __name__ == "__main__":
+    main()

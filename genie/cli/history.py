@@ -1,0 +1,163 @@
+"""`genie history`: who asked for a lock, waited, held it, and how it ended, as text, JSON or a chart."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec import json
+
+from genie.cli.format import duration, printable, table
+from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
+from genie.config import NAMESPACE
+from genie.history.gantt import draw
+from genie.history.records import UnreadableHistory
+from genie.history.search import MAX_REQUESTS, Entry, Query, Result, search
+from genie.history.writer import namespace_directory
+
+HEADERS = ("ASKED", "ID", "OWNER", "MODE", "WAITED", "FOR", "HELD", "END", "FENCE")
+UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+class TimeType(click.ParamType[float | None]):
+    """A time as Unix ms: `14:03`, `14:03:05`, `2026-11-24T14:03` (local time, or with an offset), or `10m`: ten minutes ago."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        """Convert a text to Unix ms."""
+        if not isinstance(value, str):
+            return None if value is None else float(value)
+        text = value.strip()
+        if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
+            return (time.time() - float(match[1]) * UNITS_S[match[2]]) * 1000
+        try:
+            if re.fullmatch(r"\d\d:\d\d(:\d\d(\.\d+)?)?", text):
+                now = datetime.now().astimezone()
+                moment = datetime.combine(now.date(), datetime.fromisoformat(f"2000-01-01T{text}").time()).astimezone()
+                if moment > now:  # `23:50`, asked shortly after midnight, was yesterday
+                    moment -= timedelta(days=1)
+            else:
+                moment = datetime.fromisoformat(text).astimezone()
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a time: use 14:03, 2026-11-24T14:03:05, or 10m for ten minutes ago", param, ctx
+            )
+        return moment.timestamp() * 1000
+
+
+@click.command()
+@click.argument("resource", required=False)
+@click.option("--transaction", metavar="NAME", help="Only requests of this transaction.")
+@click.option("--client", metavar="NAME", help="Only requests of this principal.")
+@click.option("--since", type=TimeType(), metavar="TIME", help="Begin of the window: 14:03, an ISO time, or 10m (ago).")
+@click.option("--until", type=TimeType(), metavar="TIME", help="End of the window.")
+@click.option(
+    "--limit",
+    type=WholeNumber(1, MAX_REQUESTS),
+    default=100,
+    show_default=True,
+    help="Maximum number of requests, the latest.",
+)
+@click.option(
+    "--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a Gantt chart to a file."
+)
+@json_option
+@click.option(
+    "--history-dir",
+    envvar="GENIE_HISTORY_DIR",
+    show_envvar=True,
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The directory in which servers record the history.",
+)
+@namespace_option
+def history(
+    resource: str | None,
+    transaction: str | None,
+    client: str | None,
+    since: float | None,
+    until: float | None,
+    limit: int,
+    svg: Path | None,
+    as_json: bool,
+    history_dir: Path,
+    namespace: str | None,
+) -> None:
+    """Show who asked for RESOURCE, waited, held it, and how that ended.
+
+    Reads the files that a server writes with --history-dir. Without filters, all requests. --json prints times in unix ms.
+    """
+    if since is not None and until is not None and since > until:
+        raise click.UsageError("--since must not be later than --until")
+    query = Query(None if resource is None else bare_name(resource), transaction, client, since, until, limit)
+    try:
+        result = search(namespace_directory(history_dir, namespace or NAMESPACE), query)
+        if svg is not None:
+            svg.write_text(draw(result.requests, min(until or time.time() * 1000, time.time() * 1000)))
+    except (UnreadableHistory, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(json.encode(result).decode())
+    else:
+        click.echo("\n".join(_report(result, time.time() * 1000)))
+
+
+def _report(result: Result, now_ms: float) -> Iterator[str]:
+    """Yield the lines of the text output."""
+    if result.begins_at is None:
+        yield "There is no history in this directory for this namespace."
+        return
+    if not result.requests:
+        yield f"No request matches. The history begins at {_time(result.begins_at)}."
+        return
+    yield from table(HEADERS, [_cells(entry, now_ms) for entry in result.requests], right_aligned=(4, 6, 8))
+    if result.more:
+        yield f"Only the latest {len(result.requests):,} requests are shown (--limit)."
+    if result.gaps:
+        yield f"Events are missing in {result.gaps:,} places, because the disk was too slow."
+
+
+def _cells(entry: Entry, now_ms: float) -> list[str]:
+    """Return the table cells of a request, in the order of `HEADERS`."""
+    end = now_ms if entry.ended_at is None else entry.ended_at
+    asked = f"before {_time(entry.begins_at)}" if entry.asked_at is None else _time(entry.asked_at)
+    waited = held = waited_for = ""
+    if entry.asked_at is not None and entry.granted_at != entry.asked_at:
+        waited = duration((entry.granted_at or end) - entry.asked_at)
+        waited_for = " ".join(waiter.transaction or str(waiter.id) for waiter in entry.waited_for)
+    if entry.granted_at is not None:
+        held = duration(end - entry.granted_at)
+    ending = (
+        ("held now" if entry.granted_at is not None else "waits now") if entry.reason is None else str(entry.reason)
+    )
+    mode = (
+        "exclusive"
+        if entry.exclusive and not entry.shared
+        else "shared"
+        if entry.shared and not entry.exclusive
+        else "both"
+    )
+    owner = entry.transaction or entry.client or "-"
+    if entry.note:
+        owner += f" ({entry.note})"
+    return [
+        asked,
+        str(entry.id),
+        printable(owner),
+        mode,
+        waited,
+        printable(waited_for),
+        held,
+        ending,
+        str(entry.fence or ""),
+    ]
+
+
+def _time(at_ms: float) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S.%f}"[:-3]

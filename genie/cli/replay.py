@@ -1,0 +1,198 @@
+"""`genie replay`: runs a piece of the history through the lock manager again, step by step, or with changes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import chain
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from genie.cli.format import duration, printable, table
+from genie.cli.history import UNITS_S, TimeType
+from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
+from genie.config import NAMESPACE
+from genie.history.records import Line, UnreadableHistory
+from genie.history.replay import Change, Diverged, Outcome, Replay, Step, what_if
+from genie.history.segments import recorded_terms
+from genie.history.writer import namespace_directory
+
+INDENT = " " * 14
+MAX_STEPS = 10_000
+SELECTORS = ("transaction", "resource", "client")
+TIMEOUTS = {"queue-timeout": "queue_timeout_ms", "transaction-timeout": "transaction_timeout_ms"}
+
+
+class ChangeType(click.ParamType[tuple[str, Any]]):
+    """One change of `--what-if`: the name of a field of `Change`, and its value."""
+
+    name = "change"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        """Convert `priority=5`, `queue-timeout=30s`, `transaction-timeout=1m` or `removed`."""
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        name, _, text = value.partition("=")
+        with contextlib.suppress(ValueError):  # reported below
+            if value == "removed":
+                return "remove", True
+            if name == "priority":
+                return "priority", float(text)
+            if name in TIMEOUTS and text and text[-1] in UNITS_S and float(text[:-1]) >= 0:
+                return TIMEOUTS[name], float(text[:-1]) * UNITS_S[text[-1]] * 1000
+        return self.fail(
+            f"{value!r}: use priority=NUMBER, queue-timeout=30s, transaction-timeout=1m or removed", param, ctx
+        )
+
+
+class SelectorType(click.ParamType[tuple[str, str]]):
+    """A selector of `--of`: what is compared, and the pattern."""
+
+    name = "selector"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Convert `transaction=transfer-*`, and likewise for a resource and a client."""
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        name, separator, pattern = value.partition("=")
+        if name not in SELECTORS or not separator or not pattern:
+            self.fail(f"{value!r}: use transaction=PATTERN, resource=PATTERN or client=PATTERN", param, ctx)
+        return name, pattern
+
+
+@click.command()
+@click.argument("resource", required=False)
+@click.option("--since", type=TimeType(), metavar="TIME", help="Begin: 14:03, an ISO time, or 10m (ago).")
+@click.option("--until", type=TimeType(), metavar="TIME", help="End.")
+@click.option(
+    "--what-if", "changes", type=ChangeType(), multiple=True, metavar="CHANGE", help="What to change, and compare."
+)
+@click.option(
+    "--of", "selectors", type=SelectorType(), multiple=True, metavar="SELECTOR", help="Which requests to change."
+)
+@click.option(
+    "--limit",
+    type=WholeNumber(0, MAX_STEPS),
+    default=100,
+    show_default=True,
+    help="Maximum number of steps that are shown, the first.",
+)
+@json_option
+@click.option(
+    "--history-dir",
+    envvar="GENIE_HISTORY_DIR",
+    show_envvar=True,
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The directory in which servers record the history.",
+)
+@namespace_option
+def replay(
+    resource: str | None,
+    since: float | None,
+    until: float | None,
+    changes: tuple[tuple[str, Any], ...],
+    selectors: tuple[tuple[str, str], ...],
+    limit: int,
+    as_json: bool,
+    history_dir: Path,
+    namespace: str | None,
+) -> None:
+    """Repeat what the lock manager did, and show each step: the queues before and after, and why a request was not granted.
+
+    With RESOURCE, only the steps of its requests. --what-if shows what would have come of changed requests instead:
+    priority=NUMBER, queue-timeout=30s, transaction-timeout=1m or removed, for the requests that match all --of
+    (transaction=PATTERN, resource=PATTERN, client=PATTERN).
+    """
+    if selectors and not changes:
+        raise click.UsageError("--of needs --what-if")
+    begin, end = -inf if since is None else since, inf if until is None else until
+    directory = namespace_directory(history_dir, namespace or NAMESPACE)
+    try:
+        if changes:
+            fields: dict[str, Any] = dict(selectors) | dict(changes)
+            _compare(recorded_terms(directory, begin, end), begin, Change(**fields), as_json=as_json)
+        else:
+            name = None if resource is None else bare_name(resource)
+            _repeat(recorded_terms(directory, begin, end), begin, name, limit, as_json=as_json)
+    except Diverged as error:
+        raise click.ClickException(f"the replay is not what is recorded: {error}") from None
+    except (UnreadableHistory, OSError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _compare(terms: Iterator[Iterator[Line]], begin: float, change: Change, *, as_json: bool) -> None:
+    """Simulate a change, and print both outcomes."""
+    recorded, simulated = what_if(chain.from_iterable(terms), begin, change)
+    if as_json:
+        both = {"recorded": _summary(recorded), "simulated": _summary(simulated)}
+        click.echo(msgspec.json.encode(both).decode())
+    else:
+        click.echo("\n".join(_comparison(recorded, simulated)))
+
+
+def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, limit: int, *, as_json: bool) -> None:
+    """Repeat what is recorded, and print the first steps, or those of one resource."""
+    steps: list[Step] = []
+    total = grants = ends = 0
+
+    def on_step(step: Step) -> None:
+        nonlocal total
+        if name is None or name in step.queues:
+            total += 1
+            if len(steps) < limit:
+                steps.append(step)
+
+    for term in terms:
+        run = Replay(begin, on_step)
+        run.run(term)
+        grants, ends = grants + run.grants, ends + run.ends
+    if as_json:
+        click.echo(msgspec.json.encode({"steps": steps, "total": total, "grants": grants, "ends": ends}).decode())
+        return
+    for step in steps:
+        click.echo("\n".join(_step_lines(step)))
+    if total > len(steps):
+        click.echo(f"The first {len(steps):,} of {total:,} steps are shown (--limit).")
+    click.echo(f"{grants:,} grants and {ends:,} ends are the same as recorded.")
+
+
+def _step_lines(step: Step) -> Iterator[str]:
+    """Yield the lines of one step."""
+    moment = datetime.fromtimestamp(step.at / 1000).astimezone()
+    yield f"{moment:%H:%M:%S.%f}"[:12] + "  " + printable(step.command)
+    for line in step.outcome:
+        yield INDENT + printable(line)
+    for name, (before, after) in step.queues.items():
+        yield INDENT + printable(f"{name}: {' '.join(before) or 'free'} → {' '.join(after) or 'free'}")
+
+
+def _summary(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as JSON. Waits are in ms."""
+    return {
+        "requests": outcome.requests,
+        "granted": outcome.granted,
+        "waited": outcome.waited,
+        "wait_median": outcome.percentile(0.5),
+        "wait_p99": outcome.percentile(0.99),
+        "wait_max": max(outcome.waits.values(), default=0.0),
+        "ended": outcome.ended,
+    }
+
+
+def _comparison(recorded: Outcome, simulated: Outcome) -> Iterator[str]:
+    """Yield a table of both outcomes."""
+    sides = [_summary(recorded), _summary(simulated)]
+    rows = [[name, *(f"{side[name]:,}" for side in sides)] for name in ("requests", "granted", "waited")]
+    for label, key in (("median wait", "wait_median"), ("wait, 99 %", "wait_p99"), ("longest wait", "wait_max")):
+        rows.append([label, *(duration(side[key]) for side in sides)])
+    rows += (
+        [f"ended: {reason}", *(f"{side['ended'].get(reason, 0):,}" for side in sides)]
+        for reason in sorted(recorded.ended | simulated.ended)
+    )
+    yield from table(("", "RECORDED", "WHAT IF"), rows, right_aligned=(1, 2))

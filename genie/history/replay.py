@@ -1,0 +1,479 @@
+"""Runs recorded requests through the lock manager again: exactly as they were, or with changes.
+
+`replay` repeats what the recorded commands did, and compares every grant and every end with the record. `what_if` simulates
+the same arrivals with other priorities or timeouts, or without some requests. Both are pure: no clock, no files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from heapq import heappop, heappush
+from math import floor, inf
+from statistics import median
+from typing import Any, Final
+
+from genie import core
+from genie.core import Disconnect, Expire, Extend, LockManager, Reason, Recover, Release, Request, State
+from genie.core.deadlines import NEVER
+from genie.core.model import NO_TIMEOUT_MS
+from genie.core.view import find_blockers
+from genie.history.records import Carried, Extended, Gap, Granted, Line, Locked, Opened, Queued, Released
+
+DEFAULT_HOLD_MS: Final = 100.0
+"""How long `what_if` holds a lock if no recorded request was granted and released."""
+
+
+class _Origin:
+    """The session of a recorded request. It makes no difference to the lock manager."""
+
+    key: str | None = None
+    timeout_ms: float = 0.0
+
+
+_ORIGIN: Final = _Origin()
+
+
+class Diverged(Exception):
+    """The lock manager did not do what is recorded. The history has a gap, or this is a defect."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One recorded command. `queues` has the waiting ids of the resources that it names, before and after."""
+
+    at: float
+    command: str
+    outcome: list[str]
+    queues: dict[str, tuple[list[str], list[str]]]
+
+
+# -- Exact replay ----------------------------------------------------------------------------------------
+
+
+class Replay:
+    """Applies the lines of one leadership in order. `steps` are reported for commands at or after `since`."""
+
+    def __init__(self, since: float = -inf, on_step: Callable[[Step], None] | None = None) -> None:
+        self.manager = LockManager()
+        self.grants = 0
+        """How many grants were repeated exactly: at the same time, with the same fencing token."""
+        self.ends = 0
+        """How many ends were repeated exactly: at the same time, for the same reason."""
+        self._since = since
+        self._on_step = on_step
+        self._produced: deque[core.Event] = deque()
+        """What the lock manager did and the lines have not confirmed yet."""
+        self._empty = True
+
+    def run(self, lines: Iterable[Line]) -> None:
+        """Apply all lines. Raises Diverged if the lock manager does not do what they say."""
+        ahead = deque[Line]()
+        source = iter(lines)
+        while True:
+            line = ahead.popleft() if ahead else next(source, None)
+            if line is None:
+                break
+            if isinstance(line, Released) and line.reason is Reason.DISCONNECTED and not self._produced:
+                group = [line]  # ended together: their locks were removed before any waiter was granted
+                while (following := next(source, None)) is not None:
+                    if not (isinstance(following, Released) and following.reason is Reason.DISCONNECTED):
+                        ahead.append(following)
+                        break
+                    group.append(following)
+                self._disconnect(group)
+                for each in group:
+                    self._confirm(each)
+                continue
+            self._apply(line)
+        if self._produced:
+            raise Diverged(f"the record ends before {_describe(self._produced[0])}")
+
+    def _apply(self, line: Line) -> None:
+        match line:
+            case Opened() if line.number == 1:
+                self.manager, self._empty = LockManager(), True
+                self._produced.clear()
+            case Carried():
+                if self._empty and self.manager.table.find(line.id) is None:
+                    self.manager.adopt(make_request(line))
+            case Gap():
+                raise Diverged("events are missing here")
+            case Queued() | Locked() | Released():
+                self._empty = False
+                if not self._produced:
+                    self._cause(line)
+                self._confirm(line)
+            case Extended():
+                self._step(Extend(line.id, line.transaction_timeout_ms), line.at, f"extend {line.id}", ())
+            case _:
+                self._empty = self._empty and isinstance(line, Opened)
+
+    def _cause(self, line: Queued | Locked | Released) -> None:
+        """Execute the command that led to a recorded event."""
+        manager = self.manager
+        if isinstance(line, Queued):
+            if line.exclusive or line.shared:
+                manager.next_id = line.id
+                request = new_request(line)
+                if isinstance(line, Granted) and not self.grants:
+                    manager.next_fence = line.fence
+                self._step(request, line.at, f"request {describe_request(line)}", request.names())
+        elif isinstance(line, Locked):
+            if not self.grants:
+                manager.next_fence = line.fence
+            self._step(Recover(), line.at, "recover", ())
+        else:
+            found = manager.table.find(line.id)
+            if found is None:
+                return  # a request without names, or one whose beginning is not in the record
+            if line.reason in (Reason.QUEUE_TIMEOUT, Reason.TRANSACTION_TIMEOUT):
+                manager.deadlines.discard(found.deadline, found.id)
+                found.deadline = 0  # the most overdue request, so that no other one ends instead
+                manager.deadlines.add(found.deadline, found.id)
+                self._step(Expire(1), line.at, f"expire {line.id}", found.names())
+            else:
+                self._step(Release(line.id), line.at, f"release {line.id}", found.names())
+
+    def _adjust_fences(self, fence: int) -> None:
+        """Continue with the fencing tokens of the record: `fence` is that of its first grant."""
+        granted = [event.request for event in self._produced if isinstance(event, (core.Granted, core.Locked))]
+        if granted:
+            difference = fence - granted[0].fence
+            self.manager.next_fence += difference
+            for request in granted:
+                request.fence += difference
+
+    def _disconnect(self, group: list[Released]) -> None:
+        requests = [request for line in group if (request := self.manager.table.find(line.id)) is not None]
+        for request in requests:
+            request.release_on_disconnect = True
+        names = tuple(dict.fromkeys(name for request in requests for name in request.names()))
+        self._empty = False
+        self._step(Disconnect(requests), group[0].at, f"disconnect {' '.join(str(line.id) for line in group)}", names)
+
+    def _step(self, command: core.Command, at: float, text: str, names: tuple[str, ...]) -> None:
+        report = self._on_step is not None and at >= self._since
+        before = {name: self._queue(name) for name in names} if report else {}
+        events = self.manager.step(command, at)
+        self._produced += (event for event in events if not isinstance(event, (core.Moved, core.Extended)))
+        if report and self._on_step is not None:
+            queues = {name: (before[name], self._queue(name)) for name in names}
+            outcome = [_describe(event) for event in events]
+            if isinstance(command, Request) and command.state is State.WAITING:
+                outcome += explain_wait(self.manager, command)
+            self._on_step(Step(at, text, outcome, queues))
+
+    def _queue(self, name: str) -> list[str]:
+        """Return the holders and then the waiters of a resource, in queue order."""
+        resource = self.manager.table.lookup(name)
+        if resource is None:
+            return []
+        holders = [f"[{_owner(holder)}]" for holder in resource.holders.values()]
+        queue = resource.wait_queue
+        return holders + [_owner(entry[2]) for entry in (() if queue is None else queue)]
+
+    def _confirm(self, line: Queued | Locked | Released) -> None:
+        """Compare a recorded event with the next one that the lock manager produced."""
+        if isinstance(line, Queued) and not (line.exclusive or line.shared):
+            return
+        if isinstance(line, (Granted, Locked)) and not self.grants:
+            self._adjust_fences(line.fence)
+        if not self._produced:
+            if isinstance(line, Released) and self.manager.outcome(line.id) is None:
+                return  # its beginning is not in the record
+            raise Diverged(f"{line} is recorded, but did not happen")
+        event = self._produced.popleft()
+        request: Any = getattr(event, "request", None)
+        same = request is not None and request.id == line.id
+        match line:
+            case Granted():
+                same = same and isinstance(event, core.Granted) and request.fence == line.fence
+                self.grants += 1
+            case Queued():
+                same = same and isinstance(event, core.Queued)
+            case Locked():
+                same = same and isinstance(event, core.Locked) and request.fence == line.fence
+                self.grants += 1
+            case Released():
+                same = same and isinstance(event, core.Released) and event.reason is line.reason
+                self.ends += 1
+        if not same:
+            raise Diverged(f"{line} is recorded, but {_describe(event)} happened")
+
+
+def make_request(line: Carried) -> Request:
+    """Return a request in the state in which it was carried into a file."""
+    request = new_request(line)
+    request.id = line.id
+    request.owner = line.id if line.transaction is None else line.transaction
+    request.fence, request.since, request.since_unix_ms = line.fence, line.at, line.at
+    request.deadline = NEVER if line.deadline is None else floor(line.deadline)
+    request.state = State.HELD if line.fence else State.WAITING
+    if not line.fence:
+        request.queue_entry = (-request.priority, request.id, request)
+        for name, (priority, ticket) in (line.positions or {}).items():
+            request.move(name, (priority, ticket, request))
+    return request
+
+
+def new_request(line: Queued) -> Request:
+    """Return a recorded request as a command."""
+    return Request(
+        line.shared,
+        line.exclusive,
+        queue_timeout_ms=line.queue_timeout_ms,
+        transaction_timeout_ms=line.transaction_timeout_ms,
+        transaction=line.transaction,
+        priority=line.priority,
+        release_on_disconnect=line.release_on_disconnect,
+        origin=_ORIGIN,
+        principal=line.principal,
+        note=line.note,
+    )
+
+
+def describe_request(line: Queued) -> str:
+    """Return a recorded request as text."""
+    names = [f"exclusive:{name}" for name in line.exclusive] + [f"shared:{name}" for name in line.shared]
+    of = "" if line.transaction is None else f" of {line.transaction}"
+    priority = f" with priority {line.priority:g}" if line.priority else ""
+    return f"{line.id}{of} for {' '.join(names)}{priority}"
+
+
+def explain_wait(manager: LockManager, request: Request) -> list[str]:
+    """Return why a waiting request is not granted: a line for each of its first blockers."""
+    blockers, total = find_blockers(manager.table, request)
+    lines = [
+        f"not granted: {blocker.transaction or blocker.id} {'holds' if blocker.held else 'is earlier in the queue for'} "
+        f"{blocker.mode}:{blocker.resource}"
+        for blocker in blockers
+    ]
+    return lines if total == len(blockers) else [*lines, f"and {total - len(blockers)} more"]
+
+
+def _owner(request: Request) -> str:
+    return request.transaction or str(request.id)
+
+
+def _describe(event: core.Event) -> str:  # noqa: PLR0911 - one for each kind
+    """Return an event of the lock manager as text."""
+    request = getattr(event, "request", None)
+    who = "" if request is None else f"{request.id} ({_owner(request)})" if request.transaction else str(request.id)
+    match event:
+        case core.Granted():
+            return f"granted {who}: nothing conflicts; fence {event.request.fence}"
+        case core.Locked():
+            return f"granted {who} after {event.waited_ms:.0f} ms: nothing before it conflicts; fence {event.request.fence}"
+        case core.Queued():
+            return f"queued {who}"
+        case core.Deadlocked():
+            return f"ended {who}: deadlock of {' → '.join(map(str, event.cycle.owners))}"
+        case core.Released():
+            return f"ended {who}: {event.reason}"
+        case core.Moved():
+            return f"moved {who} in the queue, to avoid a deadlock"
+        case _:
+            return type(event).__name__
+
+
+# -- What if ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Change:
+    """Changes for the requests that match: `None` keeps the recorded value. The patterns are shell patterns (`transfer-*`)."""
+
+    transaction: str | None = None
+    resource: str | None = None
+    client: str | None = None
+    priority: float | None = None
+    queue_timeout_ms: float | None = None
+    transaction_timeout_ms: float | None = None
+    remove: bool = False
+
+    def matches(self, line: Queued) -> bool:
+        """Return whether a recorded request is one of those to change."""
+        names = line.exclusive + line.shared
+        return (
+            (
+                self.transaction is None
+                or (line.transaction is not None and fnmatchcase(line.transaction, self.transaction))
+            )
+            and (self.client is None or (line.principal is not None and fnmatchcase(line.principal, self.client)))
+            and (self.resource is None or any(fnmatchcase(name, self.resource) for name in names))
+        )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the requests of a period, as recorded or as simulated. Waits are milliseconds of granted requests."""
+
+    requests: int = 0
+    granted: int = 0
+    ended: dict[str, int] = field(default_factory=dict)
+    """How many requests ended for each reason other than a release."""
+    waits: dict[int, float] = field(default_factory=dict)
+    """Wait by id, for each granted request; 0 if it was granted at once."""
+
+    @property
+    def waited(self) -> int:
+        """How many requests were granted after a wait."""
+        return sum(wait > 0 for wait in self.waits.values())
+
+    def percentile(self, share: float) -> float:
+        """Return the wait that a share of the granted requests did not exceed."""
+        ordered = sorted(self.waits.values())
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+    def count_end(self, reason: Reason) -> None:
+        """Count an end for a reason other than a release."""
+        if reason is not Reason.SUCCESS:
+            self.ended[str(reason)] = self.ended.get(str(reason), 0) + 1
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """One recorded request, with its grant and its end."""
+
+    line: Queued
+    granted_at: float | None = None
+    ended_at: float | None = None
+    reason: Reason | None = None
+
+
+def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple[Outcome, Outcome]:
+    """Return what is recorded about the requests from `since` on, and what a simulation with a change gives.
+
+    A simulated request arrives when it arrived in fact and, once granted, is held as long as it was held in fact. A request
+    that was never granted in fact is held for the median of the others. A client that gave up while it waited gives up
+    after the same time. With `change=None` the simulation repeats the record, up to the milliseconds by which timers are late.
+    """
+    recorded = _collect(lines)
+    actual = Outcome()
+    for request in recorded.values():
+        if request.line.at < since or isinstance(request.line, Carried):
+            continue
+        actual.requests += 1
+        if request.granted_at is not None:
+            actual.granted += 1
+            actual.waits[request.line.id] = request.granted_at - request.line.at
+        if request.reason is not None:
+            actual.count_end(request.reason)
+    return actual, _Simulation(recorded, since, change).run()
+
+
+def _collect(lines: Iterable[Line]) -> dict[int, _Recorded]:
+    recorded: dict[int, _Recorded] = {}
+    for line in lines:
+        if isinstance(line, Queued):
+            if line.id not in recorded and (line.exclusive or line.shared):
+                recorded[line.id] = _Recorded(line, line.at if isinstance(line, Granted) and line.fence else None)
+        elif isinstance(line, Locked) and line.id in recorded:
+            recorded[line.id].granted_at = line.at
+        elif isinstance(line, Released) and line.id in recorded:
+            recorded[line.id].ended_at, recorded[line.id].reason = line.at, line.reason
+    return recorded
+
+
+class _Simulation:
+    """A simulation of recorded arrivals in virtual time."""
+
+    def __init__(self, recorded: dict[int, _Recorded], since: float, change: Change | None) -> None:
+        self._recorded, self._since, self._change = recorded, since, change
+        self._manager = LockManager()
+        self._outcome = Outcome()
+        self._ends: list[tuple[float, int, int]] = []
+        """(time, order, id) of the releases that are due."""
+        holds = [
+            request.ended_at - request.granted_at
+            for request in recorded.values()
+            if request.ended_at is not None and request.granted_at is not None and request.reason is Reason.SUCCESS
+        ]
+        self._median_hold_ms = median(holds) if holds else DEFAULT_HOLD_MS
+
+    def run(self) -> Outcome:
+        last = 0.0
+        for request in self._in_order():
+            line = request.line
+            changed = self._change is not None and self._change.matches(line)
+            if changed and self._change is not None and self._change.remove:
+                continue
+            self._advance(line.at)
+            last = line.at
+            self._arrive(request, changed=changed)
+        ends = [request.ended_at for request in self._recorded.values() if request.ended_at is not None]
+        self._advance(max([last, *ends]))
+        return self._outcome
+
+    def _in_order(self) -> Iterator[_Recorded]:
+        """Yield the requests by their arrival: first those that are carried into the period."""
+        yield from sorted(
+            self._recorded.values(), key=lambda each: (not isinstance(each.line, Carried), each.line.at, each.line.id)
+        )
+
+    def _arrive(self, recorded: _Recorded, *, changed: bool) -> None:
+        line, manager = recorded.line, self._manager
+        if isinstance(line, Carried):
+            request = make_request(line)
+            manager.adopt(request)
+            if line.fence:
+                self._schedule_end(request, line.at)
+            return
+        request = new_request(line)
+        change = self._change
+        if changed and change is not None:
+            request.priority = line.priority if change.priority is None else change.priority
+            if change.queue_timeout_ms is not None:
+                request.queue_timeout_ms = min(change.queue_timeout_ms, NO_TIMEOUT_MS)
+            if change.transaction_timeout_ms is not None:
+                request.transaction_timeout_ms = change.transaction_timeout_ms
+        manager.next_id = line.id
+        if line.at >= self._since:
+            self._outcome.requests += 1
+        gave_up = recorded.reason in (Reason.SUCCESS, Reason.DISCONNECTED) and recorded.granted_at is None
+        if gave_up and recorded.ended_at is not None:
+            heappush(self._ends, (recorded.ended_at, line.id, line.id))
+        self._handle(manager.step(request, line.at), line.at)
+
+    def _schedule_end(self, request: Request, granted_at: float) -> None:
+        recorded = self._recorded[request.id]
+        if recorded.granted_at is None:
+            hold_ms = self._median_hold_ms
+        elif recorded.ended_at is None or recorded.reason is Reason.TRANSACTION_TIMEOUT:
+            return  # held until its deadline
+        else:
+            hold_ms = recorded.ended_at - recorded.granted_at
+        heappush(self._ends, (granted_at + hold_ms, request.id, request.id))
+
+    def _advance(self, until: float) -> None:
+        """Let time pass: release and expire what is due before `until`."""
+        manager = self._manager
+        while True:
+            expires, ends = manager.deadlines.next, self._ends[0][0] if self._ends else inf
+            now = min(expires, ends)
+            if now > until:
+                return
+            if ends <= expires:
+                _, _, id_ = heappop(self._ends)
+                if manager.table.find(id_) is not None:
+                    self._handle(manager.step(Release(id_), now), now)
+            else:
+                self._handle(manager.step(Expire(), now), now)
+
+    def _handle(self, events: list[core.Event], now: float) -> None:
+        outcome = self._outcome
+        for event in events:
+            if isinstance(event, (core.Granted, core.Locked)):
+                request = event.request
+                self._schedule_end(request, now)
+                line = self._recorded[request.id].line
+                if line.at >= self._since and not isinstance(line, Carried):
+                    outcome.granted += 1
+                    outcome.waits[request.id] = now - line.at
+            elif isinstance(event, core.Released):
+                line = self._recorded[event.request.id].line
+                if line.at >= self._since and not isinstance(line, Carried):
+                    outcome.count_end(event.reason)

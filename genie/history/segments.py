@@ -1,0 +1,443 @@
+"""The files of the history: compresses and indexes complete files, deletes old ones, and reads them.
+
+    python -m genie.history.segments DIRECTORY MAX_BYTES MAX_AGE_S
+
+archives every complete file of a directory. A raw file `NAME.jsonl` becomes `NAME.jsonl.gz`: gzip members of about
+`BLOCK_BYTES` each, so that `zcat` reads the file and a search reads single blocks. `NAME.index` has the time and place of
+each block, and for each resource, transaction and client the blocks with their events. The requests that are live at the
+end of a file are the first lines of the next one, so each file can be understood without the earlier ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import sys
+import time
+import zlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct, json
+
+from genie.history import records
+from genie.history.records import (
+    Carried,
+    Extended,
+    Granted,
+    Line,
+    Locked,
+    Moved,
+    Opened,
+    Queued,
+    Released,
+    UnreadableHistory,
+    decode,
+    without_partial_line,
+)
+
+BLOCK_BYTES: Final = 128 << 10
+"""Bytes of lines in a block before its compression."""
+ARCHIVED: Final = ".jsonl.gz"
+INDEX: Final = ".index"
+STATE: Final = ".state"
+"""Suffix of the file with the requests that are carried into a raw file, until that file is archived."""
+LEVEL: Final = 3
+_GZIP: Final = 31
+"""`wbits` of zlib for a gzip member."""
+
+
+# -- The requests that are live --------------------------------------------------------------------------
+
+
+class LiveRequests:
+    """The requests that are held or wait, according to the lines so far."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, Queued] = {}
+
+    def apply(self, line: Line) -> None:
+        """Apply one line. A line about an unknown request, whose beginning is not in the history, changes nothing."""
+        requests = self.requests
+        match line:
+            case Queued():  # also Granted and Carried
+                requests[line.id] = line
+            case Locked():
+                request = requests.get(line.id)
+                if request is not None:
+                    expires = line.at + request.transaction_timeout_ms
+                    requests[line.id] = carry(request, line.at, line.fence, expires, None)
+            case Released():
+                requests.pop(line.id, None)
+            case Extended():
+                request = requests.get(line.id)
+                if isinstance(request, Granted):
+                    extended = line.at + line.transaction_timeout_ms
+                    requests[line.id] = carry(request, request.at, request.fence, extended, None)
+            case Moved():
+                request = requests.get(line.id)
+                if request is not None and not getattr(request, "fence", 0):
+                    requests[line.id] = carry(request, request.at, 0, deadline_of(request), line.positions)
+            case _:
+                pass
+
+    def carried(self) -> list[Carried]:
+        """Return the requests as the first lines of the next file."""
+        return [
+            request
+            if isinstance(request, Carried)
+            else carry(request, request.at, getattr(request, "fence", 0), deadline_of(request), None)
+            for request in self.requests.values()
+        ]
+
+
+def deadline_of(request: Queued) -> float | None:
+    """Return when a request ends at the latest, in Unix ms; None: never."""
+    if isinstance(request, Carried):
+        return request.deadline
+    if isinstance(request, Granted):
+        return request.at + request.transaction_timeout_ms
+    return None if request.queue_timeout_ms >= NO_LIMIT_MS else request.at + request.queue_timeout_ms
+
+
+NO_LIMIT_MS: Final = 2_147_483_647
+
+
+def carry(
+    request: Queued, at: float, fence: int, deadline: float | None, positions: dict[str, tuple[float, int]] | None
+) -> Carried:
+    """Return a request in its current state, as a line of the next file."""
+    return Carried(
+        at,
+        request.id,
+        request.exclusive,
+        request.shared,
+        request.transaction,
+        request.priority,
+        request.queue_timeout_ms,
+        request.transaction_timeout_ms,
+        request.release_on_disconnect,
+        request.principal,
+        request.note,
+        request.waits_for,
+        fence,
+        deadline,
+        positions,
+    )
+
+
+# -- The index -------------------------------------------------------------------------------------------
+
+
+class Block(Struct, array_like=True, gc=False):
+    """A gzip member: its place in the file, and the times of its first and last event (Unix ms)."""
+
+    offset: int
+    size: int
+    first_at: float
+    last_at: float
+
+
+class IndexHeader(Struct):
+    """The first line of an index. The rest is `entries` keys (8 bytes each, ascending), then as many block numbers (2 bytes)."""
+
+    blocks: list[Block]
+    entries: int
+    events: int
+    first_at: float
+    last_at: float
+
+
+def key_of(kind: str, name: str) -> int:
+    """Return the key of a resource (`kind` is `r`), a transaction (`t`) or a client (`c`) in an index."""
+    return int.from_bytes(hashlib.blake2b(f"{kind}:{name}".encode(), digest_size=8).digest(), "little")
+
+
+def _keys_of(request: Queued) -> list[int]:
+    keys = [key_of("r", name) for name in request.exclusive + request.shared]
+    if request.transaction is not None:
+        keys.append(key_of("t", request.transaction))
+    if request.principal is not None:
+        keys.append(key_of("c", request.principal))
+    return keys
+
+
+class _ArchiveWriter:
+    """Writes the blocks and the index of one archived file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+        self.blocks: list[Block] = []
+        self._pairs: set[tuple[int, int]] = set()
+        self._keys: dict[int, list[int]] = {}
+        """Keys of the requests that are live, by id."""
+        self.events = 0
+
+    def add(self, lines: list[Line], text: bytes) -> None:
+        """Append one block: `text` is the encoded `lines`."""
+        number, keys, pairs = len(self.blocks), self._keys, self._pairs
+        times = []
+        for line in lines:
+            if isinstance(line, Queued):
+                found = keys[line.id] = _keys_of(line)
+                if isinstance(line, Carried):
+                    pairs.update([(key, number) for key in found])
+                    continue
+            elif isinstance(line, (Locked, Released, Extended, Moved)):
+                found = keys.get(line.id, [])
+                if isinstance(line, Released):
+                    keys.pop(line.id, None)
+            else:
+                continue
+            times.append(line.at)
+            pairs.update([(key, number) for key in found])
+        compressor = zlib.compressobj(LEVEL, zlib.DEFLATED, _GZIP)
+        member = compressor.compress(text) + compressor.flush()
+        offset = self._file.tell()
+        first, last = (min(times), max(times)) if times else (lines[0].at, lines[0].at)
+        self._file.write(member)
+        self.blocks.append(Block(offset, len(member), first, last))
+        self.events += len(times)
+
+    def close(self) -> bytes:
+        """Close the file durably, and return the index."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        pairs = sorted(self._pairs)
+        first = min((block.first_at for block in self.blocks), default=0.0)
+        last = max((block.last_at for block in self.blocks), default=0.0)
+        header = IndexHeader(self.blocks, len(pairs), self.events, first, last)
+        keys, numbers = array("Q", [key for key, _ in pairs]), array("H", [number for _, number in pairs])
+        return json.encode(header) + b"\n" + keys.tobytes() + numbers.tobytes()
+
+
+# -- Reading ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Segment:
+    """One file of the history, raw or archived. `path` is where it was when the directory was listed."""
+
+    path: Path
+    term: str
+    number: int
+    _header: IndexHeader | None = None
+    _index: bytes = field(default=b"", repr=False)
+
+    @property
+    def stem(self) -> str:
+        """The name of the file without its suffixes. Names sort by the time of the first line."""
+        return self.path.name.partition(".jsonl")[0]
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether the file is compressed and indexed."""
+        return self.path.name.endswith(ARCHIVED)
+
+    @property
+    def header(self) -> IndexHeader:
+        """The header of the index of an archived file."""
+        if self._header is None:
+            self._index = self.path.with_name(self.stem + INDEX).read_bytes()
+            self._header = json.decode(self._index[: self._index.index(b"\n")], type=IndexHeader)
+        return self._header
+
+    def blocks_with(self, keys: Iterable[int]) -> set[int]:
+        """Return the numbers of the blocks of an archived file that have events with one of the keys."""
+        header = self.header
+        start = self._index.index(b"\n") + 1
+        end = start + 8 * header.entries
+        view = memoryview(self._index)
+        sorted_keys, numbers = view[start:end].cast("Q"), view[end:].cast("H")
+        found = set()
+        for key in keys:
+            position = bisect_left(sorted_keys, key)
+            while position < header.entries and sorted_keys[position] == key:
+                found.add(numbers[position])
+                position += 1
+        return found
+
+    def read_blocks(self, numbers: Iterable[int]) -> Iterator[list[Line]]:
+        """Yield the lines of blocks of an archived file, in the given order."""
+        blocks = self.header.blocks
+        with self.path.open("rb") as file:
+            for number in numbers:
+                block = blocks[number]
+                file.seek(block.offset)
+                yield self._decode(zlib.decompress(file.read(block.size), _GZIP))
+
+    def read(self) -> Iterator[list[Line]]:
+        """Yield all lines of the file, several at a time. A raw file begins with the requests that are carried into it."""
+        if self.is_archived:
+            yield from self.read_blocks(range(len(self.header.blocks)))
+            return
+        state = self.path.with_name(self.stem + STATE)
+        for path in (state, self.path) if state.exists() else (self.path,):
+            for text in _blocks_of_lines(path):
+                yield self._decode(text)
+
+    def _decode(self, text: bytes) -> list[Line]:
+        try:
+            return decode(text)
+        except UnreadableHistory as error:
+            raise UnreadableHistory(f"{self.path}: {error}") from None
+
+
+def _blocks_of_lines(path: Path) -> Iterator[bytes]:
+    """Yield the complete lines of a file, about `BLOCK_BYTES` at a time."""
+    with path.open("rb") as file:
+        rest = b""
+        while read := file.read(BLOCK_BYTES):
+            complete = without_partial_line(rest + read)
+            rest = (rest + read)[len(complete) :]
+            if complete:
+                yield complete
+
+
+def list_segments(directory: Path) -> list[Segment]:
+    """Return the files of a directory in the order of their first lines. Other files are ignored."""
+    found: dict[str, Segment] = {}
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        stem, separator, suffix = path.name.partition(".jsonl")
+        _time, _, rest = stem.rpartition("Z-")
+        term, _, number = rest.partition("-")
+        if separator and suffix in ("", ".gz") and number.isdecimal():
+            # While a file is archived, both exist: the raw one is complete until it is deleted.
+            found.setdefault(stem, Segment(path, term, int(number)))
+    return sorted(found.values(), key=lambda segment: segment.stem)
+
+
+def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iterator[Line]]:
+    """Yield the lines of each leadership with events from `since` to `until` (Unix ms), for a replay.
+
+    The lines of a leadership begin with the last file that begins before `since`, with the requests that are carried into it.
+    """
+    by_term: dict[str, list[Segment]] = {}
+    for segment in list_segments(directory):
+        by_term.setdefault(segment.term, []).append(segment)
+    for segments in by_term.values():
+        starts = [_first_at(segment) for segment in segments]
+        first = max((index for index, start in enumerate(starts) if start <= since), default=0)
+        chosen = [segment for segment, start in zip(segments, starts, strict=True) if start <= until][first:]
+        if chosen:
+            yield (line for segment in chosen for lines in segment.read() for line in lines if line.at <= until)
+
+
+def _first_at(segment: Segment) -> float:
+    """Return the time of the `opened` line of a file."""
+    blocks = segment.read_blocks([0]) if segment.is_archived else map(decode, _blocks_of_lines(segment.path))
+    while True:
+        lines = next(blocks, [])
+        opened = next((line.at for line in lines if isinstance(line, Opened)), None)
+        if opened is not None:
+            return opened
+        if not lines:
+            return segment.header.first_at if segment.is_archived else 0.0
+
+
+# -- Archiving -------------------------------------------------------------------------------------------
+
+
+def archive_complete(directory: Path) -> None:
+    """Archive each raw file that no server writes any more, in order. Only one process archives a directory at a time."""
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context((directory / "archiver.lock").open("wb"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        while True:
+            segments = list_segments(directory)
+            complete = [segment for segment in segments if not segment.is_archived and not _is_written(segment.path)]
+            if not complete:
+                return
+            for segment in complete:
+                following = [
+                    other for other in segments if (other.term, other.number) == (segment.term, segment.number + 1)
+                ]
+                archive(segment, following[0] if following else None)
+
+
+def _is_written(path: Path) -> bool:
+    """Return whether a server still writes a raw file: it holds a lock on the file."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def archive(segment: Segment, following: Segment | None) -> None:
+    """Compress and index one raw file, and write the state for the `following` file of the same term.
+
+    The raw file is deleted last: a process that is killed before leaves nothing half, and archives the file again.
+    """
+    directory, stem = segment.path.parent, segment.stem
+    archived, index = directory / f"{stem}{ARCHIVED}", directory / f"{stem}{INDEX}"
+    writer, live = _ArchiveWriter(archived.with_name(f"{archived.name}.part")), LiveRequests()
+    for lines in segment.read():
+        for line in lines:
+            live.apply(line)
+        writer.add(lines, records.encode_lines(lines))
+    _write_durably(index, writer.close())
+    if following is not None and not following.is_archived:
+        carried = records.encode_lines(live.carried())
+        _write_durably(following.path.with_name(following.stem + STATE), carried)
+    archived.with_name(f"{archived.name}.part").rename(archived)
+    _sync_directory(directory)
+    segment.path.unlink()
+    (directory / f"{stem}{STATE}").unlink(missing_ok=True)
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    part = path.with_name(f"{path.name}.part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def delete_expired(directory: Path, max_bytes: int, max_age_s: float, now_ms: float) -> None:
+    """Delete archived files, the oldest first, until all have at most `max_bytes` and none is older than `max_age_s`."""
+    archived = [segment for segment in list_segments(directory) if segment.is_archived]
+    sizes = {
+        segment.stem: segment.path.stat().st_size + (directory / f"{segment.stem}{INDEX}").stat().st_size
+        for segment in archived
+    }
+    total = sum(sizes.values())
+    for segment in archived:
+        if total <= max_bytes and now_ms - segment.header.last_at <= max_age_s * 1000:
+            return
+        segment.path.unlink()
+        (directory / f"{segment.stem}{INDEX}").unlink()
+        total -= sizes[segment.stem]
+
+
+def main(arguments: list[str]) -> None:
+    """Archive the complete files of a directory, and delete the expired ones."""
+    directory, max_bytes, max_age_s = Path(arguments[0]), int(arguments[1]), float(arguments[2])
+    with contextlib.suppress(OSError):
+        os.nice(10)  # the server precedes
+    archive_complete(directory)
+    delete_expired(directory, max_bytes, max_age_s, time.time() * 1000)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,155 @@
+"""Writes the lines of the history to files, in a thread, and starts the archiver when a file is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Final
+from urllib.parse import quote
+
+import structlog
+
+from genie.history import records
+
+log = structlog.get_logger()
+
+SEGMENT_BYTES: Final = 16 << 20
+"""Size beyond which a file is complete, and the next one begins."""
+SEGMENT_S: Final = 3_600.0
+"""Seconds after which a file with events is complete, however small it is."""
+MAX_QUEUED_BYTES: Final = 64 << 20
+"""Bytes that may wait for the disk. Beyond them, events are dropped."""
+RAW: Final = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long the history is kept: at most `max_bytes` of complete files, each at most `max_age_s` after its last event."""
+
+    max_bytes: int = 10 << 30
+    max_age_s: float = 30 * 86_400.0
+
+
+def namespace_directory(directory: str | Path, namespace: str) -> Path:
+    """Return the directory with the history of one namespace."""
+    return Path(directory) / quote(namespace, safe="")
+
+
+def redaction_key(directory: Path) -> bytes:
+    """Return the key of the redacted names in a directory, which only the owner can read. It is created with the directory."""
+    path = directory / "redaction.key"
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
+        with contextlib.suppress(FileExistsError):  # another server may have been first
+            os.link(fresh, path)
+        fresh.unlink()
+        return path.read_bytes()
+
+
+class HistoryWriter:
+    """Appends lines to the current file of one leadership.
+
+    `write` and `close` never wait: a thread does what may block. The current file is locked (`flock`), so that the archiver
+    of any server leaves it alone. An error of the disk ends the recording: `error` has its text.
+    """
+
+    def __init__(self, directory: Path, namespace: str, server: str, retention: Retention) -> None:
+        self.directory, self.dropped, self.error = directory, 0, ""
+        self._namespace, self._server, self._retention = namespace, server, retention
+        self._term = secrets.token_hex(4)
+        self._number = 0
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._queued: deque[int] = deque()
+        """Sizes of what waits in the queue. The thread removes from the left, the event loop appends to the right."""
+        self._gap = 0
+        """How many writes were dropped since the last one that was not."""
+        self._archiver: subprocess.Popen[bytes] | None = None
+        self._archive_again = True  # what an earlier process has left
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="genie-history", daemon=True)
+        self._thread.start()
+
+    def write(self, lines: bytes) -> None:
+        """Queue lines for the thread, or drop them if too much is queued."""
+        if self.error or sum(self._queued) > MAX_QUEUED_BYTES:
+            self.dropped += 1
+            self._gap += 1
+            return
+        if self._gap:
+            lines = records.encode_lines([records.Gap(time.time() * 1000, self._gap)]) + lines
+            self._gap = 0
+        self._queued.append(len(lines))
+        self._queue.put(lines)
+
+    def close(self) -> None:
+        """End the file once everything queued is written."""
+        self._queue.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the file is written and closed. The archiver may still run."""
+        self._closed.wait(timeout_s)
+
+    # -- in the thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        file: IO[bytes] | None = None
+        try:
+            file, opened_at = self._open(), time.monotonic()
+            while (lines := self._queue.get()) is not None:
+                file.write(lines)
+                file.flush()
+                self._queued.popleft()
+                if file.tell() >= SEGMENT_BYTES or time.monotonic() - opened_at >= SEGMENT_S:
+                    following = self._open()
+                    file.close()
+                    file, opened_at, self._archive_again = following, time.monotonic(), True
+                self._archive()
+        except OSError as error:
+            self.error = str(error)
+            log.error(  # noqa: TRY400 - the text of the error says it all
+                "history recording ended", namespace=self._namespace, directory=str(self.directory), error=self.error
+            )
+        finally:
+            if file is not None:
+                file.close()
+            self._closed.set()
+        if self._archiver is not None:
+            self._archiver.wait()
+
+    def _open(self) -> IO[bytes]:
+        """Create and lock the next file, and write its first line."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._number += 1
+        now = time.time()
+        name = f"{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%S.%fZ}-{self._term}-{self._number:06}{RAW}"
+        file = os.fdopen(os.open(self.directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "ab")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        opened = records.Opened(now * 1000, records.FORMAT, self._namespace, self._server, self._term, self._number)
+        file.write(records.encode_lines([opened]))
+        file.flush()
+        return file
+
+    def _archive(self) -> None:
+        """Start the archiver if a file is complete and no archiver runs."""
+        if self._archiver is not None and self._archiver.poll() is not None:
+            self._archiver = None
+        if self._archiver is None and self._archive_again:
+            self._archive_again = False
+            command = [sys.executable, "-m", "genie.history.segments", str(self.directory)]
+            command += [str(self._retention.max_bytes), str(self._retention.max_age_s)]
+            self._archiver = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - our own module

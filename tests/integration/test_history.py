@@ -1,0 +1,80 @@
+"""The history of a real server: recorded while it works, and searched after it was killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from commands import genie_cli
+from genie.history.search import Entry, Query, search
+from genie.history.segments import list_segments
+from ports import free_port
+from servers import WAIT_S, Genie, Redis, running_server
+from wire import Wire
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that the server does after its replies: it writes and archives files."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - the event is in another process
+            await asyncio.sleep(0.05)
+
+
+def find(directory: Path, **query: object) -> list[Entry]:
+    return search(directory / "genie", Query(**query)).requests  # type: ignore[arg-type]
+
+
+async def test_a_killed_server_leaves_a_history_that_its_successor_continues(tmp_path: Path, redis: Redis) -> None:
+    server = Genie(redis, history_dir=tmp_path, lease=1)
+    server.start()
+    try:
+        wire = await Wire.connect(server.address)
+        held = await wire.lock("exclusive:accounts/42", transactionName="transfer-1", note="checkout")
+        done = await wire.lock("exclusive:accounts/7")
+        await wire.release(done)
+        waiting = await wire.request("exclusive:accounts/42", transactionName="transfer-2")
+        await until(lambda: len(find(tmp_path)) == 3)
+        before = find(tmp_path)
+        assert [(entry.id, entry.reason) for entry in before] == [(held, None), (done, "success"), (waiting, None)]
+        server.kill()
+        server.start()
+        wire = await Wire.connect(server.address)
+        await wire.release(held)
+        await until(lambda: find(tmp_path, transaction="transfer-1")[0].ended_at is not None)
+        (entry,) = find(tmp_path, transaction="transfer-1")
+        assert (entry.id, entry.note, entry.reason) == (held, "checkout", "success")
+        assert entry.granted_at == before[0].granted_at
+        # The second server archives what the first has left.
+        await until(lambda: any(segment.is_archived for segment in list_segments(tmp_path / "genie")))
+    finally:
+        server.kill()
+    shown = genie_cli("history", "accounts/42", "--history-dir", str(tmp_path))
+    assert "transfer-1 (checkout)" in shown.stdout
+
+
+async def test_each_end_of_a_request_is_recorded(tmp_path: Path) -> None:
+    with running_server(history_dir=tmp_path, history_redact="cards/") as server:
+        wire, other = await Wire.connect(server.address), await Wire.connect(server.address)
+        held = await wire.lock("exclusive:a", onDisconnect="release")
+        late = await other.request("exclusive:a", queueTimeout=1)
+        assert (await other.expect("released"))["reason"] == "queue-timeout"
+        expired = await other.lock("exclusive:cards/4111", transactionTimeout=1)
+        assert (await other.expect("released"))["reason"] == "transaction-timeout"
+        await wire.close()
+        await until(lambda: sum(entry.ended_at is not None for entry in find(tmp_path)) == 3)
+        entries = {entry.id: entry for entry in find(tmp_path)}
+        assert [str(entries[id_].reason) for id_ in (held, late, expired)] == [
+            "disconnected",
+            "queue-timeout",
+            "transaction-timeout",
+        ]
+        assert [waiter.id for waiter in entries[late].waited_for] == [held]
+        assert entries[expired].exclusive[0].startswith("cards/#")
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = genie_cli("serve", "--port", str(free_port()), "--history-dir", str(tmp_path / "file"), admin_port="")
+    assert result.returncode != 0
+    assert "--history-dir: cannot write to" in result.stderr

@@ -1,0 +1,166 @@
+"""Replay: recorded steps are repeated exactly, a wrong record is found, and changes have their effect."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from random import Random
+
+import pytest
+from click.testing import CliRunner
+
+from genie.cli import main
+from genie.core import Disconnect, Expire, Extend, LockManager, Release, Request
+from genie.history.records import Granted, Line, Locked, Queued, Released
+from genie.history.replay import Change, Diverged, Replay, Step, what_if
+from genie.history.segments import archive_complete, list_segments, recorded_terms
+from history_recording import Recording
+
+
+def lines_of(directory: Path) -> list[Line]:
+    return list(chain.from_iterable(recorded_terms(directory, 0, 1e18)))
+
+
+def run_randomly(recording: Recording, seed: int, steps: int) -> None:
+    """Execute random commands of every kind on a few names, so that there are waits, deadlocks and rearrangements."""
+    random = Random(seed)  # noqa: S311 - not a secret
+    live: list[Request] = []
+    now = 0.0
+    for _ in range(steps):
+        now += random.choice([0, 0.25, 1, 7.5])
+        live = [request for request in live if recording.manager.table.find(request.id)]
+        kind = random.random()
+        if kind < 0.55 or not live:
+            names = random.sample("abcdef", random.randint(1, 3))
+            split = random.randint(0, len(names))
+            request = Request(
+                tuple(names[:split]),
+                tuple(names[split:]),
+                random.choice([0, 5, 50, 10_000]),
+                random.choice([20, 200, 10_000]),
+                random.choice([None, "t1", "t2", "t3"]),
+                random.choice([0, 0, 1, -2.5]),
+                release_on_disconnect=random.random() < 0.5,
+            )
+            recording.step(request, now)
+            live.append(request)
+        elif kind < 0.85:
+            recording.step(Release(random.choice(live).id), now)
+        elif kind < 0.9:
+            recording.step(Extend(random.choice(live).id, 500), now)
+        elif kind < 0.95:
+            recording.step(Disconnect(random.sample(live, min(3, len(live)))), now)
+        else:
+            recording.step(Expire(random.choice([1, 1000])), now)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_random_steps_are_repeated_exactly(tmp_path: Path, seed: int) -> None:
+    recording = Recording(tmp_path)
+    run_randomly(recording, seed, 400)
+    recording.stop()
+    lines = lines_of(tmp_path)
+    replay = Replay()
+    replay.run(lines)
+    assert replay.grants == sum(isinstance(line, Locked | Granted) for line in lines) > 50
+    assert replay.ends == sum(isinstance(line, Released) for line in lines) > 50
+    assert dict(replay.manager.table.held).keys() == recording.manager.table.held.keys()
+    assert dict(replay.manager.table.waiting).keys() == recording.manager.table.waiting.keys()
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_replay_begins_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 10_000)
+    monkeypatch.setattr("genie.history.recorder.FLUSH_EVENTS", 20)
+    recording = Recording(tmp_path)
+    run_randomly(recording, seed, 600)
+    recording.stop()
+    archive_complete(tmp_path)
+    whole, segments = lines_of(tmp_path), list_segments(tmp_path)
+    assert len(segments) > 3
+    for segment in segments[: len(segments) // 2]:
+        segment.path.unlink()
+    replay = Replay()
+    replay.run(lines_of(tmp_path))
+    assert 0 < replay.grants < sum(isinstance(line, Locked | Granted) for line in whole)
+
+
+async def test_a_record_that_the_lock_manager_would_not_write_is_found(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    run_randomly(recording, 1, 300)
+    recording.stop()
+    lines = lines_of(tmp_path)
+    grants = [index for index, line in enumerate(lines) if isinstance(line, Locked)]
+    with pytest.raises(Diverged):
+        Replay().run(lines[: grants[3]] + lines[grants[3] + 1 :])  # a grant is missing
+    index = grants[4]
+    wrong = Locked(lines[index].at, lines[index].id, lines[index].fence + 1)  # type: ignore[union-attr]
+    with pytest.raises(Diverged):
+        Replay().run([*lines[:index], wrong, *lines[index + 1 :]])
+
+
+async def test_a_step_has_the_queues_and_the_reason(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    first = recording.request(0, "a", transaction="t1")
+    recording.request(1, "a", transaction="t2")
+    recording.request(2, "a", transaction="t3", priority=1)
+    recording.release(3, first)
+    recording.stop()
+    steps: list[Step] = []
+    Replay(on_step=steps.append).run(lines_of(tmp_path))
+    assert steps[2].outcome[1:] == ["not granted: t1 holds exclusive:a"]
+    assert steps[2].queues == {"a": (["[t1]", "t2"], ["[t1]", "t3", "t2"])}
+    assert steps[3].queues == {"a": (["[t1]", "t3", "t2"], ["[t3]", "t2"])}
+    text = CliRunner().invoke(
+        main, ["replay", "a", "--history-dir", str(tmp_path.parent), "--namespace", tmp_path.name]
+    )
+    assert text.exit_code == 0, text.output
+    assert "a: [t1] t2 → [t1] t3 t2" in text.output
+    assert "2 grants and 1 ends are the same as recorded." in text.output
+
+
+async def record_a_queue(directory: Path) -> None:
+    """`slow` holds `a` from 0 to 100; `t2` gives up at 51 ms; the urgent `t3` overtakes `t4`, and each holds for 10 ms."""
+    recording = Recording(directory)
+    slow = recording.request(0, "a", transaction="slow")
+    recording.request(1, "a", transaction="t2", queue_timeout_ms=50)
+    urgent = recording.request(2, "a", transaction="t3", priority=5)
+    patient = recording.request(3, "a", transaction="t4")
+    recording.step(Expire(), 51)
+    recording.release(100, slow)
+    recording.release(110, urgent)
+    recording.release(120, patient)
+    recording.stop()
+
+
+async def test_without_a_change_the_simulation_is_the_record(tmp_path: Path) -> None:
+    await record_a_queue(tmp_path)
+    recorded, simulated = what_if(lines_of(tmp_path), 0, None)
+    assert recorded == simulated
+    assert (recorded.requests, recorded.granted, recorded.ended) == (4, 3, {"queue-timeout": 1})
+
+
+async def test_changes_have_their_effect(tmp_path: Path) -> None:
+    await record_a_queue(tmp_path)
+    lines = lines_of(tmp_path)
+    ids = {line.transaction: line.id for line in lines if isinstance(line, Queued)}
+
+    def waits(change: Change) -> dict[str | None, float]:
+        outcome = what_if(lines, 0, change)[1]
+        return {name: outcome.waits[id_] for name, id_ in ids.items() if id_ in outcome.waits}
+
+    assert waits(Change(transaction="t3", priority=0)) == {"slow": 0, "t3": 98, "t4": 107}
+    assert waits(Change(transaction="t[34]", priority=-1)) == {"slow": 0, "t3": 98, "t4": 107}
+    assert waits(Change(queue_timeout_ms=1_000)) == {"slow": 0, "t3": 98, "t2": 109, "t4": 117}
+    assert waits(Change(transaction="slow", remove=True)) == {"t2": 0, "t3": 9, "t4": 18}
+    assert waits(Change(transaction="slow", transaction_timeout_ms=40)) == {"slow": 0, "t3": 38, "t2": 49, "t4": 57}
+    command = ["replay", "--history-dir", str(tmp_path.parent), "--namespace", tmp_path.name]
+    shown = CliRunner().invoke(main, [*command, "--what-if", "queue-timeout=1s", "--of", "transaction=t2"])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.endswith("ended: queue-timeout         1        0\n")
+    wrong = CliRunner().invoke(main, [*command, "--what-if", "colour=red"])
+    assert "use priority=NUMBER" in wrong.output
+
+
+def test_the_lock_manager_of_a_replay_is_the_real_one() -> None:
+    assert type(Replay().manager) is LockManager
