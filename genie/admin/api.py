@@ -13,6 +13,7 @@ import structlog
 from aiohttp import web
 
 from genie.admin import models, views
+from genie.admin.history import HistorySearches
 from genie.admin.interfaces import NamespaceView, ServerView
 from genie.admin.models import JSON, ApiError, bad_request, encode_small
 from genie.admin.security import PRINCIPAL
@@ -132,6 +133,7 @@ RESPONSES: dict[str, type[models.ApiModel]] = {
     "/api/deadlocks": models.Deadlocks,
     "/api/order": models.Order,
     "/api/resources/{name}": models.Resource,
+    "/api/history/{name}": models.History,
     "/api/release": models.Released,
 }
 """The response types by path."""
@@ -200,6 +202,7 @@ def _specific_parameters(path: str) -> list[dict[str, Any]]:
 log = structlog.get_logger()
 
 RESOURCES = "/api/resources/"
+HISTORY = "/api/history/"
 SEND_TIMEOUT_S = 30.0
 """Maximum time that a client may take to read a response."""
 STATUS_BY_CODE: dict[str, int] = {
@@ -217,6 +220,7 @@ class Api:
     def __init__(self, server: ServerView, cache: ResponseCache) -> None:
         self._server = server
         self._cache = cache
+        self._history_searches = HistorySearches()
         self._schema = schema()  # computed once, before the first request
 
     def routes(self) -> Iterable[web.RouteDef]:
@@ -228,6 +232,7 @@ class Api:
             web.get("/api/deadlocks", self.deadlocks, allow_head=False),
             web.get("/api/order", self.order, allow_head=False),
             web.get(RESOURCES + "{name:.*}", self.resource, allow_head=False),
+            web.get(HISTORY + "{name:.*}", self.history, allow_head=False),
             web.post("/api/release", self.release),
             web.get("/api/schema", self.schema, allow_head=False),
         ]
@@ -283,6 +288,16 @@ class Api:
             ("resource", name),
             lambda view, manager: views.resource(manager.table, name, view.now, self._budget),
         )
+
+    async def history(self, request: web.Request) -> web.StreamResponse:
+        """Respond with the latest requests for a resource. Raises ApiError 404 if this server records no history."""
+        check_parameters(request)
+        name = read_resource_name(request, HISTORY)
+        recorded = self._server.namespaces[self._namespace(request)].history
+        if recorded is None:
+            raise ApiError(404, "not-found", "the history is off: start the server with --history-dir DIRECTORY")
+        response = await self._history_searches.find(recorded.directory, name)
+        return await send(request, await encode(response, self._budget))
 
     async def schema(self, request: web.Request) -> web.StreamResponse:
         """Respond with the OpenAPI document."""

@@ -336,6 +336,39 @@ class Resource(ApiModel):
     queue_total: int
 
 
+class PastRequest(ApiModel, kw_only=True, gc=False):
+    """A request of the history. Times are Unix ms; a time that is missing is not known, or has not come."""
+
+    id: int
+    resources: list[str]
+    """The requested locks, as `mode:name`."""
+    asked_at: float | UnsetType = UNSET
+    granted_at: float | UnsetType = UNSET
+    ended_at: float | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    """Why the request ended."""
+    fence: int | UnsetType = UNSET
+    transaction_name: str | UnsetType = UNSET
+    principal: str | UnsetType = UNSET
+    note: str | UnsetType = UNSET
+    priority: float | UnsetType = UNSET
+    waited_for: list[int]
+    """Ids of the first requests that the request waited for when it arrived."""
+
+
+class History(ApiModel, kw_only=True):
+    """`/api/history/NAME`: the latest requests for a resource that this server has recorded, by arrival."""
+
+    resource: str
+    requests: list[PastRequest]
+    more: bool
+    """Whether earlier requests were recorded, too."""
+    gaps: int
+    """In how many places events are missing, because the disk was too slow."""
+    begins_at: float | UnsetType = UNSET
+    """The time of the earliest event in the history, Unix ms."""
+
+
 class Release(ApiModel):
     """Body of `POST /api/release`."""
 

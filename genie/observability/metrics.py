@@ -49,7 +49,10 @@ LOST_REASONS: Final = (Reason.TRANSACTION_TIMEOUT, Reason.DISCONNECTED)
 
 
 class HistoryView(Protocol):
-    """The part of a history's recording that the metrics read."""
+    """The part of a history's recording that the metrics and the admin port read."""
+
+    directory: Path
+    """Where the files of the namespace are."""
 
     @property
     def dropped(self) -> int:

@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from selenium.webdriver.common.keys import Keys
 
 from browser import Browser, address, ask
 from genie.admin.endpoints import PageFiles
+from genie.history.search import Query, search
 from ports import free_port
 from servers import WAIT_S, Genie, running_redis, running_server
 from wire import Wire
@@ -166,6 +168,24 @@ async def test_an_inversion_of_the_lock_order_is_described(server: Genie, browse
     ]
     assert browser.text("#inversions-count").endswith(" since the start")
     assert not browser.one("#inversions .empty").is_displayed()
+
+
+async def test_the_details_of_a_resource_have_its_history(browser: Browser, tmp_path: Path) -> None:
+    with running_server(admin_port=free_port(), history_dir=tmp_path) as server:
+        wire = await Wire.connect(server.address)
+        for note in ("first", "second"):
+            await wire.release(await wire.lock("exclusive:accounts/9", transactionName=f"<{note}>"))
+        held, _waits, _ = await make_queue(wire, "accounts/9", 2)
+        browser.until(lambda: len(search(tmp_path / "genie", Query(resource="accounts/9")).requests) == 5)
+        browser.open(server)
+        browser.select(held)
+        browser.click("#details .list .name")
+        browser.until(lambda: len(browser.all("#details .queue li")) == 2)
+        browser.click("#details .history")
+        browser.until(lambda: len(browser.all("#details .gantt g")) == 5)
+        assert browser.texts("#details .gantt text")[:3] == ["<first>", "<second>", "accounts/9-0"]
+        assert len(browser.all("#details .gantt .exclusive")) == 3
+        assert len(browser.all("#details .gantt .wait")) == 2
 
 
 async def test_a_click_on_a_node_shows_the_details_of_its_request(server: Genie, browser: Browser) -> None:

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from admin_client import fetch
 from commands import genie_cli
+from genie.admin.models import History
 from genie.history.search import Entry, Query, search
 from genie.history.segments import list_segments
 from ports import free_port
@@ -78,3 +80,24 @@ def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path: P
     result = genie_cli("serve", "--port", str(free_port()), "--history-dir", str(tmp_path / "file"), admin_port="")
     assert result.returncode != 0
     assert "--history-dir: cannot write to" in result.stderr
+
+
+async def test_the_admin_port_has_the_history_of_a_resource(tmp_path: Path) -> None:
+    with running_server(history_dir=tmp_path, admin_port=free_port()) as server:
+        port = int(str(server.settings["admin_port"]))
+        wire = await Wire.connect(server.address)
+        held = await wire.lock("exclusive:accounts/1", "shared:b", transactionName="transfer", note="n")
+        waits = await wire.request("shared:accounts/1")
+        await until(lambda: len(find(tmp_path)) == 2)
+        response = (await fetch(port, "/api/history/accounts%2F1")).as_(History)
+        assert [request.id for request in response.requests] == [held, waits]
+        assert response.requests[0].resources == ["exclusive:accounts/1", "shared:b"]
+        assert response.requests[1].waited_for == [held]
+        assert (await fetch(port, "/api/history/unknown")).as_(History).requests == []
+        (tmp_path / "genie" / "20000101T000000.000000Z-00000000-000001.jsonl").write_text("{nonsense\n")
+        assert (await fetch(port, "/api/history/accounts%2F1")).problem[:2] == (500, "unreadable")
+    with running_server(admin_port=free_port()) as server:
+        assert (await fetch(int(str(server.settings["admin_port"])), "/api/history/a")).problem[:2] == (
+            404,
+            "not-found",
+        )

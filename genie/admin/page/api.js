@@ -58,6 +58,7 @@ export const api = {
   hot: (limit) => request(withQuery("api/hot", { limit })),
   deadlocks: () => request(withQuery("api/deadlocks")),
   order: () => request(withQuery("api/order")),
+  history: (name) => request(withQuery(`api/history/${encodeURIComponent(name)}`)),
   resource: (name) => request(withQuery(`api/resources/${encodeURIComponent(name)}`)),
   release: (id) =>
     request(withQuery("api/release"), {

@@ -2,16 +2,22 @@
 
 import { html, replaceIfChanged } from "./dom.js";
 import { escapeInvisible, formatCount, formatDuration, requestLabel, splitResource } from "./format.js";
+import { drawHistory } from "./history.js";
 import { nameButton, omittedNote } from "./tables.js";
 
 const MAX_ROWS = 20;
 
 export class Details {
-  /** `select(selection)` selects something else, or nothing (null); `release(request)` opens the dialog to release it. */
-  constructor(card, select, release) {
+  /**
+   * `select(selection)` selects something else, or nothing (null); `release(request)` opens the dialog to release it;
+   * `loadHistory(name)` returns the history of a resource.
+   */
+  constructor(card, select, release, loadHistory) {
     this.card = card;
     this.select = select;
     this.release = release;
+    this.loadHistory = loadHistory;
+    this.history = null; // {resource, response}: what was loaded last, the response of /api/history or an Error
     this.lastRequest = null; // shown after the request has ended
     this.timeoutAt = undefined; // unix ms
   }
@@ -112,7 +118,7 @@ export class Details {
     const stable =
       resource && [resource.holders, resource.queue, resource.holdersTotal, resource.queueTotal].map(withoutVolatileFields);
     return {
-      content: ["resource", name, resource instanceof Error ? resource.message : stable],
+      content: ["resource", name, resource instanceof Error ? resource.message : stable, this.history?.resource, this.history?.at],
       make: () => this.makeResource(name, resource),
     };
   }
@@ -134,7 +140,20 @@ export class Details {
       html("h3", {}, `Queue of ${formatCount(resource.queueTotal)}`),
       list(resource.queue, "queue"),
       omittedNote(Math.min(MAX_ROWS, resource.queue.length), resource.queueTotal),
+      html("h3", {}, "History"),
+      ...this.makeHistory(name),
     ].filter((part) => part !== undefined);
+  }
+
+  /** A button that loads the history: a search is too expensive to repeat it every second. */
+  makeHistory(name) {
+    const load = async () => {
+      const response = await this.loadHistory(name).catch((error) => error);
+      this.history = { resource: name, response, at: Date.now() };
+    };
+    const button = html("button", { class: "history", type: "button", click: load }, "Who held it before?");
+    if (this.history?.resource !== name) return [button];
+    return [this.history.response instanceof Error ? html("p", { class: "empty" }, this.history.response.message) : drawHistory(this.history.response, this.history.at), button];
   }
 
   requestItem(row, name) {

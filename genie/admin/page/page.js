@@ -33,7 +33,7 @@ const hotTable = new HotTable(byId("hot"), byId("hot-count"), select);
 const deadlockList = new DeadlockList(byId("deadlocks"), byId("deadlocks-count"));
 const inversionList = new InversionList(byId("inversions"), byId("inversions-count"));
 const releaseDialog = new ReleaseDialog(byId("release"), () => schedulePoll(0));
-const details = new Details(byId("details"), select, (request) => releaseDialog.open(request));
+const details = new Details(byId("details"), select, (request) => releaseDialog.open(request), (name) => api.history(name));
 
 /** Query everything that the page shows; deadlocks and the lock order only if they are new, and of a follower only its state. */
 async function query() {

@@ -1,0 +1,92 @@
+"""Searches the history for the admin port, in processes of their own: a search never delays a lock."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+from msgspec import UNSET
+
+from genie.admin import models
+from genie.admin.models import ApiError
+from genie.errors import Code
+from genie.history.search import Entry, Query, Result
+
+log = structlog.get_logger()
+
+MAX_SEARCHES: Final = 2
+"""Number of searches at the same time. Further ones are rejected."""
+TIMEOUT_S: Final = 10.0
+"""Maximum duration of a search in seconds."""
+MAX_REQUESTS: Final = 100
+"""Number of requests in a response, the latest."""
+
+
+class HistorySearches:
+    """The searches of all clients of the admin port."""
+
+    def __init__(self) -> None:
+        self._running = 0
+
+    async def find(self, directory: Path, resource: str) -> models.History:
+        """Find the latest requests for a resource in a directory. Raises ApiError 503 if too many searches run."""
+        if self._running >= MAX_SEARCHES:
+            raise ApiError(503, Code.UNAVAILABLE, "too many searches of the history at the same time; try again")
+        self._running += 1
+        try:
+            return _response(resource, await _search(directory, Query(resource=resource, limit=MAX_REQUESTS)))
+        finally:
+            self._running -= 1
+
+
+async def _search(directory: Path, query: Query) -> Result:
+    """Search in another process, which ends with the caller."""
+    arguments = ("-m", "genie.history.search", str(directory), msgspec.json.encode(query).decode())
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            output, errors = await process.communicate()
+    except TimeoutError:
+        raise ApiError(503, Code.UNAVAILABLE, f"the search took longer than {TIMEOUT_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        last_line = errors.decode(errors="replace").rstrip().rpartition("\n")[2]
+        log.error("search of the history failed", directory=str(directory), error=last_line)
+        raise ApiError(500, "unreadable", "the history cannot be read; the log of the server has details")
+    return msgspec.json.decode(output, type=Result)
+
+
+def _response(resource: str, result: Result) -> models.History:
+    return models.History(
+        resource=resource,
+        requests=[_past_request(entry) for entry in result.requests],
+        more=result.more,
+        gaps=result.gaps,
+        begins_at=UNSET if result.begins_at is None else result.begins_at,
+    )
+
+
+def _past_request(entry: Entry) -> models.PastRequest:
+    return models.PastRequest(
+        id=entry.id,
+        resources=[f"exclusive:{name}" for name in entry.exclusive] + [f"shared:{name}" for name in entry.shared],
+        asked_at=UNSET if entry.asked_at is None else entry.asked_at,
+        granted_at=UNSET if entry.granted_at is None else entry.granted_at,
+        ended_at=UNSET if entry.ended_at is None else entry.ended_at,
+        reason=UNSET if entry.reason is None else str(entry.reason),
+        fence=entry.fence or UNSET,
+        transaction_name=UNSET if entry.transaction is None else entry.transaction,
+        principal=UNSET if entry.client is None else entry.client,
+        note=UNSET if entry.note is None else entry.note,
+        priority=entry.priority or UNSET,
+        waited_for=[waiter.id for waiter in entry.waited_for],
+    )
