@@ -22,7 +22,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from msgspec import Struct, json
 
@@ -48,6 +48,8 @@ ARCHIVED: Final = ".jsonl.gz"
 INDEX: Final = ".index"
 STATE: Final = ".state"
 """Suffix of the file with the requests that are carried into a raw file, until that file is archived."""
+DAMAGED: Final = ".damaged"
+"""Suffix of a raw file that could not be read. It is neither searched nor deleted."""
 LEVEL: Final = 3
 _GZIP: Final = 31
 """`wbits` of zlib for a gzip member."""
@@ -205,11 +207,17 @@ class _ArchiveWriter:
         self.blocks.append(Block(offset, len(member), first, last))
         self.events += len(times)
 
-    def close(self) -> bytes:
-        """Close the file durably, and return the index."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close the file durably."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+
+    def index(self) -> bytes:
+        """Return the index of the file."""
         pairs = sorted(self._pairs)
         first = min((block.first_at for block in self.blocks), default=0.0)
         last = max((block.last_at for block in self.blocks), default=0.0)
@@ -246,7 +254,10 @@ class Segment:
         """The header of the index of an archived file."""
         if self._header is None:
             self._index = self.path.with_name(self.stem + INDEX).read_bytes()
-            self._header = json.decode(self._index[: self._index.index(b"\n")], type=IndexHeader)
+            try:
+                self._header = json.decode(self._index.partition(b"\n")[0], type=IndexHeader)
+            except ValueError as error:
+                raise UnreadableHistory(f"{self.path.with_name(self.stem + INDEX)}: {error}") from None
         return self._header
 
     def blocks_with(self, keys: Iterable[int]) -> set[int]:
@@ -271,7 +282,11 @@ class Segment:
             for number in numbers:
                 block = blocks[number]
                 file.seek(block.offset)
-                yield self._decode(zlib.decompress(file.read(block.size), _GZIP))
+                try:
+                    text = zlib.decompress(file.read(block.size), _GZIP)
+                except zlib.error as error:
+                    raise UnreadableHistory(f"{self.path}: {error}") from None
+                yield self._decode(text)
 
     def read(self) -> Iterator[list[Line]]:
         """Yield all lines of the file, several at a time. A raw file begins with the requests that are carried into it."""
@@ -362,7 +377,12 @@ def archive_complete(directory: Path) -> None:
                 following = [
                     other for other in segments if (other.term, other.number) == (segment.term, segment.number + 1)
                 ]
-                archive(segment, following[0] if following else None)
+                try:
+                    archive(segment, following[0] if following else None)
+                except UnreadableHistory as error:
+                    damaged = segment.path.with_name(f"{segment.path.name}{DAMAGED}")
+                    segment.path.rename(damaged)  # so that the files after it are archived
+                    sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
 
 
 def _is_written(path: Path) -> bool:
@@ -383,11 +403,12 @@ def archive(segment: Segment, following: Segment | None) -> None:
     directory, stem = segment.path.parent, segment.stem
     archived, index = directory / f"{stem}{ARCHIVED}", directory / f"{stem}{INDEX}"
     writer, live = _ArchiveWriter(archived.with_name(f"{archived.name}.part")), LiveRequests()
-    for lines in segment.read():
-        for line in lines:
-            live.apply(line)
-        writer.add(lines, records.encode_lines(lines))
-    _write_durably(index, writer.close())
+    with writer:
+        for lines in segment.read():
+            for line in lines:
+                live.apply(line)
+            writer.add(lines, records.encode_lines(lines))
+    _write_durably(index, writer.index())
     if following is not None and not following.is_archived:
         carried = records.encode_lines(live.carried())
         _write_durably(following.path.with_name(following.stem + STATE), carried)

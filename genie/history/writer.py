@@ -126,7 +126,8 @@ class HistoryWriter:
             )
         finally:
             if file is not None:
-                file.close()
+                with contextlib.suppress(OSError):  # the error that is logged above, again
+                    file.close()
             self._closed.set()
         if self._archiver is not None:
             self._archiver.wait()
@@ -137,11 +138,14 @@ class HistoryWriter:
         self._number += 1
         now = time.time()
         name = f"{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%S.%fZ}-{self._term}-{self._number:06}{RAW}"
-        file = os.fdopen(os.open(self.directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "ab")
+        # The file gets its name after it is locked: an archiver must not take it for a complete one in between.
+        part = self.directory / f"{name}.part"
+        file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "ab")
         fcntl.flock(file, fcntl.LOCK_EX)
         opened = records.Opened(now * 1000, records.FORMAT, self._namespace, self._server, self._term, self._number)
         file.write(records.encode_lines([opened]))
         file.flush()
+        part.rename(self.directory / name)
         return file
 
     def _archive(self) -> None:

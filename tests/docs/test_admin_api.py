@@ -58,8 +58,8 @@ def test_the_paths_of_the_api_and_their_limits() -> None:
             assert number(row["At most"]) == limit.maximum
 
 
-async def test_every_documented_path_exists() -> None:
-    server = Server(Settings.from_options(admin_port=0))
+async def test_every_documented_path_exists(tmp_path: Path) -> None:
+    server = Server(Settings.from_options(admin_port=0, history_dir=str(tmp_path)))
     admin = AdminServer(server)
     await admin.start()
     try:

@@ -94,7 +94,9 @@ async def test_the_admin_port_has_the_history_of_a_resource(tmp_path: Path) -> N
         assert response.requests[0].resources == ["exclusive:accounts/1", "shared:b"]
         assert response.requests[1].waited_for == [held]
         assert (await fetch(port, "/api/history/unknown")).as_(History).requests == []
-        (tmp_path / "genie" / "20000101T000000.000000Z-00000000-000001.jsonl").write_text("{nonsense\n")
+        damaged = tmp_path / "genie" / "20000101T000000.000000Z-00000000-000001.jsonl.gz"
+        damaged.write_text("nonsense")
+        damaged.with_name(damaged.name.replace(".jsonl.gz", ".index")).write_text("nonsense")
         assert (await fetch(port, "/api/history/accounts%2F1")).problem[:2] == (500, "unreadable")
     with running_server(admin_port=free_port()) as server:
         assert (await fetch(int(str(server.settings["admin_port"])), "/api/history/a")).problem[:2] == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import gzip
 from pathlib import Path
@@ -197,6 +198,44 @@ async def test_a_slow_disk_costs_events_and_never_time(tmp_path, monkeypatch) ->
     recording.stop()
     result = search(tmp_path, Query())
     assert ([entry.id for entry in result.requests], result.gaps) == ([kept.id], 1)
+
+
+async def test_an_error_of_the_disk_ends_the_recording_and_nothing_else(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
+    recording = Recording(tmp_path)
+    first = recording.request(0, "a")
+    while not list_segments(tmp_path):  # noqa: ASYNC110 - the event is in a thread
+        await asyncio.sleep(0.01)
+
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recording.writer, "_open", fail)
+    recording.recorder.flush()
+    recording.writer.join(10)
+    assert "No space left" in recording.writer.error
+    recording.request(1, "b")
+    recording.recorder.stop()
+    assert recording.writer.dropped == 1
+    assert [entry.id for entry in found(tmp_path)] == [first.id]
+
+
+async def test_a_damaged_file_does_not_keep_others_from_being_archived(tmp_path, capsys) -> None:
+    recording = Recording(tmp_path)
+    request = recording.request(0, "a")
+    recording.stop()
+    damaged = tmp_path / "20000101T000000.000000Z-00000000-000001.jsonl"
+    damaged.write_text("{nonsense\n")
+    with pytest.raises(UnreadableHistory, match=r"000001\.jsonl: damaged"):
+        found(tmp_path)
+    archive_complete(tmp_path)
+    assert [entry.id for entry in found(tmp_path)] == [request.id]
+    assert damaged.with_name(f"{damaged.name}.damaged").read_text() == "{nonsense\n"
+    assert "it is kept as" in capsys.readouterr().err
+    (segment,) = list_segments(tmp_path)
+    segment.path.write_bytes(segment.path.read_bytes()[:-4] + b"zzzz")
+    with pytest.raises(UnreadableHistory, match=r"jsonl\.gz"):
+        found(tmp_path)
 
 
 def test_another_format_is_rejected() -> None:
