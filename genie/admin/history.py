@@ -71,7 +71,7 @@ def _response(resource: str, result: Result) -> models.History:
         requests=[_past_request(entry) for entry in result.requests],
         more=result.more,
         gaps=result.gaps,
-        begins_at=UNSET if result.begins_at is None else result.begins_at,
+        begins_at=result.begins_at,
     )
 
 

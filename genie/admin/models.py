@@ -365,8 +365,8 @@ class History(ApiModel, kw_only=True):
     """Whether earlier requests were recorded, too."""
     gaps: int
     """In how many places events are missing, because the disk was too slow."""
-    begins_at: float | UnsetType = UNSET
-    """The time of the earliest event in the history, Unix ms."""
+    begins_at: float | None
+    """The time of the earliest event in the history, Unix ms; null if nothing is recorded."""
 
 
 class Release(ApiModel):

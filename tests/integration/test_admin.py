@@ -518,7 +518,15 @@ async def test_the_schema_describes_the_responses(shared: Genie) -> None:
     schema = msgspec.json.decode((await fetch(port_of(shared), "/api/schema")).body)
     operations = {path: next(iter(methods.items())) for path, methods in schema["paths"].items()}
     assert {path for path, (method, _) in operations.items() if method == "get"} == {
-        *("/api/state", "/api/waits", "/api/hot", "/api/deadlocks", "/api/order", "/api/resources/{name}")
+        *(
+            "/api/state",
+            "/api/waits",
+            "/api/hot",
+            "/api/deadlocks",
+            "/api/order",
+            "/api/resources/{name}",
+            "/api/history/{name}",
+        )
     }
     limit, namespace = operations["/api/waits"][1]["parameters"]
     assert (namespace["name"], namespace["in"], "required" in namespace) == ("namespace", "query", False)
