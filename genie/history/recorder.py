@@ -21,10 +21,12 @@ from genie.history import records
 from genie.history.records import TIMEOUT_MS
 from genie.history.writer import HistoryWriter, Retention, namespace_directory, redaction_key
 
-FLUSH_EVENTS: Final = 256
-"""Number of recorded steps that are encoded together. With 1,000 the steps leave the caches of the processor before."""
+ENCODED_STEPS: Final = 32
+"""Number of recorded steps that are encoded together: so few that their requests are still in the processor's cache."""
+WRITTEN_BYTES: Final = 256 << 10
+"""Bytes of encoded lines that are given to the writer together."""
 FLUSH_INTERVAL_S: Final = 0.25
-"""Seconds after which fewer steps are encoded as well. A killed server loses the events of this time."""
+"""Seconds after which fewer are encoded and written as well. A killed server loses the events of this time."""
 MAX_WAITS_FOR: Final = 4
 """Number of requests that the line of a waiting request names at most."""
 
@@ -60,6 +62,9 @@ class Recorder:
         """Steps that are not encoded yet, in order."""
         self._stored = 0
         """How many of `steps` are stored. Only these are encoded: the others may be lost with the leadership."""
+        self._encoded: list[bytes] = []
+        """Encoded lines that the writer does not have yet."""
+        self._encoded_bytes = 0
         self._writer = writer
         self._offset_ms = manager.unix_offset_ms
         self._redacted = tuple(redacted)
@@ -71,9 +76,11 @@ class Recorder:
     def on_stored(self) -> None:
         """Note that all steps so far are stored."""
         self._stored = len(self.steps)
-        if self._stored >= FLUSH_EVENTS:
-            self.flush()
-        elif self._stored and self._timer is None:
+        if self._stored >= ENCODED_STEPS:
+            self._encode()
+            if self._encoded_bytes >= WRITTEN_BYTES:
+                self._write()
+        if self._timer is None and (self._stored or self._encoded):
             self._timer = self._loop.call_later(FLUSH_INTERVAL_S, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -81,12 +88,26 @@ class Recorder:
         self.flush()
 
     def flush(self) -> None:
-        """Encode the stored steps, and give them to the writer."""
+        """Encode all stored steps, and give them to the writer."""
+        if self._stored:
+            self._encode()
+        if self._encoded:
+            self._write()
+
+    def _encode(self) -> None:
+        """Encode the stored steps."""
         steps = self.steps[: self._stored]
         del self.steps[: self._stored]
         self._stored = 0
-        if steps:
-            self._writer.write(records.encode_lines(self._lines(steps)))
+        lines = records.encode_lines(self._lines(steps))
+        self._encoded.append(lines)
+        self._encoded_bytes += len(lines)
+
+    def _write(self) -> None:
+        """Give the encoded lines to the writer."""
+        self._writer.write(b"".join(self._encoded))
+        self._encoded.clear()
+        self._encoded_bytes = 0
 
     def stop(self) -> None:
         """Write what is stored and drop the other steps. The thread of the writer closes the file."""

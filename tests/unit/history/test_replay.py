@@ -71,7 +71,7 @@ async def test_random_steps_are_repeated_exactly(tmp_path: Path, seed: int) -> N
 @pytest.mark.parametrize("seed", range(5))
 async def test_a_replay_begins_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 10_000)
-    monkeypatch.setattr("genie.history.recorder.FLUSH_EVENTS", 20)
+    monkeypatch.setattr("genie.history.recorder.WRITTEN_BYTES", 2_000)
     recording = Recording(tmp_path)
     run_randomly(recording, seed, 600)
     recording.stop()
