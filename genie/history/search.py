@@ -125,8 +125,10 @@ class _Search:
             lines = list(chain.from_iterable(self._lines_of(segment)))
             read.append(lines)
             found = self._matches(chain.from_iterable(reversed(read)))
+            # The file in which the window begins has all requests of the window. Only the index makes it cheap to look in
+            # earlier files for the arrival of those that are carried into it.
             begins_before = segment.is_archived and segment.header.first_at <= self._since
-            if begins_before and not any(entry.asked_at is None for entry in found.values()):
+            if begins_before and not (self._keys and any(entry.asked_at is None for entry in found.values())):
                 break
             if len(found) > self._limit:
                 more = True
@@ -140,7 +142,9 @@ class _Search:
     def _begins_at(self) -> float | None:
         for segment in self._segments:
             if segment.is_archived:
-                return segment.header.first_at
+                if segment.header.events:
+                    return segment.header.first_at
+                continue
             for lines in segment.read():
                 return lines[0].at
         return None
@@ -154,10 +158,8 @@ class _Search:
         numbers: Iterable[int] = range(len(blocks))
         if self._keys:
             numbers = sorted(set.intersection(*(segment.blocks_with([key]) for key in self._keys)))
-        else:  # the requests that are carried into the file are in its first blocks
-            carried = next((n for n, block in enumerate(blocks) if block.last_at >= self._since), len(blocks))
-            numbers = [n for n in numbers if n >= carried or n == 0]
-            numbers = [n for n in numbers if blocks[n].first_at <= self._until or n == 0]
+        else:  # also blocks before the window: their requests may be held in it
+            numbers = [n for n, block in enumerate(blocks) if block.first_at is None or block.first_at <= self._until]
         yield from segment.read_blocks(numbers)
 
     def _matches(self, lines: Iterable[Line]) -> dict[int, Entry]:

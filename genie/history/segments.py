@@ -138,12 +138,15 @@ def carry(
 
 
 class Block(Struct, array_like=True, gc=False):
-    """A gzip member: its place in the file, and the times of its first and last event (Unix ms)."""
+    """A gzip member: its place in the file, and the times of its first and last event (Unix ms).
+
+    The times are None in a block without events, such as one with requests that are carried into the file.
+    """
 
     offset: int
     size: int
-    first_at: float
-    last_at: float
+    first_at: float | None
+    last_at: float | None
 
 
 class IndexHeader(Struct):
@@ -202,7 +205,7 @@ class _ArchiveWriter:
         compressor = zlib.compressobj(LEVEL, zlib.DEFLATED, _GZIP)
         member = compressor.compress(text) + compressor.flush()
         offset = self._file.tell()
-        first, last = (min(times), max(times)) if times else (lines[0].at, lines[0].at)
+        first, last = (min(times), max(times)) if times else (None, None)
         self._file.write(member)
         self.blocks.append(Block(offset, len(member), first, last))
         self.events += len(times)
@@ -219,8 +222,8 @@ class _ArchiveWriter:
     def index(self) -> bytes:
         """Return the index of the file."""
         pairs = sorted(self._pairs)
-        first = min((block.first_at for block in self.blocks), default=0.0)
-        last = max((block.last_at for block in self.blocks), default=0.0)
+        first = min((block.first_at for block in self.blocks if block.first_at is not None), default=0.0)
+        last = max((block.last_at for block in self.blocks if block.last_at is not None), default=0.0)
         header = IndexHeader(self.blocks, len(pairs), self.events, first, last)
         keys, numbers = array("Q", [key for key, _ in pairs]), array("H", [number for _, number in pairs])
         return json.encode(header) + b"\n" + keys.tobytes() + numbers.tobytes()
@@ -347,14 +350,8 @@ def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iter
 
 def _first_at(segment: Segment) -> float:
     """Return the time of the `opened` line of a file."""
-    blocks = segment.read_blocks([0]) if segment.is_archived else map(decode, _blocks_of_lines(segment.path))
-    while True:
-        lines = next(blocks, [])
-        opened = next((line.at for line in lines if isinstance(line, Opened)), None)
-        if opened is not None:
-            return opened
-        if not lines:
-            return segment.header.first_at if segment.is_archived else 0.0
+    opened = (line.at for lines in segment.read() for line in lines if isinstance(line, Opened))
+    return next(opened, 0.0)
 
 
 # -- Archiving -------------------------------------------------------------------------------------------

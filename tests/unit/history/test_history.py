@@ -72,6 +72,29 @@ async def test_a_window_has_the_requests_that_waited_or_held_in_it(tmp_path, fin
     assert search(tmp_path, Query(limit=1)).more
 
 
+async def test_a_window_has_the_requests_of_earlier_blocks_and_files_that_are_held_in_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("genie.history.segments.BLOCK_BYTES", 200)
+    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 2_000)
+    recording = Recording(tmp_path)
+    long = recording.request(0, "long")
+    held = [long]
+    for now in range(1, 60):
+        held.append(recording.request(now, f"short/{now}"))
+        if now > 5:
+            recording.release(now + 0.5, held[now - 5])
+        recording.recorder.flush()
+    recording.release(70, long)
+    recording.stop()
+    archive_complete(tmp_path)
+    segments = list_segments(tmp_path)
+    assert len(segments) > 3
+    assert all(len(segment.header.blocks) > 3 for segment in segments[:-1])
+    for now in range(10, 60):
+        window = found(tmp_path, since=T0 + now + 0.2, until=T0 + now + 0.3)
+        assert [entry.id for entry in window] == [long.id, *(held[each].id for each in range(now - 5, now + 1))]
+    assert [entry.asked_at for entry in found(tmp_path, since=T0 + 65, resource="long")] == [T0]
+
+
 async def test_every_end_has_its_reason(tmp_path, finish) -> None:
     recording = Recording(tmp_path)
     one = recording.request(0, "a", transaction="t1", transaction_timeout_ms=100)
