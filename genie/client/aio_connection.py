@@ -113,7 +113,7 @@ class AsyncConnection:
         all of them, because a timer for each release would cost more than its encoding."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        """When `_timer` fires, in seconds of the monotonic clock."""
+        """When `_timer` fires, in seconds of the monotonic clock; inf: there is no timer."""
 
     @property
     def address(self) -> Address | None:
@@ -199,17 +199,17 @@ class AsyncConnection:
         self._flush_scheduled = True
 
     def flush(self) -> None:
-        """Write the session's buffered commands to the transport, and update the timer."""
+        """Write the session's buffered commands to the transport, and set the timer if it would fire too late."""
         self._flush_scheduled = False
-        self._write_output()
-        self._set_timer()
+        if self.session.unsent_lines:
+            self._write_output()
+        if self.session.next_timer < self._timer_at:
+            self._set_timer()
 
     def _write_output(self) -> None:
         """Write the session's buffered commands to the transport."""
         if self._handler is not None and self._handler.transport is not None:
-            data = self.session.data_to_send()
-            if data:
-                self._handler.transport.write(data)
+            self._handler.transport.write(self.session.data_to_send())
 
     # -- connecting, and the timer ------------------------------------------------------------------------
 
@@ -289,24 +289,21 @@ class AsyncConnection:
             request.on_lost()
 
     def _set_timer(self) -> None:
-        """Schedule `_on_timer` for the session's next timer, unless it is scheduled for that time or earlier."""
+        """Schedule `_on_timer` for the next timer of the session or of a release, unless it is scheduled for then or earlier."""
         if self._closed:
             return
-        next_timer = self.session.next_timer
-        if self._release_deadlines:
-            next_timer = min(next_timer, next(iter(self._release_deadlines.values())))
+        next_timer = min(self.session.next_timer, next(iter(self._release_deadlines.values()), math.inf))
+        if next_timer >= self._timer_at:  # `_on_timer` will call this method again
+            return
         if self._timer is not None:
-            if self._timer_at <= next_timer:  # `_on_timer` will call this method again
-                return
             self._timer.cancel()
         # Stored because `self._timer.when()` is wrong in uvloop for a time in the past.
         self._timer_at = next_timer
-        delay = next_timer - time.monotonic()
-        self._timer = None if next_timer == math.inf else self._loop.call_later(delay, self._on_timer)
+        self._timer = self._loop.call_later(next_timer - time.monotonic(), self._on_timer)
 
     def _on_timer(self) -> None:
         """Run the session's timers, close the connection if the session demands it, and send the resulting commands."""
-        self._timer = None
+        self._timer, self._timer_at = None, math.inf
         now = time.monotonic()
         for release, deadline in list(self._release_deadlines.items()):
             if deadline > now:
@@ -316,6 +313,7 @@ class AsyncConnection:
         if self.session.close_reason and self._handler is not None:
             self._abandon_transport(self._handler, self.session.close_reason)
         self.flush()
+        self._set_timer()  # also for the releases
 
     # -- calls ----------------------------------------------------------------------------------------
 
@@ -414,7 +412,9 @@ class AsyncConnection:
         retries the release in the background.
         """
         future = release.future = self._loop.create_future()
-        self._release_deadlines[release] = time.monotonic() + self.connect_timeout
+        deadline = self._release_deadlines[release] = time.monotonic() + self.connect_timeout
+        if deadline < self._timer_at:
+            self._set_timer()
         self._flush_alone_or_soon()
         self._waiting_tasks += 1
         try:
@@ -534,6 +534,7 @@ class AsyncConnection:
             self._reconnect_task.cancel()
         if self._timer is not None:
             self._timer.cancel()
+            self._timer, self._timer_at = None, math.inf
         self.flush()
         handler, self._handler = self._handler, None
         if handler is not None and handler.transport is not None:
