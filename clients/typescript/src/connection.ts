@@ -4,7 +4,7 @@ import { connect as connectTls } from 'node:tls';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { debuglog } from 'node:util';
 import { formatAddress, parseAddress, type Address } from './config.js';
-import { UnavailableError, type RejectedError } from './errors.js';
+import { RejectedError, UnavailableError } from './errors.js';
 import type { Session } from './session.js';
 import { MessageReader } from './wire.js';
 
@@ -17,6 +17,8 @@ const KEEPALIVE_IDLE_TIME = 5_000;
 const STABLE_TIME = 2_000;
 /** Nothing is written while more bytes than these wait for the server to read. */
 const MAX_UNSENT_BYTES = 1 << 20;
+/** Errors in reply to `hello` that another attempt with the same server would not change. */
+const FINAL_ERRORS = ['unauthorized', 'unknown-namespace', 'unsupported-protocol'];
 
 /** Delays in ms that double from 50 to 2,000, each multiplied by a random number from 0.5 to 1. @internal */
 export class Backoff {
@@ -55,8 +57,6 @@ export class Connection {
   #failure = new Error('no answer');
   /** The leader that the last server has named. */
   #leader: Address | undefined;
-  /** The final error of the last attempt. */
-  #rejection: RejectedError | undefined;
   #output = '';
   #isFlushScheduled = false;
 
@@ -77,9 +77,8 @@ export class Connection {
     clearTimeout(this.#attemptTimer);
   }
 
-  /** Ends the connection or attempt. The next one goes to `leader`, if it is given. `rejection`: the server's final error. */
-  drop(reason: Error, leader?: string, rejection?: RejectedError): void {
-    this.#rejection = rejection;
+  /** Ends the connection or attempt. The next one goes to `leader`, if it is given. */
+  drop(reason: Error, leader?: string): void {
     try {
       // The leader is reached with the TLS options of the server that has named it.
       if (leader) this.#leader = parseAddress(leader, undefined, this.#address?.tls);
@@ -127,31 +126,29 @@ export class Connection {
   async #run(): Promise<void> {
     const { signal } = this.#closing;
     this.#isRunning = true;
-    let rejection: RejectedError | undefined;
-    while (!rejection && !signal.aborted) {
+    let isRejected = false;
+    while (!isRejected && !signal.aborted) {
       if (!this.#isFirstRound) await sleep(this.backoff.next(), undefined, { signal }).catch(() => {});
       this.#isFirstRound = false;
-      rejection = await this.#round();
+      isRejected = await this.#round();
     }
     this.#isRunning = false;
-    if (rejection) this.#session.onRejected(rejection);
+    if (isRejected) this.#session.onRejected(this.#failure);
   }
 
-  /** Tries each address once, until a connection was established and has ended. Returns the error if all are final. */
-  async #round(): Promise<RejectedError | undefined> {
-    const remaining = [...this.#addresses];
+  /** Tries each address once, until a connection was established and has ended. Returns whether all servers reject this client. */
+  async #round(): Promise<boolean> {
     const tried = new Set<string>();
-    const rejections: (RejectedError | undefined)[] = [];
-    for (;;) {
-      const address = this.#leader ?? remaining.shift();
+    let isRejected = true;
+    while (!this.#closing.signal.aborted) {
+      const address = [this.#leader, ...this.#addresses].find((next) => next && !tried.has(formatAddress(next)));
       this.#leader = undefined;
-      if (this.#closing.signal.aborted) return undefined;
-      if (!address) return rejections.includes(undefined) ? undefined : rejections.at(-1);
-      if (tried.has(formatAddress(address))) continue;
+      if (!address) return isRejected;
       tried.add(formatAddress(address));
-      if (await this.#converse(address)) return undefined;
-      rejections.push(this.#rejection);
+      if (await this.#converse(address)) return false;
+      isRejected &&= this.#failure instanceof RejectedError && FINAL_ERRORS.includes(this.#failure.code);
     }
+    return false;
   }
 
   /** Connects to a server. Resolves when the connection has ended, with whether it was established. */
@@ -160,7 +157,6 @@ export class Connection {
     const socket = tls ? connectTls({ ...tls, host, port }) : connectTcp({ host, port });
     this.#socket = socket;
     this.#address = address;
-    this.#rejection = undefined;
     this.#attemptTimer = setTimeout(() => this.drop(new Error('no answer to hello')), this.#attemptTimeout);
     socket.setNoDelay(true);
     socket.setKeepAlive(true, KEEPALIVE_IDLE_TIME);

@@ -7,7 +7,7 @@ import { randomBytes } from 'node:crypto';
 import { Command, Request, type RequestOptions } from './calls.js';
 import { parseAddresses, resolveToken, type ConnectOptions } from './config.js';
 import { Backoff, Connection, log } from './connection.js';
-import { ClosedError, fromReply, lost, notGranted, RejectedError } from './errors.js';
+import { ClosedError, fromReply, lost, notGranted } from './errors.js';
 import { Lock } from './lock.js';
 import type { Watch } from './watch.js';
 import { encode, MAX_TIMEOUT } from './wire.js';
@@ -18,8 +18,6 @@ type Call = Request | Command;
 const PROTOCOL = 1;
 const CLIENT = 'genie-typescript/0.1.0';
 const RESUME_REF = 'resume';
-/** Errors in reply to `hello` that another attempt with the same server would not change. */
-const FINAL_ERRORS = ['unauthorized', 'unknown-namespace', 'unsupported-protocol'];
 const DEFAULT_PING_INTERVAL = 2_000;
 const MIN_PING_INTERVAL = 100;
 /** A server hangs if it is silent for these steps after a `ping`. A suspended client first reads, before the next step. */
@@ -390,7 +388,7 @@ export class Session {
   }
 
   /** All servers have rejected this client for good. The next call tries again. */
-  onRejected(error: RejectedError): void {
+  onRejected(error: Error): void {
     for (const watch of [...this.#watches]) watch.end(error);
     for (const call of [...this.#calls.values()]) this.#fail(call, error);
   }
@@ -418,9 +416,7 @@ export class Session {
 
   #onHandshake({ command, payload }: Message): void {
     if (command === 'error') {
-      const error = fromReply(payload);
-      const isFinal = error instanceof RejectedError && FINAL_ERRORS.includes(error.code);
-      this.#connection.drop(error, payload.leader, isFinal ? error : undefined);
+      this.#connection.drop(fromReply(payload), payload.leader);
     } else if (command === 'welcome') {
       this.#onWelcome(payload);
     } else if (command === 'pong') {
