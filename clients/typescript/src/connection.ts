@@ -37,8 +37,6 @@ export class Backoff {
 
 /** @internal */
 export class Connection {
-  /** When the last bytes arrived, by `performance.now()`. */
-  lastReceivedAt = 0;
   /** The delays before reconnects. */
   readonly backoff = new Backoff();
   readonly #session: Session;
@@ -57,7 +55,6 @@ export class Connection {
   #failure = new Error('no answer');
   /** The leader that the last server has named. */
   #leader: Address | undefined;
-  #output = '';
   #isFlushScheduled = false;
 
   constructor(addresses: readonly Address[], connectTimeout: number, session: Session) {
@@ -93,27 +90,22 @@ export class Connection {
     this.drop(new Error('the client was closed'));
   }
 
-  /** Writes a line together with all others of this tick, after the handshake. */
-  write(line: string): void {
-    this.#output += line;
+  /** Writes what the session has to send, together with what it adds in this tick. */
+  flush(): void {
     if (this.#isFlushScheduled) return;
     this.#isFlushScheduled = true;
     // A tick that a microtask schedules comes after all microtasks: after all callers that were woken by one read.
-    queueMicrotask(() => process.nextTick(() => this.#flush()));
+    queueMicrotask(() => process.nextTick(() => this.#write()));
   }
 
-  #flush(): void {
+  /** Writes until too many bytes wait for the server to read. Then a `drain` event follows. */
+  #write(): void {
     this.#isFlushScheduled = false;
-    const output = this.#output;
-    this.#output = '';
-    if (!output) return;
-    this.#socket?.write(output);
-    this.#session.onDrain(); // there is no `drain` event if the kernel has taken everything at once
-  }
-
-  /** Whether too many bytes wait for the server to read. `Session.onDrain` follows. */
-  get congested(): boolean {
-    return this.#output.length + (this.#socket?.writableLength ?? 0) > MAX_UNSENT_BYTES;
+    while (this.#socket && this.#socket.writableLength <= MAX_UNSENT_BYTES) {
+      const output = this.#session.takeOutput(MAX_UNSENT_BYTES);
+      if (!output) return;
+      this.#socket.write(output);
+    }
   }
 
   unavailableError(): UnavailableError {
@@ -136,7 +128,7 @@ export class Connection {
     if (isRejected) this.#session.onRejected(this.#failure);
   }
 
-  /** Tries each address once, until a connection was established and has ended. Returns whether all servers reject this client. */
+  /** Tries each address once, until a connection was established and has ended. Returns whether all errors are final. */
   async #round(): Promise<boolean> {
     const tried = new Set<string>();
     let isRejected = true;
@@ -163,16 +155,18 @@ export class Connection {
     socket.once(tls ? 'secureConnect' : 'connect', () => socket.write(this.#session.onOpen()));
     const reader = new MessageReader();
     socket.on('data', (chunk: Buffer) => this.#onData(socket, reader, chunk));
-    socket.on('drain', () => this.#session.onDrain());
+    socket.on('drain', () => this.#write());
     socket.on('end', () => socket.destroy()); // everything was read
     let failure = new Error('the server closed the connection');
-    // The error of several attempts, to IPv6 and IPv4, has no message.
-    socket.on('error', (error: NodeJS.ErrnoException) => (failure = error.message ? error : new Error(error.code, { cause: error })));
+    socket.on('error', (error: NodeJS.ErrnoException) => {
+      // The error of several attempts, to IPv6 and IPv4, has no message.
+      failure = error.message ? error : new Error(error.code, { cause: error });
+    });
     return new Promise((resolve) => socket.on('close', () => resolve(this.#onClose(address, failure))));
   }
 
   #onData(socket: Socket, reader: MessageReader, chunk: Buffer): void {
-    this.lastReceivedAt = performance.now();
+    this.#session.silentSteps = 0;
     try {
       reader.read(chunk, (message) => {
         this.#session.onMessage(message);
@@ -188,7 +182,6 @@ export class Connection {
     log('disconnected from %s: %s', formatAddress(address), failure.message);
     clearTimeout(this.#attemptTimer);
     this.#socket = undefined;
-    this.#output = '';
     this.#failure = failure;
     if (wasUp) {
       if (performance.now() - this.#upSince > STABLE_TIME) this.backoff.reset();
