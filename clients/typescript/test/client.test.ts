@@ -74,6 +74,7 @@ test('wrong arguments reject without being sent', async () => {
   await assert.rejects(client.acquire('exclusiv:a'), TypeError);
   await assert.rejects(client.acquire('exclusive:\ud800'), TypeError);
   await assert.rejects(client.acquire('x'.repeat(1 << 20)), RangeError);
+  await assert.rejects(connect({ host: fake.server.host, token: '\ud800' }), TypeError);
   const literal = client.acquire('exclusive:\\ud800'); // a backslash and letters
   assert.equal((await connection.grant(1)).resources[0], 'exclusive:\\ud800');
   await literal;
