@@ -248,6 +248,14 @@ test('a release by id repeats the waiting requests only if a waiting request was
   assert.deepEqual(await connection.expect('request'), request);
   connection.send('released', { id: 1, reason: 'success', ref: request.ref });
   await waiting;
+  const acquired = client.acquire('b');
+  const { ref } = await connection.grant(2);
+  connection.send('locked', { id: 2, fence: 102, expiresIn: 0, ref }); // the answer to a repetition that crossed the grant
+  const lock = await acquired;
+  const pinged = client.ping();
+  connection.send('pong', await connection.expect('ping'));
+  await pinged;
+  assert.equal(lock.held, true);
 });
 
 test('a leader leads under a lock without a queue timeout, which is extended', async () => {
