@@ -1,16 +1,23 @@
 // The commands that wait for an answer, and the locks that result from requests. Times are ms of `performance.now()`.
 import type { LockLostError } from './errors.js';
 import type { Lock } from './lock.js';
+import type { Watch } from './watch.js';
 import { encode } from './wire.js';
+
+/**
+ * `waiting`: without an answer. The other states are those of a request. `held`: granted. `releasing`: its release by id has
+ * no answer yet. `cancelling`: its caller no longer waits, and its release by `ref` has no answer yet. `detached`: granted,
+ * and no longer managed by this client. @internal
+ */
+export type CallState = 'waiting' | 'held' | 'releasing' | 'cancelling' | 'detached' | 'ended';
 
 /** A command that expects an answer, which settles its promise. @internal */
 export abstract class Call<T> {
-  /** When the command was last sent; 0: never. */
+  state: CallState = 'waiting';
+  /** When the command was sent first; 0: never. */
+  firstSentAt = 0;
+  /** When the command was sent last. */
   sentAt = 0;
-  /** The number of the connection on which the command was first sent; 0: never sent. */
-  firstConnection = 0;
-  /** Whether the server has answered `unavailable`, so that the command must be sent again. */
-  isRefused = false;
   /** When the caller gives up. */
   deadline = Infinity;
   readonly promise: Promise<T>;
@@ -24,15 +31,20 @@ export abstract class Call<T> {
     });
   }
 
+  /** Whether the server has to answer. */
+  get isPending(): boolean {
+    return this.state === 'waiting' || this.state === 'cancelling';
+  }
+
   /** When the state of the call changes by itself. */
   get timerAt(): number {
     return this.deadline;
   }
 }
 
-/** A command about locks other than `request`. `request` is the request of this client that it is about. @internal */
+/** A command other than `request`. `request` and `watch` are what it is about, if they are of this client. @internal */
 export class Command extends Call<object> {
-  constructor(ref: string, readonly name: string, readonly payload: object, readonly request?: Request) {
+  constructor(ref: string, readonly name: string, payload: object, readonly request?: Request, readonly watch?: Watch) {
     super(ref, encode(name, payload, ref));
   }
 }
@@ -46,19 +58,12 @@ export interface RequestOptions {
   isBoundToSession: boolean;
 }
 
-/**
- * `waiting`: not granted yet. `releasing`: its release by id has no answer yet. `cancelling`: its caller no longer waits,
- * and its release by `ref` has no answer yet. `detached`: granted, and no longer managed by this client. @internal
- */
-export type RequestState = 'waiting' | 'held' | 'releasing' | 'cancelling' | 'detached' | 'ended';
-
 /** A request, and the lock that results from it. @internal */
 export class Request extends Call<Lock> {
-  state: RequestState = 'waiting';
   id = 0;
   fence = 0;
-  /** The number of the last connection on which the server has confirmed that the lock is held. */
-  confirmedOn = 0;
+  /** Whether the server has confirmed on this connection that the lock is held. */
+  isConfirmed = false;
   /** When the lock times out. */
   expiresAt = Infinity;
   /** While disconnected: when the server may end the session, and with it the lock. */
@@ -95,7 +100,6 @@ export class Request extends Call<Lock> {
 
   /** The lock is lost. Its signal is aborted after the current message, because listeners may call the client. */
   lose(error: LockLostError): void {
-    this.state = 'ended';
     this.error = error;
     queueMicrotask(() => this.#controller?.abort(error));
   }

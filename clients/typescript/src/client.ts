@@ -1,9 +1,11 @@
 import type { ConnectOptions } from './config.js';
-import { LockLostError, QueueTimeoutError } from './errors.js';
+import { QueueTimeoutError } from './errors.js';
 import { Lock } from './lock.js';
 import { checkTimeout, Session } from './session.js';
 import { Watch } from './watch.js';
 import { MAX_TIMEOUT, type Inspection } from './wire.js';
+
+type Resources = string | readonly string[];
 
 /** Options of all calls. */
 export interface CallOptions {
@@ -29,8 +31,11 @@ export interface AcquireOptions extends CallOptions {
   watchdog?: boolean | undefined;
 }
 
+/** Options of `tryAcquire`. */
+export type TryOptions = Omit<AcquireOptions, 'queueTimeout'>;
+
 /** Options of `acquireAny`. `target` is the sum of `weights` to reach. The default of each weight is 1. */
-export interface AnyOptions extends Omit<AcquireOptions, 'queueTimeout' | 'priority'> {
+export interface AnyOptions extends Omit<TryOptions, 'priority'> {
   target: number | bigint;
   weights?: readonly (number | bigint)[] | undefined;
 }
@@ -67,18 +72,16 @@ export class Client implements AsyncDisposable {
    * Rejects with `QueueTimeoutError`, `DeadlockError`, `RejectedError`, `ClosedError`, or with `UnavailableError` if no
    * server has responded for `queueTimeout` plus `connectTimeout`.
    */
-  acquire(resources: string | readonly string[], options: AcquireOptions = {}): Promise<Lock> {
+  acquire(resources: Resources, options: AcquireOptions = {}): Promise<Lock> {
     return this.#request(typeof resources === 'string' ? [resources] : resources, options);
   }
 
   /** Locks the resources if they are free; resolves with null if they are not. */
-  async tryAcquire(resources: string | readonly string[], options: Omit<AcquireOptions, 'queueTimeout'> = {}): Promise<Lock | null> {
-    try {
-      return await this.acquire(resources, { ...options, queueTimeout: 0 });
-    } catch (error) {
+  tryAcquire(resources: Resources, options: TryOptions = {}): Promise<Lock | null> {
+    return this.acquire(resources, { ...options, queueTimeout: 0 }).catch((error: unknown) => {
       if (error instanceof QueueTimeoutError) return null;
       throw error;
-    }
+    });
   }
 
   /**
@@ -88,30 +91,26 @@ export class Client implements AsyncDisposable {
   async acquireAny(resources: readonly string[], { target, weights, ...options }: AnyOptions): Promise<Lock> {
     const total = (weights ?? []).reduce<bigint>((sum, weight) => sum + BigInt(weight), BigInt(target));
     // JSON numbers beyond 2^53 are not exact, neither in the request nor in the sums of the answer.
-    const send = (value: number | bigint): string | number => (total > Number.MAX_SAFE_INTEGER ? String(value) : Number(value));
-    return this.#request(resources, options, { target: send(target), weights: weights?.map(send) });
+    const toWire = total > Number.MAX_SAFE_INTEGER ? String : Number;
+    return this.#request(resources, options, { target: toWire(target), weights: weights?.map((value) => toWire(value)) });
   }
 
   /**
    * Holds a lock while `work` runs, and releases it at the end. If the lock is lost, `lock.signal` is aborted; when `work`
    * has ended, this call rejects with the `LockLostError`, whose cause is the error of `work`.
    */
-  async using<T>(
-    resources: string | readonly string[],
-    options: AcquireOptions,
-    work: (lock: Lock) => Promise<T> | T,
-  ): Promise<T> {
+  async using<T>(resources: Resources, options: AcquireOptions, work: (lock: Lock) => Promise<T> | T): Promise<T> {
     const lock = await this.acquire(resources, options);
     let result: T;
     try {
       result = await work(lock);
     } catch (error) {
-      if (lock.error) throw withCause(lock.error, error);
+      if (lock.error && lock.error !== error) lock.error.cause ??= error;
       // The error of the work is reported at once, also without a connection. The release goes on in the background.
-      lock[Symbol.asyncDispose]().catch(() => {});
-      throw error;
+      lock.release().catch(() => {});
+      throw lock.error ?? error;
     }
-    await lock[Symbol.asyncDispose]();
+    await lock.release();
     if (lock.error) throw lock.error;
     return result;
   }
@@ -162,9 +161,8 @@ export class Client implements AsyncDisposable {
     return this.close();
   }
 
-  async #request(
-    names: readonly string[], { signal, watchdog = false, ...wire }: AcquireOptions, anyOf?: object,
-  ): Promise<Lock> {
+  async #request(names: readonly string[], options: AcquireOptions, anyOf?: object): Promise<Lock> {
+    const { signal, watchdog = false, ...wire } = options;
     const { transactionTimeout = 10_000, queueTimeout = 10_000, onDisconnect, priority = 0 } = wire;
     const wait = queueTimeout === Infinity ? MAX_TIMEOUT : queueTimeout;
     checkTimeout('queueTimeout', wait);
@@ -175,8 +173,8 @@ export class Client implements AsyncDisposable {
     const payload = { ...(anyOf ? { anyOf: resources } : { resources }), ...wire, ...anyOf };
     if (wait !== queueTimeout) payload.queueTimeout = wait;
     const isBoundToSession = onDisconnect === 'release';
-    const options = { resources, queueTimeout: wait, transactionTimeout, watchdog, isBoundToSession };
-    const lock = await this.#session.request(payload, options, signal);
+    const handling = { resources, queueTimeout: wait, transactionTimeout, watchdog, isBoundToSession };
+    const lock = await this.#session.request(payload, handling, signal);
     if (lock.error) throw lock.error; // lost at once, before the caller could continue
     return lock;
   }
@@ -199,9 +197,4 @@ function withMode(resource: string): string {
   if (resource.startsWith('exclusive:') || resource.startsWith('shared:')) return resource;
   if (!resource.includes(':')) return `exclusive:${resource}`;
   throw new TypeError(`'${resource}': a resource is shared:NAME, exclusive:NAME or a NAME without a colon`);
-}
-
-function withCause(error: LockLostError, cause: unknown): LockLostError {
-  if (cause !== error && error.cause === undefined) error.cause = cause;
-  return error;
 }

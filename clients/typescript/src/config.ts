@@ -2,7 +2,7 @@
 
 import { readFileSync } from 'node:fs';
 import { isIPv6 } from 'node:net';
-import { createSecureContext, type ConnectionOptions, type SecureContextOptions } from 'node:tls';
+import { createSecureContext, type ConnectionOptions } from 'node:tls';
 
 export interface ConnectOptions {
   /**
@@ -82,34 +82,28 @@ function parsePort(text: string, source: string): number {
 /** Adds the files of the environment to the options, and creates the TLS context, which checks them. */
 function tlsOptions(options: ConnectionOptions): ConnectionOptions {
   if (options.secureContext) return options;
-  const { GENIE_TLS_CA: ca, GENIE_TLS_CERT: cert, GENIE_TLS_KEY: key } = process.env;
+  const [ca, cert, key] = ['GENIE_TLS_CA', 'GENIE_TLS_CERT', 'GENIE_TLS_KEY'].map(readFile);
   if (key && !cert) throw new TypeError('GENIE_TLS_KEY is set without GENIE_TLS_CERT');
-  const context: SecureContextOptions = { minVersion: 'TLSv1.2' };
-  if (ca) context.ca = readFile(ca, 'GENIE_TLS_CA');
-  if (cert) {
-    context.cert = readFile(cert, 'GENIE_TLS_CERT');
-    context.key = key ? readFile(key, 'GENIE_TLS_KEY') : context.cert;
-  }
-  return { ...options, secureContext: createSecureContext({ ...context, ...options }) };
+  const context = { minVersion: 'TLSv1.2', ca, cert, key: key ?? cert, ...options } as const;
+  return { ...options, secureContext: createSecureContext(context) };
 }
 
 /** Returns the option, else GENIE_TOKEN, else the word in the file GENIE_TOKEN_FILE, else undefined. @internal */
 export function resolveToken(token?: string): string | undefined {
   if (token !== undefined) return token || undefined;
   if (process.env.GENIE_TOKEN) return process.env.GENIE_TOKEN;
-  const path = process.env.GENIE_TOKEN_FILE;
-  if (!path) return undefined;
-  const words = readFile(path, 'GENIE_TOKEN_FILE').split(/\s+/).filter(Boolean);
-  const [word] = words;
-  if (word === undefined || words.length > 1) {
-    throw new TypeError(`GENIE_TOKEN_FILE: ${path} must contain one word, the token, not ${words.length}`);
+  const words = readFile('GENIE_TOKEN_FILE')?.split(/\s+/).filter(Boolean);
+  if (words && words.length !== 1) {
+    throw new TypeError(`${process.env.GENIE_TOKEN_FILE} must contain one word, the token, not ${words.length}`);
   }
-  return word;
+  return words?.[0];
 }
 
-function readFile(path: string, variable: string): string {
+/** Returns the text of the file that an environment variable names, or undefined if the variable is not set. */
+function readFile(variable: string): string | undefined {
+  const path = process.env[variable];
   try {
-    return readFileSync(path, 'utf8');
+    return path ? readFileSync(path, 'utf8') : undefined;
   } catch (error) {
     throw new TypeError(`${variable}: ${path} can't be read: ${(error as Error).message}`, { cause: error });
   }

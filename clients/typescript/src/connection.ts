@@ -4,7 +4,7 @@ import { connect as connectTls } from 'node:tls';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { debuglog } from 'node:util';
 import { formatAddress, parseAddress, type Address } from './config.js';
-import { UnavailableError, type RejectedError } from './errors.js';
+import { RejectedError, UnavailableError } from './errors.js';
 import type { Session } from './session.js';
 import { MessageReader } from './wire.js';
 
@@ -17,6 +17,8 @@ const KEEPALIVE_IDLE_TIME = 5_000;
 const STABLE_TIME = 2_000;
 /** Nothing is written while more bytes than these wait for the server to read. */
 const MAX_UNSENT_BYTES = 1 << 20;
+/** Errors in reply to `hello` that another attempt with the same server would not change. */
+const FINAL_ERRORS = ['unauthorized', 'unknown-namespace', 'unsupported-protocol'];
 
 /** Delays in ms that double from 50 to 2,000, each multiplied by a random number from 0.5 to 1. @internal */
 export class Backoff {
@@ -35,8 +37,6 @@ export class Backoff {
 
 /** @internal */
 export class Connection {
-  /** When the last bytes arrived, by `performance.now()`. */
-  lastReceivedAt = 0;
   /** The delays before reconnects. */
   readonly backoff = new Backoff();
   readonly #session: Session;
@@ -55,9 +55,6 @@ export class Connection {
   #failure = new Error('no answer');
   /** The leader that the last server has named. */
   #leader: Address | undefined;
-  /** The final error of the last attempt. */
-  #rejection: RejectedError | undefined;
-  #output = '';
   #isFlushScheduled = false;
 
   constructor(addresses: readonly Address[], connectTimeout: number, session: Session) {
@@ -77,9 +74,8 @@ export class Connection {
     clearTimeout(this.#attemptTimer);
   }
 
-  /** Ends the connection or attempt. The next one goes to `leader`, if it is given. `rejection`: the server's final error. */
-  drop(reason: Error, leader?: string, rejection?: RejectedError): void {
-    this.#rejection = rejection;
+  /** Ends the connection or attempt. The next one goes to `leader`, if it is given. */
+  drop(reason: Error, leader?: string): void {
     try {
       // The leader is reached with the TLS options of the server that has named it.
       if (leader) this.#leader = parseAddress(leader, undefined, this.#address?.tls);
@@ -94,27 +90,22 @@ export class Connection {
     this.drop(new Error('the client was closed'));
   }
 
-  /** Writes a line together with all others of this tick, after the handshake. */
-  write(line: string): void {
-    this.#output += line;
+  /** Writes what the session has to send, together with what it adds in this tick. */
+  flush(): void {
     if (this.#isFlushScheduled) return;
     this.#isFlushScheduled = true;
     // A tick that a microtask schedules comes after all microtasks: after all callers that were woken by one read.
-    queueMicrotask(() => process.nextTick(() => this.#flush()));
+    queueMicrotask(() => process.nextTick(() => this.#write()));
   }
 
-  #flush(): void {
+  /** Writes until too many bytes wait for the server to read. Then a `drain` event follows. */
+  #write(): void {
     this.#isFlushScheduled = false;
-    const output = this.#output;
-    this.#output = '';
-    if (!output) return;
-    this.#socket?.write(output);
-    this.#session.onDrain(); // there is no `drain` event if the kernel has taken everything at once
-  }
-
-  /** Whether too many bytes wait for the server to read. `Session.onDrain` follows. */
-  get congested(): boolean {
-    return this.#output.length + (this.#socket?.writableLength ?? 0) > MAX_UNSENT_BYTES;
+    while (this.#socket && this.#socket.writableLength <= MAX_UNSENT_BYTES) {
+      const output = this.#session.takeOutput(MAX_UNSENT_BYTES);
+      if (!output) return;
+      this.#socket.write(output);
+    }
   }
 
   unavailableError(): UnavailableError {
@@ -127,31 +118,29 @@ export class Connection {
   async #run(): Promise<void> {
     const { signal } = this.#closing;
     this.#isRunning = true;
-    let rejection: RejectedError | undefined;
-    while (!rejection && !signal.aborted) {
+    let isRejected = false;
+    while (!isRejected && !signal.aborted) {
       if (!this.#isFirstRound) await sleep(this.backoff.next(), undefined, { signal }).catch(() => {});
       this.#isFirstRound = false;
-      rejection = await this.#round();
+      isRejected = await this.#round();
     }
     this.#isRunning = false;
-    if (rejection) this.#session.onRejected(rejection);
+    if (isRejected) this.#session.onRejected(this.#failure);
   }
 
-  /** Tries each address once, until a connection was established and has ended. Returns the error if all are final. */
-  async #round(): Promise<RejectedError | undefined> {
-    const remaining = [...this.#addresses];
+  /** Tries each address once, until a connection was established and has ended. Returns whether all errors are final. */
+  async #round(): Promise<boolean> {
     const tried = new Set<string>();
-    const rejections: (RejectedError | undefined)[] = [];
-    for (;;) {
-      const address = this.#leader ?? remaining.shift();
+    let isRejected = true;
+    while (!this.#closing.signal.aborted) {
+      const address = [this.#leader, ...this.#addresses].find((next) => next && !tried.has(formatAddress(next)));
       this.#leader = undefined;
-      if (this.#closing.signal.aborted) return undefined;
-      if (!address) return rejections.includes(undefined) ? undefined : rejections.at(-1);
-      if (tried.has(formatAddress(address))) continue;
+      if (!address) return isRejected;
       tried.add(formatAddress(address));
-      if (await this.#converse(address)) return undefined;
-      rejections.push(this.#rejection);
+      if (await this.#converse(address)) return false;
+      isRejected &&= this.#failure instanceof RejectedError && FINAL_ERRORS.includes(this.#failure.code);
     }
+    return false;
   }
 
   /** Connects to a server. Resolves when the connection has ended, with whether it was established. */
@@ -160,23 +149,24 @@ export class Connection {
     const socket = tls ? connectTls({ ...tls, host, port }) : connectTcp({ host, port });
     this.#socket = socket;
     this.#address = address;
-    this.#rejection = undefined;
     this.#attemptTimer = setTimeout(() => this.drop(new Error('no answer to hello')), this.#attemptTimeout);
     socket.setNoDelay(true);
     socket.setKeepAlive(true, KEEPALIVE_IDLE_TIME);
     socket.once(tls ? 'secureConnect' : 'connect', () => socket.write(this.#session.onOpen()));
     const reader = new MessageReader();
     socket.on('data', (chunk: Buffer) => this.#onData(socket, reader, chunk));
-    socket.on('drain', () => this.#session.onDrain());
+    socket.on('drain', () => this.#write());
     socket.on('end', () => socket.destroy()); // everything was read
     let failure = new Error('the server closed the connection');
-    // The error of several attempts, to IPv6 and IPv4, has no message.
-    socket.on('error', (error: NodeJS.ErrnoException) => (failure = error.message ? error : new Error(error.code, { cause: error })));
+    socket.on('error', (error: NodeJS.ErrnoException) => {
+      // The error of several attempts, to IPv6 and IPv4, has no message.
+      failure = error.message ? error : new Error(error.code, { cause: error });
+    });
     return new Promise((resolve) => socket.on('close', () => resolve(this.#onClose(address, failure))));
   }
 
   #onData(socket: Socket, reader: MessageReader, chunk: Buffer): void {
-    this.lastReceivedAt = performance.now();
+    this.#session.silentSteps = 0;
     try {
       reader.read(chunk, (message) => {
         this.#session.onMessage(message);
@@ -192,7 +182,6 @@ export class Connection {
     log('disconnected from %s: %s', formatAddress(address), failure.message);
     clearTimeout(this.#attemptTimer);
     this.#socket = undefined;
-    this.#output = '';
     this.#failure = failure;
     if (wasUp) {
       if (performance.now() - this.#upSince > STABLE_TIME) this.backoff.reset();

@@ -101,14 +101,14 @@ export function notGranted(released: Released): LockError {
   return new LockError(reason, `request ${id} ended before it was granted: ${reason}`, id);
 }
 
-/** Returns the error for a granted lock that has ended, not by its holder. `lost`: the server has forgotten it. @internal */
+/** Returns the error for a granted lock that has ended before its release. `lost`: the server has forgotten it. @internal */
 export function lost(id: number, reason: string): LockLostError {
   if (reason === 'transaction-timeout') {
     return new TransactionTimeoutError(reason, `lock ${id} was held for longer than its transaction timeout`, id);
   }
   if (reason === 'disconnected') return new DisconnectedError(reason, `lock ${id} ended with its session`, id);
   if (reason === 'success') return new LockLostError('released', `lock ${id} was released by its id, not by its holder`, id);
-  const text = reason === 'lost' ? 'is lost: its session has ended, or the server has lost its state' : `has ended: ${reason}`;
+  const text = reason === 'lost' ? 'is lost: its session or the state of the server has ended' : `has ended: ${reason}`;
   return new LockLostError(reason, `lock ${id} ${text}`, id);
 }
 

@@ -1,5 +1,5 @@
 export { connect } from './client.js';
-export type { AcquireOptions, AnyOptions, CallOptions, Client, ElectOptions, InspectQuery } from './client.js';
+export type { AcquireOptions, AnyOptions, CallOptions, Client, ElectOptions, InspectQuery, TryOptions } from './client.js';
 export type { ConnectOptions } from './config.js';
 export { ClosedError, DeadlockError, DisconnectedError, GenieError, InsufficientError, LockError } from './errors.js';
 export { LockLostError, QueueTimeoutError, RejectedError, TransactionTimeoutError, UnavailableError } from './errors.js';

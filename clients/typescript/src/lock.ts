@@ -58,9 +58,10 @@ export class Lock implements AsyncDisposable {
    * Returns the id, for `extend` and `release` of any client.
    */
   detach(): number {
-    if (this.#request.state === 'detached') return this.id;
+    const { state, options } = this.#request;
+    if (state === 'detached') return this.id;
     this.#checkHeld();
-    if (this.#request.options.isBoundToSession) throw new TypeError(`lock ${this.id} ends with this client, by its onDisconnect`);
+    if (options.isBoundToSession) throw new TypeError(`lock ${this.id} ends with this client, by its onDisconnect`);
     this.#request.state = 'detached';
     return this.id;
   }
@@ -71,7 +72,7 @@ export class Lock implements AsyncDisposable {
   }
 
   #checkHeld(): void {
-    if (this.error) throw this.error;
-    if (this.#request.state !== 'held') throw new LockLostError('lost', `lock ${this.id} was released or detached`, this.id);
+    const text = `lock ${this.id} was released or detached`;
+    if (this.#request.state !== 'held') throw this.error ?? new LockLostError('lost', text, this.id);
   }
 }

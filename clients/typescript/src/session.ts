@@ -7,24 +7,26 @@ import { randomBytes } from 'node:crypto';
 import { Command, Request, type RequestOptions } from './calls.js';
 import { parseAddresses, resolveToken, type ConnectOptions } from './config.js';
 import { Backoff, Connection, log } from './connection.js';
-import { ClosedError, fromReply, lost, notGranted, RejectedError } from './errors.js';
+import { ClosedError, fromReply, lost, notGranted } from './errors.js';
 import { Lock } from './lock.js';
 import type { Watch } from './watch.js';
 import { encode, MAX_TIMEOUT } from './wire.js';
-import type { Change, ErrorReply, Extended, Locked, Message, Released, Welcome } from './wire.js';
+import type { ErrorReply, Extended, Inspection, Locked, Message, Released, Watching, Welcome } from './wire.js';
 
 type Call = Request | Command;
 
 const PROTOCOL = 1;
 const CLIENT = 'genie-typescript/0.1.0';
 const RESUME_REF = 'resume';
-/** Errors in reply to `hello` that another attempt with the same server would not change. */
-const FINAL_ERRORS = ['unauthorized', 'unknown-namespace', 'unsupported-protocol'];
 const DEFAULT_PING_INTERVAL = 2_000;
 const MIN_PING_INTERVAL = 100;
-/** A server hangs if it is silent for these steps after a `ping`. A suspended client first reads, before the next step. */
-const PING_STEPS = 3;
-const PING_STEP = 1_000;
+/**
+ * After a silence of 3 steps, each of half a ping interval, the keepalive sends a `ping`. If 3 steps of a second are silent
+ * after it, the server hangs. The keepalive counts steps, because a client that was suspended first has to read.
+ */
+const STEPS_TO_PING = 3;
+const STEPS_TO_DROP = 6;
+const STEP_AFTER_PING = 1_000;
 /** After a wait in the queue of more than this share of its `transactionTimeout`, a lock is extended. */
 const LONG_WAIT = 0.1;
 /** After a wait of more than this share, `acquire` waits until the lock is extended. */
@@ -57,38 +59,41 @@ function abortable<T>(promise: Promise<T>, signal: AbortSignal | undefined, canc
 export class Session {
   readonly #connection: Connection;
   readonly #connectTimeout: number;
-  readonly #hello: { sessionTimeout: number; namespace: string | undefined };
+  readonly #sessionTimeout: number;
+  readonly #namespace: string | undefined;
+  /** The first lines of each connection. */
+  readonly #hello: string;
   /** The requests that have not ended, and the other commands without an answer, by `ref`, in the order of their calls. */
   readonly #calls = new Map<string, Call>();
   readonly #watches = new Set<Watch>();
-  /** What is not written yet, because the server has not read enough. */
-  #queue: Call[] = [];
-  /** When the commands that were answered with `unavailable` are sent again. */
+  /** What is to be written on this connection. */
+  readonly #queue = new Set<Call>();
+  /** After an answer `unavailable`: when the client writes again. */
   #retryAt = Infinity;
   readonly #retryBackoff = new Backoff();
   #lastRef = 0;
   #phase: 'down' | 'hello' | 'resuming' | 'up' = 'down';
-  /** The number of the current connection; the first one has the number 1. */
-  #connectionNumber = 0;
   #helloSentAt = 0;
   #closing: Promise<void> | undefined;
-  #onBye = (): void => {};
   #closed = false;
+  #bye: Command | undefined;
   #pingInterval = DEFAULT_PING_INTERVAL;
-  /** When the keepalive acts next. Infinity: no message is expected from the server. */
-  #pingAt = Infinity;
-  #pingSteps = 0;
-  /** When the last `ping` was sent, or the keepalive was started. */
-  #silentSince = 0;
+  /** The steps of the keepalive since bytes have arrived. */
+  silentSteps = 0;
+  /** When the next step follows. */
+  #keepaliveAt = Infinity;
   #timer: NodeJS.Timeout | undefined;
   #timerAt = Infinity;
 
   constructor(options: ConnectOptions) {
-    const { connectTimeout = 10_000, sessionTimeout = 10_000, namespace = process.env.GENIE_NAMESPACE || undefined } = options;
+    const { connectTimeout = 10_000, sessionTimeout = 10_000 } = options;
     this.#connectTimeout = checkTimeout('connectTimeout', connectTimeout);
+    this.#sessionTimeout = checkTimeout('sessionTimeout', sessionTimeout);
+    const namespace = options.namespace ?? (process.env.GENIE_NAMESPACE || undefined);
+    this.#namespace = namespace;
     const secrets = { session: randomBytes(24).toString('base64url'), token: resolveToken(options.token) };
-    const hello = { protocol: PROTOCOL, client: CLIENT, quiet: true, namespace, ...secrets };
-    this.#hello = { ...hello, sessionTimeout: checkTimeout('sessionTimeout', sessionTimeout) };
+    const hello = { protocol: PROTOCOL, client: CLIENT, quiet: true, sessionTimeout, namespace, ...secrets };
+    this.#hello = encode('hello', hello, 'hello') + encode('ping', {}, RESUME_REF);
     this.#connection = new Connection(parseAddresses(options), connectTimeout, this);
   }
 
@@ -121,9 +126,19 @@ export class Session {
   /** Releases a lock, or cancels a waiting request, of any client. Returns the reason for which it has ended. */
   async releaseId(id: number, signal: AbortSignal | undefined): Promise<string> {
     const own = this.#find(id);
+    const waiting = this.#requests().filter(({ state }) => state === 'waiting');
+    // This client does not know the ids of its waiting requests, and the server does not notify a client of the end of a
+    // request that the client itself has released. So if a waiting request is released, it may be one of them.
+    const isQueued = !own && waiting.length > 0 && this.#isQueued(id);
     const { reason } = (await this.call('release', { id }, signal, own)) as Released;
-    if (!own && reason === 'success') this.#repeatWaiting();
+    if (await isQueued) for (const request of waiting) this.#enqueue(request); // the answer to a repetition is the reason
     return reason;
+  }
+
+  /** Returns whether a request of any client waits; true if this client may not inspect. */
+  async #isQueued(id: number): Promise<boolean> {
+    const query = this.call('inspect', { id, only: 'queue' }) as Promise<Inspection>;
+    return query.then(({ queueTotal }) => queueTotal > 0, () => true);
   }
 
   /** Extends a lock of any client. */
@@ -134,26 +149,24 @@ export class Session {
     if ('reason' in answer) throw lost(id, (answer as Released).reason);
   }
 
-  /** Starts a watch, which asks for a snapshot of the held locks when it needs one. */
-  addWatch(watch: Watch): void {
+  /** Sends a `watch` command. Its answer is a snapshot of the held locks; the events of all later changes follow. */
+  subscribe(watch: Watch): Command {
     this.#checkOpen();
     this.#watches.add(watch);
-    this.sendWatches();
+    const command = new Command(this.#nextRef(), 'watch', { prefix: watch.prefix }, undefined, watch);
+    command.promise.catch((error: unknown) => watch.end(error));
+    this.#submit(command, Infinity);
+    return command;
   }
 
-  sendWatches(): void {
-    if (this.#phase !== 'up') return this.#connection.start();
-    for (const watch of this.#watches) {
-      if (!watch.needsSnapshot) continue;
-      watch.onRequested(this.#nextRef());
-      this.#write('watch', { prefix: watch.prefix }, watch.ref);
-    }
-  }
-
-  removeWatch(watch: Watch): void {
-    if (!this.#watches.delete(watch) || !watch.isSubscribed || this.#closed) return;
-    for (const other of this.#watches) if (other.prefix === watch.prefix) return;
-    this.#write('unwatch', { prefix: watch.prefix });
+  /** Ends a watch. `command` is its last `watch` command. */
+  unsubscribe(watch: Watch, command: Command): void {
+    this.#watches.delete(watch);
+    this.#end(command);
+    const { prefix } = watch;
+    if (this.#phase !== 'up' || [...this.#watches].some((other) => other.prefix === prefix)) return;
+    // It is not one of the calls, which are sent again: a watch ends with its connection.
+    this.#enqueue(new Command(this.#nextRef(), 'unwatch', { prefix }));
   }
 
   close(): Promise<void> {
@@ -162,17 +175,14 @@ export class Session {
 
   async #close(): Promise<void> {
     this.#closed = true;
-    for (const watch of [...this.#watches]) watch.end();
+    for (const watch of this.#watches) watch.end();
     for (const request of this.#requests()) if (request.state === 'waiting') this.#fail(request, new ClosedError());
     if (this.#phase === 'up') {
-      for (const call of this.#queue) if (this.#isUnanswered(call)) this.#writeCall(call);
-      this.#write('bye', {});
-      const timer = setTimeout(() => this.#onBye(), Math.min(BYE_TIMEOUT, this.#connectTimeout));
-      await new Promise<void>((resolve) => (this.#onBye = resolve));
-      clearTimeout(timer);
+      this.#bye = this.#command('bye', {}, undefined, Math.min(BYE_TIMEOUT, this.#connectTimeout));
+      await this.#bye.promise.catch(() => {});
     }
     this.#connection.close();
-    for (const call of [...this.#calls.values()]) {
+    for (const call of this.#calls.values()) {
       if (call instanceof Command) this.#fail(call, new ClosedError());
       // The other locks stay held until they are released by id or time out: then their signals are aborted.
       else if (call.options.isBoundToSession && call.state === 'held') this.#lose(call, 'disconnected');
@@ -214,7 +224,7 @@ export class Session {
   #cancel(request: Request): void {
     if (request.state !== 'waiting') return;
     this.#end(request);
-    if (request.sentAt === 0) return;
+    if (!request.firstSentAt) return;
     request.state = 'cancelling';
     request.line = encode('release', {}, request.ref);
     this.#submit(request, Infinity);
@@ -224,28 +234,19 @@ export class Session {
   #fail(call: Call, error: Error): void {
     call.deadline = Infinity;
     if (call instanceof Request) this.#cancel(call);
-    else if (call.name !== 'release' || this.#closed) this.#calls.delete(call.ref);
+    else if (call.name !== 'release' || this.#closed) this.#end(call);
     call.reject(error);
   }
 
-  #end(request: Request): void {
-    this.#calls.delete(request.ref);
-    request.state = 'ended';
+  #end(call: Call): void {
+    this.#calls.delete(call.ref);
+    call.state = 'ended';
   }
 
   /** The lock of a request has ended, not by its holder. */
   #lose(request: Request, reason: string): void {
-    this.#calls.delete(request.ref);
+    this.#end(request);
     request.lose(lost(request.id, reason));
-  }
-
-  /** The id of a waiting request is unknown, so a released id may be that of any. The answers to a repetition tell. */
-  #repeatWaiting(): void {
-    if (this.#phase !== 'up') return;
-    for (const request of this.#requests()) {
-      // Not a new sending: the request may be granted already, and its time counts from the first sending.
-      if (request.state === 'waiting' && request.sentAt) this.#connection.write(request.line);
-    }
   }
 
   #extendInBackground(request: Request): void {
@@ -255,44 +256,34 @@ export class Session {
 
   // -- sending --------------------------------------------------------------------------------------------------------
 
-  /** Writes a command that is about this connection only. No caller waits for its answer. */
-  #write(name: string, payload: object, ref = this.#nextRef()): void {
-    this.#connection.write(encode(name, payload, ref));
-  }
-
-  /** Sends a call now, or on the next connection. */
   #submit(call: Call, timeout: number): void {
     this.#calls.set(call.ref, call);
     call.deadline = performance.now() + timeout;
     this.#arm(call.deadline);
-    if (this.#phase !== 'up') this.#connection.start();
-    else if (this.#queue.length || this.#connection.congested) this.#queue.push(call);
-    else this.#writeCall(call);
+    this.#enqueue(call);
   }
 
-  #writeCall(call: Call): void {
-    call.sentAt = performance.now();
-    call.firstConnection ||= this.#connectionNumber;
-    call.isRefused = false;
-    this.#connection.write(call.line);
-    if (this.#pingAt === Infinity) this.#startKeepalive(call.sentAt);
+  /** Sends a command at the end of this tick. While disconnected, a pending call waits for the next connection. */
+  #enqueue(call: Call): void {
+    if (this.#phase !== 'up') return this.#connection.start();
+    this.#queue.add(call);
+    this.#connection.flush();
   }
 
-  #isUnanswered(call: Call): boolean {
-    const isPending = call instanceof Command || call.state === 'waiting' || call.state === 'cancelling';
-    return isPending && this.#calls.has(call.ref);
-  }
-
-  /** The server has read enough: more may be written. */
-  onDrain(): void {
-    if (this.#phase !== 'up' || !this.#queue.length) return;
-    let count = 0;
+  /** Returns the lines to write next, of about `limit` characters. */
+  takeOutput(limit: number): string {
+    if (this.#phase !== 'up' || this.#retryAt < Infinity) return '';
+    const now = performance.now();
+    let output = '';
     for (const call of this.#queue) {
-      if (this.#connection.congested) break;
-      if (this.#isUnanswered(call)) this.#writeCall(call);
-      count++;
+      if (output.length > limit) break;
+      this.#queue.delete(call);
+      if (!call.isPending) continue;
+      call.firstSentAt ||= now;
+      call.sentAt = now;
+      output += call.line;
     }
-    this.#queue.splice(0, count);
+    return output;
   }
 
   // -- timers ---------------------------------------------------------------------------------------------------------
@@ -308,10 +299,13 @@ export class Session {
   #onTimer(): void {
     const now = performance.now();
     this.#timerAt = Infinity;
-    if (this.#retryAt <= now) this.#retry();
-    if (this.#pingAt <= now) this.#keepAlive(now);
-    let next = Math.min(this.#retryAt, this.#pingAt);
-    for (const call of [...this.#calls.values()]) {
+    if (this.#retryAt <= now) {
+      this.#retryAt = Infinity;
+      this.#connection.flush();
+    }
+    if (this.#keepaliveAt <= now) this.#keepAlive(now);
+    let next = Math.min(this.#retryAt, this.#keepaliveAt);
+    for (const call of this.#calls.values()) {
       if (call.timerAt <= now && call instanceof Request && call.state === 'held') this.#onLockTimer(call, now);
       else if (call.timerAt <= now) this.#fail(call, this.#connection.unavailableError());
       next = Math.min(next, call.timerAt);
@@ -327,43 +321,18 @@ export class Session {
       return;
     }
     // Time without a server does not count for the server, so it may hold a lock longer that it has not confirmed here.
-    const isConfirmed = this.#phase === 'up' && request.confirmedOn === this.#connectionNumber;
-    if (!isConfirmed && !this.#closed) this.#send('release', { id });
+    if (!request.isConfirmed && !this.#closed) this.#send('release', { id });
     this.#lose(request, request.sessionEndsAt < request.expiresAt ? 'disconnected' : 'transaction-timeout');
   }
 
-  #retry(): void {
-    this.#retryAt = Infinity;
-    for (const call of this.#calls.values()) if (call.isRefused && this.#isUnanswered(call)) this.#queue.push(call);
-    this.onDrain();
-    this.sendWatches();
-  }
-
-  #startKeepalive(now: number): void {
-    this.#pingSteps = 0;
-    this.#silentSince = now;
-    this.#pingAt = now + this.#pingInterval;
-    this.#arm(this.#pingAt);
-  }
-
-  /** Sends a `ping` after a silence, and ends the connection if the silence continues. */
+  /** A step of the keepalive. It sends a `ping` after a silence, and ends the connection if the silence continues. */
   #keepAlive(now: number): void {
-    const { lastReceivedAt } = this.#connection;
-    if (this.#phase !== 'up' || !(this.#calls.size || this.#watches.size)) {
-      this.#pingAt = Infinity;
-    } else if (lastReceivedAt > this.#silentSince) {
-      this.#pingSteps = 0;
-      this.#silentSince = lastReceivedAt;
-      this.#pingAt = Math.max(lastReceivedAt + this.#pingInterval, now);
-    } else if (this.#pingSteps >= PING_STEPS) {
-      this.#connection.drop(new Error('the server does not answer'));
-    } else {
-      if (this.#pingSteps++ === 0) {
-        this.#silentSince = now;
-        this.#write('ping', {});
-      }
-      this.#pingAt = now + Math.min(PING_STEP, this.#connectTimeout / 4);
-    }
+    const isExpecting = this.#calls.size > 0 || this.#watches.size > 0;
+    this.silentSteps = isExpecting ? this.silentSteps + 1 : 0;
+    if (this.silentSteps === STEPS_TO_PING) this.#send('ping', {});
+    if (this.silentSteps === STEPS_TO_DROP) this.#connection.drop(new Error('the server does not answer'));
+    const isPinged = this.silentSteps >= STEPS_TO_PING;
+    this.#keepaliveAt = now + (isPinged ? Math.min(STEP_AFTER_PING, this.#connectTimeout / 4) : this.#pingInterval / 2);
   }
 
   // -- events of the connection ---------------------------------------------------------------------------------------
@@ -371,28 +340,28 @@ export class Session {
   /** Returns the first lines of a new connection. */
   onOpen(): string {
     this.#phase = 'hello';
-    this.#connectionNumber++;
     this.#helloSentAt = performance.now();
-    return encode('hello', this.#hello, 'hello') + encode('ping', {}, RESUME_REF);
+    return this.#hello;
   }
 
   onClose(): void {
-    const sessionEndsAt = performance.now() + this.#hello.sessionTimeout;
+    const sessionEndsAt = performance.now() + this.#sessionTimeout;
     for (const request of this.#requests()) {
+      request.isConfirmed = false;
       if (request.options.isBoundToSession) request.sessionEndsAt = Math.min(request.sessionEndsAt, sessionEndsAt);
     }
     this.#arm(sessionEndsAt);
     this.#phase = 'down';
-    this.#queue = [];
-    this.#retryAt = this.#pingAt = Infinity;
-    for (const watch of this.#watches) watch.onUnsubscribed();
-    this.#onBye();
+    this.#queue.clear();
+    this.#retryAt = this.#keepaliveAt = Infinity;
+    for (const watch of this.#watches) watch.onLagged();
+    if (this.#bye) this.#fail(this.#bye, new ClosedError());
   }
 
   /** All servers have rejected this client for good. The next call tries again. */
-  onRejected(error: RejectedError): void {
-    for (const watch of [...this.#watches]) watch.end(error);
-    for (const call of [...this.#calls.values()]) this.#fail(call, error);
+  onRejected(error: Error): void {
+    for (const watch of this.#watches) watch.end(error);
+    for (const call of this.#calls.values()) this.#fail(call, error);
   }
 
   onMessage(message: Message): void {
@@ -405,32 +374,24 @@ export class Session {
       this.#retryBackoff.reset();
       this.#connection.backoff.reset();
     }
-    if (command === 'locked') this.#onLocked(payload, call);
-    else if (command === 'released') this.#onReleased(payload, call);
-    else if (command === 'error') this.#onError(payload, call);
-    else if (command === 'event') this.#onEvent(payload);
-    else if (command === 'watching') this.#findWatch(ref)?.onSnapshot(payload);
-    else if (command === 'bye') this.#onBye();
-    else if (command === 'pong' && ref === RESUME_REF && this.#phase === 'resuming') this.#onResumed(true);
+    if (command === 'error') this.#onError(payload, call);
     else if (call instanceof Command) this.#onAnswer(call, payload);
-    else log('ignored: %j', message); // `queued`, which is not needed, or a message of a newer server
+    else if (command === 'locked') this.#onLocked(payload, call);
+    else if (command === 'released' && call) this.#onReleased(payload, call);
+    else if (command === 'event') for (const watch of this.#watches) watch.onEvent(payload);
+    else if (command === 'pong' && ref === RESUME_REF && this.#phase === 'resuming') this.#onResumed(true);
+    else log('ignored: %j', message); // not needed, such as `queued` and a second `released`, or of a newer server
   }
 
   #onHandshake({ command, payload }: Message): void {
-    if (command === 'error') {
-      const error = fromReply(payload);
-      const isFinal = error instanceof RejectedError && FINAL_ERRORS.includes(error.code);
-      this.#connection.drop(error, payload.leader, isFinal ? error : undefined);
-    } else if (command === 'welcome') {
-      this.#onWelcome(payload);
-    } else if (command === 'pong') {
-      this.#connection.drop(new Error('the server did not answer hello'));
-    }
+    if (command === 'error') this.#connection.drop(fromReply(payload), payload.leader);
+    else if (command === 'welcome') this.#onWelcome(payload);
+    else if (command === 'pong') this.#connection.drop(new Error('the server did not answer hello'));
   }
 
   #onWelcome({ protocol, namespace, resumed, pingInterval }: Welcome): void {
-    if (protocol !== PROTOCOL || (this.#hello.namespace ?? namespace) !== namespace) {
-      return this.#connection.drop(new Error(`the server speaks protocol ${protocol} and serves the namespace ${namespace}`));
+    if (protocol !== PROTOCOL || (this.#namespace ?? namespace) !== namespace) {
+      return this.#connection.drop(new Error(`the server has protocol ${protocol} and the namespace ${namespace}`));
     }
     this.#phase = 'resuming';
     const limit = this.#connectTimeout / 2;
@@ -440,7 +401,7 @@ export class Session {
     for (const request of this.#requests()) {
       const { id, state } = request;
       if (state === 'held') this.#lose(request, 'lost');
-      else if (state === 'cancelling' || state === 'detached') this.#end(request); // a release by `ref` has no effect any more
+      else if (state === 'cancelling' || state === 'detached') this.#end(request); // their `ref` is forgotten
       if (id && state !== 'releasing' && state !== 'detached') this.#send('release', { id });
       if (state === 'waiting') request.id = 0; // it is queued again
     }
@@ -448,45 +409,50 @@ export class Session {
 
   /** The server has sent the state of all requests of the session. */
   #onResumed(isAvailable: boolean): void {
-    for (const request of this.#requests()) {
-      if (request.state === 'held' && request.confirmedOn !== this.#connectionNumber) {
-        this.#end(request);
-        this.#send('release', { id: request.id }, request); // the answer contains the reason
-      } else if (request.state === 'held' && request.options.watchdog) {
-        request.renewAt = 0; // the last extension may have been lost with the connection
-        this.#arm(0);
+    // In the order of the calls, so that a request is before the commands about it. Added commands are visited, too.
+    for (const call of this.#calls.values()) {
+      if (call instanceof Request) this.#onRequestResumed(call);
+      else if (call.name === 'ping' && isAvailable) this.#onAnswer(call, {}); // the server has just answered a `ping`
+      else if (call.name === 'extend' && call.request && call.request.state !== 'held') {
+        this.#fail(call, call.request.error ?? lost(call.request.id, 'lost'));
       }
-    }
-    for (const call of [...this.#calls.values()]) {
-      if (!(call instanceof Command)) continue;
-      const { name, request } = call;
-      if (name === 'ping' && isAvailable) this.#onAnswer(call, {}); // the server has just answered a `ping`
-      else if (name === 'extend' && request && request.state !== 'held') this.#fail(call, request.error ?? lost(request.id, 'lost'));
+      if (call.isPending) this.#queue.add(call);
     }
     this.#phase = 'up';
     this.#connection.established();
-    this.#startKeepalive(performance.now());
-    this.#queue = [...this.#calls.values()].filter((call) => this.#isUnanswered(call));
-    this.sendWatches();
-    this.onDrain();
+    this.#connection.flush();
+    this.#keepaliveAt = 0;
+    this.#arm(0);
+  }
+
+  #onRequestResumed(request: Request): void {
+    if (request.state !== 'held') return;
+    if (!request.isConfirmed) {
+      this.#end(request);
+      this.#send('release', { id: request.id }, request); // the answer contains the reason
+    } else if (request.options.watchdog) {
+      request.renewAt = 0; // the last extension may have been lost with the connection
+      this.#arm(0);
+    }
   }
 
   // -- messages -------------------------------------------------------------------------------------------------------
 
-  #onLocked({ id, fence, expiresIn, resources }: Locked, request: Call | undefined): void {
-    if (!(request instanceof Request)) return this.#send('release', { id });
+  #onLocked({ id, fence, expiresIn, resources }: Locked, request: Request | undefined): void {
+    if (!request) return this.#send('release', { id });
+    const { options, isConfirmed } = request;
     request.id = id;
     request.fence = fence;
-    request.confirmedOn = this.#connectionNumber;
-    const { options } = request;
+    request.isConfirmed = true;
     if (resources) options.resources = choose(options.resources, resources);
+    if (isConfirmed) return; // the answer to a repetition that was not needed
     if (expiresIn !== undefined) {
-      this.#hold(request, this.#phase === 'resuming' ? this.#helloSentAt : request.sentAt, expiresIn);
+      this.#hold(request, this.#helloSentAt, expiresIn);
     } else if (request.state === 'waiting') {
       // The time counts from the sending of the request, because `locked` may have been on its way for long. That is
       // always safe, but leaves little time after a wait in the queue: then it counts from the sending of an `extend`.
       // A request that was sent before this connection may have been granted before it was sent again.
-      const since = request.firstConnection === this.#connectionNumber ? request.sentAt : this.#helloSentAt;
+      const since = Math.max(request.firstSentAt, this.#helloSentAt);
       const waited = (performance.now() - since) / options.transactionTimeout;
       if (waited > LONG_WAIT) this.#extendInBackground(request);
       if (waited < VERY_LONG_WAIT) this.#hold(request, since, options.transactionTimeout);
@@ -504,22 +470,19 @@ export class Session {
     this.#arm(request.timerAt);
   }
 
-  #onReleased(payload: Released, call: Call | undefined): void {
-    if (call instanceof Command) {
-      this.#onAnswer(call, payload);
-    } else if (!call) {
-      log('ignored: %j', payload);
-    } else if (call.state === 'held' || (call.state === 'releasing' && payload.reason !== 'success')) {
-      this.#lose(call, payload.reason); // after a success, the answer to the release follows
-    } else if (call.state !== 'releasing') {
-      this.#end(call);
-      call.reject(notGranted(payload)); // only `acquire` still waits
+  #onReleased(released: Released, request: Request): void {
+    if (request.state === 'held' || (request.state === 'releasing' && released.reason !== 'success')) {
+      this.#lose(request, released.reason); // after a success, the answer to the release follows
+    } else if (request.state !== 'releasing') {
+      this.#end(request);
+      request.reject(notGranted(released)); // only `acquire` still waits
     }
   }
 
   #onAnswer(command: Command, payload: object): void {
-    const { request } = command;
-    this.#calls.delete(command.ref);
+    const { request, watch } = command;
+    this.#end(command);
+    watch?.onSnapshot(payload as Watching);
     if (request && 'reason' in payload) this.#onLockEnded(command, request, payload as Released);
     else if (request) this.#onExtended(request, command.sentAt, payload as Extended);
     command.resolve(payload);
@@ -540,41 +503,24 @@ export class Session {
     if (request.error) this.#send('release', { id: request.id }); // it had ended before by the clock of this client
   }
 
-  #findWatch(ref: string): Watch | undefined {
-    return [...this.#watches].find((watch) => watch.ref === ref);
-  }
-
-  #onEvent(event: Change | { state: 'lagged' }): void {
-    for (const watch of this.#watches) {
-      if (event.state === 'lagged') watch.onUnsubscribed();
-      else watch.onEvent(event);
-    }
-    if (event.state === 'lagged') this.sendWatches();
-  }
-
   #onError(payload: ErrorReply, call: Call | undefined): void {
     const { code, ref = '', leader } = payload;
     const error = fromReply(payload);
-    const watch = this.#findWatch(ref);
     if (code === 'unavailable' && leader) {
       this.#connection.drop(error, leader);
     } else if (ref === RESUME_REF && this.#phase === 'resuming') {
       this.#onResumed(false); // the state of the requests is complete, also if the server cannot reach its store
-    } else if (code === 'unavailable' && (call ?? watch)) {
-      if (call) call.isRefused = true;
-      watch?.onUnsubscribed();
+    } else if (code === 'unavailable' && call) {
+      this.#queue.add(call);
       if (this.#retryAt === Infinity) this.#retryAt = performance.now() + this.#retryBackoff.next();
       this.#arm(this.#retryAt);
-    } else if (watch) {
-      watch.end(error);
     } else if (call instanceof Command && call.request && code === 'unknown-id') {
       // A release that was sent on an earlier connection may have been executed there.
-      const isExecuted = call.name === 'release' && call.firstConnection !== this.#connectionNumber;
+      const isExecuted = call.name === 'release' && call.firstSentAt < this.#helloSentAt;
       this.#onAnswer(call, { id: call.request.id, reason: isExecuted ? 'success' : code });
-    } else if (call && this.#isUnanswered(call)) {
-      this.#calls.delete(ref);
-      if (call instanceof Request) call.state = 'ended';
-      else if (call.request?.state === 'releasing') call.request.state = 'held';
+    } else if (call?.isPending) {
+      this.#end(call);
+      if (call instanceof Command && call.request?.release === call) call.request.state = 'held';
       call.reject(error); // a cancelled request has no caller any more
     } else {
       log('error without a command: %s', error.message);

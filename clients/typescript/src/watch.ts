@@ -1,3 +1,4 @@
+import type { Command } from './calls.js';
 import type { Session } from './session.js';
 import type { Change, Watching } from './wire.js';
 
@@ -14,22 +15,20 @@ type Result = IteratorResult<Change, undefined>;
  * difference. So a consumer that applies all changes has the current state, but may miss a lock that was held only briefly.
  */
 export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable {
-  /** The `ref` of the last `watch` command. @internal */
-  ref: string | undefined;
-  /** Whether the server sends events for this watch on the current connection. @internal */
-  isSubscribed = false;
   readonly #session: Session;
   readonly #signal: AbortSignal | undefined;
-  /** `lagging`: the watch needs a snapshot, and ignores events until it arrives. */
-  #state: 'lagging' | 'requested' | 'live' | 'ended' = 'lagging';
-  /** Whether no snapshot has arrived yet. A later one is requested when the consumer waits. */
-  #isNew = true;
+  /** `lagging`: the watch needs a snapshot, which it requests when its consumer waits. Only `live` follows the events. */
+  #state: 'requested' | 'live' | 'lagging' | 'ended' = 'requested';
+  /** The last `watch` command. */
+  #command: Command;
   #truncated = false;
   #error: unknown;
   #changes: Change[] = [];
   /** The locks that are held after all `#changes`, by resource and id. */
   readonly #held = new Map<string, Map<number, Change>>();
-  #consumers: { resolve: (result: Result) => void; reject: (error: unknown) => void }[] = [];
+  readonly #iterator = this.#iterate();
+  /** Continues the iteration. undefined: its consumer does not wait. */
+  #wake: (() => void) | undefined;
   readonly #onAbort = (): void => this.end(this.#signal?.reason);
 
   /** @internal */
@@ -37,7 +36,7 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
     this.#session = session;
     this.#signal = signal;
     signal?.throwIfAborted();
-    session.addWatch(this);
+    this.#command = session.subscribe(this);
     signal?.addEventListener('abort', this.#onAbort);
   }
 
@@ -52,62 +51,45 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
 
   /** Waits for the next change. */
   next(): Promise<Result> {
-    return new Promise((resolve, reject) => {
-      this.#consumers.push({ resolve, reject });
-      this.#deliver();
-      if (this.needsSnapshot) this.#session.sendWatches();
-    });
+    return this.#iterator.next();
   }
 
   /** Ends the watch. Leaving a `for await` loop calls this method. */
-  async return(): Promise<Result> {
+  return(): Promise<Result> {
     this.end();
-    return { done: true, value: undefined };
+    return this.#iterator.return(undefined);
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
     this.end();
   }
 
-  /** Whether the `watch` command must be sent now. @internal */
-  get needsSnapshot(): boolean {
-    return this.#state === 'lagging' && (this.#isNew || this.#consumers.length > 0);
-  }
-
-  /** The `watch` command is sent with this `ref`. @internal */
-  onRequested(ref: string): void {
-    this.ref = ref;
-    this.#state = 'requested';
-    this.isSubscribed = true;
-  }
-
-  /** The server sends no events any more, so the watch needs a snapshot. @internal */
-  onUnsubscribed(): void {
-    this.isSubscribed = false;
-    if (this.#state !== 'ended') this.#state = 'lagging';
+  /** The server sends no events any more. @internal */
+  onLagged(): void {
+    if (this.#state === 'live') this.#state = 'lagging';
+    this.#requestSnapshot();
   }
 
   /** Reports what leads from the locks that were reported to those of a snapshot. @internal */
   onSnapshot({ held, truncated }: Watching): void {
-    if (this.#state !== 'requested') return;
     this.#state = 'live';
-    this.#isNew = false;
     this.#truncated = truncated;
     const present = new Set(held.map(({ id, resource }) => `${id} ${resource}`));
     for (const { id, resource } of [...this.#held.values()].flatMap((locks) => [...locks.values()])) {
       if (!truncated && !present.has(`${id} ${resource}`)) this.#unlock(resource, id);
     }
     for (const row of held) this.#lock({ state: 'locked', ...row });
-    this.#deliver();
+    this.#wake?.();
   }
 
   /** @internal */
-  onEvent(event: Change): void {
+  onEvent(event: Change | { state: 'lagged' }): void {
+    if (event.state === 'lagged') return this.onLagged();
     if (this.#state !== 'live' || !event.resource.startsWith(this.prefix)) return;
     if (this.#changes.length >= MAX_BUFFERED_CHANGES) this.#state = 'lagging';
     else if (event.state === 'locked') this.#lock(event);
     else if (event.state === 'unlocked') this.#unlock(event.resource, event.id);
-    this.#deliver();
+    this.#wake?.();
   }
 
   /** Ends the watch, with an error for the consumer. @internal */
@@ -118,8 +100,31 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
     this.#changes = [];
     this.#held.clear();
     this.#signal?.removeEventListener('abort', this.#onAbort);
-    this.#session.removeWatch(this);
-    this.#deliver();
+    this.#session.unsubscribe(this, this.#command);
+    this.#wake?.();
+  }
+
+  async *#iterate(): AsyncGenerator<Change, undefined> {
+    while (this.#state !== 'ended') {
+      const change = this.#changes.shift();
+      if (change) {
+        yield change;
+      } else {
+        await new Promise<void>((resolve) => {
+          this.#wake = resolve;
+          this.#requestSnapshot();
+        });
+        this.#wake = undefined;
+      }
+    }
+    if (this.#error !== undefined) throw this.#error;
+    return undefined;
+  }
+
+  #requestSnapshot(): void {
+    if (this.#state !== 'lagging' || !this.#wake) return;
+    this.#state = 'requested';
+    this.#command = this.#session.subscribe(this);
   }
 
   /** Reports a lock, unless it was reported before. A reported lock that conflicts with it must have ended. */
@@ -139,22 +144,6 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
     locks.delete(id);
     if (!locks.size) this.#held.delete(resource);
     this.#changes.push({ ...locked, state: 'unlocked' });
-  }
-
-  /** Gives changes, and then the end, to the consumers that wait. */
-  #deliver(): void {
-    while (this.#consumers.length && (this.#changes.length || this.#state === 'ended')) {
-      const { resolve, reject } = this.#consumers.shift()!;
-      const change = this.#changes.shift();
-      if (change) {
-        resolve({ done: false, value: change });
-      } else if (this.#error !== undefined) {
-        reject(this.#error); // once: the iteration has ended
-        this.#error = undefined;
-      } else {
-        resolve({ done: true, value: undefined });
-      }
-    }
   }
 }
 

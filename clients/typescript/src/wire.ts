@@ -106,19 +106,16 @@ export class MessageReader {
 
   /** Calls `receive` for each complete message, until it returns false. Throws if a line is not a message. */
   read(chunk: Buffer, receive: (message: Message) => boolean): void {
-    const end = chunk.lastIndexOf(LINE_FEED) + 1;
-    // All complete lines are decoded at once: a line feed is never a part of a longer UTF-8 sequence.
-    let text = '';
-    if (end && this.#size) {
-      text = Buffer.concat([...this.#parts, chunk.subarray(0, end)]).toString();
-      this.#parts = [];
-      this.#size = 0;
-    } else if (end) {
-      text = chunk.toString('utf8', 0, end);
-    }
-    if (end < chunk.length) this.#parts.push(chunk.subarray(end));
-    this.#size += chunk.length - end;
+    const rest = chunk.length - (chunk.lastIndexOf(LINE_FEED) + 1);
+    this.#parts.push(chunk);
+    this.#size += chunk.length;
     if (this.#size > MAX_LINE_FROM_SERVER) throw new Error(`a line of more than ${MAX_LINE_FROM_SERVER} bytes`);
+    if (rest === chunk.length) return;
+    // All complete lines are decoded at once: a line feed is never a part of a longer UTF-8 sequence.
+    const bytes = this.#parts.length === 1 ? chunk : Buffer.concat(this.#parts);
+    const text = bytes.toString('utf8', 0, bytes.length - rest);
+    this.#parts = rest ? [chunk.subarray(-rest)] : [];
+    this.#size = rest;
     for (let start = 0, stop = 0; start < text.length; start = stop + 1) {
       stop = text.indexOf('\n', start);
       const line = text.slice(start, stop);

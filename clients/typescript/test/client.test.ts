@@ -74,6 +74,7 @@ test('wrong arguments reject without being sent', async () => {
   await assert.rejects(client.acquire('exclusiv:a'), TypeError);
   await assert.rejects(client.acquire('exclusive:\ud800'), TypeError);
   await assert.rejects(client.acquire('x'.repeat(1 << 20)), RangeError);
+  await assert.rejects(connect({ host: fake.server.host, token: '\ud800' }), TypeError);
   const literal = client.acquire('exclusive:\\ud800'); // a backslash and letters
   assert.equal((await connection.grant(1)).resources[0], 'exclusive:\\ud800');
   await literal;
@@ -207,6 +208,54 @@ test('an extension that is repeated after the release reports no loss', async ()
   connection.send('released', { id: 1, reason: 'success', ref: extend.ref });
   await extended;
   assert.deepEqual([lock.error, lock.signal.aborted], [undefined, false]);
+});
+
+test('an error in reply to an extension does not affect a release that is on its way', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const acquired = client.acquire('a');
+  await connection.grant(1);
+  const lock = await acquired;
+  const extended = assert.rejects(lock.extend(5000), RejectedError);
+  const extend = await connection.expect('extend');
+  const released = lock.release();
+  const release = await connection.expect('release');
+  connection.send('error', { code: 'unauthorized', message: 'no', id: 1, ref: extend.ref });
+  connection.send('released', { id: 1, reason: 'success', ref: release.ref });
+  await Promise.all([extended, released]);
+  assert.deepEqual([lock.error, lock.signal.aborted], [undefined, false]);
+});
+
+test('a release by id repeats the waiting requests only if a waiting request was released', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const waiting = assert.rejects(client.acquire('a'), { code: 'released' });
+  const request = await connection.expect('request');
+  const release = async (id: number, inspected: object): Promise<void> => {
+    const released = client.release(id);
+    const inspect = await connection.expect('inspect');
+    assert.deepEqual([inspect.id, inspect.only], [id, 'queue']);
+    const { ref } = await connection.expect('release');
+    connection.send('code' in inspected ? 'error' : 'inspected', { ...inspected, ref: inspect.ref });
+    connection.send('released', { id, reason: 'success', ref });
+    assert.equal(await released, 'success');
+  };
+  const none = { holders: [], holdersTotal: 1, queue: [], queueTotal: 0 };
+  await release(98, none); // a lock of another client
+  await release(99, { code: 'unauthorized', message: 'no' }); // it may wait
+  assert.deepEqual(await connection.expect('request'), request);
+  await release(1, { ...none, queueTotal: 1 });
+  assert.deepEqual(await connection.expect('request'), request);
+  connection.send('released', { id: 1, reason: 'success', ref: request.ref });
+  await waiting;
+  const acquired = client.acquire('b');
+  const { ref } = await connection.grant(2);
+  connection.send('locked', { id: 2, fence: 102, expiresIn: 0, ref }); // the answer to a repetition that crossed the grant
+  const lock = await acquired;
+  const pinged = client.ping();
+  connection.send('pong', await connection.expect('ping'));
+  await pinged;
+  assert.equal(lock.held, true);
 });
 
 test('a leader leads under a lock without a queue timeout, which is extended', async () => {
@@ -729,6 +778,21 @@ test('a watch that is rejected or aborted reports it once, and then ends', async
   const waiting = watch.next();
   controller.abort(new Error('enough'));
   await assert.rejects(waiting, /enough/);
+});
+
+test('a watch that is answered with unavailable is repeated, and ended ones are not watched any more', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const watch = client.watch('t/');
+  const sent = await connection.expect('watch');
+  connection.send('error', { code: 'unavailable', message: 'no store', ref: sent.ref });
+  assert.deepEqual(await connection.expect('watch'), sent);
+  const other = client.watch('t/');
+  await connection.expect('watch');
+  await watch.return(); // the prefix is still watched
+  await other.return();
+  assert.equal((await connection.expect('unwatch')).prefix, 't/');
+  assert.equal(connection.unread, 0);
 });
 
 test('a slow consumer of a watch asks for a snapshot when it continues', async () => {
