@@ -19,7 +19,7 @@ import time
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -36,9 +36,9 @@ from genie.history.records import (
     Moved,
     Opened,
     Queued,
+    RawDecoder,
     Released,
     UnreadableHistory,
-    decode,
     without_partial_line,
 )
 
@@ -289,19 +289,19 @@ class Segment:
                     text = zlib.decompress(file.read(block.size), _GZIP)
                 except zlib.error as error:
                     raise UnreadableHistory(f"{self.path}: {error}") from None
-                yield self._decode(text)
+                yield self._decode(text, records.decode)
 
     def read(self) -> Iterator[list[Line]]:
         """Yield all lines of the file, several at a time. A raw file begins with the requests that are carried into it."""
         if self.is_archived:
             yield from self.read_blocks(range(len(self.header.blocks)))
             return
-        state = self.path.with_name(self.stem + STATE)
+        state, decode = self.path.with_name(self.stem + STATE), RawDecoder().decode
         for path in (state, self.path) if state.exists() else (self.path,):
             for text in _blocks_of_lines(path):
-                yield self._decode(text)
+                yield self._decode(text, decode)
 
-    def _decode(self, text: bytes) -> list[Line]:
+    def _decode(self, text: bytes, decode: Callable[[bytes], list[Line]]) -> list[Line]:
         try:
             return decode(text)
         except UnreadableHistory as error:

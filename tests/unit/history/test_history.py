@@ -14,7 +14,6 @@ from genie.cli import main
 from genie.core import Disconnect, Expire, LockManager, Reason, Request
 from genie.history import records
 from genie.history.gantt import draw
-from genie.history.recorder import NO_WAIT
 from genie.history.records import UnreadableHistory, decode
 from genie.history.search import Query, search
 from genie.history.segments import archive_complete, delete_expired, list_segments
@@ -120,7 +119,7 @@ async def test_what_is_not_stored_is_not_recorded(tmp_path) -> None:
     recording = Recording(tmp_path)
     stored = recording.request(0, "a")
     lost = Request((), ("b",))
-    recording.recorder.steps.append((1.0, recording.manager.step(lost, 1), NO_WAIT))
+    recording.recorder.on_events(recording.manager.step(lost, 1), 1.0)
     recording.stop()
     assert [entry.id for entry in found(tmp_path)] == [stored.id]
 

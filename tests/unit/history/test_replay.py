@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from genie.cli import main
 from genie.core import Disconnect, Expire, Extend, LockManager, Release, Request
-from genie.history.records import Granted, Line, Locked, Queued, Released
+from genie.history.records import Granted, Line, Locked, Opened, Queued, Released
 from genie.history.replay import Change, Diverged, Replay, Step, what_if
 from genie.history.segments import archive_complete, list_segments, recorded_terms
-from history_recording import Recording
+from history_recording import T0, Recording
 
 
 def lines_of(directory: Path) -> list[Line]:
@@ -41,6 +41,8 @@ def run_randomly(recording: Recording, seed: int, steps: int) -> None:
                 random.choice([None, "t1", "t2", "t3"]),
                 random.choice([0, 0, 1, -2.5]),
                 release_on_disconnect=random.random() < 0.5,
+                principal=random.choice([None, None, "billing", "reports"]),
+                note=random.choice([None, None, "nightly"]),
             )
             recording.step(request, now)
             live.append(request)
@@ -54,9 +56,29 @@ def run_randomly(recording: Recording, seed: int, steps: int) -> None:
             recording.step(Expire(random.choice([1, 1000])), now)
 
 
+@pytest.mark.parametrize("redacted", [(), ("a", "t")], ids=["plain", "redacted"])
+@pytest.mark.parametrize("seed", range(20))
+async def test_the_lines_of_commands_are_read_as_the_events_that_they_caused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, redacted: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 10_000)
+    monkeypatch.setattr("genie.history.recorder.WRITTEN_BYTES", 2_000)
+    recorded = []
+    for as_lines in (True, False):
+        directory = tmp_path / str(as_lines)
+        manager = LockManager(unix_offset_ms=T0, max_queue_entries=6)
+        recording = Recording(directory, redacted, manager, as_lines=as_lines)
+        run_randomly(recording, seed, 500)
+        recording.stop()
+        assert len(list_segments(directory)) > 2
+        recorded.append([line for line in lines_of(directory) if not isinstance(line, Opened)])
+    assert recorded[0] == recorded[1]
+    assert sum(isinstance(line, Granted) for line in recorded[0]) > 50
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_random_steps_are_repeated_exactly(tmp_path: Path, seed: int) -> None:
-    recording = Recording(tmp_path)
+    recording = Recording(tmp_path, as_lines=True)
     run_randomly(recording, seed, 400)
     recording.stop()
     lines = lines_of(tmp_path)
@@ -68,11 +90,11 @@ async def test_random_steps_are_repeated_exactly(tmp_path: Path, seed: int) -> N
     assert dict(replay.manager.table.waiting).keys() == recording.manager.table.waiting.keys()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(8))
 async def test_a_replay_begins_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 10_000)
     monkeypatch.setattr("genie.history.recorder.WRITTEN_BYTES", 2_000)
-    recording = Recording(tmp_path)
+    recording = Recording(tmp_path, as_lines=True)
     run_randomly(recording, seed, 600)
     recording.stop()
     archive_complete(tmp_path)
