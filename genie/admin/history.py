@@ -82,6 +82,7 @@ def _past_request(entry: Entry) -> models.PastRequest:
         asked_at=UNSET if entry.asked_at is None else entry.asked_at,
         granted_at=UNSET if entry.granted_at is None else entry.granted_at,
         ended_at=UNSET if entry.ended_at is None else entry.ended_at,
+        record_ends_at=UNSET if entry.record_ends_at is None else entry.record_ends_at,
         reason=UNSET if entry.reason is None else str(entry.reason),
         fence=entry.fence or UNSET,
         transaction_name=UNSET if entry.transaction is None else entry.transaction,

@@ -345,6 +345,9 @@ class PastRequest(ApiModel, kw_only=True, gc=False):
     asked_at: float | UnsetType = UNSET
     granted_at: float | UnsetType = UNSET
     ended_at: float | UnsetType = UNSET
+    record_ends_at: float | UnsetType = UNSET
+    """The request was live at this time, when the record of its leadership ends, and the next leader did not have it: when and
+    how it ended is not recorded."""
     reason: str | UnsetType = UNSET
     """Why the request ended."""
     fence: int | UnsetType = UNSET

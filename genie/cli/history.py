@@ -125,7 +125,7 @@ def _report(result: Result, now_ms: float) -> Iterator[str]:
 
 def _cells(entry: Entry, now_ms: float) -> list[str]:
     """Return the table cells of a request, in the order of `HEADERS`."""
-    end = now_ms if entry.ended_at is None else entry.ended_at
+    end = now_ms if entry.last_at is None else entry.last_at
     asked = f"before {_time(entry.begins_at)}" if entry.asked_at is None else _time(entry.asked_at)
     waited = held = waited_for = ""
     if entry.asked_at is not None and entry.granted_at != entry.asked_at:
@@ -133,9 +133,12 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
         waited_for = " ".join(waiter.transaction or str(waiter.id) for waiter in entry.waited_for)
     if entry.granted_at is not None:
         held = duration(end - entry.granted_at)
-    ending = (
-        ("held now" if entry.granted_at is not None else "waits now") if entry.reason is None else str(entry.reason)
-    )
+    if entry.reason is not None:
+        ending = str(entry.reason)
+    elif entry.record_ends_at is not None:
+        ending = "not recorded"
+    else:
+        ending = "waits now" if entry.granted_at is None else "held now"
     mode = (
         "exclusive"
         if entry.exclusive and not entry.shared

@@ -29,7 +29,7 @@ STYLE: Final = (
 def draw(entries: list[Entry], until_ms: float) -> str:
     """Return a chart with one row for each request, in the given order. A request without an end lasts until `until_ms`."""
     start = min((entry.begins_at for entry in entries), default=until_ms - 1)
-    end = max((entry.ended_at or until_ms for entry in entries), default=until_ms)
+    end = max((entry.last_at or until_ms for entry in entries), default=until_ms)
     span = max(1.0, end - start)
     height = TOP + ROW * len(entries) + BOTTOM
 
@@ -63,9 +63,11 @@ def _row(entry: Entry, y: float, x: Scale, until_ms: float) -> Iterator[str]:
     tooltip = f"{entry.id} {' '.join([*entry.exclusive, *entry.shared])}" + (f" — {entry.note}" if entry.note else "")
     if entry.reason is not None:
         tooltip += f" — ended: {entry.reason}"
+    elif entry.record_ends_at is not None:
+        tooltip += " — its end is not recorded"
     yield f"<g><title>{escape(tooltip)}</title>"
     yield f'<text x="{LABELS - 10}" y="{y + 14}" text-anchor="end">{escape(shown)}</text>'
-    end = until_ms if entry.ended_at is None else entry.ended_at
+    end = until_ms if entry.last_at is None else entry.last_at
     if entry.asked_at is not None and entry.granted_at != entry.asked_at:
         yield _bar("wait", x(entry.asked_at), x(entry.granted_at or end), y + 7, ROW - 14)
     if entry.granted_at is not None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, json
 
 from genie.core import Reason
-from genie.history.records import Carried, Gap, Granted, Line, Locked, Queued, Released
-from genie.history.segments import Segment, key_of, list_segments
+from genie.history.records import Carried, Gap, Granted, Line, Locked, Opened, Queued, Released
+from genie.history.segments import GAP_KEY, Segment, key_of, last_at, list_segments
 
 MAX_REQUESTS: Final = 10_000
 """Number of requests that a search returns at most."""
@@ -70,11 +71,19 @@ class Entry(Struct, omit_defaults=True):
     waited_for: tuple[Waiter, ...] = ()
     cycle: tuple[str | int, ...] = ()
     """The owners of the deadlock that ended the request."""
+    record_ends_at: float | None = None
+    """The end of the request is not recorded: it was live at this time, when the record of its leadership ends, and the next
+    leader did not have it. None: its end is recorded, or it is live."""
 
     @property
     def begins_at(self) -> float:
         """The earliest known time of the request."""
         return self.asked_at if self.asked_at is not None else self.granted_at or 0.0
+
+    @property
+    def last_at(self) -> float | None:
+        """When the request ended, or its record ends; None: it is live."""
+        return self.record_ends_at if self.ended_at is None else self.ended_at
 
 
 class Result(Struct, omit_defaults=True):
@@ -100,13 +109,16 @@ def search(directory: Path, query: Query) -> Result:
 
 
 class _Search:
-    """One search. It reads the files from the latest to the earliest, so that it can stop at the limit."""
+    """One search. It reads the files from the latest to the earliest, so that it can stop at the limit.
+
+    It keeps what matches, and nothing else of the files that it has read.
+    """
 
     def __init__(self, directory: Path, query: Query) -> None:
         self._query = query
         self._segments = list_segments(directory)
         self._since = query.since if query.since is not None else 0.0
-        self._until = query.until if query.until is not None else float("inf")
+        self._until = query.until if query.until is not None else inf
         self._limit = min(query.limit, MAX_REQUESTS)
         self._gaps = 0
         self._keys = [
@@ -114,30 +126,147 @@ class _Search:
             for kind, name in (("r", query.resource), ("t", query.transaction), ("c", query.client))
             if name is not None
         ]
+        self._found: dict[int, Entry] = {}
+        """Requests that match the names of the query, by id."""
+        self._terms: dict[int, str] = {}
+        """The latest leadership of which a file that was read has the request, by id."""
+        self._later: dict[int, list[Locked | Released]] = {}
+        """Lines about requests that are in no file that was read, but may be in an earlier one."""
+        self._last_at_by_term: dict[str, float] = {}
 
     def run(self) -> Result:
-        found: dict[int, Entry] = {}
-        read: list[list[Line]] = []
-        more = False
-        for segment in reversed(self._segments):
-            if segment.is_archived and segment.header.first_at > self._until:
-                continue
-            lines = list(chain.from_iterable(self._lines_of(segment)))
-            read.append(lines)
-            found = self._matches(chain.from_iterable(reversed(read)))
-            # The file in which the window begins has all requests of the window. Only the index makes it cheap to look in
-            # earlier files for the arrival of those that are carried into it.
-            begins_before = segment.is_archived and segment.header.first_at <= self._since
-            if begins_before and not (self._keys and any(entry.asked_at is None for entry in found.values())):
-                break
-            if len(found) > self._limit:
-                more = True
-                break
-        entries = sorted(found.values(), key=lambda entry: (entry.begins_at, entry.id))
+        more = self._collect()
+        entries = sorted(
+            (entry for entry in self._found.values() if self._is_in_window(entry)),
+            key=lambda entry: (entry.begins_at, entry.id),
+        )
         if len(entries) > self._limit:
             entries, more = entries[-self._limit :], True
-        self._name_waiters(entries)
+        self._find_later_ends(entries)
+        _name_waiters(entries, {id_: (entry.transaction, entry.client) for id_, entry in self._found.items()})
         return Result(entries, more, self._gaps, self._begins_at())
+
+    def _collect(self) -> bool:
+        """Find the requests of the window. Return whether there are more than the limit."""
+        latest_term = None
+        has_window = False
+        for segment in reversed(self._segments):
+            if segment.is_archived and segment.header.events and segment.header.first_at > self._until:
+                continue
+            latest_term = latest_term or segment.term
+            here, first_at = self._read(segment)
+            # The file in which the window begins has all requests of the window. Only the index makes it cheap to look in
+            # earlier files for the arrival of those that are carried into it.
+            arrivals = self._merge(here, segment, known_only=has_window)
+            if has_window and not arrivals:
+                break
+            has_window = has_window or (segment.is_self_contained and first_at <= self._since)
+            if has_window:
+                if not (self._keys and any(entry.asked_at is None for entry in self._found.values())):
+                    break
+            elif sum(first_at <= entry.begins_at <= self._until for entry in self._found.values()) > self._limit:
+                # No request of an earlier file arrived later than these.
+                self._mark_lost(self._found.values(), latest_term)
+                return True
+        self._mark_lost(self._found.values(), latest_term)
+        return False
+
+    def _read(self, segment: Segment) -> tuple[dict[int, Entry], float]:
+        """Return the matching requests of a file by id, and the time of its first event that was read."""
+        here, first_at = dict[int, Entry](), inf
+        others: dict[int, tuple[str | None, str | None]] = {}
+        is_self_contained = segment.is_self_contained
+        for line in chain.from_iterable(self._lines_of(segment)):
+            if not isinstance(line, (Opened, Carried)):
+                first_at = min(first_at, line.at)
+            if isinstance(line, Queued):
+                if line.id in here:
+                    continue  # carried twice
+                if self._has_names(line):
+                    here[line.id] = _entry(line)
+                else:
+                    others[line.id] = line.transaction, line.principal
+            elif isinstance(line, (Locked, Released)):
+                if (entry := here.get(line.id)) is not None:
+                    _apply(line, entry)
+                elif not is_self_contained and line.id not in others:
+                    self._later.setdefault(line.id, []).append(line)
+            elif isinstance(line, Gap) and self._since <= line.at <= self._until:
+                self._gaps += 1
+        _name_waiters(here.values(), others)
+        return here, segment.header.first_at if segment.is_archived and segment.header.events else first_at
+
+    def _has_names(self, line: Queued) -> bool:
+        query = self._query
+        return (
+            (query.resource is None or query.resource in line.exclusive or query.resource in line.shared)
+            and (query.transaction is None or query.transaction == line.transaction)
+            and (query.client is None or query.client == line.principal)
+        )
+
+    def _merge(self, here: dict[int, Entry], segment: Segment, *, known_only: bool) -> bool:
+        """Add the requests of a file that is earlier than all before. Return whether it had some that were carried on."""
+        has_known = False
+        for id_, entry in here.items():
+            later = self._found.get(id_)
+            if later is not None:
+                has_known = True
+                _continue(entry, later)
+            elif known_only:
+                continue
+            else:
+                self._terms[id_] = segment.term
+                for line in self._later.pop(id_, ()):
+                    _apply(line, entry)
+            self._found[id_] = entry
+        return has_known
+
+    def _is_in_window(self, entry: Entry) -> bool:
+        return entry.begins_at <= self._until and (entry.last_at is None or entry.last_at >= self._since)
+
+    def _mark_lost(self, entries: Iterable[Entry], latest_term: str | None) -> None:
+        """Note for requests without an end that the leadership which had them is over, and no later one has them."""
+        for entry in entries:
+            if entry.ended_at is None and (term := self._terms[entry.id]) != latest_term:
+                entry.record_ends_at = max(entry.begins_at, entry.granted_at or 0.0, self._last_at(term))
+
+    def _last_at(self, term: str) -> float:
+        """Return the time of the last event of a leadership."""
+        if term not in self._last_at_by_term:
+            segments = [segment for segment in self._segments if segment.term == term]
+            self._last_at_by_term[term] = max(map(last_at, segments))
+        return self._last_at_by_term[term]
+
+    def _find_later_ends(self, entries: list[Entry]) -> None:
+        """Find the grants and the ends after the window of requests in it."""
+        live = {entry.id: entry for entry in entries if entry.last_at is None}
+        if not live or self._until == inf:
+            return
+        names = {name for entry in live.values() for name in (*entry.exclusive, *entry.shared)}
+        keys = [key_of("r", name) for name in names]
+        for segment in self._segments:
+            if not live:
+                return
+            for line in chain.from_iterable(self._lines_after_window(segment, keys)):
+                if isinstance(line, (Locked, Released)):
+                    if (entry := live.get(line.id)) is not None:
+                        _apply(line, entry)
+                        if isinstance(line, Released):
+                            del live[line.id]
+                elif isinstance(line, Carried) and line.id in live:
+                    self._terms[line.id] = segment.term
+        self._mark_lost(live.values(), self._segments[-1].term)
+
+    def _lines_after_window(self, segment: Segment, keys: list[int]) -> Iterator[list[Line]]:
+        """Yield the lines of a file about some resources that may be after the window."""
+        if not segment.is_archived:
+            yield from segment.read()
+        elif segment.header.events == 0 or segment.header.last_at >= self._until:
+            blocks = segment.header.blocks
+            numbers = sorted(segment.blocks_with(keys))
+            yield from segment.read_blocks(
+                n for n in numbers if (last := blocks[n].last_at) is None or last >= self._until
+            )
 
     def _begins_at(self) -> float | None:
         for segment in self._segments:
@@ -157,52 +286,39 @@ class _Search:
         blocks = segment.header.blocks
         numbers: Iterable[int] = range(len(blocks))
         if self._keys:
-            numbers = sorted(set.intersection(*(segment.blocks_with([key]) for key in self._keys)))
+            with_names = set.intersection(*(segment.blocks_with([key]) for key in self._keys))
+            numbers = sorted(with_names | segment.blocks_with([GAP_KEY]))
         else:  # also blocks before the window: their requests may be held in it
             numbers = [n for n, block in enumerate(blocks) if block.first_at is None or block.first_at <= self._until]
         yield from segment.read_blocks(numbers)
 
-    def _matches(self, lines: Iterable[Line]) -> dict[int, Entry]:
-        """Return the requests in `lines` that match, by id. Ends of other requests are skipped."""
-        query, found, requests = self._query, {}, {}
-        gaps = 0
-        for line in lines:
-            if isinstance(line, Queued):
-                if line.id in found:
-                    continue  # carried into a later file
-                if (
-                    (query.resource is None or query.resource in line.exclusive or query.resource in line.shared)
-                    and (query.transaction is None or query.transaction == line.transaction)
-                    and (query.client is None or query.client == line.principal)
-                ):
-                    found[line.id] = _entry(line)
-                    requests[line.id] = line
-            elif isinstance(line, Locked):
-                if (entry := found.get(line.id)) is not None:
-                    entry.granted_at, entry.fence = line.at, line.fence
-            elif isinstance(line, Released):
-                if (entry := found.get(line.id)) is not None:
-                    entry.ended_at, entry.reason, entry.cycle = line.at, line.reason, line.cycle
-            elif isinstance(line, Gap):
-                gaps += 1
-        self._gaps = gaps
-        since, until = self._since, self._until
-        return {
-            id_: entry
-            for id_, entry in found.items()
-            if entry.begins_at <= until and (entry.ended_at is None or entry.ended_at >= since)
-        }
 
-    def _name_waiters(self, entries: list[Entry]) -> None:
-        """Add transaction and client of the requests that others waited for, as far as they are among the results."""
-        by_id = {entry.id: entry for entry in entries}
-        for entry in entries:
-            entry.waited_for = tuple(
-                Waiter(waiter.id, by_id[waiter.id].transaction, by_id[waiter.id].client)
-                if waiter.id in by_id
-                else waiter
-                for waiter in entry.waited_for
-            )
+def _name_waiters(entries: Iterable[Entry], names: Mapping[int, tuple[str | None, str | None]]) -> None:
+    """Add transaction and client, which are given by id, to the requests that others waited for."""
+    for entry in entries:
+        entry.waited_for = tuple(
+            Waiter(waiter.id, *names[waiter.id]) if waiter.id in names else waiter for waiter in entry.waited_for
+        )
+
+
+def _apply(line: Locked | Released, entry: Entry) -> None:
+    """Apply a line about the request of an entry."""
+    if isinstance(line, Locked):
+        entry.granted_at, entry.fence = line.at, line.fence
+    else:
+        entry.ended_at, entry.reason, entry.cycle = line.at, line.reason, line.cycle
+
+
+def _continue(entry: Entry, later: Entry) -> None:
+    """Add to an entry what later files, into which the request was carried, say about it."""
+    if entry.granted_at is None:
+        entry.granted_at, entry.fence = later.granted_at, later.fence
+    if entry.ended_at is None:
+        entry.ended_at, entry.reason, entry.cycle = later.ended_at, later.reason, later.cycle
+    if entry.asked_at is None:
+        entry.asked_at = later.asked_at
+    known = {waiter.id: waiter for waiter in later.waited_for if waiter.transaction or waiter.client}
+    entry.waited_for = tuple(known.get(waiter.id, waiter) for waiter in entry.waited_for)
 
 
 def _entry(line: Queued) -> Entry:

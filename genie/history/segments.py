@@ -30,6 +30,7 @@ from genie.history import records
 from genie.history.records import (
     Carried,
     Extended,
+    Gap,
     Granted,
     Line,
     Locked,
@@ -51,6 +52,7 @@ STATE: Final = ".state"
 DAMAGED: Final = ".damaged"
 """Suffix of a raw file that could not be read. It is neither searched nor deleted."""
 LEVEL: Final = 3
+CRC_BYTES: Final = 4
 _GZIP: Final = 31
 """`wbits` of zlib for a gzip member."""
 
@@ -150,7 +152,10 @@ class Block(Struct, array_like=True, gc=False):
 
 
 class IndexHeader(Struct):
-    """The first line of an index. The rest is `entries` keys (8 bytes each, ascending), then as many block numbers (2 bytes)."""
+    """The first line of an index.
+
+    `entries` keys (8 bytes each, ascending) follow, as many block numbers (2 bytes), and the CRC-32 of all this (4 bytes).
+    """
 
     blocks: list[Block]
     entries: int
@@ -162,6 +167,10 @@ class IndexHeader(Struct):
 def key_of(kind: str, name: str) -> int:
     """Return the key of a resource (`kind` is `r`), a transaction (`t`) or a client (`c`) in an index."""
     return int.from_bytes(hashlib.blake2b(f"{kind}:{name}".encode(), digest_size=8).digest(), "little")
+
+
+GAP_KEY: Final = key_of("gap", "")
+"""The key of the blocks in which events are missing."""
 
 
 def _keys_of(request: Queued) -> list[int]:
@@ -198,6 +207,9 @@ class _ArchiveWriter:
                 found = keys.get(line.id, [])
                 if isinstance(line, Released):
                     keys.pop(line.id, None)
+            elif isinstance(line, Gap):
+                pairs.add((GAP_KEY, number))
+                continue
             else:
                 continue
             times.append(line.at)
@@ -226,7 +238,8 @@ class _ArchiveWriter:
         last = max((block.last_at for block in self.blocks if block.last_at is not None), default=0.0)
         header = IndexHeader(self.blocks, len(pairs), self.events, first, last)
         keys, numbers = array("Q", [key for key, _ in pairs]), array("H", [number for _, number in pairs])
-        return json.encode(header) + b"\n" + keys.tobytes() + numbers.tobytes()
+        content = json.encode(header) + b"\n" + keys.tobytes() + numbers.tobytes()
+        return content + zlib.crc32(content).to_bytes(CRC_BYTES, "little")
 
 
 # -- Reading ---------------------------------------------------------------------------------------------
@@ -253,14 +266,28 @@ class Segment:
         return self.path.name.endswith(ARCHIVED)
 
     @property
+    def is_self_contained(self) -> bool:
+        """Whether the file has all requests that are live at its begin."""
+        return self.is_archived or self.number == 1 or self.path.with_name(self.stem + STATE).exists()
+
+    @property
     def header(self) -> IndexHeader:
         """The header of the index of an archived file."""
         if self._header is None:
-            self._index = self.path.with_name(self.stem + INDEX).read_bytes()
+            path = self.path.with_name(self.stem + INDEX)
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                if not self.path.exists():
+                    raise  # both were deleted meanwhile
+                raise UnreadableHistory(f"{self.path} has no index") from None
+            self._index = content[:-CRC_BYTES]
+            if zlib.crc32(self._index).to_bytes(CRC_BYTES, "little") != content[-CRC_BYTES:]:
+                raise UnreadableHistory(f"{path}: damaged")
             try:
                 self._header = json.decode(self._index.partition(b"\n")[0], type=IndexHeader)
             except ValueError as error:
-                raise UnreadableHistory(f"{self.path.with_name(self.stem + INDEX)}: {error}") from None
+                raise UnreadableHistory(f"{path}: {error}") from None
         return self._header
 
     def blocks_with(self, keys: Iterable[int]) -> set[int]:
@@ -317,6 +344,14 @@ def _blocks_of_lines(path: Path) -> Iterator[bytes]:
             rest = (rest + read)[len(complete) :]
             if complete:
                 yield complete
+
+
+def last_at(segment: Segment) -> float:
+    """Return the time of the last event of a file, Unix ms; 0 if it has none."""
+    if segment.is_archived:
+        return segment.header.last_at
+    lines = (line for lines in segment.read() for line in lines if not isinstance(line, (Opened, Carried)))
+    return max((line.at for line in lines), default=0.0)
 
 
 def list_segments(directory: Path) -> list[Segment]:

@@ -12,7 +12,7 @@ export function drawHistory(history, now) {
   const requests = history.requests.slice(-MAX_ROWS);
   if (requests.length === 0) return html("p", { class: "empty" }, "No request is recorded.");
   const begins = Math.min(...requests.map(beginOf));
-  const ends = Math.max(...requests.map((each) => each.endedAt ?? now));
+  const ends = Math.max(...requests.map((each) => lastOf(each, now)));
   const x = (at) => ((at - begins) / Math.max(1, ends - begins)) * WIDTH;
   const rows = requests.map((each, index) => drawRow(each, index * ROW, x, now));
   const chart = svg("svg", { class: "gantt", viewBox: `0 0 ${WIDTH} ${requests.length * ROW}`, role: "img", "aria-label": "Who waited for it and held it" }, ...rows);
@@ -21,11 +21,12 @@ export function drawHistory(history, now) {
 }
 
 function drawRow(request, y, x, now) {
-  const end = request.endedAt ?? now;
+  const end = lastOf(request, now);
   const { askedAt, grantedAt } = request;
   const waited = askedAt !== undefined && askedAt !== grantedAt;
   const exclusive = request.resources.some((each) => each.startsWith("exclusive:"));
-  const ending = request.reason === undefined ? (grantedAt === undefined ? "waits" : "holds") : request.reason;
+  const state = grantedAt === undefined ? "waits" : "holds";
+  const ending = request.reason ?? (request.recordEndsAt === undefined ? state : "its end is not recorded");
   const times = [waited && `waited ${formatDuration((grantedAt ?? end) - askedAt)}`, grantedAt !== undefined && `held ${formatDuration(end - grantedAt)}`, ending];
   const label = requestLabel(request);
   return svg(
@@ -42,5 +43,7 @@ function drawRow(request, y, x, now) {
 const bar = (kind, left, right, y) => svg("rect", { class: kind, x: Math.max(0, left), y, width: Math.max(1, right - left), height: 7 });
 
 const beginOf = (request) => request.askedAt ?? request.grantedAt;
+
+const lastOf = (request, now) => request.endedAt ?? request.recordEndsAt ?? now;
 
 const timeOfDay = (at) => new Date(at).toLocaleTimeString("en-GB");
