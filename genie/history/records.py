@@ -116,12 +116,16 @@ class UnreadableHistory(ValueError):
     """A file of the history is damaged, or was written by a version of Genie with another format."""
 
 
+class OtherFormat(UnreadableHistory):
+    """Another version of Genie has written a file of the history."""
+
+
 def decode(text: bytes) -> list[Line]:
     """Decode lines. Raises UnreadableHistory for a damaged line and for a format that this version does not know."""
     try:
         lines: list[Line] = _decode_lines(text)
     except ValidationError as error:
-        raise UnreadableHistory(f"another version of Genie has written this history: {error}") from None
+        raise OtherFormat(f"another version of Genie has written this history: {error}") from None
     except ValueError as error:
         raise UnreadableHistory(f"damaged: {error}") from None
     return lines

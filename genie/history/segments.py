@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import sys
 import time
 import zlib
@@ -36,6 +37,7 @@ from genie.history.records import (
     Locked,
     Moved,
     Opened,
+    OtherFormat,
     Queued,
     Released,
     UnreadableHistory,
@@ -45,6 +47,7 @@ from genie.history.records import (
 
 BLOCK_BYTES: Final = 128 << 10
 """Bytes of lines in a block before its compression."""
+RAW: Final = ".jsonl"
 ARCHIVED: Final = ".jsonl.gz"
 INDEX: Final = ".index"
 STATE: Final = ".state"
@@ -53,6 +56,12 @@ DAMAGED: Final = ".damaged"
 """Suffix of a raw file that could not be read. It is neither searched nor deleted."""
 LEVEL: Final = 3
 CRC_BYTES: Final = 4
+_NAME: Final = re.compile(
+    r"(?P<stem>[0-9]{8}T[0-9]{6}\.[0-9]{6}Z-(?P<term>[0-9a-f]{8})-(?P<number>[0-9]{6,}))(?P<suffix>\..+)"
+)
+"""The name of a file: time of its first line, leadership, and number in it."""
+LEFTOVER_S: Final = 3_600.0
+"""Seconds after which a file that belongs to no other one is not one that is being written."""
 _GZIP: Final = 31
 """`wbits` of zlib for a gzip member."""
 
@@ -257,7 +266,7 @@ class Segment:
 
     @property
     def stem(self) -> str:
-        """The name of the file without its suffixes. Names sort by the time of the first line."""
+        """The name of the file without its suffixes."""
         return self.path.name.partition(".jsonl")[0]
 
     @property
@@ -320,19 +329,25 @@ class Segment:
 
     def read(self) -> Iterator[list[Line]]:
         """Yield all lines of the file, several at a time. A raw file begins with the requests that are carried into it."""
-        if self.is_archived:
-            yield from self.read_blocks(range(len(self.header.blocks)))
-            return
-        state = self.path.with_name(self.stem + STATE)
-        for path in (state, self.path) if state.exists() else (self.path,):
-            for text in _blocks_of_lines(path):
-                yield self._decode(text)
+        if not self.is_archived:
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    yield from map(self._decode, _blocks_of_lines(self.path.with_name(self.stem + STATE)))
+                yield from map(self._decode, _blocks_of_lines(self.path))
+            except FileNotFoundError:
+                archived = self.path.with_name(self.stem + ARCHIVED)
+                if not archived.exists():
+                    raise
+                self.path = archived  # meanwhile
+            else:
+                return
+        yield from self.read_blocks(range(len(self.header.blocks)))
 
     def _decode(self, text: bytes) -> list[Line]:
         try:
             return decode(text)
         except UnreadableHistory as error:
-            raise UnreadableHistory(f"{self.path}: {error}") from None
+            raise type(error)(f"{self.path}: {error}") from None
 
 
 def _blocks_of_lines(path: Path) -> Iterator[bytes]:
@@ -355,22 +370,26 @@ def last_at(segment: Segment) -> float:
 
 
 def list_segments(directory: Path) -> list[Segment]:
-    """Return the files of a directory in the order of their first lines. Other files are ignored."""
+    """Return the files of a directory: leadership by leadership, each by its numbers. Other files are ignored.
+
+    The order of the names is not enough: a clock that is set back gives a file an earlier name than the one before it.
+    """
     found: dict[str, Segment] = {}
+    begins: dict[str, str] = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        stem, separator, suffix = path.name.partition(".jsonl")
-        _time, _, rest = stem.rpartition("Z-")
-        term, _, number = rest.partition("-")
-        if separator and suffix in ("", ".gz") and number.isdecimal():
+        match = _NAME.fullmatch(path.name)
+        if match is not None and match["suffix"] in (RAW, ARCHIVED):
             # While a file is archived, both exist: the raw one is complete until it is deleted.
-            found.setdefault(stem, Segment(path, term, int(number)))
-    return sorted(found.values(), key=lambda segment: segment.stem)
+            segment = found.setdefault(match["stem"], Segment(path, match["term"], int(match["number"])))
+            begins[segment.term] = min(segment.stem, begins.get(segment.term, segment.stem))
+    return sorted(found.values(), key=lambda segment: (begins[segment.term], segment.number))
 
 
 def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iterator[Line]]:
     """Yield the lines of each leadership with events from `since` to `until` (Unix ms), for a replay.
 
-    The lines of a leadership begin with the last file that begins before `since`, with the requests that are carried into it.
+    The lines of a leadership begin with the last file that begins before `since`, with the requests that are carried into it;
+    if these are not known, because an earlier file is not archived yet, with that file.
     """
     by_term: dict[str, list[Segment]] = {}
     for segment in list_segments(directory):
@@ -378,6 +397,8 @@ def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iter
     for segments in by_term.values():
         starts = [_first_at(segment) for segment in segments]
         first = max((index for index, start in enumerate(starts) if start <= since), default=0)
+        while first > 0 and not segments[first].is_self_contained:
+            first -= 1
         chosen = [segment for segment, start in zip(segments, starts, strict=True) if start <= until][first:]
         if chosen:
             yield (line for segment in chosen for lines in segment.read() for line in lines if line.at <= until)
@@ -393,35 +414,37 @@ def _first_at(segment: Segment) -> float:
 
 
 def archive_complete(directory: Path) -> None:
-    """Archive each raw file that no server writes any more, in order. Only one process archives a directory at a time."""
-    with contextlib.ExitStack() as stack:
-        lock = stack.enter_context((directory / "archiver.lock").open("wb"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    """Archive each raw file that no server writes any more, in order.
+
+    A file that cannot be read is renamed, so that the files after it are archived; one of another version of Genie is left to
+    that version.
+    """
+    left: set[str] = set()
+    while True:
+        raw = [segment for segment in list_segments(directory) if not segment.is_archived]
+        complete = [segment for segment in raw if segment.stem not in left and not _is_written(segment.path)]
+        if not complete:
             return
-        while True:
-            segments = list_segments(directory)
-            complete = [segment for segment in segments if not segment.is_archived and not _is_written(segment.path)]
-            if not complete:
-                return
-            for segment in complete:
-                following = [
-                    other for other in segments if (other.term, other.number) == (segment.term, segment.number + 1)
-                ]
-                try:
-                    archive(segment, following[0] if following else None)
-                except UnreadableHistory as error:
-                    damaged = segment.path.with_name(f"{segment.path.name}{DAMAGED}")
-                    segment.path.rename(damaged)  # so that the files after it are archived
-                    sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
+        # Listed again, because a server may have begun the file that follows just before it completed the last one.
+        by_number = {(segment.term, segment.number): segment for segment in list_segments(directory)}
+        for segment in complete:
+            try:
+                archive(segment, by_number.get((segment.term, segment.number + 1)))
+            except OtherFormat as error:
+                left.add(segment.stem)
+                sys.stderr.write(f"{error}; it is not archived\n")
+            except UnreadableHistory as error:
+                damaged = segment.path.with_name(f"{segment.path.name}{DAMAGED}")
+                segment.path.rename(damaged)
+                sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
 
 
 def _is_written(path: Path) -> bool:
     """Return whether a server still writes a raw file: it holds a lock on the file."""
     with path.open("rb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Shared, because NFS rejects an exclusive lock on a file that is open for reading.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False
@@ -468,28 +491,85 @@ def _sync_directory(directory: Path) -> None:
 
 
 def delete_expired(directory: Path, max_bytes: int, max_age_s: float, now_ms: float) -> None:
-    """Delete archived files, the oldest first, until all have at most `max_bytes` and none is older than `max_age_s`."""
-    archived = [segment for segment in list_segments(directory) if segment.is_archived]
-    sizes = {
-        segment.stem: segment.path.stat().st_size + (directory / f"{segment.stem}{INDEX}").stat().st_size
-        for segment in archived
-    }
+    """Delete archived files, the oldest first, until all have at most `max_bytes` and none is older than `max_age_s`.
+
+    Files that cannot be archived, and what a killed process has left, are deleted when they are older than `max_age_s`.
+    """
+    segments = list_segments(directory)
+    archived = [segment for segment in segments if segment.is_archived]
+    sizes = {segment.stem: _size(segment.path) + _size(_index_of(segment)) for segment in archived}
     total = sum(sizes.values())
     for segment in archived:
-        if total <= max_bytes and now_ms - segment.header.last_at <= max_age_s * 1000:
-            return
-        segment.path.unlink()
-        (directory / f"{segment.stem}{INDEX}").unlink()
+        if total <= max_bytes and now_ms - _expires_from(segment) <= max_age_s * 1000:
+            break
+        segment.path.unlink(missing_ok=True)
+        _index_of(segment).unlink(missing_ok=True)
         total -= sizes[segment.stem]
+    live = {
+        path
+        for segment in segments
+        if segment.is_archived or _is_young(segment.path, max_age_s, now_ms) or _is_written(segment.path)
+        for path in _files_of(segment)
+    }
+    for path in directory.iterdir():
+        if _NAME.fullmatch(path.name) and path not in live:
+            with contextlib.suppress(FileNotFoundError):
+                if not _is_young(path, max_age_s, now_ms):
+                    path.unlink()
+
+
+def _is_young(path: Path, max_age_s: float, now_ms: float) -> bool:
+    """Return whether a file was changed within `max_age_s`, or so lately that it may be written now."""
+    return now_ms - path.stat().st_mtime * 1000 <= max(max_age_s, LEFTOVER_S) * 1000
+
+
+def _index_of(segment: Segment) -> Path:
+    return segment.path.with_name(segment.stem + INDEX)
+
+
+def _files_of(segment: Segment) -> tuple[Path, ...]:
+    """Return the paths of the files that belong to a file of the history."""
+    if segment.is_archived:
+        return segment.path, _index_of(segment)
+    return segment.path, segment.path.with_name(segment.stem + STATE)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _expires_from(segment: Segment) -> float:
+    """Return the time of the last event of an archived file; without one, or if it is damaged, when it was archived."""
+    with contextlib.suppress(UnreadableHistory):
+        if segment.header.events:
+            return segment.header.last_at
+    return segment.path.stat().st_mtime * 1000
+
+
+def clean_up(directory: Path, max_bytes: int, max_age_s: float) -> None:
+    """Archive the complete files of a directory, and delete the expired ones. Only one process does this at a time."""
+    with (directory / "archiver.lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        try:
+            archive_complete(directory)
+        finally:  # also if the disk is full: this makes room
+            delete_expired(directory, max_bytes, max_age_s, time.time() * 1000)
 
 
 def main(arguments: list[str]) -> None:
-    """Archive the complete files of a directory, and delete the expired ones."""
-    directory, max_bytes, max_age_s = Path(arguments[0]), int(arguments[1]), float(arguments[2])
+    """Clean up a directory."""
     with contextlib.suppress(OSError):
         os.nice(10)  # the server precedes
-    archive_complete(directory)
-    delete_expired(directory, max_bytes, max_age_s, time.time() * 1000)
+    try:
+        clean_up(Path(arguments[0]), int(arguments[1]), float(arguments[2]))
+    except OSError as error:
+        sys.exit(f"the history in {arguments[0]} cannot be archived: {error}")
 
 
 if __name__ == "__main__":

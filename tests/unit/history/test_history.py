@@ -207,7 +207,7 @@ async def test_old_files_are_deleted_by_age_and_by_size(tmp_path) -> None:
     size = newest.path.stat().st_size + (tmp_path / f"{newest.stem}.index").stat().st_size
     delete_expired(tmp_path, size, max_age_s=1e9, now_ms=T0)
     assert [entry.granted_at for entry in found(tmp_path)] == [T0 + 2_000]
-    assert {path.suffix for path in tmp_path.iterdir()} == {".gz", ".index", ".lock"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".gz", ".index"}
 
 
 async def test_a_slow_disk_costs_events_and_never_time(tmp_path, monkeypatch) -> None:
