@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import structlog
 
 from genie import core
 from genie.core import HELD, NO_TIMEOUT_MS, WAITING, LockManager, Request
@@ -19,7 +22,7 @@ from genie.core.deadlines import NEVER
 from genie.core.model import Owner
 from genie.history import records
 from genie.history.records import TIMEOUT_MS
-from genie.history.writer import HistoryWriter, Retention, namespace_directory, redaction_key
+from genie.history.writer import HistoryWriter, Retention, clean_up_command, namespace_directory, redaction_key
 
 ENCODED_STEPS: Final = 32
 """Number of recorded steps that are encoded together: so few that their requests are still in the processor's cache."""
@@ -29,6 +32,11 @@ FLUSH_INTERVAL_S: Final = 0.25
 """Seconds after which fewer are encoded and written as well. A killed server loses the events of this time."""
 MAX_WAITS_FOR: Final = 4
 """Number of requests that the line of a waiting request names at most."""
+
+CLEAN_UP_INTERVAL_S: Final = 3_600.0
+"""Seconds between two looks for files that are complete or expired."""
+
+log = structlog.get_logger()
 
 Positions = dict[str, tuple[float, int]]
 """Where a request waits in rearranged wait queues: negated priority and ticket by name."""
@@ -285,6 +293,7 @@ class History:
         self._namespace, self._server, self._retention, self._redacted = namespace, server, retention, redacted
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.directory).close()
             self._key = redaction_key(self.directory) if redacted else b""
         except OSError as error:
             raise ValueError(f"GENIE_HISTORY_DIR: cannot write to {self.directory}: {error.strerror}") from None
@@ -303,6 +312,24 @@ class History:
     def dropped(self) -> int:
         """How many writes, each with many events, were dropped because of the disk."""
         return self._dropped_before + (0 if self._writer is None else self._writer.dropped)
+
+    async def keep_clean(self) -> None:
+        """Archive what is complete and delete what is expired, again and again: also on a server that is idle or does not lead."""
+        while True:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *clean_up_command(self.directory, self._retention), stdin=asyncio.subprocess.DEVNULL
+                )
+            except OSError as error:
+                log.warning("archiver of the history not started", namespace=self._namespace, error=str(error))
+            else:
+                try:
+                    await process.wait()
+                finally:
+                    if process.returncode is None:  # it is cancelled: what a killed archiver leaves is archived later
+                        process.kill()
+                        await process.wait()
+            await asyncio.sleep(CLEAN_UP_INTERVAL_S)
 
     def join(self, timeout_s: float) -> None:
         """Wait until a stopped recording is written."""
