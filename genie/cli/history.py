@@ -21,7 +21,26 @@ from genie.history.search import MAX_REQUESTS, Entry, Query, Result, search
 from genie.history.writer import namespace_directory
 
 HEADERS = ("ASKED", "ID", "OWNER", "MODE", "WAITED", "FOR", "HELD", "END", "FENCE")
+DAY_MS = 86_400_000
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+class ClockTime(float):
+    """A time of day without a date: the last one, as Unix ms."""
+
+
+def read_window(since: float | None, until: float | None) -> tuple[float | None, float | None]:
+    """Return the window of two options. `14:10` as its end is the first 14:10 after its begin.
+
+    Raises click.UsageError if the window ends before it begins.
+    """
+    if since is None or until is None:
+        return since, until
+    if isinstance(until, ClockTime) and until < since:
+        until += DAY_MS
+    if since > until:
+        raise click.UsageError(f"--since ({format_time(since)}) must not be later than --until ({format_time(until)})")
+    return since, until
 
 
 class TimeType(click.ParamType[float | None]):
@@ -42,13 +61,12 @@ class TimeType(click.ParamType[float | None]):
                 moment = datetime.combine(now.date(), datetime.fromisoformat(f"2000-01-01T{text}").time()).astimezone()
                 if moment > now:  # `23:50`, asked shortly after midnight, was yesterday
                     moment -= timedelta(days=1)
-            else:
-                moment = datetime.fromisoformat(text).astimezone()
-        except ValueError:
+                return ClockTime(moment.timestamp() * 1000)
+            return datetime.fromisoformat(text).astimezone().timestamp() * 1000
+        except (ValueError, OverflowError):
             self.fail(
                 f"{value!r} is not a time: use 14:03, 2026-11-24T14:03:05, or 10m for ten minutes ago", param, ctx
             )
-        return moment.timestamp() * 1000
 
 
 @click.command()
@@ -93,8 +111,7 @@ def history(
 
     Reads the files that a server writes with --history-dir. Without filters, all requests. --json prints times in unix ms.
     """
-    if since is not None and until is not None and since > until:
-        raise click.UsageError("--since must not be later than --until")
+    since, until = read_window(since, until)
     query = Query(None if resource is None else bare_name(resource), transaction, client, since, until, limit)
     try:
         result = search(namespace_directory(history_dir, namespace or NAMESPACE), query)
@@ -114,7 +131,7 @@ def _report(result: Result, now_ms: float) -> Iterator[str]:
         yield "There is no history in this directory for this namespace."
         return
     if not result.requests:
-        yield f"No request matches. The history begins at {_time(result.begins_at)}."
+        yield f"No request matches. The history begins at {format_time(result.begins_at)}."
         return
     yield from table(HEADERS, [_cells(entry, now_ms) for entry in result.requests], right_aligned=(4, 6, 8))
     if result.more:
@@ -126,7 +143,7 @@ def _report(result: Result, now_ms: float) -> Iterator[str]:
 def _cells(entry: Entry, now_ms: float) -> list[str]:
     """Return the table cells of a request, in the order of `HEADERS`."""
     end = now_ms if entry.last_at is None else entry.last_at
-    asked = f"before {_time(entry.begins_at)}" if entry.asked_at is None else _time(entry.asked_at)
+    asked = f"before {format_time(entry.begins_at)}" if entry.asked_at is None else format_time(entry.asked_at)
     waited = held = waited_for = ""
     if entry.asked_at is not None and entry.granted_at != entry.asked_at:
         waited = duration((entry.granted_at or end) - entry.asked_at)
@@ -162,5 +179,6 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
     ]
 
 
-def _time(at_ms: float) -> str:
+def format_time(at_ms: float) -> str:
+    """Return a time with its date, local, with milliseconds."""
     return f"{datetime.fromtimestamp(at_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S.%f}"[:-3]

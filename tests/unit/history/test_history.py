@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import gzip
+import time
+from datetime import datetime, tzinfo
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from genie.cli import main
+from genie.cli.history import TimeType, read_window
 from genie.core import Disconnect, Expire, LockManager, Reason, Request
 from genie.history import records
 from genie.history.gantt import draw
@@ -19,6 +23,14 @@ from genie.history.records import UnreadableHistory, decode
 from genie.history.search import Query, search
 from genie.history.segments import archive_complete, delete_expired, list_segments
 from history_recording import T0, Recording
+
+
+class Clock(datetime):
+    """A day on which it is 14:05."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime(2026, 11, 24, 14, 5, tzinfo=tz)
 
 
 def found(directory: Path, **query):
@@ -259,6 +271,33 @@ async def test_a_damaged_file_does_not_keep_others_from_being_archived(tmp_path,
     segment.path.write_bytes(segment.path.read_bytes()[:-4] + b"zzzz")
     with pytest.raises(UnreadableHistory, match=r"jsonl\.gz"):
         found(tmp_path)
+
+
+def test_a_window_may_end_later_today_or_after_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genie.cli.history.datetime", Clock)
+    since, until = TimeType(), TimeType()
+    for begin, end, expected in (
+        ("14:00", "14:10", 10),  # at 14:05
+        ("23:50", "00:10", 20),
+        ("14:00", "14:04", 4),
+        ("14:10", "14:20", 10),  # yesterday
+    ):
+        window = read_window(since.convert(begin, None, None), until.convert(end, None, None))
+        assert window[1] - window[0] == expected * 60_000
+    with pytest.raises(click.UsageError, match="must not be later"):
+        read_window(2.0, 1.0)
+
+
+@pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31T23:59", "yesterday", "25:00"])
+def test_a_time_that_does_not_exist_is_rejected(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo" if text.startswith("0") else "America/New_York")
+    time.tzset()
+    try:
+        with pytest.raises(click.BadParameter, match="is not a time"):
+            TimeType().convert(text, None, None)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_another_format_is_rejected() -> None:
