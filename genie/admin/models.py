@@ -341,7 +341,10 @@ class PastRequest(ApiModel, kw_only=True, gc=False):
 
     id: int
     resources: list[str]
-    """The requested locks, as `mode:name`."""
+    """The requested locks, as `mode:name`: at most 10, that of the resource among them."""
+    resources_total: int
+    mode: str
+    """The mode in which the request asked for the resource: `exclusive` or `shared`."""
     asked_at: float | UnsetType = UNSET
     granted_at: float | UnsetType = UNSET
     ended_at: float | UnsetType = UNSET

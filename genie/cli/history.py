@@ -12,7 +12,7 @@ from typing import Any
 import click
 from msgspec import json
 
-from genie.cli.format import duration, printable, table
+from genie.cli.format import duration, join_names, printable, table
 from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
 from genie.config import NAMESPACE
 from genie.history.gantt import draw
@@ -21,6 +21,9 @@ from genie.history.search import MAX_REQUESTS, Entry, Query, Result, search
 from genie.history.writer import namespace_directory
 
 HEADERS = ("ASKED", "ID", "OWNER", "MODE", "WAITED", "FOR", "HELD", "END", "FENCE")
+RESOURCES = "RESOURCES"
+"""The header in place of MODE if the requests of several resources are shown."""
+RESOURCES_WIDTH = 40
 DAY_MS = 86_400_000
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -116,7 +119,10 @@ def history(
     try:
         result = search(namespace_directory(history_dir, namespace or NAMESPACE), query)
         if svg is not None:
-            svg.write_text(draw(result.requests, min(until or time.time() * 1000, time.time() * 1000)))
+            now_ms = time.time() * 1000
+            svg.write_text(
+                draw(result.requests, since, now_ms if until is None else min(until, now_ms)), encoding="utf-8"
+            )
     except (UnreadableHistory, OSError) as error:
         raise click.ClickException(str(error)) from None
     if as_json:
@@ -133,7 +139,9 @@ def _report(result: Result, now_ms: float) -> Iterator[str]:
     if not result.requests:
         yield f"No request matches. The history begins at {format_time(result.begins_at)}."
         return
-    yield from table(HEADERS, [_cells(entry, now_ms) for entry in result.requests], right_aligned=(4, 6, 8))
+    several = any(entry.mode is None for entry in result.requests)
+    headers = [RESOURCES if several and header == "MODE" else header for header in HEADERS]
+    yield from table(headers, [_cells(entry, now_ms) for entry in result.requests], right_aligned=(4, 6, 8))
     if result.more:
         yield f"Only the latest {len(result.requests):,} requests are shown (--limit)."
     if result.gaps:
@@ -156,13 +164,6 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
         ending = "not recorded"
     else:
         ending = "waits now" if entry.granted_at is None else "held now"
-    mode = (
-        "exclusive"
-        if entry.exclusive and not entry.shared
-        else "shared"
-        if entry.shared and not entry.exclusive
-        else "both"
-    )
     owner = entry.transaction or entry.client or "-"
     if entry.note:
         owner += f" ({entry.note})"
@@ -170,13 +171,19 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
         asked,
         str(entry.id),
         printable(owner),
-        mode,
+        _resources(entry) if entry.mode is None else entry.mode,
         waited,
         printable(waited_for),
         held,
         ending,
         str(entry.fence or ""),
     ]
+
+
+def _resources(entry: Entry) -> str:
+    """Return the first resources of a request; `anyOf` if it was granted none."""
+    names = [f"exclusive:{name}" for name in entry.exclusive] + [f"shared:{name}" for name in entry.shared]
+    return join_names(names, len(names), RESOURCES_WIDTH) if names else "anyOf"
 
 
 def format_time(at_ms: float) -> str:

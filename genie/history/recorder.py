@@ -7,8 +7,6 @@ encoded, and a thread writes them. If the disk cannot keep up, events are droppe
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +20,14 @@ from genie.core.deadlines import NEVER
 from genie.core.model import Owner
 from genie.history import records
 from genie.history.records import TIMEOUT_MS
-from genie.history.writer import HistoryWriter, Retention, clean_up_command, namespace_directory, redaction_key
+from genie.history.writer import (
+    HistoryWriter,
+    Retention,
+    clean_up_command,
+    name_digest,
+    namespace_directory,
+    redaction_key,
+)
 
 ENCODED_STEPS: Final = 32
 """Number of recorded steps that are encoded together: so few that their requests are still in the processor's cache."""
@@ -185,7 +190,10 @@ class Recorder:
         if isinstance(event, core.Queued):
             return records.Queued(at, *self._fields(event.request), wait.waits_for)
         if isinstance(event, (core.Granted, core.Taken)):
-            return records.Granted(at, *self._fields(event.request), (), event.request.fence)
+            line = records.Granted(at, *self._fields(event.request), (), event.request.fence)
+            if self._redacted and isinstance(event, core.Taken):
+                line.note = None  # the request may name a redacted resource that it was not granted
+            return line
         if isinstance(event, core.Extended):
             return records.Extended(at, event.request.id, event.transaction_timeout_ms)
         return None
@@ -210,7 +218,9 @@ class Recorder:
         if self._redacted:
             exclusive, shared = tuple(map(self.redact, exclusive)), tuple(map(self.redact, shared))
             transaction = None if transaction is None else self.redact(transaction)
-            if (exclusive, shared, transaction) != (request.exclusive, request.shared, request.transaction):
+            if (exclusive, shared, transaction) != (request.exclusive, request.shared, request.transaction) or not (
+                exclusive or shared  # a request with `anyOf`, which may name a redacted one
+            ):
                 note = None
         return (
             request.id,
@@ -235,7 +245,7 @@ class Recorder:
         """Return a name as it is recorded: unchanged, or its redacted prefix and 16 hexadecimal digits of its digest."""
         for prefix in self._redacted:
             if name.startswith(prefix):
-                return f"{prefix}#{hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()[:16]}"
+                return prefix + name_digest(self._key, name)
         return name
 
 

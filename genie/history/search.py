@@ -1,15 +1,16 @@
 """Finds requests in the history: by resource, transaction, client and time.
 
-    python -m genie.history.search DIRECTORY QUERY
+    python -m genie.history.search DIRECTORY
 
-prints the `Result` for a `Query`, both as JSON. The admin port searches in this way, in a process of its own.
+reads a `Query` from the standard input and prints its `Result`, both as JSON. The admin port searches in this way, in a
+process of its own. The query is no argument, because a name may be a secret, and every user sees the arguments of a process.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -17,12 +18,15 @@ from typing import Final
 
 from msgspec import Struct, json
 
-from genie.core import Reason
+from genie.core import Mode, Reason
 from genie.history.records import Carried, Gap, Granted, Line, Locked, Opened, Queued, Released
 from genie.history.segments import GAP_KEY, Segment, key_of, last_at, list_segments
+from genie.history.writer import recorded_names
 
 MAX_REQUESTS: Final = 10_000
 """Number of requests that a search returns at most."""
+MAX_LISTED_RESOURCES: Final = 10
+"""Number of names of a request in the output of this module as a process: a request may have 1,024, of 512 characters each."""
 ATTEMPTS: Final = 5
 """How often a search begins again because a file was archived or deleted while it was read."""
 
@@ -64,6 +68,8 @@ class Entry(Struct, omit_defaults=True):
     fence: int = 0
     exclusive: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    mode: str | None = None
+    """The mode in which the request asked for the resource of the query; None if the query has none."""
     transaction: str | None = None
     client: str | None = None
     note: str | None = None
@@ -71,6 +77,8 @@ class Entry(Struct, omit_defaults=True):
     waited_for: tuple[Waiter, ...] = ()
     cycle: tuple[str | int, ...] = ()
     """The owners of the deadlock that ended the request."""
+    resources_total: int = 0
+    """How many names the request has, if only the first ones are listed; 0: all are."""
     record_ends_at: float | None = None
     """The end of the request is not recorded: it was live at this time, when the record of its leadership ends, and the next
     leader did not have it. None: its end is recorded, or it is live."""
@@ -121,10 +129,14 @@ class _Search:
         self._until = query.until if query.until is not None else inf
         self._limit = min(query.limit, MAX_REQUESTS)
         self._gaps = 0
+        self._resources, self._transactions = (
+            None if name is None else recorded_names(directory, name) for name in (query.resource, query.transaction)
+        )
+        clients = None if query.client is None else {query.client}
         self._keys = [
-            key_of(kind, name)
-            for kind, name in (("r", query.resource), ("t", query.transaction), ("c", query.client))
-            if name is not None
+            [key_of(kind, name) for name in names]
+            for kind, names in (("r", self._resources), ("t", self._transactions), ("c", clients))
+            if names is not None
         ]
         self._found: dict[int, Entry] = {}
         """Requests that match the names of the query, by id."""
@@ -143,6 +155,9 @@ class _Search:
         if len(entries) > self._limit:
             entries, more = entries[-self._limit :], True
         self._find_later_ends(entries)
+        if self._resources is not None:
+            for entry in entries:
+                entry.mode = str(Mode.SHARED if self._resources.isdisjoint(entry.exclusive) else Mode.EXCLUSIVE)
         _name_waiters(entries, {id_: (entry.transaction, entry.client) for id_, entry in self._found.items()})
         return Result(entries, more, self._gaps, self._begins_at())
 
@@ -197,11 +212,11 @@ class _Search:
         return here, segment.header.first_at if segment.is_archived and segment.header.events else first_at
 
     def _has_names(self, line: Queued) -> bool:
-        query = self._query
+        client = self._query.client
         return (
-            (query.resource is None or query.resource in line.exclusive or query.resource in line.shared)
-            and (query.transaction is None or query.transaction == line.transaction)
-            and (query.client is None or query.client == line.principal)
+            (self._resources is None or not self._resources.isdisjoint(line.exclusive + line.shared))
+            and (self._transactions is None or line.transaction in self._transactions)
+            and (client is None or client == line.principal)
         )
 
     def _merge(self, here: dict[int, Entry], segment: Segment, *, known_only: bool) -> bool:
@@ -286,7 +301,7 @@ class _Search:
         blocks = segment.header.blocks
         numbers: Iterable[int] = range(len(blocks))
         if self._keys:
-            with_names = set.intersection(*(segment.blocks_with([key]) for key in self._keys))
+            with_names = set.intersection(*(segment.blocks_with(keys) for keys in self._keys))
             numbers = sorted(with_names | segment.blocks_with([GAP_KEY]))
         else:  # also blocks before the window: their requests may be held in it
             numbers = [n for n, block in enumerate(blocks) if block.first_at is None or block.first_at <= self._until]
@@ -345,9 +360,26 @@ def _entry(line: Queued) -> Entry:
     return entry
 
 
+def shorten(entry: Entry, first: Container[str]) -> int:
+    """Keep at most `MAX_LISTED_RESOURCES` names of an entry, those in `first` before others. Return how many it had."""
+    total = len(entry.exclusive) + len(entry.shared)
+    if total > MAX_LISTED_RESOURCES:
+        names = [(name, True) for name in entry.exclusive] + [(name, False) for name in entry.shared]
+        names.sort(key=lambda each: each[0] not in first)
+        kept = names[:MAX_LISTED_RESOURCES]
+        entry.exclusive = tuple(name for name, exclusive in kept if exclusive)
+        entry.shared = tuple(name for name, exclusive in kept if not exclusive)
+    return total
+
+
 def main(arguments: list[str]) -> None:
-    """Search, and print the result as JSON."""
-    result = search(Path(arguments[0]), json.decode(arguments[1], type=Query))
+    """Search, and print the result as JSON, with a few names of each request."""
+    directory, query = Path(arguments[0]), json.decode(sys.stdin.buffer.read(), type=Query)
+    result = search(directory, query)
+    first = set() if query.resource is None else recorded_names(directory, query.resource)
+    for entry in result.requests:
+        entry.resources_total = shorten(entry, first)
+        entry.cycle = ()
     sys.stdout.buffer.write(json.encode(result))
 
 

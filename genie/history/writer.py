@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import hmac
 import os
 import secrets
 import subprocess
@@ -48,13 +50,13 @@ def namespace_directory(directory: str | Path, namespace: str) -> Path:
     return Path(directory) / (name.replace(".", "%2E") if name in (".", "..") else name)
 
 
-def redaction_key(directory: Path) -> bytes:
+def redaction_key(directory: Path, *, create: bool = True) -> bytes:
     """Return the key of the redacted names in a directory, which only the owner can read. It is created with the directory.
 
     Raises ValueError if the key is damaged: with a part of it, digests could be compared with guessed names.
     """
     path = directory / "redaction.key"
-    if not path.exists():
+    if create and not path.exists():
         fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(KEY_BYTES))
@@ -67,6 +69,20 @@ def redaction_key(directory: Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise ValueError(f"{path} is damaged: it has {len(key)} bytes, not {KEY_BYTES}")
     return key
+
+
+def name_digest(key: bytes, name: str) -> str:
+    """Return what is recorded of a redacted name after its prefix."""
+    return f"#{hmac.new(key, name.encode(), hashlib.sha256).hexdigest()[:16]}"
+
+
+def recorded_names(directory: Path, name: str) -> set[str]:
+    """Return all texts that may be recorded for a name: the name, and with the key of the directory its redactions."""
+    try:
+        digest = name_digest(redaction_key(directory, create=False), name)
+    except (OSError, ValueError):  # nothing is redacted, or the reader may not know what
+        return {name}
+    return {name, *(f"{name[:length]}{digest}" for length in range(1, len(name) + 1))}
 
 
 def clean_up_command(directory: Path, retention: Retention) -> list[str]:

@@ -320,7 +320,7 @@ async def test_the_command_prints_a_table_json_and_a_chart(tmp_path) -> None:
     assert "transfer-1" in text.output
     assert "queue-timeout" in text.output
     assert "&lt;transfer-2&gt;" in chart.read_text()
-    assert chart.read_text() == draw(found(tmp_path / "main"), T0 + 30)
+    assert chart.read_text() == draw(found(tmp_path / "main", resource="accounts/42"), None, T0 + 30)
     as_json = CliRunner().invoke(main, [*command, "--json"])
     assert f'"id":{first.id}' in as_json.output
     wrong = CliRunner().invoke(main, [*command, "--since", "yesterday"])

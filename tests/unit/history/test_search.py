@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
+from click.testing import CliRunner
+from msgspec import json
 
-from genie.core import LockManager, Reason
+from genie.cli import main
+from genie.core import LockManager, Reason, Request
+from genie.core.commands import Take
+from genie.history.gantt import draw
 from genie.history.records import UnreadableHistory
-from genie.history.search import Entry, Query, search
+from genie.history.search import Entry, Query, Result, search
 from genie.history.segments import archive_complete, list_segments
+from genie.history.writer import redaction_key
 from history_recording import T0, Recording
 
 
@@ -169,3 +178,71 @@ async def test_a_damaged_archive_is_reported_and_never_believed(tmp_path: Path) 
     (tmp_path / f"{segment.stem}.index").unlink()
     with pytest.raises(UnreadableHistory, match="has no index"):
         found(tmp_path, resource="a")
+
+
+@pytest.mark.parametrize("archives", [False, True])
+async def test_who_has_the_key_finds_redacted_names(tmp_path: Path, archives: bool) -> None:
+    recording = Recording(tmp_path, redacted=("customers/", "t/"))
+    recording.recorder._key = redaction_key(tmp_path)
+    request = recording.request(0, "customers/alice", transaction="t/1")
+    recording.request(1, "customers/bob")
+    recording.stop()
+    if archives:
+        archive_complete(tmp_path)
+    assert [entry.id for entry in found(tmp_path, resource="customers/alice")] == [request.id]
+    assert [entry.id for entry in found(tmp_path, transaction="t/1")] == [request.id]
+    assert found(tmp_path, resource="customers/") == []
+    (tmp_path / "redaction.key").unlink()
+    assert found(tmp_path, resource="customers/alice") == []
+
+
+async def test_the_notes_of_requests_that_choose_are_not_recorded_if_names_are_redacted(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, redacted=("customers/",))
+    choices = (("customers/alice", True), ("free", True))
+    recording.step(Take(Request((), (), note="alice's card"), choices, (1, 1), 1), 0)
+    recording.step(Take(Request((), (), note="alice's card"), choices[:1], (1,), 2), 1)
+    recording.request(2, "free", note="kept")
+    recording.stop()
+    content = list_segments(tmp_path)[0].path.read_text()
+    assert "alice" not in content
+    assert "kept" in content
+
+
+async def test_a_request_has_its_mode_for_the_resource(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.step(Request(("a",), ("b",)), 0)
+    recording.step(Take(Request((), ()), (("a", True),), (1,), 1), 1)
+    recording.stop()
+    assert [entry.mode for name in "ab" for entry in found(tmp_path, resource=name)] == ["shared", "exclusive"]
+    command = ["history", "--history-dir", str(tmp_path.parent), "--namespace", tmp_path.name]
+    header, one, two = CliRunner().invoke(main, command).output.splitlines()
+    assert "RESOURCES" in header
+    assert " exclusive:b shared:a " in one
+    assert " anyOf " in two
+
+
+async def test_the_process_of_a_search_lists_a_few_names_and_has_none_in_its_arguments(tmp_path: Path) -> None:
+    names = [f"a/{number}" for number in range(1_000)]
+    recording = Recording(tmp_path)
+    recording.request(0, *names)
+    recording.stop()
+    command = [sys.executable, "-m", "genie.history.search", str(tmp_path)]
+    query = json.encode(Query(resource="a/777"))
+    output = subprocess.run(command, input=query, capture_output=True, check=True).stdout  # noqa: ASYNC221
+    (entry,) = json.decode(output, type=Result).requests
+    assert (entry.resources_total, len(entry.exclusive), entry.exclusive[0]) == (1_000, 10, "a/777")
+
+
+async def test_a_chart_is_well_formed_and_shows_the_window(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    request = recording.request(0, "a\uffff", transaction="</text><script>\u202e\ufffe&'\"]]>", note="<!--\x1b")
+    recording.request(90_000, "b")
+    recording.release(100_000, request)
+    recording.stop()
+    chart = draw(found(tmp_path), T0 + 95_000, T0 + 96_000)
+    tree = ET.fromstring(chart)  # noqa: S314 - our own
+    space = "{http://www.w3.org/2000/svg}"
+    assert tree.find(f".//{space}script") is None
+    bars = list(tree.iterfind(f"./{space}g/{space}rect"))
+    assert [(bar.get("class"), bar.get("x"), bar.get("width")) for bar in bars] == [("held", "260.0", "730.0")] * 2
+    assert (tree.find(f"./{space}title").text or "").endswith("35.000 to 16:01:36.000 UTC")
