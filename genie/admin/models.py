@@ -349,7 +349,7 @@ class PastRequest(ApiModel, kw_only=True, gc=False):
     granted_at: float | UnsetType = UNSET
     ended_at: float | UnsetType = UNSET
     record_ends_at: float | UnsetType = UNSET
-    """The request was live at this time, when the record of its leadership ends, and the next leader did not have it: when and
+    """The request was live at this time, when the record of its leadership ends, and no later leader recorded it: when and
     how it ended is not recorded."""
     reason: str | UnsetType = UNSET
     """Why the request ended."""

@@ -155,9 +155,11 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
     waited = held = waited_for = ""
     if entry.asked_at is not None and entry.granted_at != entry.asked_at:
         waited = duration((entry.granted_at or end) - entry.asked_at)
+        if entry.record_ends_at is not None and entry.granted_at is None:
+            waited = f"≥ {waited}"
         waited_for = " ".join(waiter.transaction or str(waiter.id) for waiter in entry.waited_for)
     if entry.granted_at is not None:
-        held = duration(end - entry.granted_at)
+        held = ("≥ " if entry.record_ends_at is not None else "") + duration(end - entry.granted_at)
     if entry.reason is not None:
         ending = str(entry.reason)
     elif entry.record_ends_at is not None:

@@ -20,7 +20,7 @@ from msgspec import Struct, json
 
 from genie.core import Mode, Reason
 from genie.history.records import Carried, Gap, Granted, Line, Locked, Opened, Queued, Released
-from genie.history.segments import GAP_KEY, Segment, key_of, last_at, list_segments
+from genie.history.segments import GAP_KEY, Segment, is_written, key_of, last_at, list_segments
 from genie.history.writer import recorded_names
 
 MAX_REQUESTS: Final = 10_000
@@ -80,8 +80,8 @@ class Entry(Struct, omit_defaults=True):
     resources_total: int = 0
     """How many names the request has, if only the first ones are listed; 0: all are."""
     record_ends_at: float | None = None
-    """The end of the request is not recorded: it was live at this time, when the record of its leadership ends, and the next
-    leader did not have it. None: its end is recorded, or it is live."""
+    """The end of the request is not recorded: it was live at this time, when the record of its leadership ends, and no later
+    leader recorded it. None: its end is recorded, or it is live."""
 
     @property
     def begins_at(self) -> float:
@@ -123,7 +123,7 @@ class _Search:
     """
 
     def __init__(self, directory: Path, query: Query) -> None:
-        self._query = query
+        self._directory, self._query = directory, query
         self._segments = list_segments(directory)
         self._since = query.since if query.since is not None else 0.0
         self._until = query.until if query.until is not None else inf
@@ -148,13 +148,13 @@ class _Search:
 
     def run(self) -> Result:
         more = self._collect()
+        self._find_ends()
         entries = sorted(
             (entry for entry in self._found.values() if self._is_in_window(entry)),
             key=lambda entry: (entry.begins_at, entry.id),
         )
         if len(entries) > self._limit:
             entries, more = entries[-self._limit :], True
-        self._find_later_ends(entries)
         if self._resources is not None:
             for entry in entries:
                 entry.mode = str(Mode.SHARED if self._resources.isdisjoint(entry.exclusive) else Mode.EXCLUSIVE)
@@ -163,12 +163,10 @@ class _Search:
 
     def _collect(self) -> bool:
         """Find the requests of the window. Return whether there are more than the limit."""
-        latest_term = None
-        has_window = False
+        has_window = has_more = False
         for segment in reversed(self._segments):
             if segment.is_archived and segment.header.events and segment.header.first_at > self._until:
                 continue
-            latest_term = latest_term or segment.term
             here, first_at = self._read(segment)
             # The file in which the window begins has all requests of the window. Only the index makes it cheap to look in
             # earlier files for the arrival of those that are carried into it.
@@ -180,11 +178,9 @@ class _Search:
                 if not (self._keys and any(entry.asked_at is None for entry in self._found.values())):
                     break
             elif sum(first_at <= entry.begins_at <= self._until for entry in self._found.values()) > self._limit:
-                # No request of an earlier file arrived later than these.
-                self._mark_lost(self._found.values(), latest_term)
-                return True
-        self._mark_lost(self._found.values(), latest_term)
-        return False
+                has_more = True  # no request of an earlier file arrived later than these
+                break
+        return has_more
 
     def _read(self, segment: Segment) -> tuple[dict[int, Entry], float]:
         """Return the matching requests of a file by id, and the time of its first event that was read."""
@@ -239,11 +235,13 @@ class _Search:
     def _is_in_window(self, entry: Entry) -> bool:
         return entry.begins_at <= self._until and (entry.last_at is None or entry.last_at >= self._since)
 
-    def _mark_lost(self, entries: Iterable[Entry], latest_term: str | None) -> None:
-        """Note for requests without an end that the leadership which had them is over, and no later one has them."""
-        for entry in entries:
-            if entry.ended_at is None and (term := self._terms[entry.id]) != latest_term:
-                entry.record_ends_at = max(entry.begins_at, entry.granted_at or 0.0, self._last_at(term))
+    def _is_recording(self, term: str) -> bool:
+        """Return whether a server still records a leadership."""
+        return any(
+            is_written(segment.path)
+            for segment in list_segments(self._directory)
+            if segment.term == term and not segment.is_archived
+        )
 
     def _last_at(self, term: str) -> float:
         """Return the time of the last event of a leadership."""
@@ -252,25 +250,35 @@ class _Search:
             self._last_at_by_term[term] = max(map(last_at, segments))
         return self._last_at_by_term[term]
 
-    def _find_later_ends(self, entries: list[Entry]) -> None:
-        """Find the grants and the ends after the window of requests in it."""
-        live = {entry.id: entry for entry in entries if entry.last_at is None}
-        if not live or self._until == inf:
+    def _find_ends(self) -> None:
+        """Find the grants and the ends after the window. Note which requests have no end because it is not recorded."""
+        live = {id_: entry for id_, entry in self._found.items() if entry.ended_at is None}
+        if not live:
             return
-        names = {name for entry in live.values() for name in (*entry.exclusive, *entry.shared)}
-        keys = [key_of("r", name) for name in names]
-        for segment in self._segments:
-            if not live:
-                return
-            for line in chain.from_iterable(self._lines_after_window(segment, keys)):
-                if isinstance(line, (Locked, Released)):
-                    if (entry := live.get(line.id)) is not None:
-                        _apply(line, entry)
-                        if isinstance(line, Released):
-                            del live[line.id]
-                elif isinstance(line, Carried) and line.id in live:
-                    self._terms[line.id] = segment.term
-        self._mark_lost(live.values(), self._segments[-1].term)
+        if self._until < inf:
+            keys = [
+                key_of("r", name) for name in {name for each in live.values() for name in each.exclusive + each.shared}
+            ]
+            for segment in self._segments:
+                self._read_ends(self._lines_after_window(segment, keys), live, segment.term)
+        latest_term = self._segments[-1].term
+        is_over = not self._is_recording(latest_term)
+        for entry in live.values():
+            if (term := self._terms[entry.id]) != latest_term or is_over:
+                entry.record_ends_at = max(entry.begins_at, entry.granted_at or 0.0, self._last_at(term))
+
+    def _read_ends(self, lines: Iterator[list[Line]], live: dict[int, Entry], term: str) -> None:
+        """Apply lines after the window to requests that were live in it, and remove those that end."""
+        if not live:
+            return
+        for line in chain.from_iterable(lines):
+            if isinstance(line, (Locked, Released)):
+                if (entry := live.get(line.id)) is not None:
+                    _apply(line, entry)
+                    if isinstance(line, Released):
+                        del live[line.id]
+            elif isinstance(line, Carried) and line.id in live:
+                self._terms[line.id] = term
 
     def _lines_after_window(self, segment: Segment, keys: list[int]) -> Iterator[list[Line]]:
         """Yield the lines of a file about some resources that may be after the window."""

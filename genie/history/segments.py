@@ -422,7 +422,7 @@ def archive_complete(directory: Path) -> None:
     left: set[str] = set()
     while True:
         raw = [segment for segment in list_segments(directory) if not segment.is_archived]
-        complete = [segment for segment in raw if segment.stem not in left and not _is_written(segment.path)]
+        complete = [segment for segment in raw if segment.stem not in left and not is_written(segment.path)]
         if not complete:
             return
         # Listed again, because a server may have begun the file that follows just before it completed the last one.
@@ -439,7 +439,7 @@ def archive_complete(directory: Path) -> None:
                 sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
 
 
-def _is_written(path: Path) -> bool:
+def is_written(path: Path) -> bool:
     """Return whether a server still writes a raw file: it holds a lock on the file."""
     with path.open("rb") as file:
         try:
@@ -508,7 +508,7 @@ def delete_expired(directory: Path, max_bytes: int, max_age_s: float, now_ms: fl
     live = {
         path
         for segment in segments
-        if segment.is_archived or _is_young(segment.path, max_age_s, now_ms) or _is_written(segment.path)
+        if segment.is_archived or _is_young(segment.path, max_age_s, now_ms) or is_written(segment.path)
         for path in _files_of(segment)
     }
     for path in directory.iterdir():

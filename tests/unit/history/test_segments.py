@@ -88,7 +88,7 @@ async def test_a_file_that_is_completed_while_the_archiver_lists_hands_its_reque
     second = list_segments(tmp_path)[1].path
     third = list_segments(tmp_path)[2].path
     hidden = [path.rename(path.with_suffix(".hidden")) for path in (second, third)]
-    is_written = segments._is_written
+    is_written = segments.is_written
 
     def begin_the_next(path: Path) -> bool:
         for each in hidden:
@@ -96,7 +96,7 @@ async def test_a_file_that_is_completed_while_the_archiver_lists_hands_its_reque
                 each.rename(each.with_suffix(".jsonl"))
         return is_written(path)
 
-    monkeypatch.setattr(segments, "_is_written", begin_the_next)
+    monkeypatch.setattr(segments, "is_written", begin_the_next)
     archive_complete(tmp_path)
     lines = chain.from_iterable(list_segments(tmp_path)[1].read())
     assert [line.id for line in lines if isinstance(line, Carried)] == [1]
