@@ -137,6 +137,8 @@ def replay(
         ) from None
     except TooManyRequests as error:
         raise click.ClickException(f"{error} in this window: make it smaller with --since and --until") from None
+    except BrokenPipeError:  # as with `| head`
+        raise
     except (UnreadableHistory, OSError) as error:
         raise click.ClickException(str(error)) from None
 

@@ -20,7 +20,7 @@ from msgspec import Struct, json
 
 from genie.core import Mode, Reason
 from genie.history.records import Carried, Gap, Granted, Line, Locked, Opened, Queued, Released
-from genie.history.segments import GAP_KEY, Segment, is_written, key_of, last_at, list_segments
+from genie.history.segments import GAP_KEY, Segment, is_recorded, key_of, last_at, list_segments
 from genie.history.writer import recorded_names
 
 MAX_REQUESTS: Final = 10_000
@@ -235,14 +235,6 @@ class _Search:
     def _is_in_window(self, entry: Entry) -> bool:
         return entry.begins_at <= self._until and (entry.last_at is None or entry.last_at >= self._since)
 
-    def _is_recording(self, term: str) -> bool:
-        """Return whether a server still records a leadership."""
-        return any(
-            is_written(segment.path)
-            for segment in list_segments(self._directory)
-            if segment.term == term and not segment.is_archived
-        )
-
     def _last_at(self, term: str) -> float:
         """Return the time of the last event of a leadership."""
         if term not in self._last_at_by_term:
@@ -261,10 +253,9 @@ class _Search:
             ]
             for segment in self._segments:
                 self._read_ends(self._lines_after_window(segment, keys), live, segment.term)
-        latest_term = self._segments[-1].term
-        is_over = not self._is_recording(latest_term)
+        recording = {segment.term for segment in list_segments(self._directory) if is_recorded(segment)}
         for entry in live.values():
-            if (term := self._terms[entry.id]) != latest_term or is_over:
+            if (term := self._terms[entry.id]) not in recording:
                 entry.record_ends_at = max(entry.begins_at, entry.granted_at or 0.0, self._last_at(term))
 
     def _read_ends(self, lines: Iterator[list[Line]], live: dict[int, Entry], term: str) -> None:

@@ -439,6 +439,14 @@ def archive_complete(directory: Path) -> None:
                 sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
 
 
+def is_recorded(segment: Segment) -> bool:
+    """Return whether a server still writes a file."""
+    try:
+        return not segment.is_archived and is_written(segment.path)
+    except FileNotFoundError:  # it is archived meanwhile
+        return False
+
+
 def is_written(path: Path) -> bool:
     """Return whether a server still writes a raw file: it holds a lock on the file."""
     with path.open("rb") as file:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -194,6 +197,17 @@ async def test_a_later_leadership_does_not_change_what_was_before_it(tmp_path: P
     recording.stop()
     recorded, simulated = what_if(lines_of(tmp_path), 0, None)
     assert recorded.waits == simulated.waits == {early.id: 0, lost.id: 0, waiting.id: 10, again.id: 0}
+
+
+async def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    await record_a_queue(tmp_path)
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "genie.cli", "replay", "--history-dir", str(tmp_path.parent)]
+    command += ["--namespace", tmp_path.name]
+    shown = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)  # noqa: ASYNC221 - our own
+    os.close(write)
+    assert shown.stderr == b""
 
 
 async def test_a_simulation_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,18 @@ async def test_a_request_that_the_next_leader_does_not_have_is_not_held_for_ever
     assert "≥ 0 ms  not recorded" in lines[2]
 
 
+async def test_two_servers_without_a_store_may_record_at_the_same_time(tmp_path: Path) -> None:
+    one, other = Recording(tmp_path), restarted(tmp_path, 100)
+    for number, recording in enumerate((one, other)):
+        recording.request(number, "a")
+        recording.recorder.flush()
+    while len(found(tmp_path)) < 2:  # noqa: ASYNC110 - the event is in a thread
+        await asyncio.sleep(0.01)
+    assert [entry.record_ends_at for entry in found(tmp_path)] == [None, None]
+    one.stop()
+    other.stop()
+
+
 @pytest.mark.usefixtures("small_files")
 async def test_the_latest_requests_are_found_although_earlier_ones_are_held_longer(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
