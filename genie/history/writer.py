@@ -144,7 +144,7 @@ class HistoryWriter:
         try:
             file = self._open()
             while (lines := self._next_lines(file)) is not None:
-                if os.fstat(file.fileno()).st_nlink == 0:  # somebody has deleted it
+                if os.fstat(file.fileno()).st_nlink == 0:  # the file was deleted
                     file.close()
                     file = self._open()
                 if lines:
