@@ -66,6 +66,9 @@ _GZIP: Final = 31
 """`wbits` of zlib for a gzip member."""
 
 
+EXPIRY_DELAY_MS: Final = 3_600_000.0
+"""How long after its deadline a request is live at most. It ends late if the store is unavailable."""
+
 # -- The requests that are live --------------------------------------------------------------------------
 
 
@@ -74,10 +77,12 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self.requests: dict[int, Queued] = {}
+        self._last_at = 0.0
 
     def apply(self, line: Line) -> None:
         """Apply one line. A line about an unknown request, whose beginning is not in the history, changes nothing."""
         requests = self.requests
+        self._last_at = line.at
         match line:
             case Queued():  # also Granted and Carried
                 requests[line.id] = line
@@ -101,13 +106,18 @@ class LiveRequests:
                 pass
 
     def carried(self) -> list[Carried]:
-        """Return the requests as the first lines of the next file."""
-        return [
+        """Return the requests as the first lines of the next file.
+
+        A request whose deadline is long over has ended, but its end is missing, because the disk was too slow. It would be
+        carried until the end of the leadership, and is left out.
+        """
+        carried = [
             request
             if isinstance(request, Carried)
             else carry(request, request.at, getattr(request, "fence", 0), deadline_of(request), None)
             for request in self.requests.values()
         ]
+        return [each for each in carried if each.deadline is None or each.deadline >= self._last_at - EXPIRY_DELAY_MS]
 
 
 def deadline_of(request: Queued) -> float | None:

@@ -231,3 +231,25 @@ async def test_a_replay_begins_with_a_file_whose_first_requests_are_known(
     replay = Replay()
     replay.run(lines)
     assert (replay.grants, replay.ends) == (2, 1)
+
+
+async def test_requests_whose_ends_are_missing_are_not_carried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
+    recording = Recording(tmp_path)
+    ended = [recording.request(now, f"lost/{now}") for now in range(3)]
+    long = recording.request(4, "long", transaction_timeout_ms=1e9)
+    recording.recorder.flush()
+    recording.writer._gap = 1  # the releases of `ended`
+    for now in (1_000, 3_000_000, 4_000_000):
+        recording.request(now, f"other/{now}", transaction_timeout_ms=1e9)
+        recording.recorder.flush()
+    recording.stop()
+    archive_complete(tmp_path)
+    carried = [
+        {line.id for line in chain.from_iterable(segment.read()) if isinstance(line, Carried)}
+        for segment in list_segments(tmp_path)
+    ]
+    assert carried[3] == {*(request.id for request in ended), long.id, long.id + 1, long.id + 2}
+    assert carried[4] == {long.id, long.id + 1, long.id + 2, long.id + 3}
