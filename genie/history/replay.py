@@ -126,6 +126,8 @@ class Replay:
         """Execute the command that led to a recorded event."""
         manager = self.manager
         if isinstance(line, Queued):
+            if manager.table.find(line.id) is not None:
+                raise Diverged(line.at, f"{_describe_line(line)} is recorded twice")
             if line.exclusive or line.shared:
                 manager.next_id = line.id
                 request = new_request(line)

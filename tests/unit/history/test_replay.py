@@ -96,6 +96,9 @@ async def test_a_record_that_the_lock_manager_would_not_write_is_found(tmp_path:
     grants = [index for index, line in enumerate(lines) if isinstance(line, Locked)]
     with pytest.raises(Diverged):
         Replay().run(lines[: grants[3]] + lines[grants[3] + 1 :])  # a grant is missing
+    queued = next(index for index, line in enumerate(lines) if type(line) is Queued)
+    with pytest.raises(Diverged, match="recorded twice"):
+        Replay().run([*lines[: queued + 1], lines[queued], *lines[queued + 1 :]])
     index = grants[4]
     wrong = Locked(lines[index].at, lines[index].id, lines[index].fence + 1)  # type: ignore[union-attr]
     with pytest.raises(Diverged):
