@@ -8,17 +8,25 @@ disk cannot keep up, they are dropped and counted; a commit never waits for it.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from genie import core
-from genie.core import HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, LockManager, Request
+from genie.core import HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, LockManager, Request, State
 from genie.core.deadlines import NEVER
 from genie.history import records
-from genie.history.writer import HistoryWriter, Retention, namespace_directory, redaction_key
+from genie.history.writer import (
+    HistoryWriter,
+    Retention,
+    clean_up_command,
+    name_digest,
+    namespace_directory,
+    redaction_key,
+)
 
 ENCODED_STEPS: Final = 32
 """Number of recorded steps that are encoded together: so few that they are still in the processor's cache."""
@@ -29,8 +37,12 @@ FLUSH_INTERVAL_S: Final = 0.25
 MAX_WAITS_FOR: Final = 4
 """Number of requests that the line of a waiting request names at most."""
 
+CLEAN_UP_INTERVAL_S: Final = 3_600.0
+"""Seconds between two looks for files that are complete or expired."""
 NOT_MARKED: Final = -1.0
 """No time of the lock manager: the next line needs a mark."""
+
+log = structlog.get_logger()
 
 Positions = dict[str, tuple[float, int]]
 """Where a request waits in rearranged wait queues: negated priority and ticket by name."""
@@ -180,11 +192,25 @@ class Recorder:
 
     def _record_state(self, manager: LockManager) -> None:
         """Write the requests that the leader takes over."""
-        lines: list[records.Line] = []
-        for requests in (manager.table.held, manager.table.waiting):
-            lines += map(self._carried, requests.values())
-        if lines:
-            self._writer.write(records.encode_lines(map(self._redact, lines)))
+        # The thread encodes the held ones, because a million of them take seconds. Meanwhile they may be released, or have a
+        # later deadline; what is written of them stays true.
+        held, waiting = list(manager.table.held.values()), manager.table.waiting.values()
+        if held:
+            self._writer.write_parts(
+                self._encode_carried(held[at : at + 1_000], HELD) for at in range(0, len(held), 1_000)
+            )
+        if waiting:
+            self._writer.write(self._encode_carried(waiting, WAITING))
+
+    def _encode_carried(self, requests: Iterable[Request], state: State) -> bytes:
+        """Return the lines of requests that were in this state when the leader took over."""
+        offset, lines = self._offset_ms, []
+        for request in requests:
+            deadline = None if request.deadline >= NEVER else request.deadline + offset
+            fence = request.fence if state is HELD else 0
+            fields, positions = self._fields(request), None if state is HELD else _positions(request)
+            lines.append(records.Carried(request.since + offset, *fields, (), fence, deadline, positions))
+        return records.encode_lines(map(self._redact, lines))
 
     def _encode_step(self, step: Mark | Events) -> bytes:
         """Return the lines of a mark or of events, without the last line end."""
@@ -205,18 +231,32 @@ class Recorder:
             cycle = event.cycle.owners if isinstance(event, core.Deadlocked) else ()
             return records.Released(at, event.request.id, event.reason, cycle)
         if isinstance(event, core.Queued):
-            return records.Queued(at, *_fields(event.request), wait.waits_for)
+            return records.Queued(at, *self._fields(event.request), wait.waits_for)
         if isinstance(event, (core.Granted, core.Taken)):
-            return records.Granted(at, *_fields(event.request), (), event.request.fence)
+            return records.Granted(at, *self._fields(event.request), (), event.request.fence)
         if isinstance(event, core.Extended):
             return records.Extended(at, event.request.id, event.transaction_timeout_ms)
         return None
 
-    def _carried(self, request: Request) -> records.Line:
-        deadline = None if request.deadline >= NEVER else request.deadline + self._offset_ms
-        fence = request.fence if request.state is HELD else 0
-        positions = _positions(request)
-        return records.Carried(request.since + self._offset_ms, *_fields(request), (), fence, deadline, positions)
+    def _fields(
+        self, request: Request
+    ) -> tuple[int, tuple[str, ...], tuple[str, ...], str | None, float, float, float, bool, str | None, str | None]:
+        """Return the fields of a request up to its note.
+
+        With redaction, a request with `anyOf` has no note: it may name a redacted resource that it was not granted.
+        """
+        return (
+            request.id,
+            request.exclusive,
+            request.shared,
+            request.transaction,
+            request.priority,
+            min(request.queue_timeout_ms, NO_TIMEOUT_MS),
+            request.transaction_timeout_ms,
+            request.release_on_disconnect,
+            request.principal,
+            None if self._redacted and request.choice_digest is not None else request.note,
+        )
 
     # -- redaction ----------------------------------------------------------------------------------------
 
@@ -241,26 +281,8 @@ class Recorder:
         """Return a name as it is recorded: unchanged, or its redacted prefix and 16 hexadecimal digits of its digest."""
         for prefix in self._redacted:
             if name.startswith(prefix):
-                return f"{prefix}#{hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()[:16]}"
+                return prefix + name_digest(self._key, name)
         return name
-
-
-def _fields(
-    request: Request,
-) -> tuple[int, tuple[str, ...], tuple[str, ...], str | None, float, float, float, bool, str | None, str | None]:
-    """Return the fields of a request up to its note."""
-    return (
-        request.id,
-        request.exclusive,
-        request.shared,
-        request.transaction,
-        request.priority,
-        min(request.queue_timeout_ms, NO_TIMEOUT_MS),
-        request.transaction_timeout_ms,
-        request.release_on_disconnect,
-        request.principal,
-        request.note,
-    )
 
 
 def wait_of(manager: LockManager, events: list[core.Event]) -> Wait:
@@ -320,6 +342,7 @@ class History:
         self._namespace, self._server, self._retention, self._redacted = namespace, server, retention, redacted
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.directory).close()
             self._key = redaction_key(self.directory) if redacted else b""
         except OSError as error:
             raise ValueError(f"GENIE_HISTORY_DIR: cannot write to {self.directory}: {error.strerror}") from None
@@ -338,6 +361,24 @@ class History:
     def dropped(self) -> int:
         """How many writes, each with many events, were dropped because of the disk."""
         return self._dropped_before + (0 if self._writer is None else self._writer.dropped)
+
+    async def keep_clean(self) -> None:
+        """Archive what is complete and delete what is expired, again and again: also on a server that is idle or does not lead."""
+        while True:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *clean_up_command(self.directory, self._retention), stdin=asyncio.subprocess.DEVNULL
+                )
+            except OSError as error:
+                log.warning("archiver of the history not started", namespace=self._namespace, error=str(error))
+            else:
+                try:
+                    await process.wait()
+                finally:
+                    if process.returncode is None:  # it is cancelled: what a killed archiver leaves is archived later
+                        process.kill()
+                        await process.wait()
+            await asyncio.sleep(CLEAN_UP_INTERVAL_S)
 
     def join(self, timeout_s: float) -> None:
         """Wait until a stopped recording is written."""

@@ -136,6 +136,10 @@ class UnreadableHistory(ValueError):
     """A file of the history is damaged, or was written by a version of Genie with another format."""
 
 
+class OtherFormat(UnreadableHistory):
+    """Another version of Genie has written a file of the history."""
+
+
 def decode(text: bytes) -> list[Line]:
     """Decode lines of an archived file.
 
@@ -150,7 +154,7 @@ def decode(text: bytes) -> list[Line]:
 
 def _unreadable(error: ValueError) -> UnreadableHistory:
     if isinstance(error, ValidationError):
-        return UnreadableHistory(f"another version of Genie has written this history: {error}")
+        return OtherFormat(f"another version of Genie has written this history: {error}")
     return UnreadableHistory(f"damaged: {error}")
 
 
