@@ -45,13 +45,15 @@ class HistorySearches:
 
 async def _search(directory: Path, query: Query) -> Result:
     """Search in another process, which ends with the caller."""
-    arguments = ("-m", "genie.history.search", str(directory), msgspec.json.encode(query).decode())
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "genie.history.search", str(directory)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            output, errors = await process.communicate()
+            output, errors = await process.communicate(msgspec.json.encode(query))
     except TimeoutError:
         raise ApiError(503, Code.UNAVAILABLE, f"the search took longer than {TIMEOUT_S:g} s") from None
     finally:
@@ -79,9 +81,12 @@ def _past_request(entry: Entry) -> models.PastRequest:
     return models.PastRequest(
         id=entry.id,
         resources=[f"exclusive:{name}" for name in entry.exclusive] + [f"shared:{name}" for name in entry.shared],
+        resources_total=entry.resources_total,
+        mode=entry.mode or "",
         asked_at=UNSET if entry.asked_at is None else entry.asked_at,
         granted_at=UNSET if entry.granted_at is None else entry.granted_at,
         ended_at=UNSET if entry.ended_at is None else entry.ended_at,
+        record_ends_at=UNSET if entry.record_ends_at is None else entry.record_ends_at,
         reason=UNSET if entry.reason is None else str(entry.reason),
         fence=entry.fence or UNSET,
         transaction_name=UNSET if entry.transaction is None else entry.transaction,

@@ -341,10 +341,16 @@ class PastRequest(ApiModel, kw_only=True, gc=False):
 
     id: int
     resources: list[str]
-    """The requested locks, as `mode:name`."""
+    """The requested locks, as `mode:name`: at most 10, that of the resource among them."""
+    resources_total: int
+    mode: str
+    """The mode in which the request asked for the resource: `exclusive` or `shared`."""
     asked_at: float | UnsetType = UNSET
     granted_at: float | UnsetType = UNSET
     ended_at: float | UnsetType = UNSET
+    record_ends_at: float | UnsetType = UNSET
+    """The request was live at this time, when the record of its leadership ends, and no later leader recorded it: when and
+    how it ended is not recorded."""
     reason: str | UnsetType = UNSET
     """Why the request ended."""
     fence: int | UnsetType = UNSET

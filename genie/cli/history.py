@@ -12,7 +12,7 @@ from typing import Any
 import click
 from msgspec import json
 
-from genie.cli.format import duration, printable, table
+from genie.cli.format import duration, join_names, printable, table
 from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
 from genie.config import NAMESPACE
 from genie.history.gantt import draw
@@ -21,7 +21,29 @@ from genie.history.search import MAX_REQUESTS, Entry, Query, Result, search
 from genie.history.writer import namespace_directory
 
 HEADERS = ("ASKED", "ID", "OWNER", "MODE", "WAITED", "FOR", "HELD", "END", "FENCE")
+RESOURCES = "RESOURCES"
+"""The header in place of MODE if the requests of several resources are shown."""
+RESOURCES_WIDTH = 40
+DAY_MS = 86_400_000
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+class ClockTime(float):
+    """A time of day without a date: the last one, as Unix ms."""
+
+
+def read_window(since: float | None, until: float | None) -> tuple[float | None, float | None]:
+    """Return the window of two options. `14:10` as its end is the first 14:10 after its begin.
+
+    Raises click.UsageError if the window ends before it begins.
+    """
+    if since is None or until is None:
+        return since, until
+    if isinstance(until, ClockTime) and until < since:
+        until += DAY_MS
+    if since > until:
+        raise click.UsageError(f"--since ({format_time(since)}) must not be later than --until ({format_time(until)})")
+    return since, until
 
 
 class TimeType(click.ParamType[float | None]):
@@ -42,13 +64,12 @@ class TimeType(click.ParamType[float | None]):
                 moment = datetime.combine(now.date(), datetime.fromisoformat(f"2000-01-01T{text}").time()).astimezone()
                 if moment > now:  # `23:50`, asked shortly after midnight, was yesterday
                     moment -= timedelta(days=1)
-            else:
-                moment = datetime.fromisoformat(text).astimezone()
-        except ValueError:
+                return ClockTime(moment.timestamp() * 1000)
+            return datetime.fromisoformat(text).astimezone().timestamp() * 1000
+        except (ValueError, OverflowError):
             self.fail(
                 f"{value!r} is not a time: use 14:03, 2026-11-24T14:03:05, or 10m for ten minutes ago", param, ctx
             )
-        return moment.timestamp() * 1000
 
 
 @click.command()
@@ -93,13 +114,15 @@ def history(
 
     Reads the files that a server writes with --history-dir. Without filters, all requests. --json prints times in unix ms.
     """
-    if since is not None and until is not None and since > until:
-        raise click.UsageError("--since must not be later than --until")
+    since, until = read_window(since, until)
     query = Query(None if resource is None else bare_name(resource), transaction, client, since, until, limit)
     try:
         result = search(namespace_directory(history_dir, namespace or NAMESPACE), query)
         if svg is not None:
-            svg.write_text(draw(result.requests, min(until or time.time() * 1000, time.time() * 1000)))
+            now_ms = time.time() * 1000
+            svg.write_text(
+                draw(result.requests, since, now_ms if until is None else min(until, now_ms)), encoding="utf-8"
+            )
     except (UnreadableHistory, OSError) as error:
         raise click.ClickException(str(error)) from None
     if as_json:
@@ -114,9 +137,11 @@ def _report(result: Result, now_ms: float) -> Iterator[str]:
         yield "There is no history in this directory for this namespace."
         return
     if not result.requests:
-        yield f"No request matches. The history begins at {_time(result.begins_at)}."
+        yield f"No request matches. The history begins at {format_time(result.begins_at)}."
         return
-    yield from table(HEADERS, [_cells(entry, now_ms) for entry in result.requests], right_aligned=(4, 6, 8))
+    several = any(entry.mode is None for entry in result.requests)
+    headers = [RESOURCES if several and header == "MODE" else header for header in HEADERS]
+    yield from table(headers, [_cells(entry, now_ms) for entry in result.requests], right_aligned=(4, 6, 8))
     if result.more:
         yield f"Only the latest {len(result.requests):,} requests are shown (--limit)."
     if result.gaps:
@@ -125,24 +150,22 @@ def _report(result: Result, now_ms: float) -> Iterator[str]:
 
 def _cells(entry: Entry, now_ms: float) -> list[str]:
     """Return the table cells of a request, in the order of `HEADERS`."""
-    end = now_ms if entry.ended_at is None else entry.ended_at
-    asked = f"before {_time(entry.begins_at)}" if entry.asked_at is None else _time(entry.asked_at)
+    end = now_ms if entry.last_at is None else entry.last_at
+    asked = f"before {format_time(entry.begins_at)}" if entry.asked_at is None else format_time(entry.asked_at)
     waited = held = waited_for = ""
     if entry.asked_at is not None and entry.granted_at != entry.asked_at:
         waited = duration((entry.granted_at or end) - entry.asked_at)
+        if entry.record_ends_at is not None and entry.granted_at is None:
+            waited = f"≥ {waited}"
         waited_for = " ".join(waiter.transaction or str(waiter.id) for waiter in entry.waited_for)
     if entry.granted_at is not None:
-        held = duration(end - entry.granted_at)
-    ending = (
-        ("held now" if entry.granted_at is not None else "waits now") if entry.reason is None else str(entry.reason)
-    )
-    mode = (
-        "exclusive"
-        if entry.exclusive and not entry.shared
-        else "shared"
-        if entry.shared and not entry.exclusive
-        else "both"
-    )
+        held = ("≥ " if entry.record_ends_at is not None else "") + duration(end - entry.granted_at)
+    if entry.reason is not None:
+        ending = str(entry.reason)
+    elif entry.record_ends_at is not None:
+        ending = "not recorded"
+    else:
+        ending = "waits now" if entry.granted_at is None else "held now"
     owner = entry.transaction or entry.client or "-"
     if entry.note:
         owner += f" ({entry.note})"
@@ -150,7 +173,7 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
         asked,
         str(entry.id),
         printable(owner),
-        mode,
+        _resources(entry) if entry.mode is None else entry.mode,
         waited,
         printable(waited_for),
         held,
@@ -159,5 +182,12 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
     ]
 
 
-def _time(at_ms: float) -> str:
+def _resources(entry: Entry) -> str:
+    """Return the first resources of a request; `anyOf` if it was granted none."""
+    names = [f"exclusive:{name}" for name in entry.exclusive] + [f"shared:{name}" for name in entry.shared]
+    return join_names(names, len(names), RESOURCES_WIDTH) if names else "anyOf"
+
+
+def format_time(at_ms: float) -> str:
+    """Return a time with its date, local, with milliseconds."""
     return f"{datetime.fromtimestamp(at_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S.%f}"[:-3]

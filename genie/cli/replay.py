@@ -14,13 +14,14 @@ import click
 import msgspec
 
 from genie.cli.format import duration, printable, table
-from genie.cli.history import UNITS_S, TimeType
+from genie.cli.history import UNITS_S, TimeType, format_time, read_window
 from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
 from genie.config import NAMESPACE
-from genie.history.records import Line, UnreadableHistory
-from genie.history.replay import Change, Diverged, Outcome, Replay, Step, what_if
+from genie.history.records import Gap, Line, UnreadableHistory
+from genie.history.replay import Change, Diverged, Outcome, Replay, Step, TooManyRequests, what_if
 from genie.history.segments import recorded_terms
 from genie.history.writer import namespace_directory
+from genie.protocol.limits import MAX_PRIORITY, MAX_TIMEOUT_MS
 
 INDENT = " " * 14
 MAX_STEPS = 10_000
@@ -41,10 +42,12 @@ class ChangeType(click.ParamType[tuple[str, Any]]):
         with contextlib.suppress(ValueError):  # reported below
             if value == "removed":
                 return "remove", True
-            if name == "priority":
+            if name == "priority" and abs(float(text)) <= MAX_PRIORITY:
                 return "priority", float(text)
-            if name in TIMEOUTS and text and text[-1] in UNITS_S and float(text[:-1]) >= 0:
-                return TIMEOUTS[name], float(text[:-1]) * UNITS_S[text[-1]] * 1000
+            if name in TIMEOUTS and text and text[-1] in UNITS_S:
+                timeout_ms = float(text[:-1]) * UNITS_S[text[-1]] * 1000
+                if 0 <= timeout_ms <= MAX_TIMEOUT_MS:
+                    return TIMEOUTS[name], timeout_ms
         return self.fail(
             f"{value!r}: use priority=NUMBER, queue-timeout=30s, transaction-timeout=1m or removed", param, ctx
         )
@@ -111,6 +114,14 @@ def replay(
     """
     if selectors and not changes:
         raise click.UsageError("--of needs --what-if")
+    if resource is not None and changes:
+        raise click.UsageError(
+            "--what-if simulates all resources: select the changed requests with --of resource=PATTERN"
+        )
+    for option, values in (("--what-if", changes), ("--of", selectors)):
+        if len({field for field, _ in values}) < len(values):
+            raise click.UsageError(f"{option} has two values for the same field")
+    since, until = read_window(since, until)
     begin, end = -inf if since is None else since, inf if until is None else until
     directory = namespace_directory(history_dir, namespace or NAMESPACE)
     try:
@@ -121,19 +132,35 @@ def replay(
             name = None if resource is None else bare_name(resource)
             _repeat(recorded_terms(directory, begin, end), begin, name, limit, as_json=as_json)
     except Diverged as error:
-        raise click.ClickException(f"the replay is not what is recorded: {error}") from None
+        raise click.ClickException(
+            f"the replay is not what is recorded at {format_time(error.at)}: {printable(str(error))}"
+        ) from None
+    except TooManyRequests as error:
+        raise click.ClickException(f"{error} in this window: make it smaller with --since and --until") from None
+    except BrokenPipeError:  # as with `| head`
+        raise
     except (UnreadableHistory, OSError) as error:
         raise click.ClickException(str(error)) from None
 
 
 def _compare(terms: Iterator[Iterator[Line]], begin: float, change: Change, *, as_json: bool) -> None:
     """Simulate a change, and print both outcomes."""
-    recorded, simulated = what_if(chain.from_iterable(terms), begin, change)
+    gaps = 0
+
+    def count_gaps(lines: Iterator[Line]) -> Iterator[Line]:
+        nonlocal gaps
+        for line in lines:
+            gaps += isinstance(line, Gap)
+            yield line
+
+    recorded, simulated = what_if(count_gaps(chain.from_iterable(terms)), begin, change)
     if as_json:
-        both = {"recorded": _summary(recorded), "simulated": _summary(simulated)}
+        both = {"recorded": _summary(recorded), "simulated": _summary(simulated), "gaps": gaps}
         click.echo(msgspec.json.encode(both).decode())
     else:
         click.echo("\n".join(_comparison(recorded, simulated)))
+        if gaps:
+            click.echo(f"Events are missing in {gaps:,} places, because the disk was too slow.")
 
 
 def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, limit: int, *, as_json: bool) -> None:
@@ -148,18 +175,33 @@ def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, lim
             if len(steps) < limit:
                 steps.append(step)
 
-    for term in terms:
-        run = Replay(begin, on_step)
-        run.run(term)
-        grants, ends = grants + run.grants, ends + run.ends
+    is_cut_off = False
+    try:
+        for term in terms:
+            run = Replay(begin, on_step)
+            run.run(term)
+            grants, ends = grants + run.grants, ends + run.ends
+            is_cut_off |= run.is_cut_off
+    except Diverged:
+        if not as_json:
+            _print_steps(steps, total)
+        raise
     if as_json:
         click.echo(msgspec.json.encode({"steps": steps, "total": total, "grants": grants, "ends": ends}).decode())
         return
+    _print_steps(steps, total)
+    if is_cut_off:
+        click.echo(
+            "The record of a leadership ends in the middle of a step: its server was killed, or its disk was full."
+        )
+    click.echo(f"{grants:,} grants and {ends:,} ends are the same as recorded.")
+
+
+def _print_steps(steps: list[Step], total: int) -> None:
     for step in steps:
         click.echo("\n".join(_step_lines(step)))
     if total > len(steps):
         click.echo(f"The first {len(steps):,} of {total:,} steps are shown (--limit).")
-    click.echo(f"{grants:,} grants and {ends:,} ends are the same as recorded.")
 
 
 def _step_lines(step: Step) -> Iterator[str]:

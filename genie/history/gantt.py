@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
-from genie.core import Reason
+from genie.core import Mode, Reason
 from genie.history.search import Entry
 
 Scale = Callable[[float], float]
@@ -26,15 +26,19 @@ STYLE: Final = (
 )
 
 
-def draw(entries: list[Entry], until_ms: float) -> str:
-    """Return a chart with one row for each request, in the given order. A request without an end lasts until `until_ms`."""
+def draw(entries: list[Entry], since_ms: float | None, until_ms: float) -> str:
+    """Return a chart with one row for each request, in the given order, of the time from `since_ms` until `until_ms` at most.
+
+    What was before and after is cut off. `since_ms` None: the chart begins with the first request.
+    """
     start = min((entry.begins_at for entry in entries), default=until_ms - 1)
-    end = max((entry.ended_at or until_ms for entry in entries), default=until_ms)
+    start = start if since_ms is None else max(start, since_ms)
+    end = min(until_ms, max((entry.last_at or until_ms for entry in entries), default=until_ms))
     span = max(1.0, end - start)
     height = TOP + ROW * len(entries) + BOTTOM
 
     def x(at: float) -> float:
-        return LABELS + (WIDTH - LABELS - 10) * (min(max(at, start), end) - start) / span
+        return LABELS + (WIDTH - LABELS - 10) * max(0.0, min(at, end) - start) / span
 
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">',
@@ -63,18 +67,25 @@ def _row(entry: Entry, y: float, x: Scale, until_ms: float) -> Iterator[str]:
     tooltip = f"{entry.id} {' '.join([*entry.exclusive, *entry.shared])}" + (f" — {entry.note}" if entry.note else "")
     if entry.reason is not None:
         tooltip += f" — ended: {entry.reason}"
-    yield f"<g><title>{escape(tooltip)}</title>"
-    yield f'<text x="{LABELS - 10}" y="{y + 14}" text-anchor="end">{escape(shown)}</text>'
-    end = until_ms if entry.ended_at is None else entry.ended_at
+    elif entry.record_ends_at is not None:
+        tooltip += " — its end is not recorded"
+    yield f"<g><title>{escape(_visible(tooltip))}</title>"
+    yield f'<text x="{LABELS - 10}" y="{y + 14}" text-anchor="end">{escape(_visible(shown))}</text>'
+    end = until_ms if entry.last_at is None else entry.last_at
     if entry.asked_at is not None and entry.granted_at != entry.asked_at:
         yield _bar("wait", x(entry.asked_at), x(entry.granted_at or end), y + 7, ROW - 14)
     if entry.granted_at is not None:
-        kind = "held" if entry.exclusive else "shared"
+        kind = "shared" if entry.mode == Mode.SHARED or not entry.exclusive else "held"
         yield _bar(kind, x(entry.granted_at), x(end), y + 3, ROW - 6)
-    if entry.reason not in (None, Reason.SUCCESS):
+    if entry.reason not in (None, Reason.SUCCESS) and end <= until_ms:
         yield f'<rect class="lost" x="{x(end) - 1:.1f}" y="{y + 1}" width="3" height="{ROW - 2}"/>'
         yield f'<text x="{min(x(end) + 5, WIDTH - 130):.1f}" y="{y + 14}">{entry.reason}</text>'
     yield "</g>"
+
+
+def _visible(text: str) -> str:
+    """Escape invisible characters: XML forbids some, and others change the direction of the text around them."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _bar(kind: str, left: float, right: float, y: float, height: float) -> str:

@@ -1,34 +1,48 @@
 """Records the history on the leader: what the lock manager did, once it is stored, as lines of a file.
 
-The server appends what happened to a list, which is all that a command costs. After the commit, many events at a time are
-encoded, and a thread writes them. If the disk cannot keep up, events are dropped and counted; a commit never waits for it.
+A request that is granted at once, and a release, are recorded as the lines that the client sent, which costs little.
+Everything else is recorded as events. After the commit, many steps at a time are joined, and a thread writes them. If the
+disk cannot keep up, they are dropped and counted; a commit never waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from genie import core
-from genie.core import HELD, NO_TIMEOUT_MS, WAITING, LockManager, Request
+from genie.core import HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, LockManager, Request, State
 from genie.core.deadlines import NEVER
-from genie.core.model import Owner
 from genie.history import records
-from genie.history.records import TIMEOUT_MS
-from genie.history.writer import HistoryWriter, Retention, namespace_directory, redaction_key
+from genie.history.writer import (
+    HistoryWriter,
+    Retention,
+    clean_up_command,
+    name_digest,
+    namespace_directory,
+    redaction_key,
+)
 
 ENCODED_STEPS: Final = 32
-"""Number of recorded steps that are encoded together: so few that their requests are still in the processor's cache."""
+"""Number of recorded steps that are encoded together: so few that they are still in the processor's cache."""
 WRITTEN_BYTES: Final = 256 << 10
 """Bytes of encoded lines that are given to the writer together."""
 FLUSH_INTERVAL_S: Final = 0.25
 """Seconds after which fewer are encoded and written as well. A killed server loses the events of this time."""
 MAX_WAITS_FOR: Final = 4
 """Number of requests that the line of a waiting request names at most."""
+
+CLEAN_UP_INTERVAL_S: Final = 3_600.0
+"""Seconds between two looks for files that are complete or expired."""
+NOT_MARKED: Final = -1.0
+"""No time of the lock manager: the next line needs a mark."""
+
+log = structlog.get_logger()
 
 Positions = dict[str, tuple[float, int]]
 """Where a request waits in rearranged wait queues: negated priority and ticket by name."""
@@ -46,36 +60,88 @@ class Wait:
 
 NO_WAIT: Final = Wait((), {})
 
-Step = Request | tuple[float, Request] | tuple[float, list[core.Event], Wait]
-"""What one command did: granted a request at once; (time, request) released a held request; or (time, events, wait)."""
+
+@dataclass(slots=True)
+class Mark:
+    """The time, the next numbers, and the principal of the commands that follow as lines."""
+
+    now: float
+    next_id: int
+    next_fence: int
+    principal: str | None
+
+
+Events = tuple[float, list[core.Event], Wait]
+"""The time, the events and the wait of a step that is not recorded as the line of its command."""
+
+Step = bytes | Mark | Events
+"""A recorded step. Bytes: the line of a request that was granted at once, or of a release that ended its request."""
 
 
 class Recorder:
-    """Records the steps of one leadership. The dispatcher appends them to `steps`; the pipeline calls `on_stored`.
+    """Records the steps of one leadership.
 
     `redacted` are prefixes: a name that begins with one is recorded as the prefix and a keyed digest of the name, and a
     request with such a name without its note. So equal names stay equal, and a replay takes the same decisions.
     """
 
     def __init__(self, writer: HistoryWriter, manager: LockManager, redacted: Sequence[str], key: bytes) -> None:
-        self.steps: list[Step] = []
+        self._steps: list[Step] = []
         """Steps that are not encoded yet, in order."""
+        self._marked_at = NOT_MARKED
+        """The time of the last mark. A line that was executed at another time needs a mark."""
+        self._marked_for: str | None = None
+        """The principal of the last mark. A request of another principal needs a mark."""
         self._stored = 0
-        """How many of `steps` are stored. Only these are encoded: the others may be lost with the leadership."""
+        """How many of `_steps` are stored. Only these are encoded: the others may be lost with the leadership."""
         self._encoded: list[bytes] = []
         """Encoded lines that the writer does not have yet."""
         self._encoded_bytes = 0
         self._writer = writer
+        self._manager = manager
         self._offset_ms = manager.unix_offset_ms
         self._redacted = tuple(redacted)
+        self._decoder = records.RawDecoder()
+        """Decodes the encoded lines again if names must be redacted."""
         self._key = key
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._record_state(manager)
 
+    def on_granted(self, item: object, request: Request, now: float) -> None:
+        """Record that a request was granted at once. `item` is the line of its command, if that was one line."""
+        if type(item) is not bytes:
+            self._steps.append((now, [core.Granted(request)], NO_WAIT))
+            return
+        if now != self._marked_at or request.principal is not self._marked_for:
+            self._mark(now, request.id, request.fence, request.principal)
+        self._steps.append(item)
+
+    def on_released(self, item: object, request: Request, now: float) -> None:
+        """Record that a client released a request. `item` is the line of its command, if that was one line."""
+        if type(item) is not bytes:
+            self._steps.append((now, [core.Released(request, SUCCESS)], NO_WAIT))
+            return
+        if now != self._marked_at:
+            self._mark(now, self._manager.next_id, self._manager.next_fence, self._marked_for)
+        self._steps.append(item)
+
+    def on_events(self, events: list[core.Event], now: float) -> None:
+        """Record the events of any other step. Must be called before the next step."""
+        self._steps.append((now, events, wait_of(self._manager, events)))
+
+    def on_id_skipped(self) -> None:
+        """Note that an id was assigned to a request of which nothing is recorded."""
+        self._marked_at = NOT_MARKED
+
+    def _mark(self, now: float, next_id: int, next_fence: int, principal: str | None) -> None:
+        """Record the context of the lines that follow: the time, the next numbers, and the principal."""
+        self._marked_at, self._marked_for = now, principal
+        self._steps.append(Mark(now, next_id, next_fence, principal))
+
     def on_stored(self) -> None:
-        """Note that all steps so far are stored."""
-        self._stored = len(self.steps)
+        """Note that all steps so far are stored. The next line needs a mark, as it may be the first one of a file."""
+        self._stored, self._marked_at = len(self._steps), NOT_MARKED
         if self._stored >= ENCODED_STEPS:
             self._encode()
             if self._encoded_bytes >= WRITTEN_BYTES:
@@ -96,12 +162,18 @@ class Recorder:
 
     def _encode(self) -> None:
         """Encode the stored steps."""
-        steps = self.steps[: self._stored]
-        del self.steps[: self._stored]
+        steps = self._steps[: self._stored]
+        del self._steps[: self._stored]
         self._stored = 0
-        lines = records.encode_lines(self._lines(steps))
-        self._encoded.append(lines)
-        self._encoded_bytes += len(lines)
+        lines = [step if isinstance(step, bytes) else self._encode_step(step) for step in steps]
+        encoded = b"\n".join(filter(None, lines))  # errors have no line
+        if not encoded:
+            return
+        encoded += b"\n"
+        if self._redacted:
+            encoded = records.encode_lines(map(self._redact, self._decoder.decode(encoded)))
+        self._encoded.append(encoded)
+        self._encoded_bytes += len(encoded)
 
     def _write(self) -> None:
         """Give the encoded lines to the writer."""
@@ -120,60 +192,44 @@ class Recorder:
 
     def _record_state(self, manager: LockManager) -> None:
         """Write the requests that the leader takes over."""
-        lines: list[object] = []
-        for requests in (manager.table.held, manager.table.waiting):
-            lines += map(self._carried, requests.values())
-        if lines:
-            self._writer.write(records.encode_lines(lines))
+        # The thread encodes the held ones, because a million of them take seconds. Meanwhile they may be released, or have a
+        # later deadline; what is written of them stays true.
+        held, waiting = list(manager.table.held.values()), manager.table.waiting.values()
+        if held:
+            self._writer.write_parts(
+                self._encode_carried(held[at : at + 1_000], HELD) for at in range(0, len(held), 1_000)
+            )
+        if waiting:
+            self._writer.write(self._encode_carried(waiting, WAITING))
 
-    def _lines(self, steps: list[Step]) -> list[object]:
-        """Return the lines of steps."""
-        offset, redacts, lines = self._offset_ms, bool(self._redacted), list[object]()
-        granted, released, append = records.Granted, records.Released, lines.append
-        for step in steps:
-            if isinstance(step, Request):
-                if redacts:
-                    append(granted(step.since_unix_ms, *self._fields(step), (), step.fence))
-                    continue
-                # Written out, with positional arguments, because this loop is what the history costs. msgspec leaves a
-                # field out whose value is the same object as the default.
-                queue_ms, transaction_ms = step.queue_timeout_ms, step.transaction_timeout_ms
-                append(
-                    granted(
-                        step.since_unix_ms,
-                        step.id,
-                        step.exclusive,
-                        step.shared,
-                        step.transaction,
-                        step.priority,
-                        TIMEOUT_MS if queue_ms == TIMEOUT_MS else queue_ms,
-                        TIMEOUT_MS if transaction_ms == TIMEOUT_MS else transaction_ms,
-                        step.release_on_disconnect,
-                        step.principal,
-                        step.note,
-                        (),
-                        step.fence,
-                    )
-                )
-            elif len(step) == 2:  # noqa: PLR2004 - a released request
-                append(released(step[0] + offset, step[1].id))
-            else:
-                at = step[0] + offset
-                for event in step[1]:
-                    line = self._line(event, at, step[2])
-                    if line is not None:
-                        append(line)
-                if step[2].positions:
-                    lines += self._moved(at, step[2].positions)
-        return lines
+    def _encode_carried(self, requests: Iterable[Request], state: State) -> bytes:
+        """Return the lines of requests that were in this state when the leader took over."""
+        offset, lines = self._offset_ms, []
+        for request in requests:
+            deadline = None if request.deadline >= NEVER else request.deadline + offset
+            fence = request.fence if state is HELD else 0
+            fields, positions = self._fields(request), None if state is HELD else _positions(request)
+            lines.append(records.Carried(request.since + offset, *fields, (), fence, deadline, positions))
+        return records.encode_lines(map(self._redact, lines))
 
-    def _line(self, event: core.Event, at: float, wait: Wait) -> object | None:
+    def _encode_step(self, step: Mark | Events) -> bytes:
+        """Return the lines of a mark or of events, without the last line end."""
+        offset = self._offset_ms
+        if isinstance(step, Mark):
+            return records.encode(records.Commands(step.now + offset, step.next_id, step.next_fence, step.principal))
+        now, events, wait = step
+        at = now + offset
+        lines = [line for event in events if (line := self._line(event, at, wait)) is not None]
+        lines += [records.Moved(at, id_, positions) for id_, positions in wait.positions.items()]
+        return b"\n".join(map(records.encode, lines))
+
+    def _line(self, event: core.Event, at: float, wait: Wait) -> records.Line | None:
         """Return the line of an event; None for events without one, such as errors."""
         if isinstance(event, core.Locked):
             return records.Locked(at, event.request.id, event.request.fence)
         if isinstance(event, core.Released):
             cycle = event.cycle.owners if isinstance(event, core.Deadlocked) else ()
-            return records.Released(at, event.request.id, event.reason, tuple(map(self._owner, cycle)))
+            return records.Released(at, event.request.id, event.reason, cycle)
         if isinstance(event, core.Queued):
             return records.Queued(at, *self._fields(event.request), wait.waits_for)
         if isinstance(event, (core.Granted, core.Taken)):
@@ -182,65 +238,66 @@ class Recorder:
             return records.Extended(at, event.request.id, event.transaction_timeout_ms)
         return None
 
-    def _moved(self, at: float, positions: dict[int, Positions | None]) -> list[object]:
-        """Return the lines about moved requests."""
-        return [records.Moved(at, id_, self._redact_names(moved)) for id_, moved in positions.items()]
-
-    def _carried(self, request: Request) -> object:
-        deadline = None if request.deadline >= NEVER else request.deadline + self._offset_ms
-        fence = request.fence if request.state is HELD else 0
-        fields = self._fields(request)
-        return records.Carried(
-            request.since + self._offset_ms, *fields, (), fence, deadline, self._redact_names(_positions(request))
-        )
-
     def _fields(
         self, request: Request
     ) -> tuple[int, tuple[str, ...], tuple[str, ...], str | None, float, float, float, bool, str | None, str | None]:
-        """Return the fields of a request up to its note, redacted."""
-        exclusive, shared, transaction, note = request.exclusive, request.shared, request.transaction, request.note
-        if self._redacted:
-            exclusive, shared = tuple(map(self.redact, exclusive)), tuple(map(self.redact, shared))
-            transaction = None if transaction is None else self.redact(transaction)
-            if (exclusive, shared, transaction) != (request.exclusive, request.shared, request.transaction):
-                note = None
+        """Return the fields of a request up to its note.
+
+        With redaction, a request with `anyOf` has no note: it may name a redacted resource that it was not granted.
+        """
         return (
             request.id,
-            exclusive,
-            shared,
-            transaction,
+            request.exclusive,
+            request.shared,
+            request.transaction,
             request.priority,
             min(request.queue_timeout_ms, NO_TIMEOUT_MS),
             request.transaction_timeout_ms,
             request.release_on_disconnect,
             request.principal,
-            note,
+            None if self._redacted and request.choice_digest is not None else request.note,
         )
 
-    def _redact_names(self, positions: Positions | None) -> Positions | None:
-        return None if positions is None else {self.redact(name): entry for name, entry in positions.items()}
+    # -- redaction ----------------------------------------------------------------------------------------
 
-    def _owner(self, owner: Owner) -> Owner:
-        return self.redact(owner) if isinstance(owner, str) else owner
+    def _redact(self, line: records.Line) -> records.Line:
+        """Return a line with redacted names."""
+        redact = self.redact
+        if not self._redacted:
+            return line
+        if isinstance(line, records.Queued):  # also Granted and Carried
+            names = line.exclusive, line.shared, line.transaction
+            line.exclusive, line.shared = tuple(map(redact, line.exclusive)), tuple(map(redact, line.shared))
+            line.transaction = None if line.transaction is None else redact(line.transaction)
+            if (line.exclusive, line.shared, line.transaction) != names:
+                line.note = None
+        if isinstance(line, (records.Carried, records.Moved)) and line.positions is not None:
+            line.positions = {redact(name): entry for name, entry in line.positions.items()}
+        elif isinstance(line, records.Released):
+            line.cycle = tuple([redact(owner) if isinstance(owner, str) else owner for owner in line.cycle])
+        return line
 
     def redact(self, name: str) -> str:
         """Return a name as it is recorded: unchanged, or its redacted prefix and 16 hexadecimal digits of its digest."""
         for prefix in self._redacted:
             if name.startswith(prefix):
-                return f"{prefix}#{hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()[:16]}"
+                return prefix + name_digest(self._key, name)
         return name
 
 
 def wait_of(manager: LockManager, events: list[core.Event]) -> Wait:
     """Return the wait of a step with these events. Must be called before the next step."""
     first = events[0]
-    if not isinstance(first, core.Queued) or first.request.state is not WAITING:
+    if not isinstance(first, core.Queued):
         return NO_WAIT
-    positions: dict[int, Positions | None] = {}
-    if len(events) > 1 or first.request.moved is not None:
-        moved = [first.request, *(event.request for event in events if isinstance(event, core.Moved))]
-        positions = {request.id: _positions(request) for request in moved}
-    return Wait(_first_blockers(manager, first.request), positions)
+    # Others may have moved although the new request has ended, for example by a deadlock.
+    moved = [event.request for event in events if isinstance(event, core.Moved)]
+    waits_for: tuple[int, ...] = ()
+    if first.request.state is WAITING:
+        waits_for = _first_blockers(manager, first.request)
+        if first.request.moved is not None:
+            moved.append(first.request)
+    return Wait(waits_for, {request.id: _positions(request) for request in moved})
 
 
 def _positions(request: Request) -> Positions | None:
@@ -285,6 +342,7 @@ class History:
         self._namespace, self._server, self._retention, self._redacted = namespace, server, retention, redacted
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.directory).close()
             self._key = redaction_key(self.directory) if redacted else b""
         except OSError as error:
             raise ValueError(f"GENIE_HISTORY_DIR: cannot write to {self.directory}: {error.strerror}") from None
@@ -303,6 +361,24 @@ class History:
     def dropped(self) -> int:
         """How many writes, each with many events, were dropped because of the disk."""
         return self._dropped_before + (0 if self._writer is None else self._writer.dropped)
+
+    async def keep_clean(self) -> None:
+        """Archive what is complete and delete what is expired, again and again: also on a server that is idle or does not lead."""
+        while True:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *clean_up_command(self.directory, self._retention), stdin=asyncio.subprocess.DEVNULL
+                )
+            except OSError as error:
+                log.warning("archiver of the history not started", namespace=self._namespace, error=str(error))
+            else:
+                try:
+                    await process.wait()
+                finally:
+                    if process.returncode is None:  # it is cancelled: what a killed archiver leaves is archived later
+                        process.kill()
+                        await process.wait()
+            await asyncio.sleep(CLEAN_UP_INTERVAL_S)
 
     def join(self, timeout_s: float) -> None:
         """Wait until a stopped recording is written."""

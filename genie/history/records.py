@@ -2,6 +2,9 @@
 
 All times are milliseconds since the Unix epoch. A field with its default value is left out. A line with an unknown field or
 event is rejected: a later version of Genie has written it.
+
+The server writes nearly all requests and releases as it received them, because that costs it nothing but a copy. In such a
+*raw* file, lines without `event` are these commands. `RawDecoder` turns them into events.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from typing import Final
 
 from msgspec import Struct, ValidationError, json
 
-from genie.core import Reason
+from genie.core import Reason, Release, Request
+from genie.errors import RequestRejected
+from genie.protocol import commands
 
 FORMAT: Final = 1
 """The version of the format, which the first line of each file has."""
@@ -70,6 +75,18 @@ class Carried(Granted, tag="carried"):
     positions: dict[str, tuple[float, int]] | None = None
 
 
+class Commands(_Event, tag="commands"):
+    """The commands in the next lines were executed at this time, for `principal`: requests that were granted, and releases.
+
+    The first request has the id `next_id` and the fencing token `next_fence`. Each later one has the numbers after those of
+    the last event. Only in raw files.
+    """
+
+    next_id: int
+    next_fence: int
+    principal: str | None = None
+
+
 class Locked(_Event, tag="locked"):
     """A waiting request was granted."""
 
@@ -107,24 +124,103 @@ class Gap(_Event, tag="gap"):
 
 Line = Opened | Carried | Granted | Queued | Locked | Released | Extended | Moved | Gap
 
+encode = json.Encoder().encode
 encode_lines = json.Encoder().encode_lines
-_decode = json.Decoder(Line).decode
+_decode_raw = json.Decoder(Line | Commands).decode
 _decode_lines = json.Decoder(Line).decode_lines
+_EVENT: Final = b'{"event":'
+"""The beginning of all lines of the server. A client's command cannot begin like this: it would have an unknown field."""
 
 
 class UnreadableHistory(ValueError):
     """A file of the history is damaged, or was written by a version of Genie with another format."""
 
 
+class OtherFormat(UnreadableHistory):
+    """Another version of Genie has written a file of the history."""
+
+
 def decode(text: bytes) -> list[Line]:
-    """Decode lines. Raises UnreadableHistory for a damaged line and for a format that this version does not know."""
+    """Decode lines of an archived file.
+
+    Raises UnreadableHistory for a damaged line and for a format that this version does not know.
+    """
     try:
         lines: list[Line] = _decode_lines(text)
-    except ValidationError as error:
-        raise UnreadableHistory(f"another version of Genie has written this history: {error}") from None
     except ValueError as error:
-        raise UnreadableHistory(f"damaged: {error}") from None
+        raise _unreadable(error) from None
     return lines
+
+
+def _unreadable(error: ValueError) -> UnreadableHistory:
+    if isinstance(error, ValidationError):
+        return OtherFormat(f"another version of Genie has written this history: {error}")
+    return UnreadableHistory(f"damaged: {error}")
+
+
+class RawDecoder:
+    """Decodes the lines of one raw file, in order."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._principal: str | None = None
+        self._next_id = self._next_fence = 0
+        """The numbers of the next command that is a request; 0: not known, as no `commands` line precedes it."""
+
+    def decode(self, text: bytes) -> list[Line]:
+        """Decode the next lines. Raises UnreadableHistory like `records.decode`."""
+        lines: list[Line] = []
+        try:
+            for encoded in text.split(b"\n"):
+                if encoded.startswith(_EVENT):
+                    line = _decode_raw(encoded)
+                    if isinstance(line, Commands):
+                        self._at, self._principal = line.at, line.principal
+                        self._next_id, self._next_fence = line.next_id, line.next_fence
+                        continue
+                    self._count(line)
+                    lines.append(line)
+                elif encoded:  # not the end of the text
+                    lines.append(self._event_of(commands.read(encoded)))
+        except RequestRejected as rejection:
+            raise UnreadableHistory(f"damaged: {rejection}") from None
+        except ValueError as error:
+            raise _unreadable(error) from None
+        return lines
+
+    def _count(self, line: Line) -> None:
+        """Continue with the numbers after those of an event."""
+        if isinstance(line, Queued) and not isinstance(line, Carried):
+            self._next_id = line.id + 1
+        if isinstance(line, (Granted, Locked)) and not isinstance(line, Carried):
+            self._next_fence = line.fence + 1
+
+    def _event_of(self, command: commands.WireCommand) -> Line:
+        """Return the event of a command."""
+        if isinstance(command, commands.Namespaced):
+            command = command.command
+        if isinstance(command, Release):
+            return Released(self._at, command.id)
+        if not isinstance(command, Request) or not self._next_id:
+            raise ValueError("a command that is neither a request nor a release, or one whose time is missing")
+        queue_ms, transaction_ms = command.queue_timeout_ms, command.transaction_timeout_ms
+        granted = Granted(
+            self._at,
+            self._next_id,
+            command.exclusive,
+            command.shared,
+            command.transaction,
+            command.priority,
+            # msgspec leaves a field out whose value is the same object as the default.
+            TIMEOUT_MS if queue_ms == TIMEOUT_MS else queue_ms,
+            TIMEOUT_MS if transaction_ms == TIMEOUT_MS else transaction_ms,
+            command.release_on_disconnect,
+            self._principal,
+            command.note,
+            fence=self._next_fence,
+        )
+        self._count(granted)
+        return granted
 
 
 def without_partial_line(text: bytes) -> bytes:

@@ -22,6 +22,8 @@ from genie.core.model import NO_TIMEOUT_MS
 from genie.core.view import find_blockers
 from genie.history.records import Carried, Extended, Gap, Granted, Line, Locked, Opened, Queued, Released
 
+MAX_SIMULATED: Final = 1_000_000
+"""Maximum number of requests that `what_if` simulates. Each takes about 1 KB of memory."""
 DEFAULT_HOLD_MS: Final = 100.0
 """How long `what_if` holds a lock if no recorded request was granted and released."""
 
@@ -37,7 +39,15 @@ _ORIGIN: Final = _Origin()
 
 
 class Diverged(Exception):
-    """The lock manager did not do what is recorded. The history has a gap, or this is a defect."""
+    """The lock manager did not do what is recorded at the time `at`. The history has a gap, or this is a defect."""
+
+    def __init__(self, at: float, message: str) -> None:
+        super().__init__(message)
+        self.at = at
+
+
+class TooManyRequests(ValueError):
+    """The recorded period has more requests than `what_if` can simulate."""
 
 
 @dataclass(slots=True)
@@ -62,6 +72,8 @@ class Replay:
         """How many grants were repeated exactly: at the same time, with the same fencing token."""
         self.ends = 0
         """How many ends were repeated exactly: at the same time, for the same reason."""
+        self.is_cut_off = False
+        """Whether the record ends in the middle of a step, because its server was killed or the disk was full."""
         self._since = since
         self._on_step = on_step
         self._produced: deque[core.Event] = deque()
@@ -88,8 +100,7 @@ class Replay:
                     self._confirm(each)
                 continue
             self._apply(line)
-        if self._produced:
-            raise Diverged(f"the record ends before {_describe(self._produced[0])}")
+        self.is_cut_off = bool(self._produced)
 
     def _apply(self, line: Line) -> None:
         match line:
@@ -100,7 +111,7 @@ class Replay:
                 if self._empty and self.manager.table.find(line.id) is None:
                     self.manager.adopt(make_request(line))
             case Gap():
-                raise Diverged("events are missing here")
+                raise Diverged(line.at, "events are missing here, because the disk was too slow")
             case Queued() | Locked() | Released():
                 self._empty = False
                 if not self._produced:
@@ -115,6 +126,8 @@ class Replay:
         """Execute the command that led to a recorded event."""
         manager = self.manager
         if isinstance(line, Queued):
+            if manager.table.find(line.id) is not None:
+                raise Diverged(line.at, f"{_describe_line(line)} is recorded twice")
             if line.exclusive or line.shared:
                 manager.next_id = line.id
                 request = new_request(line)
@@ -184,7 +197,7 @@ class Replay:
         if not self._produced:
             if isinstance(line, Released) and self.manager.outcome(line.id) is None:
                 return  # its beginning is not in the record
-            raise Diverged(f"{line} is recorded, but did not happen")
+            raise Diverged(line.at, f"{_describe_line(line)} is recorded, but did not happen")
         event = self._produced.popleft()
         request: Any = getattr(event, "request", None)
         same = request is not None and request.id == line.id
@@ -201,7 +214,7 @@ class Replay:
                 same = same and isinstance(event, core.Released) and event.reason is line.reason
                 self.ends += 1
         if not same:
-            raise Diverged(f"{line} is recorded, but {_describe(event)} happened")
+            raise Diverged(line.at, f"{_describe_line(line)} is recorded, but {_describe(event)} happened")
 
 
 def make_request(line: Carried) -> Request:
@@ -241,6 +254,15 @@ def describe_request(line: Queued) -> str:
     of = "" if line.transaction is None else f" of {line.transaction}"
     priority = f" with priority {line.priority:g}" if line.priority else ""
     return f"{line.id}{of} for {' '.join(names)}{priority}"
+
+
+def _describe_line(line: Queued | Locked | Released) -> str:
+    """Return what is recorded as text, like `_describe`."""
+    if isinstance(line, Released):
+        return f"ended {line.id}: {line.reason}"
+    if isinstance(line, (Granted, Locked)):
+        return f"granted {line.id} with fence {line.fence}"
+    return f"queued {line.id}"
 
 
 def explain_wait(manager: LockManager, request: Request) -> list[str]:
@@ -342,6 +364,8 @@ class _Recorded:
     granted_at: float | None = None
     ended_at: float | None = None
     reason: Reason | None = None
+    was_live: bool = False
+    """Whether the request was live when the period began."""
 
 
 def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple[Outcome, Outcome]:
@@ -350,6 +374,8 @@ def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple
     A simulated request arrives when it arrived in fact and, once granted, is held as long as it was held in fact. A request
     that was never granted in fact is held for the median of the others. A client that gave up while it waited gives up
     after the same time. With `change=None` the simulation repeats the record, up to the milliseconds by which timers are late.
+
+    Raises TooManyRequests.
     """
     recorded = _collect(lines)
     actual = Outcome()
@@ -367,15 +393,38 @@ def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple
 
 def _collect(lines: Iterable[Line]) -> dict[int, _Recorded]:
     recorded: dict[int, _Recorded] = {}
+    lost: dict[int, _Recorded] = {}
+    """Live requests of the leadership before, until the lines of the next one have carried them."""
+    begins, last_at = True, 0.0
     for line in lines:
-        if isinstance(line, Queued):
-            if line.id not in recorded and (line.exclusive or line.shared):
-                recorded[line.id] = _Recorded(line, line.at if isinstance(line, Granted) and line.fence else None)
-        elif isinstance(line, Locked) and line.id in recorded:
-            recorded[line.id].granted_at = line.at
-        elif isinstance(line, Released) and line.id in recorded:
-            recorded[line.id].ended_at, recorded[line.id].reason = line.at, line.reason
+        if isinstance(line, Opened):
+            if line.number == 1:
+                lost = {id_: request for id_, request in recorded.items() if request.ended_at is None}
+            continue
+        if isinstance(line, Carried):
+            lost.pop(line.id, None)
+        else:
+            begins = False
+            for request in lost.values():
+                request.ended_at, request.reason = max(last_at, request.line.at), Reason.SUCCESS
+            lost = {}
+            last_at = line.at
+        _record(line, recorded, was_live=begins and isinstance(line, Carried))
+        if len(recorded) > MAX_SIMULATED:
+            raise TooManyRequests(f"more than {MAX_SIMULATED:,} requests")
     return recorded
+
+
+def _record(line: Line, recorded: dict[int, _Recorded], *, was_live: bool) -> None:
+    """Apply one line to the recorded requests."""
+    if isinstance(line, Queued):
+        if line.id not in recorded and (line.exclusive or line.shared):
+            granted_at = line.at if isinstance(line, Granted) and line.fence else None
+            recorded[line.id] = _Recorded(line, granted_at, was_live=was_live)
+    elif isinstance(line, Locked) and line.id in recorded:
+        recorded[line.id].granted_at = line.at
+    elif isinstance(line, Released) and line.id in recorded:
+        recorded[line.id].ended_at, recorded[line.id].reason = line.at, line.reason
 
 
 class _Simulation:
@@ -395,28 +444,35 @@ class _Simulation:
         self._median_hold_ms = median(holds) if holds else DEFAULT_HOLD_MS
 
     def run(self) -> Outcome:
-        last = 0.0
+        last, begins = 0.0, True
         for request in self._in_order():
             line = request.line
             changed = self._change is not None and self._change.matches(line)
             if changed and self._change is not None and self._change.remove:
                 continue
+            if begins and not request.was_live:
+                begins = False
+                self._begin(line.at)
             self._advance(line.at)
             last = line.at
             self._arrive(request, changed=changed)
         ends = [request.ended_at for request in self._recorded.values() if request.ended_at is not None]
+        if begins:
+            self._begin(last)
         self._advance(max([last, *ends]))
         return self._outcome
 
+    def _begin(self, now: float) -> None:
+        """Grant what can be granted because a request that was live was removed."""
+        self._handle(self._manager.step(Recover(), now), now)
+
     def _in_order(self) -> Iterator[_Recorded]:
         """Yield the requests by their arrival: first those that are carried into the period."""
-        yield from sorted(
-            self._recorded.values(), key=lambda each: (not isinstance(each.line, Carried), each.line.at, each.line.id)
-        )
+        yield from sorted(self._recorded.values(), key=lambda each: (not each.was_live, each.line.at, each.line.id))
 
     def _arrive(self, recorded: _Recorded, *, changed: bool) -> None:
         line, manager = recorded.line, self._manager
-        if isinstance(line, Carried):
+        if recorded.was_live and isinstance(line, Carried):
             request = make_request(line)
             manager.adopt(request)
             if line.fence:
@@ -431,7 +487,7 @@ class _Simulation:
             if change.transaction_timeout_ms is not None:
                 request.transaction_timeout_ms = change.transaction_timeout_ms
         manager.next_id = line.id
-        if line.at >= self._since:
+        if line.at >= self._since and not isinstance(line, Carried):
             self._outcome.requests += 1
         gave_up = recorded.reason in (Reason.SUCCESS, Reason.DISCONNECTED) and recorded.granted_at is None
         if gave_up and recorded.ended_at is not None:

@@ -1,27 +1,32 @@
 """Finds requests in the history: by resource, transaction, client and time.
 
-    python -m genie.history.search DIRECTORY QUERY
+    python -m genie.history.search DIRECTORY
 
-prints the `Result` for a `Query`, both as JSON. The admin port searches in this way, in a process of its own.
+reads a `Query` from the standard input and prints its `Result`, both as JSON. The admin port searches in this way, in a
+process of its own. The query is no argument, because a name may be a secret, and every user sees the arguments of a process.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, json
 
-from genie.core import Reason
-from genie.history.records import Carried, Gap, Granted, Line, Locked, Queued, Released
-from genie.history.segments import Segment, key_of, list_segments
+from genie.core import Mode, Reason
+from genie.history.records import Carried, Gap, Granted, Line, Locked, Opened, Queued, Released
+from genie.history.segments import GAP_KEY, Segment, is_recorded, key_of, last_at, list_segments
+from genie.history.writer import recorded_names
 
 MAX_REQUESTS: Final = 10_000
 """Number of requests that a search returns at most."""
+MAX_LISTED_RESOURCES: Final = 10
+"""Number of names of a request in the output of this module as a process: a request may have 1,024, of 512 characters each."""
 ATTEMPTS: Final = 5
 """How often a search begins again because a file was archived or deleted while it was read."""
 
@@ -63,6 +68,8 @@ class Entry(Struct, omit_defaults=True):
     fence: int = 0
     exclusive: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    mode: str | None = None
+    """The mode in which the request asked for the resource of the query; None if the query has none."""
     transaction: str | None = None
     client: str | None = None
     note: str | None = None
@@ -70,11 +77,21 @@ class Entry(Struct, omit_defaults=True):
     waited_for: tuple[Waiter, ...] = ()
     cycle: tuple[str | int, ...] = ()
     """The owners of the deadlock that ended the request."""
+    resources_total: int = 0
+    """How many names the request has, if only the first ones are listed; 0: all are."""
+    record_ends_at: float | None = None
+    """The end of the request is not recorded: it was live at this time, when the record of its leadership ends, and no later
+    leader recorded it. None: its end is recorded, or it is live."""
 
     @property
     def begins_at(self) -> float:
         """The earliest known time of the request."""
         return self.asked_at if self.asked_at is not None else self.granted_at or 0.0
+
+    @property
+    def last_at(self) -> float | None:
+        """When the request ended, or its record ends; None: it is live."""
+        return self.record_ends_at if self.ended_at is None else self.ended_at
 
 
 class Result(Struct, omit_defaults=True):
@@ -100,44 +117,170 @@ def search(directory: Path, query: Query) -> Result:
 
 
 class _Search:
-    """One search. It reads the files from the latest to the earliest, so that it can stop at the limit."""
+    """One search. It reads the files from the latest to the earliest, so that it can stop at the limit.
+
+    It keeps what matches, and nothing else of the files that it has read.
+    """
 
     def __init__(self, directory: Path, query: Query) -> None:
-        self._query = query
+        self._directory, self._query = directory, query
         self._segments = list_segments(directory)
         self._since = query.since if query.since is not None else 0.0
-        self._until = query.until if query.until is not None else float("inf")
+        self._until = query.until if query.until is not None else inf
         self._limit = min(query.limit, MAX_REQUESTS)
         self._gaps = 0
+        self._resources, self._transactions = (
+            None if name is None else recorded_names(directory, name) for name in (query.resource, query.transaction)
+        )
+        clients = None if query.client is None else {query.client}
         self._keys = [
-            key_of(kind, name)
-            for kind, name in (("r", query.resource), ("t", query.transaction), ("c", query.client))
-            if name is not None
+            [key_of(kind, name) for name in names]
+            for kind, names in (("r", self._resources), ("t", self._transactions), ("c", clients))
+            if names is not None
         ]
+        self._found: dict[int, Entry] = {}
+        """Requests that match the names of the query, by id."""
+        self._terms: dict[int, str] = {}
+        """The latest leadership of which a file that was read has the request, by id."""
+        self._later: dict[int, list[Locked | Released]] = {}
+        """Lines about requests that are in no file that was read, but may be in an earlier one."""
+        self._last_at_by_term: dict[str, float] = {}
 
     def run(self) -> Result:
-        found: dict[int, Entry] = {}
-        read: list[list[Line]] = []
-        more = False
-        for segment in reversed(self._segments):
-            if segment.is_archived and segment.header.first_at > self._until:
-                continue
-            lines = list(chain.from_iterable(self._lines_of(segment)))
-            read.append(lines)
-            found = self._matches(chain.from_iterable(reversed(read)))
-            # The file in which the window begins has all requests of the window. Only the index makes it cheap to look in
-            # earlier files for the arrival of those that are carried into it.
-            begins_before = segment.is_archived and segment.header.first_at <= self._since
-            if begins_before and not (self._keys and any(entry.asked_at is None for entry in found.values())):
-                break
-            if len(found) > self._limit:
-                more = True
-                break
-        entries = sorted(found.values(), key=lambda entry: (entry.begins_at, entry.id))
+        more = self._collect()
+        self._find_ends()
+        entries = sorted(
+            (entry for entry in self._found.values() if self._is_in_window(entry)),
+            key=lambda entry: (entry.begins_at, entry.id),
+        )
         if len(entries) > self._limit:
             entries, more = entries[-self._limit :], True
-        self._name_waiters(entries)
+        if self._resources is not None:
+            for entry in entries:
+                entry.mode = str(Mode.SHARED if self._resources.isdisjoint(entry.exclusive) else Mode.EXCLUSIVE)
+        _name_waiters(entries, {id_: (entry.transaction, entry.client) for id_, entry in self._found.items()})
         return Result(entries, more, self._gaps, self._begins_at())
+
+    def _collect(self) -> bool:
+        """Find the requests of the window. Return whether there are more than the limit."""
+        has_window = has_more = False
+        for segment in reversed(self._segments):
+            if segment.is_archived and segment.header.events and segment.header.first_at > self._until:
+                continue
+            here, first_at = self._read(segment)
+            # The file in which the window begins has all requests of the window. Only the index makes it cheap to look in
+            # earlier files for the arrival of those that are carried into it.
+            arrivals = self._merge(here, segment, known_only=has_window)
+            if has_window and not arrivals:
+                break
+            has_window = has_window or (segment.is_self_contained and first_at <= self._since)
+            if has_window:
+                if not (self._keys and any(entry.asked_at is None for entry in self._found.values())):
+                    break
+            elif sum(first_at <= entry.begins_at <= self._until for entry in self._found.values()) > self._limit:
+                has_more = True  # no request of an earlier file arrived later than these
+                break
+        return has_more
+
+    def _read(self, segment: Segment) -> tuple[dict[int, Entry], float]:
+        """Return the matching requests of a file by id, and the time of its first event that was read."""
+        here, first_at = dict[int, Entry](), inf
+        others: dict[int, tuple[str | None, str | None]] = {}
+        is_self_contained = segment.is_self_contained
+        for line in chain.from_iterable(self._lines_of(segment)):
+            if not isinstance(line, (Opened, Carried)):
+                first_at = min(first_at, line.at)
+            if isinstance(line, Queued):
+                if line.id in here:
+                    continue  # carried twice
+                if self._has_names(line):
+                    here[line.id] = _entry(line)
+                else:
+                    others[line.id] = line.transaction, line.principal
+            elif isinstance(line, (Locked, Released)):
+                if (entry := here.get(line.id)) is not None:
+                    _apply(line, entry)
+                elif not is_self_contained and line.id not in others:
+                    self._later.setdefault(line.id, []).append(line)
+            elif isinstance(line, Gap) and self._since <= line.at <= self._until:
+                self._gaps += 1
+        _name_waiters(here.values(), others)
+        return here, segment.header.first_at if segment.is_archived and segment.header.events else first_at
+
+    def _has_names(self, line: Queued) -> bool:
+        client = self._query.client
+        return (
+            (self._resources is None or not self._resources.isdisjoint(line.exclusive + line.shared))
+            and (self._transactions is None or line.transaction in self._transactions)
+            and (client is None or client == line.principal)
+        )
+
+    def _merge(self, here: dict[int, Entry], segment: Segment, *, known_only: bool) -> bool:
+        """Add the requests of a file that is earlier than all before. Return whether it had some that were carried on."""
+        has_known = False
+        for id_, entry in here.items():
+            later = self._found.get(id_)
+            if later is not None:
+                has_known = True
+                _continue(entry, later)
+            elif known_only:
+                continue
+            else:
+                self._terms[id_] = segment.term
+                for line in self._later.pop(id_, ()):
+                    _apply(line, entry)
+            self._found[id_] = entry
+        return has_known
+
+    def _is_in_window(self, entry: Entry) -> bool:
+        return entry.begins_at <= self._until and (entry.last_at is None or entry.last_at >= self._since)
+
+    def _last_at(self, term: str) -> float:
+        """Return the time of the last event of a leadership."""
+        if term not in self._last_at_by_term:
+            segments = [segment for segment in self._segments if segment.term == term]
+            self._last_at_by_term[term] = max(map(last_at, segments))
+        return self._last_at_by_term[term]
+
+    def _find_ends(self) -> None:
+        """Find the grants and the ends after the window. Note which requests have no end because it is not recorded."""
+        live = {id_: entry for id_, entry in self._found.items() if entry.ended_at is None}
+        if not live:
+            return
+        if self._until < inf:
+            keys = [
+                key_of("r", name) for name in {name for each in live.values() for name in each.exclusive + each.shared}
+            ]
+            for segment in self._segments:
+                self._read_ends(self._lines_after_window(segment, keys), live, segment.term)
+        recording = {segment.term for segment in list_segments(self._directory) if is_recorded(segment)}
+        for entry in live.values():
+            if (term := self._terms[entry.id]) not in recording:
+                entry.record_ends_at = max(entry.begins_at, entry.granted_at or 0.0, self._last_at(term))
+
+    def _read_ends(self, lines: Iterator[list[Line]], live: dict[int, Entry], term: str) -> None:
+        """Apply lines after the window to requests that were live in it, and remove those that end."""
+        if not live:
+            return
+        for line in chain.from_iterable(lines):
+            if isinstance(line, (Locked, Released)):
+                if (entry := live.get(line.id)) is not None:
+                    _apply(line, entry)
+                    if isinstance(line, Released):
+                        del live[line.id]
+            elif isinstance(line, Carried) and line.id in live:
+                self._terms[line.id] = term
+
+    def _lines_after_window(self, segment: Segment, keys: list[int]) -> Iterator[list[Line]]:
+        """Yield the lines of a file about some resources that may be after the window."""
+        if not segment.is_archived:
+            yield from segment.read()
+        elif segment.header.events == 0 or segment.header.last_at >= self._until:
+            blocks = segment.header.blocks
+            numbers = sorted(segment.blocks_with(keys))
+            yield from segment.read_blocks(
+                n for n in numbers if (last := blocks[n].last_at) is None or last >= self._until
+            )
 
     def _begins_at(self) -> float | None:
         for segment in self._segments:
@@ -157,52 +300,39 @@ class _Search:
         blocks = segment.header.blocks
         numbers: Iterable[int] = range(len(blocks))
         if self._keys:
-            numbers = sorted(set.intersection(*(segment.blocks_with([key]) for key in self._keys)))
+            with_names = set.intersection(*(segment.blocks_with(keys) for keys in self._keys))
+            numbers = sorted(with_names | segment.blocks_with([GAP_KEY]))
         else:  # also blocks before the window: their requests may be held in it
             numbers = [n for n, block in enumerate(blocks) if block.first_at is None or block.first_at <= self._until]
         yield from segment.read_blocks(numbers)
 
-    def _matches(self, lines: Iterable[Line]) -> dict[int, Entry]:
-        """Return the requests in `lines` that match, by id. Ends of other requests are skipped."""
-        query, found, requests = self._query, {}, {}
-        gaps = 0
-        for line in lines:
-            if isinstance(line, Queued):
-                if line.id in found:
-                    continue  # carried into a later file
-                if (
-                    (query.resource is None or query.resource in line.exclusive or query.resource in line.shared)
-                    and (query.transaction is None or query.transaction == line.transaction)
-                    and (query.client is None or query.client == line.principal)
-                ):
-                    found[line.id] = _entry(line)
-                    requests[line.id] = line
-            elif isinstance(line, Locked):
-                if (entry := found.get(line.id)) is not None:
-                    entry.granted_at, entry.fence = line.at, line.fence
-            elif isinstance(line, Released):
-                if (entry := found.get(line.id)) is not None:
-                    entry.ended_at, entry.reason, entry.cycle = line.at, line.reason, line.cycle
-            elif isinstance(line, Gap):
-                gaps += 1
-        self._gaps = gaps
-        since, until = self._since, self._until
-        return {
-            id_: entry
-            for id_, entry in found.items()
-            if entry.begins_at <= until and (entry.ended_at is None or entry.ended_at >= since)
-        }
 
-    def _name_waiters(self, entries: list[Entry]) -> None:
-        """Add transaction and client of the requests that others waited for, as far as they are among the results."""
-        by_id = {entry.id: entry for entry in entries}
-        for entry in entries:
-            entry.waited_for = tuple(
-                Waiter(waiter.id, by_id[waiter.id].transaction, by_id[waiter.id].client)
-                if waiter.id in by_id
-                else waiter
-                for waiter in entry.waited_for
-            )
+def _name_waiters(entries: Iterable[Entry], names: Mapping[int, tuple[str | None, str | None]]) -> None:
+    """Add transaction and client, which are given by id, to the requests that others waited for."""
+    for entry in entries:
+        entry.waited_for = tuple(
+            Waiter(waiter.id, *names[waiter.id]) if waiter.id in names else waiter for waiter in entry.waited_for
+        )
+
+
+def _apply(line: Locked | Released, entry: Entry) -> None:
+    """Apply a line about the request of an entry."""
+    if isinstance(line, Locked):
+        entry.granted_at, entry.fence = line.at, line.fence
+    else:
+        entry.ended_at, entry.reason, entry.cycle = line.at, line.reason, line.cycle
+
+
+def _continue(entry: Entry, later: Entry) -> None:
+    """Add to an entry what later files, into which the request was carried, say about it."""
+    if entry.granted_at is None:
+        entry.granted_at, entry.fence = later.granted_at, later.fence
+    if entry.ended_at is None:
+        entry.ended_at, entry.reason, entry.cycle = later.ended_at, later.reason, later.cycle
+    if entry.asked_at is None:
+        entry.asked_at = later.asked_at
+    known = {waiter.id: waiter for waiter in later.waited_for if waiter.transaction or waiter.client}
+    entry.waited_for = tuple(known.get(waiter.id, waiter) for waiter in entry.waited_for)
 
 
 def _entry(line: Queued) -> Entry:
@@ -229,9 +359,26 @@ def _entry(line: Queued) -> Entry:
     return entry
 
 
+def shorten(entry: Entry, first: Container[str]) -> int:
+    """Keep at most `MAX_LISTED_RESOURCES` names of an entry, those in `first` before others. Return how many it had."""
+    total = len(entry.exclusive) + len(entry.shared)
+    if total > MAX_LISTED_RESOURCES:
+        names = [(name, True) for name in entry.exclusive] + [(name, False) for name in entry.shared]
+        names.sort(key=lambda each: each[0] not in first)
+        kept = names[:MAX_LISTED_RESOURCES]
+        entry.exclusive = tuple(name for name, exclusive in kept if exclusive)
+        entry.shared = tuple(name for name, exclusive in kept if not exclusive)
+    return total
+
+
 def main(arguments: list[str]) -> None:
-    """Search, and print the result as JSON."""
-    result = search(Path(arguments[0]), json.decode(arguments[1], type=Query))
+    """Search, and print the result as JSON, with a few names of each request."""
+    directory, query = Path(arguments[0]), json.decode(sys.stdin.buffer.read(), type=Query)
+    result = search(directory, query)
+    first = set() if query.resource is None else recorded_names(directory, query.resource)
+    for entry in result.requests:
+        entry.resources_total = shorten(entry, first)
+        entry.cycle = ()
     sys.stdout.buffer.write(json.encode(result))
 
 

@@ -14,13 +14,15 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import sys
 import time
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -30,20 +32,23 @@ from genie.history import records
 from genie.history.records import (
     Carried,
     Extended,
+    Gap,
     Granted,
     Line,
     Locked,
     Moved,
     Opened,
+    OtherFormat,
     Queued,
+    RawDecoder,
     Released,
     UnreadableHistory,
-    decode,
     without_partial_line,
 )
 
 BLOCK_BYTES: Final = 128 << 10
 """Bytes of lines in a block before its compression."""
+RAW: Final = ".jsonl"
 ARCHIVED: Final = ".jsonl.gz"
 INDEX: Final = ".index"
 STATE: Final = ".state"
@@ -51,9 +56,19 @@ STATE: Final = ".state"
 DAMAGED: Final = ".damaged"
 """Suffix of a raw file that could not be read. It is neither searched nor deleted."""
 LEVEL: Final = 3
+CRC_BYTES: Final = 4
+_NAME: Final = re.compile(
+    r"(?P<stem>[0-9]{8}T[0-9]{6}\.[0-9]{6}Z-(?P<term>[0-9a-f]{8})-(?P<number>[0-9]{6,}))(?P<suffix>\..+)"
+)
+"""The name of a file: time of its first line, leadership, and number in it."""
+LEFTOVER_S: Final = 3_600.0
+"""Seconds after which a file that belongs to no other one is not one that is being written."""
 _GZIP: Final = 31
 """`wbits` of zlib for a gzip member."""
 
+
+EXPIRY_DELAY_MS: Final = 3_600_000.0
+"""How long after its deadline a request is live at most. It ends late if the store is unavailable."""
 
 # -- The requests that are live --------------------------------------------------------------------------
 
@@ -63,10 +78,12 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self.requests: dict[int, Queued] = {}
+        self._last_at = 0.0
 
     def apply(self, line: Line) -> None:
         """Apply one line. A line about an unknown request, whose beginning is not in the history, changes nothing."""
         requests = self.requests
+        self._last_at = line.at
         match line:
             case Queued():  # also Granted and Carried
                 requests[line.id] = line
@@ -90,13 +107,18 @@ class LiveRequests:
                 pass
 
     def carried(self) -> list[Carried]:
-        """Return the requests as the first lines of the next file."""
-        return [
+        """Return the requests as the first lines of the next file.
+
+        A request whose deadline is long over has ended, but its end is missing, because the disk was too slow. It would be
+        carried until the end of the leadership, and is left out.
+        """
+        carried = [
             request
             if isinstance(request, Carried)
             else carry(request, request.at, getattr(request, "fence", 0), deadline_of(request), None)
             for request in self.requests.values()
         ]
+        return [each for each in carried if each.deadline is None or each.deadline >= self._last_at - EXPIRY_DELAY_MS]
 
 
 def deadline_of(request: Queued) -> float | None:
@@ -150,7 +172,10 @@ class Block(Struct, array_like=True, gc=False):
 
 
 class IndexHeader(Struct):
-    """The first line of an index. The rest is `entries` keys (8 bytes each, ascending), then as many block numbers (2 bytes)."""
+    """The first line of an index.
+
+    `entries` keys (8 bytes each, ascending) follow, as many block numbers (2 bytes), and the CRC-32 of all this (4 bytes).
+    """
 
     blocks: list[Block]
     entries: int
@@ -162,6 +187,10 @@ class IndexHeader(Struct):
 def key_of(kind: str, name: str) -> int:
     """Return the key of a resource (`kind` is `r`), a transaction (`t`) or a client (`c`) in an index."""
     return int.from_bytes(hashlib.blake2b(f"{kind}:{name}".encode(), digest_size=8).digest(), "little")
+
+
+GAP_KEY: Final = key_of("gap", "")
+"""The key of the blocks in which events are missing."""
 
 
 def _keys_of(request: Queued) -> list[int]:
@@ -198,6 +227,9 @@ class _ArchiveWriter:
                 found = keys.get(line.id, [])
                 if isinstance(line, Released):
                     keys.pop(line.id, None)
+            elif isinstance(line, Gap):
+                pairs.add((GAP_KEY, number))
+                continue
             else:
                 continue
             times.append(line.at)
@@ -226,7 +258,8 @@ class _ArchiveWriter:
         last = max((block.last_at for block in self.blocks if block.last_at is not None), default=0.0)
         header = IndexHeader(self.blocks, len(pairs), self.events, first, last)
         keys, numbers = array("Q", [key for key, _ in pairs]), array("H", [number for _, number in pairs])
-        return json.encode(header) + b"\n" + keys.tobytes() + numbers.tobytes()
+        content = json.encode(header) + b"\n" + keys.tobytes() + numbers.tobytes()
+        return content + zlib.crc32(content).to_bytes(CRC_BYTES, "little")
 
 
 # -- Reading ---------------------------------------------------------------------------------------------
@@ -244,7 +277,7 @@ class Segment:
 
     @property
     def stem(self) -> str:
-        """The name of the file without its suffixes. Names sort by the time of the first line."""
+        """The name of the file without its suffixes."""
         return self.path.name.partition(".jsonl")[0]
 
     @property
@@ -253,14 +286,28 @@ class Segment:
         return self.path.name.endswith(ARCHIVED)
 
     @property
+    def is_self_contained(self) -> bool:
+        """Whether the file has all requests that are live at its begin."""
+        return self.is_archived or self.number == 1 or self.path.with_name(self.stem + STATE).exists()
+
+    @property
     def header(self) -> IndexHeader:
         """The header of the index of an archived file."""
         if self._header is None:
-            self._index = self.path.with_name(self.stem + INDEX).read_bytes()
+            path = self.path.with_name(self.stem + INDEX)
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                if not self.path.exists():
+                    raise  # both were deleted meanwhile
+                raise UnreadableHistory(f"{self.path} has no index") from None
+            self._index = content[:-CRC_BYTES]
+            if zlib.crc32(self._index).to_bytes(CRC_BYTES, "little") != content[-CRC_BYTES:]:
+                raise UnreadableHistory(f"{path}: damaged")
             try:
                 self._header = json.decode(self._index.partition(b"\n")[0], type=IndexHeader)
             except ValueError as error:
-                raise UnreadableHistory(f"{self.path.with_name(self.stem + INDEX)}: {error}") from None
+                raise UnreadableHistory(f"{path}: {error}") from None
         return self._header
 
     def blocks_with(self, keys: Iterable[int]) -> set[int]:
@@ -289,23 +336,30 @@ class Segment:
                     text = zlib.decompress(file.read(block.size), _GZIP)
                 except zlib.error as error:
                     raise UnreadableHistory(f"{self.path}: {error}") from None
-                yield self._decode(text)
+                yield self._decode(records.decode, text)
 
     def read(self) -> Iterator[list[Line]]:
         """Yield all lines of the file, several at a time. A raw file begins with the requests that are carried into it."""
-        if self.is_archived:
-            yield from self.read_blocks(range(len(self.header.blocks)))
-            return
-        state = self.path.with_name(self.stem + STATE)
-        for path in (state, self.path) if state.exists() else (self.path,):
-            for text in _blocks_of_lines(path):
-                yield self._decode(text)
+        if not self.is_archived:
+            decode = partial(self._decode, RawDecoder().decode)
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    yield from map(decode, _blocks_of_lines(self.path.with_name(self.stem + STATE)))
+                yield from map(decode, _blocks_of_lines(self.path))
+            except FileNotFoundError:
+                archived = self.path.with_name(self.stem + ARCHIVED)
+                if not archived.exists():
+                    raise
+                self.path = archived  # meanwhile
+            else:
+                return
+        yield from self.read_blocks(range(len(self.header.blocks)))
 
-    def _decode(self, text: bytes) -> list[Line]:
+    def _decode(self, decode: Callable[[bytes], list[Line]], text: bytes) -> list[Line]:
         try:
             return decode(text)
         except UnreadableHistory as error:
-            raise UnreadableHistory(f"{self.path}: {error}") from None
+            raise type(error)(f"{self.path}: {error}") from None
 
 
 def _blocks_of_lines(path: Path) -> Iterator[bytes]:
@@ -319,23 +373,35 @@ def _blocks_of_lines(path: Path) -> Iterator[bytes]:
                 yield complete
 
 
+def last_at(segment: Segment) -> float:
+    """Return the time of the last event of a file, Unix ms; 0 if it has none."""
+    if segment.is_archived:
+        return segment.header.last_at
+    lines = (line for lines in segment.read() for line in lines if not isinstance(line, (Opened, Carried)))
+    return max((line.at for line in lines), default=0.0)
+
+
 def list_segments(directory: Path) -> list[Segment]:
-    """Return the files of a directory in the order of their first lines. Other files are ignored."""
+    """Return the files of a directory: leadership by leadership, each by its numbers. Other files are ignored.
+
+    The order of the names is not enough: a clock that is set back gives a file an earlier name than the one before it.
+    """
     found: dict[str, Segment] = {}
+    begins: dict[str, str] = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        stem, separator, suffix = path.name.partition(".jsonl")
-        _time, _, rest = stem.rpartition("Z-")
-        term, _, number = rest.partition("-")
-        if separator and suffix in ("", ".gz") and number.isdecimal():
+        match = _NAME.fullmatch(path.name)
+        if match is not None and match["suffix"] in (RAW, ARCHIVED):
             # While a file is archived, both exist: the raw one is complete until it is deleted.
-            found.setdefault(stem, Segment(path, term, int(number)))
-    return sorted(found.values(), key=lambda segment: segment.stem)
+            segment = found.setdefault(match["stem"], Segment(path, match["term"], int(match["number"])))
+            begins[segment.term] = min(segment.stem, begins.get(segment.term, segment.stem))
+    return sorted(found.values(), key=lambda segment: (begins[segment.term], segment.number))
 
 
 def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iterator[Line]]:
     """Yield the lines of each leadership with events from `since` to `until` (Unix ms), for a replay.
 
-    The lines of a leadership begin with the last file that begins before `since`, with the requests that are carried into it.
+    The lines of a leadership begin with the last file that begins before `since`, with the requests that are carried into it;
+    if these are not known, because an earlier file is not archived yet, with that file.
     """
     by_term: dict[str, list[Segment]] = {}
     for segment in list_segments(directory):
@@ -343,6 +409,8 @@ def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iter
     for segments in by_term.values():
         starts = [_first_at(segment) for segment in segments]
         first = max((index for index, start in enumerate(starts) if start <= since), default=0)
+        while first > 0 and not segments[first].is_self_contained:
+            first -= 1
         chosen = [segment for segment, start in zip(segments, starts, strict=True) if start <= until][first:]
         if chosen:
             yield (line for segment in chosen for lines in segment.read() for line in lines if line.at <= until)
@@ -358,35 +426,45 @@ def _first_at(segment: Segment) -> float:
 
 
 def archive_complete(directory: Path) -> None:
-    """Archive each raw file that no server writes any more, in order. Only one process archives a directory at a time."""
-    with contextlib.ExitStack() as stack:
-        lock = stack.enter_context((directory / "archiver.lock").open("wb"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    """Archive each raw file that no server writes any more, in order.
+
+    A file that cannot be read is renamed, so that the files after it are archived; one of another version of Genie is left to
+    that version.
+    """
+    left: set[str] = set()
+    while True:
+        raw = [segment for segment in list_segments(directory) if not segment.is_archived]
+        complete = [segment for segment in raw if segment.stem not in left and not is_written(segment.path)]
+        if not complete:
             return
-        while True:
-            segments = list_segments(directory)
-            complete = [segment for segment in segments if not segment.is_archived and not _is_written(segment.path)]
-            if not complete:
-                return
-            for segment in complete:
-                following = [
-                    other for other in segments if (other.term, other.number) == (segment.term, segment.number + 1)
-                ]
-                try:
-                    archive(segment, following[0] if following else None)
-                except UnreadableHistory as error:
-                    damaged = segment.path.with_name(f"{segment.path.name}{DAMAGED}")
-                    segment.path.rename(damaged)  # so that the files after it are archived
-                    sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
+        # Listed again, because a server may have begun the file that follows just before it completed the last one.
+        by_number = {(segment.term, segment.number): segment for segment in list_segments(directory)}
+        for segment in complete:
+            try:
+                archive(segment, by_number.get((segment.term, segment.number + 1)))
+            except OtherFormat as error:
+                left.add(segment.stem)
+                sys.stderr.write(f"{error}; it is not archived\n")
+            except UnreadableHistory as error:
+                damaged = segment.path.with_name(f"{segment.path.name}{DAMAGED}")
+                segment.path.rename(damaged)
+                sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
 
 
-def _is_written(path: Path) -> bool:
+def is_recorded(segment: Segment) -> bool:
+    """Return whether a server still writes a file."""
+    try:
+        return not segment.is_archived and is_written(segment.path)
+    except FileNotFoundError:  # it is archived meanwhile
+        return False
+
+
+def is_written(path: Path) -> bool:
     """Return whether a server still writes a raw file: it holds a lock on the file."""
     with path.open("rb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Shared, because NFS rejects an exclusive lock on a file that is open for reading.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False
@@ -433,28 +511,85 @@ def _sync_directory(directory: Path) -> None:
 
 
 def delete_expired(directory: Path, max_bytes: int, max_age_s: float, now_ms: float) -> None:
-    """Delete archived files, the oldest first, until all have at most `max_bytes` and none is older than `max_age_s`."""
-    archived = [segment for segment in list_segments(directory) if segment.is_archived]
-    sizes = {
-        segment.stem: segment.path.stat().st_size + (directory / f"{segment.stem}{INDEX}").stat().st_size
-        for segment in archived
-    }
+    """Delete archived files, the oldest first, until all have at most `max_bytes` and none is older than `max_age_s`.
+
+    Files that cannot be archived, and what a killed process has left, are deleted when they are older than `max_age_s`.
+    """
+    segments = list_segments(directory)
+    archived = [segment for segment in segments if segment.is_archived]
+    sizes = {segment.stem: _size(segment.path) + _size(_index_of(segment)) for segment in archived}
     total = sum(sizes.values())
     for segment in archived:
-        if total <= max_bytes and now_ms - segment.header.last_at <= max_age_s * 1000:
-            return
-        segment.path.unlink()
-        (directory / f"{segment.stem}{INDEX}").unlink()
+        if total <= max_bytes and now_ms - _expires_from(segment) <= max_age_s * 1000:
+            break
+        segment.path.unlink(missing_ok=True)
+        _index_of(segment).unlink(missing_ok=True)
         total -= sizes[segment.stem]
+    live = {
+        path
+        for segment in segments
+        if segment.is_archived or _is_young(segment.path, max_age_s, now_ms) or is_written(segment.path)
+        for path in _files_of(segment)
+    }
+    for path in directory.iterdir():
+        if _NAME.fullmatch(path.name) and path not in live:
+            with contextlib.suppress(FileNotFoundError):
+                if not _is_young(path, max_age_s, now_ms):
+                    path.unlink()
+
+
+def _is_young(path: Path, max_age_s: float, now_ms: float) -> bool:
+    """Return whether a file was changed within `max_age_s`, or so lately that it may be written now."""
+    return now_ms - path.stat().st_mtime * 1000 <= max(max_age_s, LEFTOVER_S) * 1000
+
+
+def _index_of(segment: Segment) -> Path:
+    return segment.path.with_name(segment.stem + INDEX)
+
+
+def _files_of(segment: Segment) -> tuple[Path, ...]:
+    """Return the paths of the files that belong to a file of the history."""
+    if segment.is_archived:
+        return segment.path, _index_of(segment)
+    return segment.path, segment.path.with_name(segment.stem + STATE)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _expires_from(segment: Segment) -> float:
+    """Return the time of the last event of an archived file; without one, or if it is damaged, when it was archived."""
+    with contextlib.suppress(UnreadableHistory):
+        if segment.header.events:
+            return segment.header.last_at
+    return segment.path.stat().st_mtime * 1000
+
+
+def clean_up(directory: Path, max_bytes: int, max_age_s: float) -> None:
+    """Archive the complete files of a directory, and delete the expired ones. Only one process does this at a time."""
+    with (directory / "archiver.lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        try:
+            archive_complete(directory)
+        finally:  # also if the disk is full: this makes room
+            delete_expired(directory, max_bytes, max_age_s, time.time() * 1000)
 
 
 def main(arguments: list[str]) -> None:
-    """Archive the complete files of a directory, and delete the expired ones."""
-    directory, max_bytes, max_age_s = Path(arguments[0]), int(arguments[1]), float(arguments[2])
+    """Clean up a directory."""
     with contextlib.suppress(OSError):
         os.nice(10)  # the server precedes
-    archive_complete(directory)
-    delete_expired(directory, max_bytes, max_age_s, time.time() * 1000)
+    try:
+        clean_up(Path(arguments[0]), int(arguments[1]), float(arguments[2]))
+    except OSError as error:
+        sys.exit(f"the history in {arguments[0]} cannot be archived: {error}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import hmac
 import os
 import secrets
 import subprocess
@@ -11,10 +13,11 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import IO, Final
 from urllib.parse import quote
 
@@ -31,6 +34,7 @@ SEGMENT_S: Final = 3_600.0
 MAX_QUEUED_BYTES: Final = 64 << 20
 """Bytes that may wait for the disk. Beyond them, events are dropped."""
 RAW: Final = ".jsonl"
+KEY_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +47,49 @@ class Retention:
 
 def namespace_directory(directory: str | Path, namespace: str) -> Path:
     """Return the directory with the history of one namespace."""
-    return Path(directory) / quote(namespace, safe="")
+    name = quote(namespace, safe="")
+    return Path(directory) / (name.replace(".", "%2E") if name in (".", "..") else name)
 
 
-def redaction_key(directory: Path) -> bytes:
-    """Return the key of the redacted names in a directory, which only the owner can read. It is created with the directory."""
+def redaction_key(directory: Path, *, create: bool = True) -> bytes:
+    """Return the key of the redacted names in a directory, which only the owner can read. It is created with the directory.
+
+    Raises ValueError if the key is damaged: with a part of it, digests could be compared with guessed names.
+    """
     path = directory / "redaction.key"
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
+    if create and not path.exists():
         fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(32))
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):  # another server may have been first
             os.link(fresh, path)
         fresh.unlink()
-        return path.read_bytes()
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{path} is damaged: it has {len(key)} bytes, not {KEY_BYTES}")
+    return key
+
+
+def name_digest(key: bytes, name: str) -> str:
+    """Return what is recorded of a redacted name after its prefix."""
+    return f"#{hmac.new(key, name.encode(), hashlib.sha256).hexdigest()[:16]}"
+
+
+def recorded_names(directory: Path, name: str) -> set[str]:
+    """Return all texts that may be recorded for a name: the name, and with the key of the directory its redactions."""
+    try:
+        digest = name_digest(redaction_key(directory, create=False), name)
+    except (OSError, ValueError):  # nothing is redacted, or the reader may not know what
+        return {name}
+    return {name, *(f"{name[:length]}{digest}" for length in range(1, len(name) + 1))}
+
+
+def clean_up_command(directory: Path, retention: Retention) -> list[str]:
+    """Return the command of the process that archives and deletes files."""
+    limits = [str(retention.max_bytes), str(retention.max_age_s)]
+    return [sys.executable, "-m", "genie.history.segments", str(directory), *limits]
 
 
 class HistoryWriter:
@@ -73,7 +104,10 @@ class HistoryWriter:
         self._namespace, self._server, self._retention = namespace, server, retention
         self._term = secrets.token_hex(4)
         self._number = 0
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._opened_size = 0
+        """Size of the current file without events."""
+        self._opened_at_s = 0.0
+        self._queue: SimpleQueue[bytes | Iterable[bytes] | None] = SimpleQueue()
         self._queued: deque[int] = deque()
         """Sizes of what waits in the queue. The thread removes from the left, the event loop appends to the right."""
         self._gap = 0
@@ -96,6 +130,11 @@ class HistoryWriter:
         self._queued.append(len(lines))
         self._queue.put(lines)
 
+    def write_parts(self, parts: Iterable[bytes]) -> None:
+        """Queue lines that the thread itself makes: for the first lines of a recording, which may be very many."""
+        self._queued.append(0)
+        self._queue.put(parts)
+
     def close(self) -> None:
         """End the file once everything queued is written."""
         self._queue.put(None)
@@ -109,15 +148,19 @@ class HistoryWriter:
     def _run(self) -> None:
         file: IO[bytes] | None = None
         try:
-            file, opened_at = self._open(), time.monotonic()
-            while (lines := self._queue.get()) is not None:
-                file.write(lines)
-                file.flush()
-                self._queued.popleft()
-                if file.tell() >= SEGMENT_BYTES or time.monotonic() - opened_at >= SEGMENT_S:
+            file = self._open()
+            while (lines := self._next_lines(file)) is not None:
+                if os.fstat(file.fileno()).st_nlink == 0:  # the file was deleted
+                    file.close()
+                    file = self._open()
+                if lines:
+                    file.writelines([lines] if isinstance(lines, bytes) else lines)
+                    file.flush()
+                    self._queued.popleft()
+                if file.tell() >= SEGMENT_BYTES or self._remaining_s(file) == 0:
                     following = self._open()
                     file.close()
-                    file, opened_at, self._archive_again = following, time.monotonic(), True
+                    file, self._archive_again = following, True
                 self._archive()
         except OSError as error:
             self.error = str(error)
@@ -131,6 +174,19 @@ class HistoryWriter:
             self._closed.set()
         if self._archiver is not None:
             self._archiver.wait()
+
+    def _next_lines(self, file: IO[bytes]) -> bytes | Iterable[bytes] | None:
+        """Wait for the next lines, at most until the file is complete: then there are none. None: the recording ends."""
+        try:
+            return self._queue.get(timeout=self._remaining_s(file))
+        except Empty:
+            return b""
+
+    def _remaining_s(self, file: IO[bytes]) -> float | None:
+        """Return the time until the current file is complete; None if it has no events, and so never is."""
+        if file.tell() == self._opened_size:
+            return None
+        return max(0.0, self._opened_at_s + SEGMENT_S - time.monotonic())
 
     def _open(self) -> IO[bytes]:
         """Create and lock the next file, and write its first line."""
@@ -146,6 +202,7 @@ class HistoryWriter:
         file.write(records.encode_lines([opened]))
         file.flush()
         part.rename(self.directory / name)
+        self._opened_size, self._opened_at_s = file.tell(), time.monotonic()
         return file
 
     def _archive(self) -> None:
@@ -153,7 +210,10 @@ class HistoryWriter:
         if self._archiver is not None and self._archiver.poll() is not None:
             self._archiver = None
         if self._archiver is None and self._archive_again:
+            command = clean_up_command(self.directory, self._retention)
+            try:
+                self._archiver = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - our own module
+            except OSError as error:  # no process can be started now; the next write tries again
+                log.warning("archiver of the history not started", namespace=self._namespace, error=str(error))
+                return
             self._archive_again = False
-            command = [sys.executable, "-m", "genie.history.segments", str(self.directory)]
-            command += [str(self._retention.max_bytes), str(self._retention.max_age_s)]
-            self._archiver = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - our own module

@@ -138,7 +138,7 @@ class Dispatcher:
         if connection.state is DETACHED:
             return self._drain_detached(connection, items)
         notifier, manager, session, outbox = self.notifier, self.manager, connection.session, connection.outbox
-        principal, now, history = connection.principal, notifier.now, notifier.history
+        principal, now, recorder = connection.principal, notifier.now, notifier.recorder
         if not connection.has_reply:
             connection.has_reply = True
             if not outbox:
@@ -178,8 +178,8 @@ class Dispatcher:
                     if type(events[0]) is not Granted:
                         notifier.handle_events(events, connection, command.ref)
                         continue
-                if history is not None:
-                    history.append(command)
+                if recorder is not None:
+                    recorder.on_granted(item, command, now)
                 self.stats.granted += 1
                 session.live_requests += 1
                 if session.key is not None or command.ref is not None or command.release_on_disconnect:
@@ -198,8 +198,8 @@ class Dispatcher:
                         notifier.handle_events(events, connection, command.ref)
                         continue
                     request = event.request
-                if history is not None:
-                    history.append((now, request))
+                if recorder is not None:
+                    recorder.on_released(item, request, now)
                 if request.fence:  # the request was held; 0: it was waiting
                     holds, lasted_ms = self.stats.holds, now - request.since
                     if lasted_ms <= FIRST_BOUND_MS:

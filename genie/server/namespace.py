@@ -61,6 +61,8 @@ class Namespace:
         self.task: asyncio.Task[None] | None = None
         """The role loop, which runs until the server stops. It fails with a defect, or with an error that a retry cannot
         resolve. None before `start`."""
+        self._clean_up: asyncio.Task[None] | None = None
+        """Archives and deletes files of the history while the server runs."""
         self.monitor: Monitor | None = None
         """None in a simulated server: the monitor's timer, ten times a second, would slow down the simulation."""
         self.pipeline: Pipeline | None = None
@@ -81,6 +83,8 @@ class Namespace:
     def start(self, node: Node) -> asyncio.Task[None]:
         """Start the role loop: follow the leader, and compete for leadership if there is none."""
         self.task = asyncio.create_task(self._run_role_loop(node))
+        if self.history is not None:
+            self._clean_up = asyncio.create_task(self.history.keep_clean())
         return self.task
 
     @property
@@ -299,6 +303,7 @@ class Namespace:
     async def stop(self) -> None:
         """End the role loop and the pipeline without sending anything to clients."""
         await cancel_and_wait(self.task)
+        await cancel_and_wait(self._clean_up)
         if self.pipeline is not None:
             self.pipeline.stop()
         if self.history is not None:

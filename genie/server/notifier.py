@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from genie import core
 from genie.core import ENDED, SUCCESS, Event, LockManager, Released, Request
 from genie.errors import Code, RequestRejected
-from genie.history.recorder import Step, wait_of
+from genie.history.recorder import Recorder
 from genie.protocol import replies
 from genie.server.sessions import MAX_RETAINED_REPLIES, MAX_RETAINED_REPLY_BYTES, Outbound, Session, SessionTable
 from genie.server.watches import WatchRegistry
@@ -56,8 +56,8 @@ class Notifier:
         """Connections with a request that was granted after a wait, to be flushed first. They may also be in `dirty`."""
         self.closing: list[Outbound] = []
         """Connections to close after the messages of the batch are sent."""
-        self.history: list[Step] | None = None
-        """What the lock manager did, for the recorder of the history. None: the history is not recorded."""
+        self.recorder: Recorder | None = None
+        """Records the history. None: it is not recorded."""
 
     # -- messages -----------------------------------------------------------------------------------------
 
@@ -130,8 +130,8 @@ class Notifier:
 
     def handle_events(self, events: list[Event], requester: Outbound | None, ref: str | None = None) -> None:
         """Send the messages for the events of a command, and add the changed requests to the write set."""
-        if self.history is not None and events:
-            self.history.append((self.now, events, wait_of(self.manager, events)))
+        if self.recorder is not None and events:
+            self.recorder.on_events(events, self.now)
         for event in events:
             _ON_EVENT[type(event)](self, event, requester, ref)
 
@@ -253,6 +253,8 @@ class Notifier:
 
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
         """Reject a request that would have to wait although the wait queues are full."""
+        if self.recorder is not None:
+            self.recorder.on_id_skipped()
         limit = self.manager.max_queue_entries
         reason = f"too many waiting requests: all wait queues together have at most {limit:.0f} entries"
         self.reject(requester, RequestRejected(Code.TOO_MANY, reason, ref=ref))

@@ -464,7 +464,7 @@ class Pipeline:
 
     def record(self, recorder: Recorder) -> None:
         """Record the history from now on. Must be called before `recover`."""
-        self._recorder, self._notifier.history = recorder, recorder.steps
+        self._recorder = self._notifier.recorder = recorder
 
     def recover(self, replies: Iterable[RetainedReply]) -> None:
         """Restore sessions and retained replies from the loaded state, and schedule the commit of the changes.
@@ -492,7 +492,7 @@ class Pipeline:
         self._stopped, self._only_connection = True, None
         if self._recorder is not None:
             self._recorder.stop()
-            self._recorder = self._notifier.history = None
+            self._recorder = self._notifier.recorder = None
         for timer in (self._ticker, self._expiry_timer):
             if timer is not None:
                 timer.cancel()

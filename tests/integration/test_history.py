@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from admin_client import fetch
 from commands import genie_cli
 from genie.admin.models import History
 from genie.history.search import Entry, Query, search
-from genie.history.segments import list_segments
+from genie.history.segments import archive_complete, list_segments
+from genie.history.writer import HistoryWriter
+from history_recording import Recording
 from ports import free_port
 from servers import WAIT_S, Genie, Redis, running_server
 from wire import Wire
@@ -73,6 +77,17 @@ async def test_each_end_of_a_request_is_recorded(tmp_path: Path) -> None:
         ]
         assert [waiter.id for waiter in entries[late].waited_for] == [held]
         assert entries[expired].exclusive[0].startswith("cards/#")
+
+
+async def test_a_server_without_events_deletes_what_is_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HistoryWriter, "_archive", lambda _self: None)  # the server must do it
+    recording = Recording(tmp_path / "genie")  # long ago
+    recording.request(0, "a")
+    recording.stop()
+    archive_complete(tmp_path / "genie")
+    assert [segment.is_archived for segment in list_segments(tmp_path / "genie")] == [True]
+    with running_server(history_dir=tmp_path):
+        await until(lambda: not any(segment.is_archived for segment in list_segments(tmp_path / "genie")))
 
 
 def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:

@@ -5,20 +5,31 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import gzip
+import time
+from datetime import datetime, tzinfo
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from genie.cli import main
+from genie.cli.history import TimeType, read_window
 from genie.core import Disconnect, Expire, LockManager, Reason, Request
 from genie.history import records
 from genie.history.gantt import draw
-from genie.history.recorder import NO_WAIT
 from genie.history.records import UnreadableHistory, decode
 from genie.history.search import Query, search
 from genie.history.segments import archive_complete, delete_expired, list_segments
 from history_recording import T0, Recording
+
+
+class Clock(datetime):
+    """A day on which it is 14:05."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime(2026, 11, 24, 14, 5, tzinfo=tz)
 
 
 def found(directory: Path, **query):
@@ -120,7 +131,7 @@ async def test_what_is_not_stored_is_not_recorded(tmp_path) -> None:
     recording = Recording(tmp_path)
     stored = recording.request(0, "a")
     lost = Request((), ("b",))
-    recording.recorder.steps.append((1.0, recording.manager.step(lost, 1), NO_WAIT))
+    recording.recorder.on_events(recording.manager.step(lost, 1), 1.0)
     recording.stop()
     assert [entry.id for entry in found(tmp_path)] == [stored.id]
 
@@ -207,7 +218,7 @@ async def test_old_files_are_deleted_by_age_and_by_size(tmp_path) -> None:
     size = newest.path.stat().st_size + (tmp_path / f"{newest.stem}.index").stat().st_size
     delete_expired(tmp_path, size, max_age_s=1e9, now_ms=T0)
     assert [entry.granted_at for entry in found(tmp_path)] == [T0 + 2_000]
-    assert {path.suffix for path in tmp_path.iterdir()} == {".gz", ".index", ".lock"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".gz", ".index"}
 
 
 async def test_a_slow_disk_costs_events_and_never_time(tmp_path, monkeypatch) -> None:
@@ -261,6 +272,33 @@ async def test_a_damaged_file_does_not_keep_others_from_being_archived(tmp_path,
         found(tmp_path)
 
 
+def test_a_window_may_end_later_today_or_after_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genie.cli.history.datetime", Clock)
+    since, until = TimeType(), TimeType()
+    for begin, end, expected in (
+        ("14:00", "14:10", 10),  # at 14:05
+        ("23:50", "00:10", 20),
+        ("14:00", "14:04", 4),
+        ("14:10", "14:20", 10),  # yesterday
+    ):
+        window = read_window(since.convert(begin, None, None), until.convert(end, None, None))
+        assert window[1] - window[0] == expected * 60_000
+    with pytest.raises(click.UsageError, match="must not be later"):
+        read_window(2.0, 1.0)
+
+
+@pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31T23:59", "yesterday", "25:00"])
+def test_a_time_that_does_not_exist_is_rejected(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo" if text.startswith("0") else "America/New_York")
+    time.tzset()
+    try:
+        with pytest.raises(click.BadParameter, match="is not a time"):
+            TimeType().convert(text, None, None)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_another_format_is_rejected() -> None:
     with pytest.raises(UnreadableHistory, match="another version"):
         decode(b'{"event":"released","at":1,"id":2,"colour":"red"}\n')
@@ -281,7 +319,7 @@ async def test_the_command_prints_a_table_json_and_a_chart(tmp_path) -> None:
     assert "transfer-1" in text.output
     assert "queue-timeout" in text.output
     assert "&lt;transfer-2&gt;" in chart.read_text()
-    assert chart.read_text() == draw(found(tmp_path / "main"), T0 + 30)
+    assert chart.read_text() == draw(found(tmp_path / "main", resource="accounts/42"), None, T0 + 30)
     as_json = CliRunner().invoke(main, [*command, "--json"])
     assert f'"id":{first.id}' in as_json.output
     wrong = CliRunner().invoke(main, [*command, "--since", "yesterday"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -11,10 +14,10 @@ from click.testing import CliRunner
 
 from genie.cli import main
 from genie.core import Disconnect, Expire, Extend, LockManager, Release, Request
-from genie.history.records import Granted, Line, Locked, Queued, Released
+from genie.history.records import Granted, Line, Locked, Opened, Queued, Released
 from genie.history.replay import Change, Diverged, Replay, Step, what_if
 from genie.history.segments import archive_complete, list_segments, recorded_terms
-from history_recording import Recording
+from history_recording import T0, Recording
 
 
 def lines_of(directory: Path) -> list[Line]:
@@ -41,6 +44,8 @@ def run_randomly(recording: Recording, seed: int, steps: int) -> None:
                 random.choice([None, "t1", "t2", "t3"]),
                 random.choice([0, 0, 1, -2.5]),
                 release_on_disconnect=random.random() < 0.5,
+                principal=random.choice([None, None, "billing", "reports"]),
+                note=random.choice([None, None, "nightly"]),
             )
             recording.step(request, now)
             live.append(request)
@@ -54,9 +59,29 @@ def run_randomly(recording: Recording, seed: int, steps: int) -> None:
             recording.step(Expire(random.choice([1, 1000])), now)
 
 
+@pytest.mark.parametrize("redacted", [(), ("a", "t")], ids=["plain", "redacted"])
+@pytest.mark.parametrize("seed", range(20))
+async def test_the_lines_of_commands_are_read_as_the_events_that_they_caused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, redacted: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 10_000)
+    monkeypatch.setattr("genie.history.recorder.WRITTEN_BYTES", 2_000)
+    recorded = []
+    for as_lines in (True, False):
+        directory = tmp_path / str(as_lines)
+        manager = LockManager(unix_offset_ms=T0, max_queue_entries=6)
+        recording = Recording(directory, redacted, manager, as_lines=as_lines)
+        run_randomly(recording, seed, 500)
+        recording.stop()
+        assert len(list_segments(directory)) > 2
+        recorded.append([line for line in lines_of(directory) if not isinstance(line, Opened)])
+    assert recorded[0] == recorded[1]
+    assert sum(isinstance(line, Granted) for line in recorded[0]) > 50
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_random_steps_are_repeated_exactly(tmp_path: Path, seed: int) -> None:
-    recording = Recording(tmp_path)
+    recording = Recording(tmp_path, as_lines=True)
     run_randomly(recording, seed, 400)
     recording.stop()
     lines = lines_of(tmp_path)
@@ -68,11 +93,11 @@ async def test_random_steps_are_repeated_exactly(tmp_path: Path, seed: int) -> N
     assert dict(replay.manager.table.waiting).keys() == recording.manager.table.waiting.keys()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(8))
 async def test_a_replay_begins_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 10_000)
     monkeypatch.setattr("genie.history.recorder.WRITTEN_BYTES", 2_000)
-    recording = Recording(tmp_path)
+    recording = Recording(tmp_path, as_lines=True)
     run_randomly(recording, seed, 600)
     recording.stop()
     archive_complete(tmp_path)
@@ -93,6 +118,9 @@ async def test_a_record_that_the_lock_manager_would_not_write_is_found(tmp_path:
     grants = [index for index, line in enumerate(lines) if isinstance(line, Locked)]
     with pytest.raises(Diverged):
         Replay().run(lines[: grants[3]] + lines[grants[3] + 1 :])  # a grant is missing
+    queued = next(index for index, line in enumerate(lines) if type(line) is Queued)
+    with pytest.raises(Diverged, match="recorded twice"):
+        Replay().run([*lines[: queued + 1], lines[queued], *lines[queued + 1 :]])
     index = grants[4]
     wrong = Locked(lines[index].at, lines[index].id, lines[index].fence + 1)  # type: ignore[union-attr]
     with pytest.raises(Diverged):
@@ -160,6 +188,109 @@ async def test_changes_have_their_effect(tmp_path: Path) -> None:
     assert shown.output.endswith("ended: queue-timeout         1        0\n")
     wrong = CliRunner().invoke(main, [*command, "--what-if", "colour=red"])
     assert "use priority=NUMBER" in wrong.output
+
+
+async def test_a_removed_request_that_was_held_before_the_period_grants_its_waiters(tmp_path: Path) -> None:
+    manager = LockManager(unix_offset_ms=T0)
+    slow = Request((), ("a",), transaction="slow")
+    waiting = Request((), ("a",), transaction="t2")
+    manager.step(slow, 0)
+    manager.step(waiting, 1)
+    recording = Recording(tmp_path, manager=manager)
+    last = recording.request(10, "a", transaction="t3")
+    for now, request in ((100, slow), (110, waiting), (120, last)):
+        recording.release(now, request)
+    recording.stop()
+    assert what_if(lines_of(tmp_path), 0, None)[1].waits == {last.id: 100}
+    assert what_if(lines_of(tmp_path), 0, Change(transaction="slow", remove=True))[1].waits == {last.id: 10}
+
+
+async def test_a_later_leadership_does_not_change_what_was_before_it(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    early = recording.request(0, "a")
+    recording.release(10, early)
+    lost = recording.request(11, "b", transaction_timeout_ms=1e6)
+    recording.stop()
+    manager = LockManager(next_id=100, unix_offset_ms=T0)
+    carried = Request((), ("a",))  # granted by a leader whose history is elsewhere
+    manager.step(carried, 40)
+    recording = Recording(tmp_path, manager=manager)
+    waiting = recording.request(50, "a")
+    again = recording.request(51, "b")  # the lock of `lost` was released when no event was recorded
+    for now, request in ((60, carried), (70, waiting), (71, again)):
+        recording.release(now, request)
+    recording.stop()
+    recorded, simulated = what_if(lines_of(tmp_path), 0, None)
+    assert recorded.waits == simulated.waits == {early.id: 0, lost.id: 0, waiting.id: 10, again.id: 0}
+
+
+async def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    await record_a_queue(tmp_path)
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "genie.cli", "replay", "--history-dir", str(tmp_path.parent)]
+    command += ["--namespace", tmp_path.name]
+    shown = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)  # noqa: ASYNC221 - our own
+    os.close(write)
+    assert shown.stderr == b""
+
+
+async def test_a_simulation_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await record_a_queue(tmp_path)
+    command = ["replay", "--history-dir", str(tmp_path.parent), "--namespace", tmp_path.name, "--what-if", "removed"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    monkeypatch.setattr("genie.history.replay.MAX_SIMULATED", 3)
+    shown = CliRunner().invoke(main, command)
+    assert "more than 3 requests in this window: make it smaller" in shown.output
+
+
+async def test_a_record_that_ends_in_the_middle_of_a_step_is_repeated(tmp_path: Path) -> None:
+    await record_a_queue(tmp_path)
+    (path,) = [segment.path for segment in list_segments(tmp_path)]
+    content = path.read_bytes()
+    cut = content.rindex(b'{"event":"locked"')
+    path.write_bytes(content[: cut + 10])
+    shown = CliRunner().invoke(main, ["replay", "--history-dir", str(tmp_path.parent), "--namespace", tmp_path.name])
+    assert shown.exit_code == 0, shown.output
+    assert "ends in the middle of a step" in shown.output
+    assert "2 grants and 3 ends are the same as recorded." in shown.output
+
+
+async def test_a_replay_that_differs_shows_the_steps_before_and_the_time(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.request(0, "a", transaction="t1")
+    recording.recorder.flush()
+    recording.writer._gap = 1
+    recording.request(1, "b")
+    recording.stop()
+    shown = CliRunner().invoke(main, ["replay", "--history-dir", str(tmp_path.parent), "--namespace", tmp_path.name])
+    assert shown.exit_code == 1
+    assert "request 1 of t1 for exclusive:a" in shown.output
+    assert "events are missing here" in shown.output
+    assert " at 20" in shown.output
+    compared = CliRunner().invoke(
+        main, ["replay", "--history-dir", str(tmp_path.parent), "--namespace", tmp_path.name, "--what-if", "removed"]
+    )
+    assert "Events are missing in 1 places" in compared.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--what-if", "priority=nan"], "use priority=NUMBER"),
+        (["--what-if", "priority=inf"], "use priority=NUMBER"),
+        (["--what-if", "transaction-timeout=infs"], "use priority=NUMBER"),
+        (["--what-if", "queue-timeout=1e300d"], "use priority=NUMBER"),
+        (["--what-if", "priority=1", "--what-if", "priority=2"], "two values for the same field"),
+        (["--what-if", "removed", "--of", "client=a", "--of", "client=b"], "two values for the same field"),
+        (["a", "--what-if", "removed"], "--of resource=PATTERN"),
+        (["--since", "2026-01-02", "--until", "2026-01-01"], "(2026-01-02 00:00:00.000) must not be later than"),
+    ],
+)
+def test_nonsense_is_rejected(tmp_path: Path, arguments: list[str], error: str) -> None:
+    shown = CliRunner().invoke(main, ["replay", *arguments, "--history-dir", str(tmp_path)])
+    assert shown.exit_code == 2
+    assert error in " ".join(shown.output.split())
 
 
 def test_the_lock_manager_of_a_replay_is_the_real_one() -> None:

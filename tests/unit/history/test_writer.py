@@ -1,0 +1,101 @@
+"""The writer of the history: deleted and read-only directories, idle servers, and the key of redacted names."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from genie.history.recorder import History
+from genie.history.search import Query, search
+from genie.history.segments import archive_complete, list_segments
+from genie.history.writer import Retention, namespace_directory, redaction_key
+from history_recording import Recording
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for the thread of the writer."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - the event is in a thread
+            await asyncio.sleep(0.01)
+
+
+async def test_a_directory_that_is_deleted_is_made_again(tmp_path: Path) -> None:
+    directory = tmp_path / "main"
+    recording = Recording(directory)
+    recording.request(0, "a")
+    recording.recorder.flush()
+    await until(lambda: len(search(directory, Query()).requests) == 1)
+    shutil.rmtree(directory)
+    kept = recording.request(1, "b")
+    recording.stop()
+    assert [entry.id for entry in search(directory, Query()).requests] == [kept.id]
+
+
+async def test_a_file_with_events_is_complete_after_an_hour_without_further_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genie.history.writer.SEGMENT_S", 0.05)
+    recording = Recording(tmp_path)
+    recording.request(0, "a")
+    recording.recorder.flush()
+    await until(lambda: len(list_segments(tmp_path)) == 2)
+    archive_complete(tmp_path)
+    assert [segment.is_archived for segment in list_segments(tmp_path)] == [True, False]
+    recording.stop()
+    assert len(list_segments(tmp_path)) == 2  # a file without events is never complete
+
+
+async def test_an_archiver_that_cannot_be_started_does_not_end_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the archiver of this test is the real one
+    started: list[list[str]] = []
+
+    def start(command: list[str], **_options: object) -> None:
+        started.append(command)
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    recording = Recording(tmp_path)
+    for now in range(2):
+        recording.request(now, f"a/{now}")
+        recording.recorder.flush()
+    recording.stop()
+    assert len(search(tmp_path, Query()).requests) == 2
+    assert len(started) == 2
+
+
+def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    directory = tmp_path / "main"
+    directory.mkdir(mode=0o500)
+    root = os.geteuid() == 0
+    if root:
+        for path in (tmp_path, *tmp_path.parents[:2]):
+            path.chmod(0o755)
+        os.seteuid(65534)  # root may write to every directory
+    try:
+        with pytest.raises(ValueError, match="cannot write to"):
+            History(str(tmp_path), "main", "127.0.0.1:0", Retention(), ())
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 31])
+def test_a_damaged_redaction_key_is_an_error(tmp_path: Path, content: bytes) -> None:
+    assert redaction_key(tmp_path) == redaction_key(tmp_path)
+    (tmp_path / "redaction.key").write_bytes(content)
+    with pytest.raises(ValueError, match="damaged"):
+        redaction_key(tmp_path)
+
+
+@pytest.mark.parametrize("namespace", [".", "..", "a.b", "a:b", "..."])
+def test_each_namespace_has_its_own_subdirectory(tmp_path: Path, namespace: str) -> None:
+    directory = namespace_directory(tmp_path, namespace).resolve()
+    assert directory.parent == tmp_path.resolve()
