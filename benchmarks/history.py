@@ -80,26 +80,31 @@ def cost(rounds: int) -> None:
 def write_day(directory: Path, events: int) -> None:
     """Write a day of requests as a server does: each is granted, every tenth waits before, and released 20 ms later."""
     random = Random(1)
-    number, size, file, lines = 0, 0, None, []
+    number, size, file = 0, 0, None
+    lines: list[bytes] = []
+    request_line = b'{"command":"request","payload":{"resources":["exclusive:%b"],"transactionName":"transfer-%d"}}'
     start = 1_764_000_000_000.0
     requests = int(events / 2.1)
     for index in range(requests):
         at = start + DAY_MS * index / requests
         id_ = int(at * 1000)
-        fields = (id_, (f"accounts/{random.randrange(RESOURCES)}",), (), f"transfer-{index // 2}")
+        name, transaction = f"accounts/{random.randrange(RESOURCES)}", index // 2
         if index % 10:
-            lines.append(records.Granted(at, *fields, fence=id_))
+            lines.append(records.encode(records.Commands(at, id_, id_)))
+            lines.append(request_line % (name.encode(), transaction))
         else:
-            lines += [records.Queued(at, *fields, waits_for=(id_ - 1,)), records.Locked(at + 5, id_, id_)]
-        lines.append(records.Released(at + 20, id_))
+            queued = records.Queued(at, id_, (name,), (), f"transfer-{transaction}", waits_for=(id_ - 1,))
+            lines += map(records.encode, (queued, records.Locked(at + 5, id_, id_)))
+        lines.append(records.encode(records.Commands(at + 20, id_ + 1, id_ + 1)))
+        lines.append(b'{"command":"release","payload":{"id":%d}}' % id_)
         if len(lines) >= CHUNK_LINES or index == requests - 1:
             if file is None or size > SEGMENT_BYTES:
                 number, size = number + 1, 0
                 if file is not None:
                     file.close()
-                file = (directory / f"20251124T{number:012}Z-00000001-{number:06}.jsonl").open("wb")
+                file = (directory / f"20251124T000000.{number:06}Z-00000001-{number:06}.jsonl").open("wb")
                 file.write(records.encode_lines([records.Opened(at, 1, "main", "bench", "00000001", number)]))
-            size += file.write(records.encode_lines(lines))
+            size += file.write(b"\n".join(lines) + b"\n")
             lines = []
     assert file is not None  # noqa: S101 - there is at least one request
     file.close()
