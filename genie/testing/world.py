@@ -6,32 +6,36 @@ A seed and a plan of faults decide everything that happens, so a run can be repe
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Callable, Coroutine, MutableMapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, TypeVar
 from unittest.mock import patch
 
 from genie.storage import store
-from genie.testing.faults import MAX_FAULTS, PROCESS_KINDS, Fault, Kind
-from genie.testing.simulation.history import FAULT, NOTE, Entry, History
+from genie.testing.faults import MAX_FAULTS, PROCESS_KINDS, REDIS, SERVERS, Fault, Kind
+from genie.testing.simulation.history import FAULT, NOTE, Entry, History, StoredNamespace
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import NODE, Node, SimLoop, deterministic
-from genie.testing.simulation.network import Network, RandomDelays
+from genie.testing.simulation.network import LateMessages, Network, RandomDelays
 from genie.testing.simulation.stores import OneRedis
 
 T = TypeVar("T")
 
-SERVERS = ("s1", "s2", "s3")
 MAX_VIRTUAL_S = 3_600.0
 """Maximum virtual duration of a run."""
 START_LIMIT_S = 60.0
 """Maximum virtual time until a server leads."""
 LOST_WRITES = 3
 """How many writes Redis loses when it is rolled back."""
+LEADERSHIP_EVENTS = frozenset({"leadership acquired", "leadership lost"})
+"""Events in the logs of the servers that the timeline has."""
+TAKEOVER_CHECK_INTERVAL_S = 0.01
+"""How often it is checked whether another server leads, after the leader was cut off from Redis."""
 
 
 @dataclass(slots=True)
@@ -57,6 +61,7 @@ class World:
         self.faults = list(faults)
         self.loop = SimLoop(step_s=1e-6)
         self.history = History(self.loop.time)
+        self._late_random = Random(f"{seed} late messages")
         self.network = Network(self.loop, RandomDelays(Random(f"{seed} network")), self.history)
         self.store = OneRedis(self.loop, self.history)
         self.hosts: list[Host] = []
@@ -72,9 +77,13 @@ class World:
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run `main` to its end. Raises what `main` raises, and TimeoutError after `MAX_VIRTUAL_S` seconds of virtual time."""
 
-        def drop_log(_level: str, _line: MutableMapping[str, Any]) -> bool:
+        def drop_log(_level: str, line: MutableMapping[str, Any]) -> bool:
             running = NODE.get()
-            return running is not None and running.host in SERVERS
+            if running is None or running.host not in SERVERS:
+                return False
+            if line["event"] in LEADERSHIP_EVENTS:
+                self.history.append(NOTE, running.host, line["event"])
+            return True
 
         cleared = dict.fromkeys(("GENIE_TOKEN", "GENIE_TOKEN_FILE", "GENIE_NAMESPACE", "GENIE_PORT"), "")
         environment = {"GENIE_HOST": ",".join(f"{name}:7077" for name in SERVERS), **cleared}
@@ -148,7 +157,7 @@ class World:
     def _inject(self, fault: Fault) -> None:
         """Inject a fault, and record it with the name of its target. A fault that is impossible now does nothing."""
         if fault.kind in PROCESS_KINDS:
-            process = self._find_process(fault)
+            process = self._find_process(fault.target)
             if process is not None and not process.node.dead:
                 self._break_process(fault, process)
         elif fault.kind is Kind.ROLL_BACK_REDIS:
@@ -157,6 +166,10 @@ class World:
             self._record(fault, "", f"without its last {lost} writes")
         elif fault.kind is Kind.PAUSE_REDIS:
             self._pause(self.store.process, fault)
+        elif fault.kind is Kind.LOSE_LEASE:
+            self._lose_lease(fault)
+        elif fault.kind is Kind.DELAY_MESSAGES:
+            self._delay_messages(fault)
         else:
             host = next((host for host in self.hosts if host.name == fault.target), None)
             if host is None or host.node.dead:
@@ -165,14 +178,14 @@ class World:
                 self._record(fault, host.name, f"back after {fault.duration_s} s")
                 host.kill(fault.duration_s, silently=False)
             else:
-                self._pause(host.node, fault)
+                self._pause(host.node, fault, host.name)
 
-    def _find_process(self, fault: Fault) -> Process | None:
-        """Return the target of a fault. The service itself, `main`, is only a target while there is no other process."""
+    def _find_process(self, target: str) -> Process | None:
+        """Return the process that a fault names. The service itself, `main`, has a number only while it is the only process."""
         others = [process for process in self.processes if process.name != "main"] or self.processes
-        if fault.target.isdecimal():
-            return others[int(fault.target) % len(others)] if others else None
-        return next((process for process in self.processes if process.name == fault.target), None)
+        if target.isdecimal():
+            return others[int(target) % len(others)] if others else None
+        return next((process for process in self.processes if process.name == target), None)
 
     def _break_process(self, fault: Fault, process: Process) -> None:
         node, lasts = process.node, f"for {fault.duration_s} s"
@@ -192,18 +205,59 @@ class World:
             self._record(fault, node.name, lasts)
             for server in SERVERS:
                 self.network.partition(node.host, server)
-            self.loop.call_later(fault.duration_s, self.network.heal, context=Context())
+                self.loop.call_later(fault.duration_s, self.network.end_partition, node.host, server, context=Context())
 
-    def _pause(self, node: Node, fault: Fault) -> None:
+    def _find_leader(self) -> Host | None:
+        """Return the host of the server that leads according to Redis; None if no server does, or it has crashed."""
+        node = StoredNamespace().meta(self.store.master.keys).get(b"node")
+        address = json.loads(node)["listening"] if node else ""
+        return next((host for host in self.hosts if address == f"{host.name}:7077" and not host.node.dead), None)
+
+    def _lose_lease(self, fault: Fault) -> None:
+        """Cut the leader off from Redis until another server leads, and for the duration of the fault after that."""
+        leader = self._find_leader()
+        if leader is None:
+            return
+        self._record(fault, leader.name, f"cut off from {REDIS} until {fault.duration_s} s after another server leads")
+        self.network.partition(leader.name, REDIS)
+
+        def end_after_takeover() -> None:
+            if self._find_leader() in (None, leader):
+                self.loop.call_later(TAKEOVER_CHECK_INTERVAL_S, end_after_takeover, context=Context())
+            else:
+                self.loop.call_later(
+                    fault.duration_s, self.network.end_partition, leader.name, REDIS, context=Context()
+                )
+
+        end_after_takeover()
+
+    def _delay_messages(self, fault: Fault) -> None:
+        parties = []
+        for name in fault.parties:
+            process = self._find_process(name)
+            if process is None and name not in (*SERVERS, REDIS):
+                return
+            parties.append(name if process is None else process.name)
+        hosts = frozenset(parties)
+        late = LateMessages(hosts, fault.delay_s, self._late_random)
+        which = f"between {' and '.join(parties)}" if len(hosts) > 1 else "from and to it" if hosts else "of all"
+        details = f"{which} by up to {fault.delay_s} s, for {fault.duration_s} s"
+        self._record(fault, parties[0] if len(hosts) == 1 else "network", details, ",".join(dict.fromkeys(parties)))
+        self.network.delay_messages(late)
+        self.loop.call_later(fault.duration_s, self.network.end_delay, late, context=Context())
+
+    def _pause(self, node: Node, fault: Fault, column: str | None = None) -> None:
         if not node.dead and not node.stopped:
-            self._record(fault, node.name, f"for {fault.duration_s} s")
+            self._record(fault, column or node.name, f"for {fault.duration_s} s")
             self.loop.stop_node(node)
             self.loop.call_later(fault.duration_s, self.loop.continue_node, node, context=Context())
 
-    def _record(self, fault: Fault, target: str, details: str) -> None:
-        name = next((process.name for process in self.processes if process.node.name == target), fault.target)
-        self.injected.append(Fault(fault.at_s, fault.kind, name, fault.duration_s))
-        self.history.append(FAULT, target, " ".join(filter(None, (str(fault.kind), details))))
+    def _record(self, fault: Fault, column: str, details: str, target: str | None = None) -> None:
+        """Record a fault in a column of the timeline, and in the plan with the name of its target."""
+        if target is None:
+            target = next((process.name for process in self.processes if process.node.name == column), fault.target)
+        self.injected.append(replace(fault, target=target))
+        self.history.append(FAULT, column, " ".join(filter(None, (str(fault.kind), details))))
 
 
 def note(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 
 import genie
 from genie.testing import Fault, Kind, Violation, explore, note, process, random_faults, run
-from genie.testing.explore import run_once
+from genie.testing.explore import Run, run_once
+from genie.testing.faults import PROCESS_KINDS, SERVER_KINDS
 from genie.testing.timeline import as_text
 
 Result = tuple[int, int]
@@ -118,14 +120,146 @@ def test_the_same_service_with_fences_passes() -> None:
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_kind_of_fault_is_injected_and_survived(kind: Kind) -> None:
-    target = "s1" if kind in (Kind.CRASH_SERVER, Kind.PAUSE_SERVER) else "" if "redis" in kind else "0"
-    plan = [Fault(at_s, kind, target, 1.5) for at_s in (0.5, 1.0, 4.0)]
+    target = "s1" if kind in SERVER_KINDS else "0" if kind in PROCESS_KINDS else ""
+    delay_s = 1.0 if kind is Kind.DELAY_MESSAGES else 0.0
+    plan = [Fault(at_s, kind, target, 1.5, delay_s) for at_s in (0.5, 1.0, 4.0)]
     outcome = run_once(bank(checks_fence=True, deposits=6), no_deposit_is_lost, 3, plan)
     assert outcome.error is None
     faults = [line for line in outcome.lines if line.kind == "fault"]
     assert faults
     assert all(line.text.startswith(kind.value) for line in faults)
     assert as_text(run_once(bank(checks_fence=True, deposits=6), None, 3, plan).lines) == as_text(outcome.lines)
+
+
+def test_the_leader_loses_its_lease_without_being_paused_or_crashed() -> None:
+    def run_plan(faults: list[Fault]) -> Run:
+        return run_once(bank(checks_fence=True), no_deposit_is_lost, 3, faults)
+
+    outcome = run_plan([Fault(1.0, "lose lease", "", 4.0)])
+    assert outcome.error is None
+    lines = [line for line in outcome.lines if line.process in ("s1", "s2", "s3")]
+    assert [line.text for line in lines] == [
+        "lose lease cut off from redis until 4.0 s after another server leads",
+        "leadership acquired",
+        "leadership lost",
+    ]
+    cut_off, successor, superseded = lines
+    assert (cut_off.at_s, cut_off.kind, cut_off.process) == (1.0, "fault", superseded.process)
+    assert successor.process != cut_off.process
+    assert cut_off.at_s + 2.0 < successor.at_s < superseded.at_s, "the lease is 3 s, of which up to 1 s had passed"
+    holds = [line.at_s for line in outcome.lines if line.text.startswith("holds")]
+    assert not [at_s for at_s in holds if cut_off.at_s + 0.2 < at_s < successor.at_s], "the leader grants nothing"
+    assert [at_s for at_s in holds if at_s > successor.at_s]
+    assert outcome.faults == [Fault(1.0, "lose lease", "", 4.0)]
+    assert as_text(run_plan(outcome.faults).lines) == as_text(outcome.lines)
+    assert not [line for line in run_plan([]).lines if line.process in ("s1", "s2", "s3")], (
+        "s1, s2 and s3 keep their roles"
+    )
+
+
+def test_a_lease_is_lost_only_while_a_server_leads() -> None:
+    crashes = [Fault(0.5, "crash server", name, 60.0) for name in ("s1", "s2", "s3")]
+    outcome = run_once(partial(asyncio.sleep, 3.0), None, 3, [*crashes, Fault(1.0, "lose lease", "", 4.0)])
+    assert outcome.error is None
+    assert outcome.faults == crashes
+
+
+async def measure(process_name: str, took_s: dict[str, list[float]]) -> None:
+    """Lock and release ten times, and record how long each takes."""
+    loop = asyncio.get_running_loop()
+    async with genie.connect() as client:
+        for number in range(10):
+            began = loop.time()
+            async with client.lock(f"{process_name} {number}", transaction_timeout=60):
+                pass
+            took_s[process_name].append(loop.time() - began)
+            await asyncio.sleep(0.5)
+
+
+async def measure_both() -> dict[str, list[float]]:
+    took_s: dict[str, list[float]] = {"one": [], "two": []}
+    await asyncio.gather(*(process(name, measure, name, took_s) for name in took_s))
+    return took_s
+
+
+@pytest.mark.parametrize(
+    ("target", "late", "column"),
+    [
+        ("", {"one", "two"}, "network"),
+        ("one", {"one"}, "one"),
+        ("1", {"two"}, "two"),
+        ("redis", {"one", "two"}, "redis"),
+    ],
+)
+def test_messages_are_late_for_a_time(target: str, late: set[str], column: str) -> None:
+    took_s: dict[str, list[float]] = {}
+    outcome = run_once(measure_both, took_s.update, 3, [Fault(1.2, "delay messages", target, 1.5, 1.0)])
+    assert outcome.error is None
+    for name, each_s in took_s.items():
+        assert (max(each_s) > 0.5) == (name in late), (name, each_s)  # a message is late by 0.5 s to 1 s
+        assert max(*each_s[:2], *each_s[-2:]) < 0.5, (name, each_s)  # before and afterwards
+    (line,) = [line for line in outcome.lines if line.kind == "fault"]
+    assert (round(line.at_s, 6), line.process) == (1.2, column)
+    assert line.text.startswith("delay messages ")
+    assert line.text.endswith(" by up to 1.0 s, for 1.5 s")
+    again = run_once(measure_both, None, 3, outcome.faults)
+    assert as_text(again.lines) == as_text(outcome.lines)
+
+
+def test_messages_are_late_between_two_parties() -> None:
+    """Process `one` is connected to the leader only, so that its messages with one server are late, and with two are not."""
+    slow: list[str] = []
+    for server in ("s1", "s2", "s3"):
+        took_s: dict[str, list[float]] = {}
+        outcome = run_once(measure_both, took_s.update, 3, [Fault(1.2, "delay messages", f"0,{server}", 1.5, 1.0)])
+        assert outcome.error is None
+        (fault,) = outcome.faults
+        assert fault == Fault(1.2, "delay messages", f"one,{server}", 1.5, 1.0)
+        assert outcome.lines[0].process != "network"
+        slow += [f"{name} {server}" for name in took_s if max(took_s[name]) > 0.5]
+    (only,) = slow
+    assert only.startswith("one ")
+
+
+def test_late_messages_do_not_change_the_other_delays_of_the_seed() -> None:
+    def lines(faults: list[Fault]) -> str:
+        return as_text([line for line in run_once(measure_both, None, 3, faults).lines if line.kind != "fault"])
+
+    assert lines([Fault(0.0, "delay messages", "s9x", 9.0, 1.0)]) == lines([]), "no such party"
+    assert lines([Fault(0.0, "delay messages", "one", 0.0, 1.0)]) == lines([]), "no time"
+
+
+def test_late_messages_are_shrunk_to_the_delay_that_the_failure_needs() -> None:
+    def is_fast(took_s: dict[str, list[float]]) -> None:
+        assert max(took_s["two"]) < 1.05  # a request and its reply, each up to 0.2 s late, take less
+
+    plan = [
+        Fault(0.3, "delay messages", "one", 4.0, 5.0),
+        Fault(1.2, "delay messages", "two", 12.0, 5.0),
+        Fault(2.0, "lose lease", "", 0.05),
+    ]
+    with pytest.raises(Violation) as caught:
+        explore(measure_both, is_fast, seeds=1, plan=lambda _: plan[:2], progress=None)
+    (fault,) = caught.value.faults
+    assert (fault.kind, fault.target, fault.delay_s) == (Kind.DELAY_MESSAGES, "two", 1.0)
+    assert fault.duration_s < 12.0
+    with pytest.raises(Violation) as caught:
+        explore(measure_both, is_fast, seeds=1, plan=lambda _: plan[::2], progress=None)
+    (fault,) = caught.value.faults
+    assert (fault.kind, fault.duration_s) == (Kind.LOSE_LEASE, 0.05)
+
+
+def test_the_end_of_one_partition_does_not_end_another() -> None:
+    took_s: dict[str, list[float]] = {}
+    plan = [
+        Fault(1.0, "partition", "one", 6.0),
+        Fault(1.1, "partition", "one", 1.0),
+        Fault(1.2, "partition", "two", 0.5),
+    ]
+    outcome = run_once(measure_both, took_s.update, 3, plan)
+    assert outcome.error is None
+    assert max(took_s["one"]) > 5.0
+    assert 0.3 < max(took_s["two"]) < 3.0
 
 
 async def saga(accounts: dict[str, int], *, finished: set[str]) -> None:
@@ -183,6 +317,9 @@ def test_a_plan_is_python_source() -> None:
     plan = random_faults(7, count=100)
     assert plan == random_faults(7, count=100)
     assert {fault.kind for fault in plan} == set(Kind)
+    late = [fault for fault in random_faults(7, count=500) if fault.kind is Kind.DELAY_MESSAGES]
+    assert {"", "redis", "s1", "s2", "s3"} < {fault.target for fault in late}
+    assert {fault.delay_s for fault in late} == {0.2, 1.0, 5.0}
     assert eval(repr(plan), {"Fault": Fault}) == plan  # noqa: S307
 
 
@@ -193,6 +330,13 @@ def test_a_plan_is_python_source() -> None:
         ((-1, "pause redis"), "at_s and duration_s must be seconds"),
         ((0, "pause process"), "pause process needs a target"),
         ((0, "pause redis", "0"), "pause redis has no target"),
+        ((0, "lose lease", "s1"), "lose lease has no target"),
+        ((0, "crash server", "s4"), "target of crash server must be one of s1, s2, s3, not 's4'"),
+        ((0, "delay messages", "", 1.0), "delay_s of delay messages must be more than 0, not 0.0"),
+        ((0, "delay messages", "", 1.0, float("inf")), "delay_s of delay messages must be more than 0, not inf"),
+        ((0, "delay messages", "a,b,c", 1.0, 1.0), "target of delay messages must be at most two names, not 'a,b,c'"),
+        ((0, "delay messages", "a,", 1.0, 1.0), "target of delay messages must be at most two names, not 'a,'"),
+        ((0, "pause redis", "", 1.0, 1.0), "delay_s of pause redis must be 0, not 1.0"),
     ],
 )
 def test_an_invalid_fault_is_rejected(arguments: tuple[Any, ...], message: str) -> None:
