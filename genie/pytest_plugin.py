@@ -36,11 +36,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     marker = pyfuncitem.get_closest_marker("genie_explore")
     if marker is None:
         return None
-    from genie.testing import explore  # noqa: PLC0415 - see the module
+    from genie.testing import Violation, explore  # noqa: PLC0415 - see the module
 
     function = unwrap(pyfuncitem.obj)  # pytest-asyncio may have wrapped it
     arguments = {name: pyfuncitem.funcargs[name] for name in signature(function).parameters}
-    explore(lambda: function(**arguments), **marker.kwargs)
+    try:
+        explore(lambda: function(**arguments), **marker.kwargs)
+    except Violation as violation:
+        if isinstance(violation.error, pytest.skip.Exception):
+            raise violation.error from None
+        raise
     return True
 
 

@@ -51,7 +51,7 @@ class Violation(AssertionError):
 class Run:
     """The outcome of one run. `error` is what `main` or the check has raised; None if the run succeeded."""
 
-    error: Exception | None
+    error: BaseException | None
     faults: list[Fault]
     """The faults that were possible, with the names of their targets."""
     lines: list[Line]
@@ -60,12 +60,14 @@ class Run:
 def run_once(main: Main, check: Check | None, seed: int, faults: Sequence[Fault]) -> Run:
     """Run a service in one world, and check its result."""
     world = World(seed, faults)
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
         result = world.run(main())
         if check is not None:
             check(result)
-    except Exception as caught:  # noqa: BLE001 - whatever fails is the finding
+    except KeyboardInterrupt:
+        raise
+    except BaseException as caught:  # noqa: BLE001 - the finding; pytest.fail and sys.exit raise no Exception
         error = caught
     return Run(error, world.injected, timeline(world.entries))
 
@@ -84,7 +86,7 @@ def explore(
     """Run `main()` in `seeds` simulated worlds. Raise Violation for the first seed that fails.
 
     `main` returns a coroutine that runs the service. `check` gets what the coroutine returns, and raises AssertionError if
-    it is wrong. Any exception of `main` is a failure, too. `plan` returns the faults of a seed.
+    it is wrong. Any exception of `main` is a failure, too, also that of `pytest.fail` or `sys.exit`. `plan` returns the faults of a seed.
 
     The runs are divided among `processes` processes, by default one for each processor. The plan of the first seed that fails
     is shrunk: faults that the failure does not need are removed, and the others are shortened. `page` is the path of a file

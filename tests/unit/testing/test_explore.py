@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 from io import StringIO
@@ -260,6 +261,37 @@ def test_the_end_of_one_partition_does_not_end_another() -> None:
     assert outcome.error is None
     assert max(took_s["one"]) > 5.0
     assert 0.3 < max(took_s["two"]) < 3.0
+
+
+async def fail_in_pytest() -> None:
+    pytest.fail("wrong")
+
+
+async def miss_an_exception() -> None:
+    with pytest.raises(KeyError):
+        note("no KeyError")
+
+
+async def exit_with_status() -> None:
+    sys.exit(3)
+
+
+async def cancel_itself() -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("main", [fail_in_pytest, miss_an_exception, exit_with_status, cancel_itself])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_error_that_is_no_exception_is_a_violation(
+    main: Callable[[], Coroutine[Any, Any, None]], processes: int
+) -> None:
+    with pytest.raises(Violation, match="seed 0: "):
+        explore(main, seeds=20, processes=processes, progress=None)
+
+
+@pytest.mark.genie_explore(seeds=1, progress=None)
+async def test_the_marker_skips_a_test_that_skips_itself() -> None:
+    pytest.skip("this is the test: it is neither passed nor failed")
 
 
 async def saga(accounts: dict[str, int], *, finished: set[str]) -> None:
