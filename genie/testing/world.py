@@ -263,7 +263,7 @@ class World:
 def note(text: str) -> None:
     """Add a note to the timeline of the simulated world. Outside of one it does nothing."""
     if World.current is not None:
-        World.current.note(text)
+        World.current.note(str(text))
 
 
 async def process(name: str, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:

@@ -294,6 +294,32 @@ async def test_the_marker_skips_a_test_that_skips_itself() -> None:
     pytest.skip("this is the test: it is neither passed nor failed")
 
 
+def test_the_timeline_names_the_locks_of_several_clients_of_a_process() -> None:
+    async def hold(client: genie.Client, name: str) -> None:
+        async with client.lock(name):
+            await asyncio.sleep(1)
+
+    async def main() -> None:
+        async with genie.connect() as one, genie.connect() as other:
+            await asyncio.gather(hold(one, "A"), hold(other, "B"))
+
+    texts = [line.text.partition(",")[0] for line in run_once(main, None, 1, []).lines]
+    assert sorted(texts) == [f"{what} exclusive:{name}" for what in ("holds", "released") for name in ("A", "B")]
+
+
+def test_every_note_is_in_the_timeline() -> None:
+    async def main() -> None:
+        note("exit status 1 of a tool")
+        note(ValueError("an object"))  # type: ignore[arg-type]
+        note("two\nlines")
+
+    lines = run_once(main, None, 1, []).lines
+    assert [line.text for line in lines] == ["exit status 1 of a tool", "an object", "two\nlines"]
+    *_, first, second = as_text(lines).splitlines()
+    assert (first[19:], second[19:]) == ("two", "lines")
+    assert second[:19].isspace()
+
+
 async def saga(accounts: dict[str, int], *, finished: set[str]) -> None:
     """Move money in two steps. After a crash in between, it starts again as if nothing had happened."""
     async with genie.connect() as client, client.lock("accounts", transaction_timeout=5.0):
