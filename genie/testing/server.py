@@ -28,8 +28,8 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     """Run a coroutine like `asyncio.run`, with a virtual clock and a Genie server at 127.0.0.1:7077.
 
     `asyncio.sleep(3600)` returns at once. Afterwards `time.time` and `time.monotonic` are an hour later, and locks and
-    waiting requests have timed out accordingly. `datetime` and `time.perf_counter` keep the real time. `random` and
-    `secrets` depend only on the seed, so a run is reproducible.
+    waiting requests have timed out accordingly. `datetime` and `time.perf_counter` keep the real time. `random`,
+    `secrets`, `os.urandom` and `uuid.uuid4` depend only on the seed, so a run is reproducible.
 
     `genie.connect()` connects to this Genie server, regardless of environment variables. The network is in memory: only the
     Genie server and the servers that the coroutine starts can be reached. Locks are kept in memory and end with the run.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import secrets
 import sys
+import uuid
 from collections.abc import Callable, Coroutine
 from functools import partial
 from io import StringIO
@@ -318,6 +321,18 @@ def test_every_note_is_in_the_timeline() -> None:
     *_, first, second = as_text(lines).splitlines()
     assert (first[19:], second[19:]) == ("two", "lines")
     assert second[:19].isspace()
+
+
+@pytest.mark.parametrize("faults", [None, []])
+def test_random_numbers_of_the_system_depend_on_the_seed(faults: list[Fault] | None) -> None:
+    async def main() -> list[object]:
+        system = random.SystemRandom()
+        return [uuid.uuid4(), os.urandom(8), secrets.token_hex(8), secrets.randbelow(1 << 64), system.random()]
+
+    first, again, other = (run(main(), seed=seed, faults=faults) for seed in (1, 1, 2))
+    assert first == again
+    assert not set(first) & set(other)
+    assert os.urandom(8) != os.urandom(8) != random.Random(1).randbytes(8)  # noqa: S311
 
 
 async def saga(accounts: dict[str, int], *, finished: set[str]) -> None:
