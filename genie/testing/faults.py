@@ -50,8 +50,8 @@ DELAYS_S = (0.2, 1.0, 5.0)
 class Fault:
     """One fault. Its `repr` is Python source, so that a plan can be pasted into a test.
 
-    `target` is the name of a process or a server (`s1`, `s2` or `s3`), or a number: the process that was started as that one,
-    counted from 0, modulo the number of processes. It is empty for a fault of Redis and for a lost lease, which is that of the
+    `target` is the name of a process or a server (`s1`, `s2` or `s3`), or a number: that one of the running processes,
+    counted from 0 in the order in which they were first started, modulo their number. It is empty for a fault of Redis and for a lost lease, which is that of the
     server that leads at `at_s`. For late messages, it is one party, or two with a comma between them, or empty for all
     messages; `redis` is a party, too.
     """

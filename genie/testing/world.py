@@ -26,6 +26,8 @@ from genie.testing.simulation.stores import OneRedis
 
 T = TypeVar("T")
 
+RESERVED_NAMES = ("", "main", "network", REDIS, *SERVERS)
+"""Names that no process of a service may have, because a fault or the timeline uses them."""
 MAX_VIRTUAL_S = 3_600.0
 """Maximum virtual duration of a run."""
 START_LIMIT_S = 60.0
@@ -38,9 +40,9 @@ TAKEOVER_CHECK_INTERVAL_S = 0.01
 """How often it is checked whether another server leads, after the leader was cut off from Redis."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Process:
-    """A process of the service. `crash` ends it; `run_process` then starts it again."""
+    """A process of the service, until it ends. After a crash `run_process` starts it again, as another node."""
 
     name: str
     node: Node
@@ -125,22 +127,35 @@ class World:
 
     async def run_process(self, name: str, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Run a function as a process of its own, and start it again after each crash, until it returns."""
-        starts = 0
-        while True:
-            starts += 1
-            node = self.loop.create_node(name if starts == 1 else f"{name}.{starts}", name)
-            crashed: asyncio.Future[float] = self.loop.create_future()
-            process = Process(name, node, crashed)
-            self.processes = [each for each in self.processes if each.name != name] + [process]
-            task = self.loop.spawn(node, function(*args))
-            try:
-                await asyncio.wait((task, crashed), return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                task.cancel()
-                raise
-            if task.done():
-                return task.result()
-            await asyncio.sleep(crashed.result())
+        if name in RESERVED_NAMES or name.isdecimal() or "," in name or name != name.strip():
+            raise ValueError(
+                f"the name of a process must not be {', '.join(RESERVED_NAMES[1:])}, a number or empty, nor contain a "
+                f"comma; it is {name!r}"
+            )
+        if any(process.name == name for process in self.processes):
+            raise ValueError(f"the process {name!r} is running already: give each process another name")
+        process = Process(name, self.loop.create_node(name), self.loop.create_future())
+        self.processes.append(process)
+        starts = 1
+        try:
+            while True:
+                task = self.loop.spawn(process.node, function(*args))
+                try:
+                    await asyncio.wait((task, process.crashed), return_when=asyncio.FIRST_COMPLETED)
+                except asyncio.CancelledError:
+                    task.cancel()
+                    await asyncio.wait((task, process.crashed), return_when=asyncio.FIRST_COMPLETED)
+                    raise
+                if task.done():
+                    return task.result()
+                await asyncio.sleep(process.crashed.result())
+                starts += 1
+                process.node = self.loop.create_node(f"{name}.{starts}", name)
+                process.crashed = self.loop.create_future()
+        finally:
+            self.processes.remove(process)
+            if not process.node.dead:
+                self.loop.kill(process.node)  # what the function has left behind ends with its process
 
     def note(self, text: str) -> None:
         """Record a note of the running process."""
@@ -270,8 +285,10 @@ async def process(name: str, function: Callable[..., Coroutine[Any, Any, T]], *a
     """Run an async function as a process of its own, which faults can pause, crash or cut off, and return its result.
 
     After a crash the function is called again, as by a supervisor: what it had in memory is lost. Objects that are passed to
-    it, such as a simulated database, are outside of the process and keep their state. Without a simulated world the function
-    is only called.
+    it, such as a simulated database, are outside of the process and keep their state. When the function returns, its process
+    ends: its connections are closed, and its tasks stop. Without a simulated world the function is only called.
+
+    Raises ValueError if a process with this name is running.
     """
     if World.current is None:
         return await function(*args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import secrets
@@ -333,6 +334,81 @@ def test_random_numbers_of_the_system_depend_on_the_seed(faults: list[Fault] | N
     assert first == again
     assert not set(first) & set(other)
     assert os.urandom(8) != os.urandom(8) != random.Random(1).randbytes(8)  # noqa: S311
+
+
+@pytest.mark.parametrize("name", ["", "main", "network", "redis", "s1", "7", "a,b", " a"])
+def test_the_name_of_a_process_cannot_be_that_of_another_target(name: str) -> None:
+    with pytest.raises(ValueError, match="the name of a process must not be main, "):
+        run(process(name, asyncio.sleep, 0), faults=[])
+
+
+def test_processes_that_run_at_the_same_time_have_different_names() -> None:
+    async def main() -> None:
+        await process("worker", asyncio.sleep, 1)
+        await asyncio.gather(*(process("worker", asyncio.sleep, 1) for _ in range(2)))
+
+    with pytest.raises(ValueError, match="the process 'worker' is running already"):
+        run(main(), faults=[])
+
+
+def test_a_process_ends_with_its_function() -> None:
+    ticks: list[float] = []
+    closed: list[bool] = []
+
+    async def tick() -> None:
+        while True:
+            ticks.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(1)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        closed.append(await reader.read() == b"")
+        writer.close()
+
+    async def worker() -> None:
+        background.append(asyncio.create_task(tick()))
+        await asyncio.get_running_loop().create_connection(asyncio.Protocol, "db", 5432)
+        await asyncio.sleep(3.5)
+
+    background: list[asyncio.Task[None]] = []
+
+    async def main() -> None:
+        await asyncio.start_server(serve, "db", 5432)
+        await process("worker", worker)
+        await asyncio.sleep(10)
+
+    outcome = run_once(main, None, 1, [Fault(8.0, "pause process", "worker", 1.0)])
+    assert outcome.error is None
+    assert len(ticks) == 4
+    assert closed == [True]
+    assert outcome.faults == [], "a process that has ended cannot be paused"
+
+
+def test_a_number_names_the_same_process_after_a_crash() -> None:
+    async def main() -> None:
+        await asyncio.gather(*(process(name, asyncio.sleep, 10) for name in ("one", "two")))
+
+    plan = [Fault(1.0, "crash process", "0", 0.5), Fault(3.0, "pause process", "0", 0.5)]
+    assert [fault.target for fault in run_once(main, None, 1, plan).faults] == ["one", "one"]
+
+
+def test_a_process_that_is_cancelled_ends_before_its_caller_continues() -> None:
+    ended: list[str] = []
+
+    async def worker() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(1)
+            ended.append("worker")
+
+    async def main() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await process("worker", worker)
+        ended.append("main")
+
+    run(main(), faults=[])
+    assert ended == ["worker", "main"]
 
 
 async def saga(accounts: dict[str, int], *, finished: set[str]) -> None:
