@@ -214,7 +214,7 @@ class World:
         elif fault.kind is Kind.CUT_CONNECTIONS:
             self._record(fault, node.name, "")
             for connection in list(self.network.connections):
-                if connection.client.node is node:
+                if connection.client.node is node and connection.address[0] in SERVERS:
                     self.network.cut(connection, 0.0, fault.duration_s)
         else:
             self._record(fault, node.name, lasts)

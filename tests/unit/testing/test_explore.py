@@ -411,6 +411,33 @@ def test_a_process_that_is_cancelled_ends_before_its_caller_continues() -> None:
     assert ended == ["worker", "main"]
 
 
+def test_a_fault_of_genie_leaves_the_connections_to_simulated_dependencies() -> None:
+    """A database of the service listens in the simulated network, and keeps its connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    async def worker() -> int:
+        reader, writer = await asyncio.open_connection("db", 5432)
+        async with genie.connect() as client, client.lock("account"):
+            for number in range(20):
+                writer.write(f"{number}\n".encode())
+                assert await reader.readline() == f"{number}\n".encode()
+                await asyncio.sleep(0.1)
+        writer.close()
+        return number
+
+    async def main() -> int:
+        async with await asyncio.start_server(serve, "db", 5432):
+            return await process("worker", worker)
+
+    outcome = run_once(main, None, 1, [Fault(0.7, "cut connections", "worker", 1.0)])
+    assert outcome.error is None
+    assert [fault.target for fault in outcome.faults] == ["worker"]
+
+
 async def saga(accounts: dict[str, int], *, finished: set[str]) -> None:
     """Move money in two steps. After a crash in between, it starts again as if nothing had happened."""
     async with genie.connect() as client, client.lock("accounts", transaction_timeout=5.0):
