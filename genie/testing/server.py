@@ -17,7 +17,7 @@ from genie.testing.faults import Fault
 from genie.testing.lock_order import observe
 from genie.testing.simulation.loop import NODE, SimLoop, deterministic
 from genie.testing.simulation.network import Network, SimSocket
-from genie.testing.world import World
+from genie.testing.world import World, reject_blocking_sockets
 
 T = TypeVar("T")
 
@@ -37,8 +37,8 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     With `faults`, which may be empty, the world is larger: three Genie servers, which keep their locks in a simulated Redis, in
     a network whose delays depend on the seed. `process` starts processes of the service. The faults of the plan break them.
 
-    Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets, which `genie.sync` uses, are not
-    simulated: connecting a blocking socket raises RuntimeError.
+    Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets are not simulated: connecting
+    one, or a client of `genie.sync`, raises RuntimeError.
     """
     if _has_running_loop():
         main.close()
@@ -59,7 +59,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     with (
         deterministic(loop, seed, on_log=is_logged_by_server),  # the log lines of the server are dropped
         patch.dict(os.environ, environment),
-        patch("socket.create_connection", _no_real_socket),
+        reject_blocking_sockets(),
     ):
         server = Server(Settings(), bind_to=lambda *address: cast("socket.socket", SimSocket(address)))
         observe(server)
@@ -79,13 +79,6 @@ def _has_running_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _no_real_socket(address: object, *_: object, **__: object) -> socket.socket:
-    """Replace `socket.create_connection` during `run`: raise RuntimeError, because blocking sockets are not simulated."""
-    raise RuntimeError(
-        f"can't connect to {address}: the network of genie.testing.run() is in memory; use genie.testing.server()"
-    )
 
 
 @asynccontextmanager

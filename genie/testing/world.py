@@ -9,13 +9,15 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+from genie.client import sync_connection
 from genie.storage import store
 from genie.testing.faults import MAX_FAULTS, PROCESS_KINDS, REDIS, SERVERS, Fault, Kind
 from genie.testing.simulation.history import FAULT, NOTE, Entry, History, StoredNamespace
@@ -93,6 +95,7 @@ class World:
             with (
                 deterministic(self.loop, self.seed, drop_log),
                 patch.dict(os.environ, environment),
+                reject_blocking_sockets(),
                 patch.object(store, "_boot_id", self._boot_id),
                 patch.object(World, "current", self),
             ):
@@ -273,6 +276,19 @@ class World:
             target = next((process.name for process in self.processes if process.node.name == column), fault.target)
         self.injected.append(replace(fault, target=target))
         self.history.append(FAULT, column, " ".join(filter(None, (str(fault.kind), details))))
+
+
+@contextmanager
+def reject_blocking_sockets() -> Iterator[None]:
+    """Let blocking sockets and the clients of `genie.sync` raise RuntimeError: they are not simulated."""
+
+    def reject(*_: object, **__: object) -> Any:
+        raise RuntimeError(
+            "blocking sockets are not simulated: use genie.connect() in genie.testing.run(), or genie.testing.server()"
+        )
+
+    with patch("socket.create_connection", reject), patch.object(sync_connection, "_new_event_loop", reject):
+        yield
 
 
 def note(text: str) -> None:

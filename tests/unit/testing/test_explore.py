@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import secrets
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Coroutine
@@ -436,6 +437,18 @@ def test_a_fault_of_genie_leaves_the_connections_to_simulated_dependencies() -> 
     outcome = run_once(main, None, 1, [Fault(0.7, "cut connections", "worker", 1.0)])
     assert outcome.error is None
     assert [fault.target for fault in outcome.faults] == ["worker"]
+
+
+@pytest.mark.parametrize("faults", [None, []])
+def test_a_blocking_client_is_rejected(faults: list[Fault] | None) -> None:
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="blocking sockets are not simulated"):
+            socket.create_connection(("redis", 6379))
+        with genie.sync.connect():
+            pass
+
+    with pytest.raises(RuntimeError, match="blocking sockets are not simulated"):
+        run(main(), faults=faults)
 
 
 async def saga(accounts: dict[str, int], *, finished: set[str]) -> None:
