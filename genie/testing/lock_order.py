@@ -34,7 +34,7 @@ def assert_lock_order() -> None:
 
     Covers all servers that this process has run until now with `genie.testing.run`, `genie.testing.server` or the fixture
     `genie_server`. No test need have run into the deadlock: each direction may come from another test. Afterwards the
-    observations are forgotten.
+    observations are forgotten. The worlds of `genie.testing.explore` are not covered: they may run in other processes.
     """
     observed = list(_observed.values())
     _observed.clear()

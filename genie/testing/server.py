@@ -46,7 +46,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
             "genie.testing.run() can't be called from a running event loop: call it from a plain function"
         )
     if faults is not None:
-        return World(seed, faults).run(main)
+        return World(seed, faults, on_server=observe).run(main)
     loop = SimLoop()
     network = Network(loop)
     server_node = loop.create_node("genie", ADDRESS[0])

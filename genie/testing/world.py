@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 from genie.client import sync_connection
+from genie.server.app import Server
 from genie.storage import store
 from genie.testing.faults import MAX_FAULTS, PROCESS_KINDS, REDIS, SERVERS, Fault, Kind
 from genie.testing.simulation.history import FAULT, NOTE, Entry, History, StoredNamespace
@@ -53,12 +54,15 @@ class Process:
 
 
 class World:
-    """One run of a service in a simulated world. `run` returns what `main` returns; afterwards `entries` has what happened."""
+    """One run of a service in a simulated world. `run` returns what `main` returns; afterwards `entries` has what happened.
+
+    `on_server` is called with each Genie server before it starts.
+    """
 
     current: World | None = None
     """The world that is running."""
 
-    def __init__(self, seed: int, faults: Sequence[Fault]) -> None:
+    def __init__(self, seed: int, faults: Sequence[Fault], on_server: Callable[[Server], None] | None = None) -> None:
         if len(faults) > MAX_FAULTS:
             raise ValueError(f"a plan has at most {MAX_FAULTS} faults, not {len(faults)}")
         self.seed = seed
@@ -70,6 +74,7 @@ class World:
         self.store = OneRedis(self.loop, self.history)
         self.hosts: list[Host] = []
         self.processes: list[Process] = []
+        self._on_server = on_server
         self.injected: list[Fault] = []
         """The faults that were possible, with the names of their targets."""
 
@@ -111,7 +116,15 @@ class World:
         await self.store.start()
         random = Random(f"{self.seed} servers")
         for name in SERVERS:
-            host = Host(name, self.loop, self.history, random, redis_url=self.store.url, min_replicas=0)
+            host = Host(
+                name,
+                self.loop,
+                self.history,
+                random,
+                redis_url=self.store.url,
+                min_replicas=0,
+                on_server=self._on_server,
+            )
             self.hosts.append(host)
         async with asyncio.timeout(START_LIMIT_S):
             while not any(  # noqa: ASYNC110 - once in a run

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import genie
-from genie.testing import Fault, Kind, Violation, explore, note, process, random_faults, run
+from genie.testing import Fault, Kind, Violation, assert_lock_order, explore, note, process, random_faults, run
 from genie.testing.explore import Run, run_once
 from genie.testing.faults import PROCESS_KINDS, SERVER_KINDS
 from genie.testing.timeline import as_text
@@ -449,6 +449,23 @@ def test_a_blocking_client_is_rejected(faults: list[Fault] | None) -> None:
 
     with pytest.raises(RuntimeError, match="blocking sockets are not simulated"):
         run(main(), faults=faults)
+
+
+@pytest.mark.parametrize("faults", [None, [], [Fault(0.5, "lose lease", "", 1.0)]])
+def test_the_lock_order_of_every_run_is_asserted(faults: list[Fault] | None) -> None:
+    async def take(client: genie.Client, first: str, second: str) -> None:
+        async with client.lock(first, transaction=f"T {first}"), client.lock(second, transaction=f"T {first}"):
+            pass
+
+    async def main() -> None:
+        async with genie.connect() as client:
+            await take(client, "a", "b")
+            await asyncio.sleep(10)  # another server may lead afterwards
+            await take(client, "b", "a")
+
+    run(main(), faults=faults)
+    with pytest.raises(AssertionError, match="b and a are locked in both orders"):
+        assert_lock_order()
 
 
 async def saga(accounts: dict[str, int], *, finished: set[str]) -> None:
