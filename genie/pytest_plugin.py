@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.util import find_spec
-from inspect import signature, unwrap
+from inspect import iscoroutinefunction, signature, unwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -40,6 +40,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     function = unwrap(pyfuncitem.obj)  # pytest-asyncio may have wrapped it
     arguments = {name: pyfuncitem.funcargs[name] for name in signature(function).parameters}
+    if not iscoroutinefunction(function):
+        raise TypeError(f"the marker genie_explore needs an async test function, and {pyfuncitem.name} is none")
     try:
         explore(lambda: function(**arguments), **marker.kwargs)
     except Violation as violation:

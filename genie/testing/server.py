@@ -17,7 +17,7 @@ from genie.testing.faults import Fault
 from genie.testing.lock_order import observe
 from genie.testing.simulation.loop import NODE, SimLoop, deterministic
 from genie.testing.simulation.network import Network, SimSocket
-from genie.testing.world import World, reject_blocking_sockets
+from genie.testing.world import World, has_running_loop, reject_blocking_sockets
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets are not simulated: connecting
     one, or a client of `genie.sync`, raises RuntimeError.
     """
-    if _has_running_loop():
+    if has_running_loop():
         main.close()
         raise RuntimeError(
             "genie.testing.run() can't be called from a running event loop: call it from a plain function"
@@ -70,15 +70,6 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
             finally:
                 runner.get_loop().run_until_complete(loop.spawn(server_node, server.stop()))
                 network.heal()
-
-
-def _has_running_loop() -> bool:
-    """Return whether the caller runs in an event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 @asynccontextmanager

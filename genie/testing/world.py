@@ -304,6 +304,15 @@ def reject_blocking_sockets() -> Iterator[None]:
         yield
 
 
+def has_running_loop() -> bool:
+    """Return whether the caller runs in an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def note(text: str) -> None:
     """Add a note to the timeline of the simulated world. Outside of one it does nothing."""
     if World.current is not None:

@@ -14,11 +14,13 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import genie
+from genie.pytest_plugin import pytest_pyfunc_call
 from genie.testing import Fault, Kind, Violation, assert_lock_order, explore, note, process, random_faults, run
 from genie.testing.explore import Run, run_once
 from genie.testing.faults import PROCESS_KINDS, SERVER_KINDS
@@ -466,6 +468,41 @@ def test_the_lock_order_of_every_run_is_asserted(faults: list[Fault] | None) -> 
     run(main(), faults=faults)
     with pytest.raises(AssertionError, match="b and a are locked in both orders"):
         assert_lock_order()
+
+
+def test_main_must_return_a_coroutine() -> None:
+    with pytest.raises(Violation, match="TypeError: main must return a coroutine, as an async function does, not 5"):
+        explore(lambda: 5, seeds=1, progress=None)  # type: ignore[arg-type,return-value]
+
+
+def test_the_marker_needs_an_async_function() -> None:
+    def test_it() -> None:
+        pass
+
+    item = SimpleNamespace(
+        obj=test_it,
+        name="test_it",
+        funcargs={},
+        get_closest_marker=lambda _name: pytest.mark.genie_explore(seeds=1).mark,
+    )
+    with pytest.raises(TypeError, match="needs an async test function, and test_it is none"):
+        pytest_pyfunc_call(cast("pytest.Function", item))
+
+
+def test_explore_is_rejected_in_a_running_event_loop() -> None:
+    async def main() -> None:
+        explore(run_saga, seeds=1, progress=None)
+
+    with pytest.raises(RuntimeError, match=r"explore\(\) can't be called from a running event loop"):
+        asyncio.run(main())
+
+
+def test_progress_is_printed_to_the_standard_error_output_of_the_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        pass
+
+    explore(main, seeds=100, processes=1)
+    assert capsys.readouterr().err == "100 of 100 seeds\n"
 
 
 async def saga(accounts: dict[str, int], *, finished: set[str]) -> None:
