@@ -109,6 +109,7 @@ class World:
                 finally:
                     with patch.object(sys, "unraisablehook", lambda _: None):  # coroutines of crashed processes end now
                         self.loop.finish()
+                        self.network.finish()
         finally:
             main.close()
 

@@ -167,6 +167,15 @@ class Network:
                         self._reset_after_keepalive(other)
                     self.remove_if_ended(connection)
 
+    def finish(self) -> None:
+        """End all connections without notifying anything, because the simulation has ended.
+
+        Otherwise a `StreamWriter` that is collected later warns that it was not closed.
+        """
+        for connection in self.connections:
+            connection.client.has_ended = connection.server.has_ended = True
+        self.connections.clear()
+
     # -- faults -------------------------------------------------------------------------------------------
 
     def partition(self, one: str, other: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import secrets
@@ -503,6 +504,27 @@ def test_progress_is_printed_to_the_standard_error_output_of_the_moment(capsys: 
 
     explore(main, seeds=100, processes=1)
     assert capsys.readouterr().err == "100 of 100 seeds\n"
+
+
+def test_open_connections_of_dependencies_give_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    writers = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.read()
+
+    async def main() -> None:
+        await asyncio.start_server(serve, "db", 5432)
+        _, writer = await asyncio.open_connection("db", 5432)
+        writers.append(writer)
+        await asyncio.sleep(1)
+
+    run(main(), faults=[])
+    closing = [writer.is_closing() for writer in writers]
+    assert closing == [True, True]
+    writers.clear()
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn if "loop is closed" in str(warning.message)] == []
 
 
 async def saga(accounts: dict[str, int], *, finished: set[str]) -> None:
