@@ -42,6 +42,10 @@ SERVERS = ("s1", "s2", "s3")
 REDIS = "redis"
 DURATIONS_S = (0.05, 0.5, 1.5, 4.0, 12.0)
 """Some are shorter and some are longer than the timeouts of a service."""
+KINDS_IN_PLAN = (1, 2, 3, len(Kind))
+"""How many kinds of faults a random plan has: many kinds hide each other, for example a crash ends a pause."""
+SHARES_OF_TIME = (0.1, 0.3, 1.0)
+"""In which share of the time of a random plan all its faults begin."""
 DELAYS_S = (0.2, 1.0, 5.0)
 """How late messages are at most. The last is longer than the lease of a leader."""
 
@@ -100,13 +104,19 @@ class Fault:
 def random_faults(
     seed: int, *, count: int = 8, during_s: float = 30.0, kinds: Sequence[Kind] = tuple(Kind)
 ) -> list[Fault]:
-    """Return a plan of `count` faults in the first `during_s` seconds; the same for the same arguments."""
+    """Return a plan of `count` faults in the first `during_s` seconds; the same for the same arguments.
+
+    Each seed draws which of the kinds occur, and whether the faults are spread over the whole time or only over its
+    beginning. Plans that have everything everywhere hide faults behind others, and miss a service that ends early.
+    """
     if not 0 <= count <= MAX_FAULTS:
         raise ValueError(f"count must be from 0 to {MAX_FAULTS}, not {count}")
     random = Random(f"{seed} faults")
+    drawn_kinds = random.sample(list(kinds), min(random.choice(KINDS_IN_PLAN), len(kinds)))
+    last_s = during_s * random.choice(SHARES_OF_TIME)
     plan = []
     for _ in range(count):
-        kind = Kind(random.choice(list(kinds)))
+        kind = Kind(random.choice(drawn_kinds))
         target = ""
         if kind in PROCESS_KINDS:
             target = str(random.randrange(100))
@@ -114,7 +124,7 @@ def random_faults(
             target = random.choice(SERVERS)
         elif kind is Kind.DELAY_MESSAGES:
             target = random.choice(("", str(random.randrange(100)), random.choice(SERVERS), REDIS))
-        at_s, duration_s = round(random.uniform(0, during_s), 3), random.choice(DURATIONS_S)
+        at_s, duration_s = round(random.uniform(0, last_s), 3), random.choice(DURATIONS_S)
         delay_s = random.choice(DELAYS_S) if kind is Kind.DELAY_MESSAGES else 0.0
         plan.append(Fault(at_s, kind, target, duration_s, delay_s))
     return sorted(plan, key=lambda fault: fault.at_s)

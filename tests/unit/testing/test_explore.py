@@ -581,8 +581,11 @@ def test_a_plan_is_shrunk_to_what_the_failure_needs() -> None:
 def test_a_plan_is_python_source() -> None:
     plan = random_faults(7, count=100)
     assert plan == random_faults(7, count=100)
-    assert {fault.kind for fault in plan} == set(Kind)
-    late = [fault for fault in random_faults(7, count=500) if fault.kind is Kind.DELAY_MESSAGES]
+    plans = [random_faults(seed) for seed in range(200)]
+    assert {fault.kind for each in plans for fault in each} == set(Kind)
+    assert {len({fault.kind for fault in each}) for each in plans} >= {1, 2, 3, 6}
+    assert {max(fault.at_s for fault in each) < 3 for each in plans} == {True, False}
+    late = [fault for fault in random_faults(7, count=500, kinds=[Kind.DELAY_MESSAGES]) if fault.delay_s]
     assert {"", "redis", "s1", "s2", "s3"} < {fault.target for fault in late}
     assert {fault.delay_s for fault in late} == {0.2, 1.0, 5.0}
     assert eval(repr(plan), {"Fault": Fault}) == plan  # noqa: S307
