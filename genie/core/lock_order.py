@@ -32,8 +32,12 @@ MAX_CYCLE: Final = 8
 """Maximum number of edges of an inversion."""
 MAX_CACHED_NAMES: Final = 10_000
 """Maximum number of names whose class is cached. When the cache is full, it is cleared."""
-MAX_SEARCH_STEPS: Final = 5_000
-"""Maximum number of edges that one search for a cycle follows."""
+MAX_SEARCH_STEPS: Final = 2_000
+"""Maximum number of edges that the searches for cycles follow for one request, which waits for them: about a millisecond."""
+MAX_HELD_CLASSES: Final = 64
+"""Maximum number of classes that are analysed of what a transaction holds, the first ones."""
+MAX_GUARDS: Final = 16
+"""Maximum number of guards of a transaction, the first ones: a lock that guards others is taken before them."""
 
 DIGITS: Final = "0123456789"
 # Parts of a name that identify a member of its class: UUIDs, long tokens that contain a digit, and other digits.
@@ -287,6 +291,10 @@ class LockOrder:
         self._known: set[tuple[Kind, frozenset[str]]] = set()
         """The kinds and classes of all inversions in `inversions`."""
         self._unreported: list[Inversion] = []
+        self._has_guards = False
+        """Whether any edge ever had guards."""
+        self._search_steps = 0
+        """How many edges the searches for the current request have followed."""
 
     # -- classes --------------------------------------------------------------------------------------------
 
@@ -391,6 +399,9 @@ class LockOrder:
                 continue
             group = held.classes.get(cls.id)
             if group is None:
+                if len(held.classes) >= MAX_HELD_CLASSES:
+                    self.dropped += 1
+                    continue
                 group = held.classes[cls.id] = _HeldClass(cls, name, exclusive)
             elif name != group.highest or name != group.last:
                 group.exclusive = group.exclusive or exclusive
@@ -399,7 +410,7 @@ class LockOrder:
                 group.last = max(group.last, name)
             else:
                 group.exclusive = group.exclusive or exclusive
-            if cls.is_name:
+            if cls.is_name and (name in held.guards or len(held.guards) < MAX_GUARDS):
                 held.guards[name] = group.exclusive
 
     def _first_modes(self, request: Request) -> Iterable[tuple[str, bool]]:
@@ -411,6 +422,7 @@ class LockOrder:
 
     def _observe(self, transaction: Transaction, held: _HeldClasses, request: Request, unix_ms: float) -> None:
         """Add the edges from each held class to each class that a request asks for."""
+        self._search_steps = 0
         for asked in self._asked_classes(transaction, held, request, unix_ms):
             for group in held.classes.values():
                 flags = _HELD_EXCLUSIVE * group.exclusive + _ASKED_EXCLUSIVE * asked.exclusive
@@ -472,6 +484,7 @@ class LockOrder:
             transaction = request.transaction or ""
             example = Example(request.id, transaction, request.principal, request.note, held_name, asked_name, unix_ms)
             edge = self.edges[key] = Edge(held, asked, flags, guards, example)
+            self._has_guards = self._has_guards or bool(guards)
             self._outgoing.setdefault(held.id, []).append(edge)
             self._successors.setdefault(held.id, set()).add(asked.id)
             self._find_inversions(edge)
@@ -505,8 +518,11 @@ class LockOrder:
             return
         if edge.is_within_class and edge.held.treatment is not Treatment.ORDERED:
             self._check_members(edge.held)
-        if self._leads_to(edge.asked, edge.held):
-            self._find_cycle(edge, direct=True)
+        if self._search_steps > MAX_SEARCH_STEPS:
+            self.dropped += 1
+        elif self._leads_to(edge.asked, edge.held):
+            if edge.held.id in self._successors.get(edge.asked.id, ()):
+                self._find_cycle(edge, direct=True)
             self._find_cycle(edge, direct=False)
 
     def _leads_to(self, start: LockClass, target: LockClass) -> bool:
@@ -516,6 +532,7 @@ class LockOrder:
             successors: set[int] = set()
             for class_id in added:
                 successors |= self._successors.get(class_id, set())
+            self._search_steps += len(added)
             added = list(successors - reached)
             reached |= successors
         return target.id in reached
@@ -546,7 +563,7 @@ class LockOrder:
         `direct`: by one edge. Otherwise by at least two, without the two edges of an inversion that is already known. The
         search first looks for a cycle that no guard makes harmless.
         """
-        for with_guards in (False, True):
+        for with_guards in (False, True) if self._has_guards else (True,):
             path = self._find_path_back(edge, direct=direct, with_guards=with_guards)
             if path is not None:
                 self._found(Kind.CYCLE, path)
@@ -556,12 +573,11 @@ class LockOrder:
         """Search by breadth first. Two edges in a row conflict on their common class: one of the locks is exclusive."""
         paths: list[tuple[Edge, ...]] = [(start,)]
         visited: set[tuple[int, bool, bool]] = set()
-        steps = 0
         for path in paths:  # grows while it is read
             last = path[-1]
             for edge in self._outgoing.get(last.asked.id, ()):
-                steps += 1
-                if steps > MAX_SEARCH_STEPS:
+                self._search_steps += 1
+                if self._search_steps > MAX_SEARCH_STEPS:
                     self.dropped += 1
                     return None
                 if edge.flags & _UPGRADE or not (last.asked_exclusive or edge.held_exclusive):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from random import Random
+from string import ascii_lowercase
 
 import pytest
 
@@ -36,6 +37,33 @@ def run_transaction(manager: LockManager, *steps: str, name: str = "t") -> None:
 
 def found(inversions: list[Inversion]) -> set[tuple[str, frozenset[str]]]:
     return {(inversion.kind.value, frozenset(inversion.classes)) for inversion in inversions}
+
+
+# -- cost -------------------------------------------------------------------------------------------------
+
+
+def test_the_edges_and_guards_of_a_large_transaction_are_bounded() -> None:
+    """A transaction that holds a thousand classes makes few edges, with few guards."""
+    manager, lock_order = observed_manager()
+    names = [f"{first}{second}" for first in ascii_lowercase for second in ascii_lowercase]
+    for index in range(0, 640, 32):
+        manager.step(requested(*names[index : index + 32]), 0)
+    assert len(lock_order.classes) == 640
+    assert max(len(edge.guards) for edge in lock_order.edges.values()) <= module.MAX_GUARDS
+    assert len({edge.held for edge in lock_order.edges.values()}) <= module.MAX_HELD_CLASSES
+    assert lock_order.dropped
+
+
+def test_the_search_for_the_cycles_of_a_request_is_bounded() -> None:
+    """A request makes 1,024 edges at once, each in a cycle."""
+    manager, lock_order = observed_manager()
+    names = [f"{first}{second}" for first in ascii_lowercase for second in ascii_lowercase]
+    steps = [" ".join(names[index : index + 32]) for index in (0, 32)]
+    run_transaction(manager, *steps)
+    run_transaction(manager, *reversed(steps))
+    assert module.MAX_SEARCH_STEPS < lock_order._search_steps <= module.MAX_SEARCH_STEPS + len(lock_order.classes)
+    assert lock_order.inversion_count
+    assert lock_order.dropped
 
 
 # -- classes ----------------------------------------------------------------------------------------------
