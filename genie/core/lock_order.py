@@ -370,6 +370,7 @@ class LockOrder:
         """Record a grant to a transaction that has other waiting requests: it holds these locks while it waits for those."""
         held = _HeldClasses(transaction)
         self._include(held, request)
+        held.guards = self._held_classes(transaction, request).guards | held.guards
         for waiting in transaction.waiting.values():
             if waiting is not request:
                 self._observe(transaction, held, waiting, unix_ms)

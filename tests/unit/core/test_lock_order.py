@@ -66,6 +66,24 @@ def test_the_search_for_the_cycles_of_a_request_is_bounded() -> None:
     assert lock_order.dropped
 
 
+# -- several requests of a transaction at once --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guard", ["ledger", ""])
+def test_a_lock_that_is_granted_during_another_wait_has_the_guards_of_its_transaction(guard: str) -> None:
+    manager, lock_order = observed_manager()
+    for first, second, name in (("a", "b", "x"), ("b", "a", "y")):
+        blockers = [requested(each, transaction=None) for each in (first, second)]
+        requests = [requested(each, transaction=name) for each in (guard, first, second) if each]
+        for request in (*blockers, *requests):
+            manager.step(request, 0)
+        for request in (*blockers, *requests):
+            manager.step(Release(request.id), 0)
+    inversion = {("cycle", frozenset({"a", "b"}))}
+    assert found(lock_order.inversions) == (set() if guard else inversion)
+    assert found(lock_order.guarded) == (inversion if guard else set())
+
+
 # -- classes ----------------------------------------------------------------------------------------------
 
 
