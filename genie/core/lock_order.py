@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from genie.core.lock_table import Transaction
 from genie.core.model import Mode, Request
@@ -673,10 +673,11 @@ def _direction_of_numbers(held: str, asked: str, start: int) -> int:
     return (_DESCENDING if asked < held else 0) | (_NUMBER_DESCENDING if len(asked) < len(held) else 0)
 
 
-def _number_key(name: str) -> tuple[list[str], list[int], str]:
-    """Return a sort key that compares the digits of a name as numbers."""
-    parts = _NUMBER.split(name)
-    return parts[::2], [int(part) for part in parts[1::2]], name
+def _number_key(name: str) -> tuple[list[Any], str]:
+    """Return a sort key that compares the digits of a name as numbers: text and numbers by turns, as in the name."""
+    parts: list[Any] = _NUMBER.split(name)
+    parts[1::2] = map(int, parts[1::2])
+    return parts, name
 
 
 def _without(guards: dict[str, bool], *names: str) -> dict[str, bool]:

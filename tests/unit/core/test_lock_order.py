@@ -66,6 +66,15 @@ def test_the_search_for_the_cycles_of_a_request_is_bounded() -> None:
     assert lock_order.dropped
 
 
+def test_numbers_before_the_end_of_a_name_are_compared_as_numbers() -> None:
+    manager, lock_order = observed_manager("jobs/*/*")
+    for ascending in (("jobs/2/b", "jobs/10/a"), ("jobs/1/x", "jobs/2/a"), ("jobs/9/a", "jobs/10/a")):
+        run_transaction(manager, *ascending)
+    assert found(lock_order.inversions) == set()
+    run_transaction(manager, "jobs/10/a", "jobs/2/b")
+    assert found(lock_order.inversions) == {("members", frozenset({"jobs/*/*"}))}
+
+
 # -- several requests of a transaction at once --------------------------------------------------------------
 
 
