@@ -22,7 +22,18 @@ import pytest
 
 import genie
 from genie.pytest_plugin import pytest_pyfunc_call
-from genie.testing import Fault, Kind, Violation, assert_lock_order, explore, note, process, random_faults, run
+from genie.testing import (
+    Fault,
+    Kind,
+    Violation,
+    assert_lock_order,
+    explore,
+    note,
+    process,
+    random_faults,
+    run,
+    set_lock_order_rules,
+)
 from genie.testing.explore import Run, run_once
 from genie.testing.faults import PROCESS_KINDS, SERVER_KINDS
 from genie.testing.timeline import as_text
@@ -525,6 +536,32 @@ def test_open_connections_of_dependencies_give_no_warning(recwarn: pytest.Warnin
     writers.clear()
     gc.collect()
     assert [str(warning.message) for warning in recwarn if "loop is closed" in str(warning.message)] == []
+
+
+def test_the_lock_order_of_a_server_is_asserted_as_often_as_wanted() -> None:
+    async def take(client: genie.Client, *names: str) -> None:
+        async with client.lock(names[0], transaction="T"), client.lock(names[1], transaction="T"):
+            pass
+
+    async def main() -> None:
+        async with genie.connect() as client:
+            for rules, inversion in (
+                ("", "bob and alice are locked in both orders"),
+                ("", "bob and alice are locked in both orders"),
+                ("*", "names of \\* are not locked in ascending order"),
+            ):
+                set_lock_order_rules(rules)
+                await take(client, "alice", "bob")
+                assert_lock_order()
+                await take(client, "alice", "bob")
+                await take(client, "bob", "alice")
+                with pytest.raises(AssertionError, match=inversion):
+                    assert_lock_order()
+
+    try:
+        run(main())
+    finally:
+        set_lock_order_rules("")
 
 
 async def saga(accounts: dict[str, int], *, finished: set[str]) -> None:
