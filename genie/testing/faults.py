@@ -107,7 +107,7 @@ def random_faults(
     """Return a plan of `count` faults in the first `during_s` seconds; the same for the same arguments.
 
     Each seed draws which of the kinds occur, and whether the faults are spread over the whole time or only over its
-    beginning. Plans that have everything everywhere hide faults behind others, and miss a service that ends early.
+    beginning. Plans that have everything everywhere let faults hide each other, and miss a service that ends early.
     """
     if not 0 <= count <= MAX_FAULTS:
         raise ValueError(f"count must be from 0 to {MAX_FAULTS}, not {count}")

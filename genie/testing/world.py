@@ -172,7 +172,7 @@ class World:
         finally:
             self.processes.remove(process)
             if not process.node.dead:
-                self.loop.kill(process.node)  # what the function has left behind ends with its process
+                self.loop.kill(process.node)  # with the tasks and connections that the function has left
 
     def note(self, text: str) -> None:
         """Record a note of the running process."""
