@@ -291,6 +291,8 @@ class LockOrder:
         self._known: set[tuple[Kind, frozenset[str]]] = set()
         """The kinds and classes of all inversions in `inversions`."""
         self._unreported: list[Inversion] = []
+        self._is_incomplete = False
+        """Whether the current request exceeds a limit."""
         self._has_guards = False
         """Whether any edge ever had guards."""
         self._search_steps = 0
@@ -346,6 +348,12 @@ class LockOrder:
                         return
         if request.queue_timeout_ms > 0:
             self._observe(transaction, self._held_classes(transaction, request), request, unix_ms)
+            self._count_if_incomplete()
+
+    def _count_if_incomplete(self) -> None:
+        """Count a request once, however many of its names, edges or searches exceed a limit."""
+        self.dropped += self._is_incomplete
+        self._is_incomplete = False
 
     def _find_usual_edge(self, held: str, asked: str) -> Edge | None:
         """Return the edge for two exclusive locks if it is known and needs no further work.
@@ -374,6 +382,7 @@ class LockOrder:
         for waiting in transaction.waiting.values():
             if waiting is not request:
                 self._observe(transaction, held, waiting, unix_ms)
+        self._count_if_incomplete()
 
     def _held_classes(self, transaction: Transaction, request: Request) -> _HeldClasses:
         """Return the classes that a transaction holds. Only requests since the last call are added to those of that call."""
@@ -394,14 +403,14 @@ class LockOrder:
         for name, exclusive in self._first_modes(request):
             cls = self.class_of(name)
             if cls is None:
-                self.dropped += 1
+                self._is_incomplete = True
                 continue
             if cls.treatment is Treatment.IGNORED:
                 continue
             group = held.classes.get(cls.id)
             if group is None:
                 if len(held.classes) >= MAX_HELD_CLASSES:
-                    self.dropped += 1
+                    self._is_incomplete = True
                     continue
                 group = held.classes[cls.id] = _HeldClass(cls, name, exclusive)
             elif name != group.highest or name != group.last:
@@ -418,7 +427,7 @@ class LockOrder:
         """Return the first `MAX_NAMES` names of a request, each with whether it is exclusive."""
         if len(request.exclusive) + len(request.shared) <= MAX_NAMES:
             return request.modes()
-        self.dropped += 1
+        self._is_incomplete = True
         return islice(request.modes(), MAX_NAMES)
 
     def _observe(self, transaction: Transaction, held: _HeldClasses, request: Request, unix_ms: float) -> None:
@@ -448,7 +457,7 @@ class LockOrder:
         for name, exclusive in self._first_modes(request):
             cls = self.class_of(name)
             if cls is None:
-                self.dropped += 1
+                self._is_incomplete = True
                 continue
             if name in transaction.grants:
                 if not exclusive or _holds_exclusive(transaction, name):
@@ -480,7 +489,7 @@ class LockOrder:
         edge = self.edges.get(key)
         if edge is None:
             if len(self.edges) >= MAX_EDGES:
-                self.dropped += 1
+                self._is_incomplete = True
                 return
             transaction = request.transaction or ""
             example = Example(request.id, transaction, request.principal, request.note, held_name, asked_name, unix_ms)
@@ -520,7 +529,7 @@ class LockOrder:
         if edge.is_within_class and edge.held.treatment is not Treatment.ORDERED:
             self._check_members(edge.held)
         if self._search_steps > MAX_SEARCH_STEPS:
-            self.dropped += 1
+            self._is_incomplete = True
         elif self._leads_to(edge.asked, edge.held):
             if edge.held.id in self._successors.get(edge.asked.id, ()):
                 self._find_cycle(edge, direct=True)
@@ -579,7 +588,7 @@ class LockOrder:
             for edge in self._outgoing.get(last.asked.id, ()):
                 self._search_steps += 1
                 if self._search_steps > MAX_SEARCH_STEPS:
-                    self.dropped += 1
+                    self._is_incomplete = True
                     return None
                 if edge.flags & _UPGRADE or not (last.asked_exclusive or edge.held_exclusive):
                     continue

@@ -75,6 +75,15 @@ def test_numbers_before_the_end_of_a_name_are_compared_as_numbers() -> None:
     assert found(lock_order.inversions) == {("members", frozenset({"jobs/*/*"}))}
 
 
+def test_a_request_that_is_not_analysed_completely_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CLASSES", 1)
+    manager, lock_order = observed_manager()
+    manager.step(requested("a"), 0)
+    for count in (1, 2):
+        manager.step(requested("b", "c", "d"), 0)
+        assert lock_order.dropped == count
+
+
 # -- several requests of a transaction at once --------------------------------------------------------------
 
 
