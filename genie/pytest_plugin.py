@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.util import find_spec
-from inspect import signature, unwrap
+from inspect import iscoroutinefunction, signature, unwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -36,11 +36,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     marker = pyfuncitem.get_closest_marker("genie_explore")
     if marker is None:
         return None
-    from genie.testing import explore  # noqa: PLC0415 - see the module
+    from genie.testing import Violation, explore  # noqa: PLC0415 - see the module
 
     function = unwrap(pyfuncitem.obj)  # pytest-asyncio may have wrapped it
     arguments = {name: pyfuncitem.funcargs[name] for name in signature(function).parameters}
-    explore(lambda: function(**arguments), **marker.kwargs)
+    if not iscoroutinefunction(function):
+        raise TypeError(f"the marker genie_explore needs an async test function, and {pyfuncitem.name} is none")
+    try:
+        explore(lambda: function(**arguments), **marker.kwargs)
+    except Violation as violation:
+        if isinstance(violation.error, pytest.skip.Exception):
+            raise violation.error from None
+        raise
     return True
 
 

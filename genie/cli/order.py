@@ -101,12 +101,16 @@ def _edge_cells(edge: OrderEdge, now_ms: float) -> list[str]:
 
 def _dot_lines(shown: Order) -> Iterator[str]:
     """Yield the lines of a digraph: an arrow from what is held to what is asked for then."""
-    inverted = {(edge.held, edge.asked) for inversion in shown.inversions for edge in inversion.edges}
+    in_inversions = [edge for inversion in shown.inversions for edge in inversion.edges]
+    inverted = {(edge.held, edge.asked) for edge in in_inversions}
+    # An edge of an inversion may be beyond the limit, and an edge may be in several inversions.
+    edges = {
+        (edge.held, edge.held_mode, edge.asked, edge.asked_mode, edge.relation): edge
+        for edge in (*shown.edges, *in_inversions)
+    }
     counts: dict[tuple[str, str], int] = {}
-    for edge in shown.edges:
+    for edge in edges.values():
         counts[edge.held, edge.asked] = counts.get((edge.held, edge.asked), 0) + edge.count
-    for pair in inverted:
-        counts.setdefault(pair, 1)
     yield "digraph lock_order {"
     for (held, asked), count in counts.items():
         color = " color=red" if (held, asked) in inverted else ""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from genie.core.lock_table import Transaction
 from genie.core.model import Mode, Request
@@ -32,8 +32,12 @@ MAX_CYCLE: Final = 8
 """Maximum number of edges of an inversion."""
 MAX_CACHED_NAMES: Final = 10_000
 """Maximum number of names whose class is cached. When the cache is full, it is cleared."""
-MAX_SEARCH_STEPS: Final = 5_000
-"""Maximum number of edges that one search for a cycle follows."""
+MAX_SEARCH_STEPS: Final = 2_000
+"""Maximum number of edges that the searches for cycles follow for one request, which waits for them: about a millisecond."""
+MAX_HELD_CLASSES: Final = 64
+"""Maximum number of classes that are analysed of what a transaction holds, the first ones."""
+MAX_GUARDS: Final = 16
+"""Maximum number of guards of a transaction, the first ones: a lock that guards others is taken before them."""
 
 DIGITS: Final = "0123456789"
 # Parts of a name that identify a member of its class: UUIDs, long tokens that contain a digit, and other digits.
@@ -287,6 +291,12 @@ class LockOrder:
         self._known: set[tuple[Kind, frozenset[str]]] = set()
         """The kinds and classes of all inversions in `inversions`."""
         self._unreported: list[Inversion] = []
+        self._is_incomplete = False
+        """Whether the current request exceeds a limit."""
+        self._has_guards = False
+        """Whether any edge ever had guards."""
+        self._search_steps = 0
+        """How many edges the searches for the current request have followed."""
 
     # -- classes --------------------------------------------------------------------------------------------
 
@@ -338,6 +348,12 @@ class LockOrder:
                         return
         if request.queue_timeout_ms > 0:
             self._observe(transaction, self._held_classes(transaction, request), request, unix_ms)
+            self._count_if_incomplete()
+
+    def _count_if_incomplete(self) -> None:
+        """Count a request once, however many of its names, edges or searches exceed a limit."""
+        self.dropped += self._is_incomplete
+        self._is_incomplete = False
 
     def _find_usual_edge(self, held: str, asked: str) -> Edge | None:
         """Return the edge for two exclusive locks if it is known and needs no further work.
@@ -362,9 +378,11 @@ class LockOrder:
         """Record a grant to a transaction that has other waiting requests: it holds these locks while it waits for those."""
         held = _HeldClasses(transaction)
         self._include(held, request)
+        held.guards = self._held_classes(transaction, request).guards | held.guards
         for waiting in transaction.waiting.values():
             if waiting is not request:
                 self._observe(transaction, held, waiting, unix_ms)
+        self._count_if_incomplete()
 
     def _held_classes(self, transaction: Transaction, request: Request) -> _HeldClasses:
         """Return the classes that a transaction holds. Only requests since the last call are added to those of that call."""
@@ -385,12 +403,15 @@ class LockOrder:
         for name, exclusive in self._first_modes(request):
             cls = self.class_of(name)
             if cls is None:
-                self.dropped += 1
+                self._is_incomplete = True
                 continue
             if cls.treatment is Treatment.IGNORED:
                 continue
             group = held.classes.get(cls.id)
             if group is None:
+                if len(held.classes) >= MAX_HELD_CLASSES:
+                    self._is_incomplete = True
+                    continue
                 group = held.classes[cls.id] = _HeldClass(cls, name, exclusive)
             elif name != group.highest or name != group.last:
                 group.exclusive = group.exclusive or exclusive
@@ -399,18 +420,19 @@ class LockOrder:
                 group.last = max(group.last, name)
             else:
                 group.exclusive = group.exclusive or exclusive
-            if cls.is_name:
+            if cls.is_name and (name in held.guards or len(held.guards) < MAX_GUARDS):
                 held.guards[name] = group.exclusive
 
     def _first_modes(self, request: Request) -> Iterable[tuple[str, bool]]:
         """Return the first `MAX_NAMES` names of a request, each with whether it is exclusive."""
         if len(request.exclusive) + len(request.shared) <= MAX_NAMES:
             return request.modes()
-        self.dropped += 1
+        self._is_incomplete = True
         return islice(request.modes(), MAX_NAMES)
 
     def _observe(self, transaction: Transaction, held: _HeldClasses, request: Request, unix_ms: float) -> None:
         """Add the edges from each held class to each class that a request asks for."""
+        self._search_steps = 0
         for asked in self._asked_classes(transaction, held, request, unix_ms):
             for group in held.classes.values():
                 flags = _HELD_EXCLUSIVE * group.exclusive + _ASKED_EXCLUSIVE * asked.exclusive
@@ -435,7 +457,7 @@ class LockOrder:
         for name, exclusive in self._first_modes(request):
             cls = self.class_of(name)
             if cls is None:
-                self.dropped += 1
+                self._is_incomplete = True
                 continue
             if name in transaction.grants:
                 if not exclusive or _holds_exclusive(transaction, name):
@@ -467,11 +489,12 @@ class LockOrder:
         edge = self.edges.get(key)
         if edge is None:
             if len(self.edges) >= MAX_EDGES:
-                self.dropped += 1
+                self._is_incomplete = True
                 return
             transaction = request.transaction or ""
             example = Example(request.id, transaction, request.principal, request.note, held_name, asked_name, unix_ms)
             edge = self.edges[key] = Edge(held, asked, flags, guards, example)
+            self._has_guards = self._has_guards or bool(guards)
             self._outgoing.setdefault(held.id, []).append(edge)
             self._successors.setdefault(held.id, set()).add(asked.id)
             self._find_inversions(edge)
@@ -505,8 +528,11 @@ class LockOrder:
             return
         if edge.is_within_class and edge.held.treatment is not Treatment.ORDERED:
             self._check_members(edge.held)
-        if self._leads_to(edge.asked, edge.held):
-            self._find_cycle(edge, direct=True)
+        if self._search_steps > MAX_SEARCH_STEPS:
+            self._is_incomplete = True
+        elif self._leads_to(edge.asked, edge.held):
+            if edge.held.id in self._successors.get(edge.asked.id, ()):
+                self._find_cycle(edge, direct=True)
             self._find_cycle(edge, direct=False)
 
     def _leads_to(self, start: LockClass, target: LockClass) -> bool:
@@ -516,6 +542,7 @@ class LockOrder:
             successors: set[int] = set()
             for class_id in added:
                 successors |= self._successors.get(class_id, set())
+            self._search_steps += len(added)
             added = list(successors - reached)
             reached |= successors
         return target.id in reached
@@ -546,7 +573,7 @@ class LockOrder:
         `direct`: by one edge. Otherwise by at least two, without the two edges of an inversion that is already known. The
         search first looks for a cycle that no guard makes harmless.
         """
-        for with_guards in (False, True):
+        for with_guards in (False, True) if self._has_guards else (True,):
             path = self._find_path_back(edge, direct=direct, with_guards=with_guards)
             if path is not None:
                 self._found(Kind.CYCLE, path)
@@ -556,13 +583,12 @@ class LockOrder:
         """Search by breadth first. Two edges in a row conflict on their common class: one of the locks is exclusive."""
         paths: list[tuple[Edge, ...]] = [(start,)]
         visited: set[tuple[int, bool, bool]] = set()
-        steps = 0
         for path in paths:  # grows while it is read
             last = path[-1]
             for edge in self._outgoing.get(last.asked.id, ()):
-                steps += 1
-                if steps > MAX_SEARCH_STEPS:
-                    self.dropped += 1
+                self._search_steps += 1
+                if self._search_steps > MAX_SEARCH_STEPS:
+                    self._is_incomplete = True
                     return None
                 if edge.flags & _UPGRADE or not (last.asked_exclusive or edge.held_exclusive):
                     continue
@@ -656,10 +682,11 @@ def _direction_of_numbers(held: str, asked: str, start: int) -> int:
     return (_DESCENDING if asked < held else 0) | (_NUMBER_DESCENDING if len(asked) < len(held) else 0)
 
 
-def _number_key(name: str) -> tuple[list[str], list[int], str]:
-    """Return a sort key that compares the digits of a name as numbers."""
-    parts = _NUMBER.split(name)
-    return parts[::2], [int(part) for part in parts[1::2]], name
+def _number_key(name: str) -> tuple[list[Any], str]:
+    """Return a sort key that compares the digits of a name as numbers: text and numbers by turns, as in the name."""
+    parts: list[Any] = _NUMBER.split(name)
+    parts[1::2] = map(int, parts[1::2])
+    return parts, name
 
 
 def _without(guards: dict[str, bool], *names: str) -> dict[str, bool]:

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from inspect import iscoroutine
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from genie.testing.faults import Fault, random_faults, shrunk_candidates
 from genie.testing.timeline import Line, as_page, as_text, timeline
-from genie.testing.world import World
+from genie.testing.world import World, has_running_loop
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
 Check = Callable[[Any], None]
@@ -23,6 +24,16 @@ CHUNK = 10
 """Number of seeds that one task of a worker process runs."""
 MAX_SHRINK_RUNS = 200
 """Maximum number of runs in which the plan of faults is shrunk."""
+
+
+class _StandardError:
+    """The standard error output when a line is printed: a test framework may replace it, and close it after a test."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 class Violation(AssertionError):
@@ -51,22 +62,32 @@ class Violation(AssertionError):
 class Run:
     """The outcome of one run. `error` is what `main` or the check has raised; None if the run succeeded."""
 
-    error: Exception | None
+    error: BaseException | None
     faults: list[Fault]
     """The faults that were possible, with the names of their targets."""
     lines: list[Line]
 
 
+def _checked(coroutine: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
+    if not iscoroutine(coroutine):
+        raise TypeError(f"main must return a coroutine, as an async function does, not {coroutine!r}")
+    return coroutine
+
+
 def run_once(main: Main, check: Check | None, seed: int, faults: Sequence[Fault]) -> Run:
     """Run a service in one world, and check its result."""
     world = World(seed, faults)
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
-        result = world.run(main())
+        result = world.run(_checked(main()))
         if check is not None:
             check(result)
-    except Exception as caught:  # noqa: BLE001 - whatever fails is the finding
+    except KeyboardInterrupt:
+        raise
+    except BaseException as caught:  # noqa: BLE001 - the finding; pytest.fail and sys.exit raise no Exception
         error = caught
+    finally:
+        world.loop.close()  # if `main` has raised an error before the world has run
     return Run(error, world.injected, timeline(world.entries))
 
 
@@ -79,17 +100,22 @@ def explore(
     plan: Plan = random_faults,
     processes: int | None = None,
     page: str | Path | None = None,
-    progress: TextIO | None = sys.stderr,
+    progress: TextIO | None = cast("TextIO", _StandardError()),  # noqa: B008 - it has no state
 ) -> None:
     """Run `main()` in `seeds` simulated worlds. Raise Violation for the first seed that fails.
 
     `main` returns a coroutine that runs the service. `check` gets what the coroutine returns, and raises AssertionError if
-    it is wrong. Any exception of `main` is a failure, too. `plan` returns the faults of a seed.
+    it is wrong. Any exception of `main` is a failure, too, also that of `pytest.fail` or `sys.exit`. `plan` returns the faults of a seed.
 
     The runs are divided among `processes` processes, by default one for each processor. The plan of the first seed that fails
     is shrunk: faults that the failure does not need are removed, and the others are shortened. `page` is the path of a file
-    for the timeline as HTML. `progress` gets a line from time to time; None: nothing.
+    for the timeline as HTML. `progress` gets a line after each 100 seeds; None: nothing. Call it from a plain function.
     """
+    if has_running_loop():
+        raise RuntimeError(
+            "genie.testing.explore() can't be called from a running event loop: call it from a plain function, or use the "
+            "marker genie_explore"
+        )
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, not {seeds}")
     processes = os.cpu_count() or 1 if processes is None else processes
@@ -104,7 +130,7 @@ def explore(
         if failed is not None:
             violation = _shrink(main, check, failed, plan(failed))
             if page is not None:
-                Path(page).write_text(violation.page())
+                Path(page).write_text(violation.page(), encoding="utf-8")
             raise violation
 
 

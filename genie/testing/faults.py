@@ -1,9 +1,9 @@
-"""Plans of faults for a simulated world: what breaks, when, and for how long."""
+"""Plans of faults for a simulated world: what breaks, when, for how long, and how much."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
@@ -30,20 +30,34 @@ class Kind(StrEnum):
     """Redis does not answer."""
     ROLL_BACK_REDIS = "roll back redis"
     """Redis restarts without its last writes; servers that have them restore them."""
+    LOSE_LEASE = "lose lease"
+    """The leader is cut off from Redis until another server leads, and for the duration after that."""
+    DELAY_MESSAGES = "delay messages"
+    """Messages take much longer, between all parties or between some."""
 
 
 PROCESS_KINDS = frozenset({Kind.PAUSE_PROCESS, Kind.CRASH_PROCESS, Kind.CUT_CONNECTIONS, Kind.PARTITION})
 SERVER_KINDS = frozenset({Kind.CRASH_SERVER, Kind.PAUSE_SERVER})
+SERVERS = ("s1", "s2", "s3")
+REDIS = "redis"
 DURATIONS_S = (0.05, 0.5, 1.5, 4.0, 12.0)
 """Some are shorter and some are longer than the timeouts of a service."""
+KINDS_IN_PLAN = (1, 2, 3, len(Kind))
+"""How many kinds of faults a random plan has: many kinds hide each other, for example a crash ends a pause."""
+SHARES_OF_TIME = (0.1, 0.3, 1.0)
+"""In which share of the time of a random plan all its faults begin."""
+DELAYS_S = (0.2, 1.0, 5.0)
+"""How late messages are at most. The last is longer than the lease of a leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault. Its `repr` is Python source, so that a plan can be pasted into a test.
 
-    `target` is the name of a process or a server (`s1`, `s2` or `s3`), or a number: the process that was started as that one,
-    counted from 0, modulo the number of processes. It is empty for Redis.
+    `target` is the name of a process or a server (`s1`, `s2` or `s3`), or a number: that one of the running processes,
+    counted from 0 in the order in which they were first started, modulo their number. It is empty for a fault of Redis and for a lost lease, which is that of the
+    server that leads at `at_s`. For late messages, it is one party, or two with a comma between them, or empty for all
+    messages; `redis` is a party, too.
     """
 
     at_s: float
@@ -51,6 +65,8 @@ class Fault:
     kind: Kind | str
     target: str = ""
     duration_s: float = 0.0
+    delay_s: float = 0.0
+    """How late messages are at most, and at least half of it; 0 for all other kinds."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if a field is invalid."""
@@ -61,34 +77,63 @@ class Fault:
             raise ValueError(
                 f"at_s and duration_s must be seconds of at least 0, not {self.at_s!r}, {self.duration_s!r}"
             )
-        if bool(self.target) != (self.kind in PROCESS_KINDS | SERVER_KINDS):
+        self._check_target()
+        if (self.kind is Kind.DELAY_MESSAGES) != (0 < self.delay_s < float("inf")):
+            needed = "more than 0" if self.kind is Kind.DELAY_MESSAGES else "0"
+            raise ValueError(f"delay_s of {self.kind} must be {needed}, not {self.delay_s!r}")
+
+    def _check_target(self) -> None:
+        if self.kind is Kind.DELAY_MESSAGES:
+            if len(self.parties) > 2 or (self.target and "" in self.parties):
+                raise ValueError(f"target of {self.kind} must be at most two names, not {self.target!r}")
+        elif bool(self.target) != (self.kind in PROCESS_KINDS | SERVER_KINDS):
             raise ValueError(f"{self.kind} {'has no target' if self.target else 'needs a target'}")
+        elif self.kind in SERVER_KINDS and self.target not in SERVERS:
+            raise ValueError(f"target of {self.kind} must be one of {', '.join(SERVERS)}, not {self.target!r}")
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """The names in `target`. For late messages, they may be two, and none stands for all parties."""
+        return tuple(name.strip() for name in self.target.split(",")) if self.target else ()
 
     def __repr__(self) -> str:
-        return f"Fault({self.at_s!r}, {str(self.kind)!r}, {self.target!r}, {self.duration_s!r})"
+        delay = f", {self.delay_s!r}" if self.delay_s else ""
+        return f"Fault({self.at_s!r}, {str(self.kind)!r}, {self.target!r}, {self.duration_s!r}{delay})"
 
 
 def random_faults(
     seed: int, *, count: int = 8, during_s: float = 30.0, kinds: Sequence[Kind] = tuple(Kind)
 ) -> list[Fault]:
-    """Return a plan of `count` faults in the first `during_s` seconds; the same for the same arguments."""
+    """Return a plan of `count` faults in the first `during_s` seconds; the same for the same arguments.
+
+    Each seed draws which of the kinds occur, and whether the faults are spread over the whole time or only over its
+    beginning. Plans that have everything everywhere let faults hide each other, and miss a service that ends early.
+    """
     if not 0 <= count <= MAX_FAULTS:
         raise ValueError(f"count must be from 0 to {MAX_FAULTS}, not {count}")
     random = Random(f"{seed} faults")
+    drawn_kinds = random.sample(list(kinds), min(random.choice(KINDS_IN_PLAN), len(kinds)))
+    last_s = during_s * random.choice(SHARES_OF_TIME)
     plan = []
     for _ in range(count):
-        kind = Kind(random.choice(list(kinds)))
+        kind = Kind(random.choice(drawn_kinds))
         target = ""
         if kind in PROCESS_KINDS:
             target = str(random.randrange(100))
         elif kind in SERVER_KINDS:
-            target = random.choice(("s1", "s2", "s3"))
-        plan.append(Fault(round(random.uniform(0, during_s), 3), kind, target, random.choice(DURATIONS_S)))
+            target = random.choice(SERVERS)
+        elif kind is Kind.DELAY_MESSAGES:
+            target = random.choice(("", str(random.randrange(100)), random.choice(SERVERS), REDIS))
+        at_s, duration_s = round(random.uniform(0, last_s), 3), random.choice(DURATIONS_S)
+        delay_s = random.choice(DELAYS_S) if kind is Kind.DELAY_MESSAGES else 0.0
+        plan.append(Fault(at_s, kind, target, duration_s, delay_s))
     return sorted(plan, key=lambda fault: fault.at_s)
 
 
 def shrunk_candidates(plan: Sequence[Fault]) -> list[list[Fault]]:
-    """Return simpler plans to try, simplest first: without a half, without a quarter, ..., without one, then shorter faults."""
+    """Return simpler plans to try, simplest first: without a half, without a quarter, ..., without one, then
+    faults that are shorter, and messages that are less late.
+    """
     candidates = []
     size = len(plan) // 2
     while size:
@@ -97,9 +142,7 @@ def shrunk_candidates(plan: Sequence[Fault]) -> list[list[Fault]]:
     if len(plan) == 1:
         candidates.append([])
     for index, fault in enumerate(plan):
-        shorter = [duration_s for duration_s in DURATIONS_S if duration_s < fault.duration_s]
-        candidates += (
-            [*plan[:index], Fault(fault.at_s, fault.kind, fault.target, duration_s), *plan[index + 1 :]]
-            for duration_s in shorter
-        )
+        weaker = [replace(fault, duration_s=each) for each in DURATIONS_S if each < fault.duration_s]
+        weaker += [replace(fault, delay_s=each) for each in DELAYS_S if each < fault.delay_s]
+        candidates += ([*plan[:index], each, *plan[index + 1 :]] for each in weaker)
     return candidates

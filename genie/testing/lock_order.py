@@ -19,7 +19,7 @@ def set_lock_order_rules(rules: str) -> None:
     """
     global _rules  # noqa: PLW0603 - one test run has one set of rules
     _rules = parse_rules(rules)
-    _observed.clear()
+    _forget()
 
 
 def observe(server: Server) -> None:
@@ -34,18 +34,23 @@ def assert_lock_order() -> None:
 
     Covers all servers that this process has run until now with `genie.testing.run`, `genie.testing.server` or the fixture
     `genie_server`. No test need have run into the deadlock: each direction may come from another test. Afterwards the
-    observations are forgotten.
+    observations are forgotten. The worlds of `genie.testing.explore` are not covered: they may run in other processes.
     """
-    observed = list(_observed.values())
-    _observed.clear()
     lines = [
         line
-        for lock_order in observed
+        for lock_order in _observed.values()
         for inversion in lock_order.inversions
         for line in _describe_inversion(inversion)
     ]
+    _forget()
     if lines:
         raise AssertionError("\n".join(("locks are taken in orders that can deadlock", *lines)))
+
+
+def _forget() -> None:
+    """Forget what was observed. Servers that are running keep their `LockOrder`, so it begins again in place."""
+    for lock_order in _observed.values():
+        LockOrder.__init__(lock_order, _rules)
 
 
 def _describe_inversion(inversion: Inversion) -> Iterator[str]:

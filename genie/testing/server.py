@@ -17,7 +17,7 @@ from genie.testing.faults import Fault
 from genie.testing.lock_order import observe
 from genie.testing.simulation.loop import NODE, SimLoop, deterministic
 from genie.testing.simulation.network import Network, SimSocket
-from genie.testing.world import World
+from genie.testing.world import World, has_running_loop, reject_blocking_sockets
 
 T = TypeVar("T")
 
@@ -28,8 +28,8 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     """Run a coroutine like `asyncio.run`, with a virtual clock and a Genie server at 127.0.0.1:7077.
 
     `asyncio.sleep(3600)` returns at once. Afterwards `time.time` and `time.monotonic` are an hour later, and locks and
-    waiting requests have timed out accordingly. `datetime` and `time.perf_counter` keep the real time. `random` and
-    `secrets` depend only on the seed, so a run is reproducible.
+    waiting requests have timed out accordingly. `datetime` and `time.perf_counter` keep the real time. `random`,
+    `secrets`, `os.urandom` and `uuid.uuid4` depend only on the seed, so a run is reproducible.
 
     `genie.connect()` connects to this Genie server, regardless of environment variables. The network is in memory: only the
     Genie server and the servers that the coroutine starts can be reached. Locks are kept in memory and end with the run.
@@ -37,16 +37,16 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     With `faults`, which may be empty, the world is larger: three Genie servers, which keep their locks in a simulated Redis, in
     a network whose delays depend on the seed. `process` starts processes of the service. The faults of the plan break them.
 
-    Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets, which `genie.sync` uses, are not
-    simulated: connecting a blocking socket raises RuntimeError.
+    Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets are not simulated: connecting
+    one, or a client of `genie.sync`, raises RuntimeError.
     """
-    if _has_running_loop():
+    if has_running_loop():
         main.close()
         raise RuntimeError(
             "genie.testing.run() can't be called from a running event loop: call it from a plain function"
         )
     if faults is not None:
-        return World(seed, faults).run(main)
+        return World(seed, faults, on_server=observe).run(main)
     loop = SimLoop()
     network = Network(loop)
     server_node = loop.create_node("genie", ADDRESS[0])
@@ -59,7 +59,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     with (
         deterministic(loop, seed, on_log=is_logged_by_server),  # the log lines of the server are dropped
         patch.dict(os.environ, environment),
-        patch("socket.create_connection", _no_real_socket),
+        reject_blocking_sockets(),
     ):
         server = Server(Settings(), bind_to=lambda *address: cast("socket.socket", SimSocket(address)))
         observe(server)
@@ -70,22 +70,6 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
             finally:
                 runner.get_loop().run_until_complete(loop.spawn(server_node, server.stop()))
                 network.heal()
-
-
-def _has_running_loop() -> bool:
-    """Return whether the caller runs in an event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _no_real_socket(address: object, *_: object, **__: object) -> socket.socket:
-    """Replace `socket.create_connection` during `run`: raise RuntimeError, because blocking sockets are not simulated."""
-    raise RuntimeError(
-        f"can't connect to {address}: the network of genie.testing.run() is in memory; use genie.testing.server()"
-    )
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from genie.testing.faults import SERVERS
 from genie.testing.simulation.history import CLIENT_RECEIVED, CLIENT_SENT, FAULT, NOTE, SERVER_SENT, Entry
 
 MAX_LINES = 2_000
@@ -32,8 +33,8 @@ class _Requests:
     """The requests of a run, by which their messages are explained."""
 
     def __init__(self) -> None:
-        self._wanted: dict[tuple[str, object], str] = {}
-        """The resources of each request, by process and `ref`."""
+        self._wanted: dict[tuple[int, object], str] = {}
+        """The resources of each request, by the number of its connection and `ref`, which several clients may use."""
         self._by_id: dict[int, tuple[str, str]] = {}
         """The process and the resources of each request, by id."""
         self._ended: set[int] = set()
@@ -44,9 +45,11 @@ class _Requests:
         command, payload = entry.data.get("command"), entry.data.get("payload", {})
         id_ = payload.get("id")
         if entry.kind == CLIENT_SENT and command == "request":
-            self._wanted[entry.node, payload.get("ref")] = ", ".join(payload.get("resources", ["a free resource"]))
+            self._wanted[entry.connection, payload.get("ref")] = ", ".join(
+                payload.get("resources", ["a free resource"])
+            )
         elif entry.kind == CLIENT_RECEIVED and command in ("queued", "locked"):
-            wanted = self._wanted.get((entry.node, payload.get("ref")), "")
+            wanted = self._wanted.get((entry.connection, payload.get("ref")), "")
             self._by_id.setdefault(id_, (entry.node, wanted))
             if command == "locked" and id_ not in self._held:
                 self._held.add(id_)
@@ -59,11 +62,16 @@ class _Requests:
         return None
 
 
+def _is_exit_of_server(entry: Entry) -> bool:
+    """Return whether the simulated machine of a server has noted that the server exited; the service did not crash it."""
+    return entry.node.partition(".")[0] in SERVERS and entry.data.startswith("exit status")
+
+
 def _lines(entries: Sequence[Entry]) -> Iterator[Line]:
     requests = _Requests()
     for entry in entries:
         if entry.kind in (FAULT, NOTE):
-            if not entry.data.startswith("exit status"):
+            if entry.kind == FAULT or not _is_exit_of_server(entry):
                 yield Line(entry.at, entry.node or "redis", "fault" if entry.kind == FAULT else "note", entry.data)
         elif entry.kind in (CLIENT_SENT, CLIENT_RECEIVED, SERVER_SENT):
             explained = requests.explain(entry)
@@ -75,7 +83,11 @@ def as_text(lines: Sequence[Line]) -> str:
     """Return a timeline as aligned text, one line for each event. Times are seconds."""
     width = max((len(line.process) for line in lines), default=0)
     marks = {"fault": "!", "note": "·", "lock": " "}
-    return "\n".join(f"{line.at_s:10.3f}  {line.process:<{width}} {marks[line.kind]} {line.text}" for line in lines)
+    indent = "\n" + " " * (width + 15)
+    return "\n".join(
+        f"{line.at_s:10.3f}  {line.process:<{width}} {marks[line.kind]} {line.text.replace(chr(10), indent)}"
+        for line in lines
+    )
 
 
 def as_page(title: str, plan: str, lines: Sequence[Line]) -> str:

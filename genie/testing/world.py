@@ -6,37 +6,46 @@ A seed and a plan of faults decide everything that happens, so a run can be repe
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+from genie.client import sync_connection
+from genie.server.app import Server
 from genie.storage import store
-from genie.testing.faults import MAX_FAULTS, PROCESS_KINDS, Fault, Kind
-from genie.testing.simulation.history import FAULT, NOTE, Entry, History
+from genie.testing.faults import MAX_FAULTS, PROCESS_KINDS, REDIS, SERVERS, Fault, Kind
+from genie.testing.simulation.history import FAULT, NOTE, Entry, History, StoredNamespace
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import NODE, Node, SimLoop, deterministic
-from genie.testing.simulation.network import Network, RandomDelays
+from genie.testing.simulation.network import LateMessages, Network, RandomDelays
 from genie.testing.simulation.stores import OneRedis
 
 T = TypeVar("T")
 
-SERVERS = ("s1", "s2", "s3")
+RESERVED_NAMES = ("", "main", "network", REDIS, *SERVERS)
+"""Names that no process of a service may have, because a fault or the timeline uses them."""
 MAX_VIRTUAL_S = 3_600.0
 """Maximum virtual duration of a run."""
 START_LIMIT_S = 60.0
 """Maximum virtual time until a server leads."""
 LOST_WRITES = 3
 """How many writes Redis loses when it is rolled back."""
+LEADERSHIP_EVENTS = frozenset({"leadership acquired", "leadership lost"})
+"""Events in the logs of the servers that the timeline has."""
+TAKEOVER_CHECK_INTERVAL_S = 0.01
+"""How often it is checked whether another server leads, after the leader was cut off from Redis."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Process:
-    """A process of the service. `crash` ends it; `run_process` then starts it again."""
+    """A process of the service, until it ends. After a crash `run_process` starts it again, as another node."""
 
     name: str
     node: Node
@@ -45,22 +54,27 @@ class Process:
 
 
 class World:
-    """One run of a service in a simulated world. `run` returns what `main` returns; afterwards `entries` has what happened."""
+    """One run of a service in a simulated world. `run` returns what `main` returns; afterwards `entries` has what happened.
+
+    `on_server` is called with each Genie server before it starts.
+    """
 
     current: World | None = None
     """The world that is running."""
 
-    def __init__(self, seed: int, faults: Sequence[Fault]) -> None:
+    def __init__(self, seed: int, faults: Sequence[Fault], on_server: Callable[[Server], None] | None = None) -> None:
         if len(faults) > MAX_FAULTS:
             raise ValueError(f"a plan has at most {MAX_FAULTS} faults, not {len(faults)}")
         self.seed = seed
         self.faults = list(faults)
         self.loop = SimLoop(step_s=1e-6)
         self.history = History(self.loop.time)
+        self._late_random = Random(f"{seed} late messages")
         self.network = Network(self.loop, RandomDelays(Random(f"{seed} network")), self.history)
         self.store = OneRedis(self.loop, self.history)
         self.hosts: list[Host] = []
         self.processes: list[Process] = []
+        self._on_server = on_server
         self.injected: list[Fault] = []
         """The faults that were possible, with the names of their targets."""
 
@@ -72,9 +86,13 @@ class World:
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run `main` to its end. Raises what `main` raises, and TimeoutError after `MAX_VIRTUAL_S` seconds of virtual time."""
 
-        def drop_log(_level: str, _line: MutableMapping[str, Any]) -> bool:
+        def drop_log(_level: str, line: MutableMapping[str, Any]) -> bool:
             running = NODE.get()
-            return running is not None and running.host in SERVERS
+            if running is None or running.host not in SERVERS:
+                return False
+            if line["event"] in LEADERSHIP_EVENTS:
+                self.history.append(NOTE, running.host, line["event"])
+            return True
 
         cleared = dict.fromkeys(("GENIE_TOKEN", "GENIE_TOKEN_FILE", "GENIE_NAMESPACE", "GENIE_PORT"), "")
         environment = {"GENIE_HOST": ",".join(f"{name}:7077" for name in SERVERS), **cleared}
@@ -82,6 +100,7 @@ class World:
             with (
                 deterministic(self.loop, self.seed, drop_log),
                 patch.dict(os.environ, environment),
+                reject_blocking_sockets(),
                 patch.object(store, "_boot_id", self._boot_id),
                 patch.object(World, "current", self),
             ):
@@ -90,6 +109,7 @@ class World:
                 finally:
                     with patch.object(sys, "unraisablehook", lambda _: None):  # coroutines of crashed processes end now
                         self.loop.finish()
+                        self.network.finish()
         finally:
             main.close()
 
@@ -97,7 +117,15 @@ class World:
         await self.store.start()
         random = Random(f"{self.seed} servers")
         for name in SERVERS:
-            host = Host(name, self.loop, self.history, random, redis_url=self.store.url, min_replicas=0)
+            host = Host(
+                name,
+                self.loop,
+                self.history,
+                random,
+                redis_url=self.store.url,
+                min_replicas=0,
+                on_server=self._on_server,
+            )
             self.hosts.append(host)
         async with asyncio.timeout(START_LIMIT_S):
             while not any(  # noqa: ASYNC110 - once in a run
@@ -116,22 +144,35 @@ class World:
 
     async def run_process(self, name: str, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Run a function as a process of its own, and start it again after each crash, until it returns."""
-        starts = 0
-        while True:
-            starts += 1
-            node = self.loop.create_node(name if starts == 1 else f"{name}.{starts}", name)
-            crashed: asyncio.Future[float] = self.loop.create_future()
-            process = Process(name, node, crashed)
-            self.processes = [each for each in self.processes if each.name != name] + [process]
-            task = self.loop.spawn(node, function(*args))
-            try:
-                await asyncio.wait((task, crashed), return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                task.cancel()
-                raise
-            if task.done():
-                return task.result()
-            await asyncio.sleep(crashed.result())
+        if name in RESERVED_NAMES or name.isdecimal() or "," in name or name != name.strip():
+            raise ValueError(
+                f"the name of a process must not be {', '.join(RESERVED_NAMES[1:])}, a number or empty, nor contain a "
+                f"comma; it is {name!r}"
+            )
+        if any(process.name == name for process in self.processes):
+            raise ValueError(f"the process {name!r} is running already: give each process another name")
+        process = Process(name, self.loop.create_node(name), self.loop.create_future())
+        self.processes.append(process)
+        starts = 1
+        try:
+            while True:
+                task = self.loop.spawn(process.node, function(*args))
+                try:
+                    await asyncio.wait((task, process.crashed), return_when=asyncio.FIRST_COMPLETED)
+                except asyncio.CancelledError:
+                    task.cancel()
+                    await asyncio.wait((task, process.crashed), return_when=asyncio.FIRST_COMPLETED)
+                    raise
+                if task.done():
+                    return task.result()
+                await asyncio.sleep(process.crashed.result())
+                starts += 1
+                process.node = self.loop.create_node(f"{name}.{starts}", name)
+                process.crashed = self.loop.create_future()
+        finally:
+            self.processes.remove(process)
+            if not process.node.dead:
+                self.loop.kill(process.node)  # with the tasks and connections that the function has left
 
     def note(self, text: str) -> None:
         """Record a note of the running process."""
@@ -148,7 +189,7 @@ class World:
     def _inject(self, fault: Fault) -> None:
         """Inject a fault, and record it with the name of its target. A fault that is impossible now does nothing."""
         if fault.kind in PROCESS_KINDS:
-            process = self._find_process(fault)
+            process = self._find_process(fault.target)
             if process is not None and not process.node.dead:
                 self._break_process(fault, process)
         elif fault.kind is Kind.ROLL_BACK_REDIS:
@@ -157,6 +198,10 @@ class World:
             self._record(fault, "", f"without its last {lost} writes")
         elif fault.kind is Kind.PAUSE_REDIS:
             self._pause(self.store.process, fault)
+        elif fault.kind is Kind.LOSE_LEASE:
+            self._lose_lease(fault)
+        elif fault.kind is Kind.DELAY_MESSAGES:
+            self._delay_messages(fault)
         else:
             host = next((host for host in self.hosts if host.name == fault.target), None)
             if host is None or host.node.dead:
@@ -165,14 +210,14 @@ class World:
                 self._record(fault, host.name, f"back after {fault.duration_s} s")
                 host.kill(fault.duration_s, silently=False)
             else:
-                self._pause(host.node, fault)
+                self._pause(host.node, fault, host.name)
 
-    def _find_process(self, fault: Fault) -> Process | None:
-        """Return the target of a fault. The service itself, `main`, is only a target while there is no other process."""
+    def _find_process(self, target: str) -> Process | None:
+        """Return the process that a fault names. The service itself, `main`, has a number only while it is the only process."""
         others = [process for process in self.processes if process.name != "main"] or self.processes
-        if fault.target.isdecimal():
-            return others[int(fault.target) % len(others)] if others else None
-        return next((process for process in self.processes if process.name == fault.target), None)
+        if target.isdecimal():
+            return others[int(target) % len(others)] if others else None
+        return next((process for process in self.processes if process.name == target), None)
 
     def _break_process(self, fault: Fault, process: Process) -> None:
         node, lasts = process.node, f"for {fault.duration_s} s"
@@ -186,38 +231,103 @@ class World:
         elif fault.kind is Kind.CUT_CONNECTIONS:
             self._record(fault, node.name, "")
             for connection in list(self.network.connections):
-                if connection.client.node is node:
+                if connection.client.node is node and connection.address[0] in SERVERS:
                     self.network.cut(connection, 0.0, fault.duration_s)
         else:
             self._record(fault, node.name, lasts)
             for server in SERVERS:
                 self.network.partition(node.host, server)
-            self.loop.call_later(fault.duration_s, self.network.heal, context=Context())
+                self.loop.call_later(fault.duration_s, self.network.end_partition, node.host, server, context=Context())
 
-    def _pause(self, node: Node, fault: Fault) -> None:
+    def _find_leader(self) -> Host | None:
+        """Return the host of the server that leads according to Redis; None if no server does, or it has crashed."""
+        node = StoredNamespace().meta(self.store.master.keys).get(b"node")
+        address = json.loads(node)["listening"] if node else ""
+        return next((host for host in self.hosts if address == f"{host.name}:7077" and not host.node.dead), None)
+
+    def _lose_lease(self, fault: Fault) -> None:
+        """Cut the leader off from Redis until another server leads, and for the duration of the fault after that."""
+        leader = self._find_leader()
+        if leader is None:
+            return
+        self._record(fault, leader.name, f"cut off from {REDIS} until {fault.duration_s} s after another server leads")
+        self.network.partition(leader.name, REDIS)
+
+        def end_after_takeover() -> None:
+            if self._find_leader() in (None, leader):
+                self.loop.call_later(TAKEOVER_CHECK_INTERVAL_S, end_after_takeover, context=Context())
+            else:
+                self.loop.call_later(
+                    fault.duration_s, self.network.end_partition, leader.name, REDIS, context=Context()
+                )
+
+        end_after_takeover()
+
+    def _delay_messages(self, fault: Fault) -> None:
+        parties = []
+        for name in fault.parties:
+            process = self._find_process(name)
+            if process is None and name not in (*SERVERS, REDIS):
+                return
+            parties.append(name if process is None else process.name)
+        hosts = frozenset(parties)
+        late = LateMessages(hosts, fault.delay_s, self._late_random)
+        which = f"between {' and '.join(parties)}" if len(hosts) > 1 else "from and to it" if hosts else "of all"
+        details = f"{which} by up to {fault.delay_s} s, for {fault.duration_s} s"
+        self._record(fault, parties[0] if len(hosts) == 1 else "network", details, ",".join(dict.fromkeys(parties)))
+        self.network.delay_messages(late)
+        self.loop.call_later(fault.duration_s, self.network.end_delay, late, context=Context())
+
+    def _pause(self, node: Node, fault: Fault, column: str | None = None) -> None:
         if not node.dead and not node.stopped:
-            self._record(fault, node.name, f"for {fault.duration_s} s")
+            self._record(fault, column or node.name, f"for {fault.duration_s} s")
             self.loop.stop_node(node)
             self.loop.call_later(fault.duration_s, self.loop.continue_node, node, context=Context())
 
-    def _record(self, fault: Fault, target: str, details: str) -> None:
-        name = next((process.name for process in self.processes if process.node.name == target), fault.target)
-        self.injected.append(Fault(fault.at_s, fault.kind, name, fault.duration_s))
-        self.history.append(FAULT, target, " ".join(filter(None, (str(fault.kind), details))))
+    def _record(self, fault: Fault, column: str, details: str, target: str | None = None) -> None:
+        """Record a fault in a column of the timeline, and in the plan with the name of its target."""
+        if target is None:
+            target = next((process.name for process in self.processes if process.node.name == column), fault.target)
+        self.injected.append(replace(fault, target=target))
+        self.history.append(FAULT, column, " ".join(filter(None, (str(fault.kind), details))))
+
+
+@contextmanager
+def reject_blocking_sockets() -> Iterator[None]:
+    """Let blocking sockets and the clients of `genie.sync` raise RuntimeError: they are not simulated."""
+
+    def reject(*_: object, **__: object) -> Any:
+        raise RuntimeError(
+            "blocking sockets are not simulated: use genie.connect() in genie.testing.run(), or genie.testing.server()"
+        )
+
+    with patch("socket.create_connection", reject), patch.object(sync_connection, "_new_event_loop", reject):
+        yield
+
+
+def has_running_loop() -> bool:
+    """Return whether the caller runs in an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def note(text: str) -> None:
     """Add a note to the timeline of the simulated world. Outside of one it does nothing."""
     if World.current is not None:
-        World.current.note(text)
+        World.current.note(str(text))
 
 
 async def process(name: str, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     """Run an async function as a process of its own, which faults can pause, crash or cut off, and return its result.
 
     After a crash the function is called again, as by a supervisor: what it had in memory is lost. Objects that are passed to
-    it, such as a simulated database, are outside of the process and keep their state. Without a simulated world the function
-    is only called.
+    it, such as a simulated database, are outside of the process and keep their state. When the function returns, its process
+    ends: its connections are closed, and its tasks stop. Without a simulated world the function is only called.
+
+    Raises ValueError if a process with this name is running.
     """
     if World.current is None:
         return await function(*args)

@@ -70,6 +70,13 @@ async def test_an_inversion_is_shown_in_every_form(server: Genie) -> None:
     metrics = (await fetch(int(str(port)), "/metrics")).body.decode()
     assert 'genie_lock_order_inversions_total{namespace="genie"} 1.0' in metrics
 
+    await run_transaction(wire, "pay-2", "accounts/1", "orders/2")
+    for _ in range(3):
+        await run_transaction(wire, "other", "apples", "pears")
+    dot = genie_cli("order", "--dot", "--limit", "1", admin_port=str(port)).stdout
+    assert '"apples" -> "pears" [label="3"];' in dot
+    assert '"accounts/*" -> "orders/*" [label="2" color=red];' in dot
+
 
 @pytest.mark.parametrize(
     ("edges", "expected"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from collections.abc import Callable
 from contextvars import Context
 from math import inf
 from random import Random
@@ -20,10 +21,21 @@ RESTART_DELAY_S = 0.05, 2.0
 
 
 class Host:
-    """A machine with a Genie server: `node` is the current or the last server process. `random` decides restart delays."""
+    """A machine with a Genie server: `node` is the current or the last server process. `random` decides restart delays.
+
+    `on_server` is called with each server before it starts.
+    """
 
     def __init__(
-        self, name: str, loop: SimLoop, history: History, random: Random, *, redis_url: str, min_replicas: int
+        self,
+        name: str,
+        loop: SimLoop,
+        history: History,
+        random: Random,
+        *,
+        redis_url: str,
+        min_replicas: int,
+        on_server: Callable[[Server], None] | None = None,
     ) -> None:
         self.name = name
         self._loop = loop
@@ -31,6 +43,7 @@ class Host:
         self._random = random
         self._redis_url = redis_url
         self._min_replicas = min_replicas
+        self._on_server = on_server
         self.node: Node
         self.server: Server | None = None
         self.boots = 1
@@ -74,6 +87,8 @@ class Host:
             host=self.name, redis_url=self._redis_url, redis_min_replicas=self._min_replicas
         )
         self.server = Server(settings, bind_to=lambda host, port: cast("socket.socket", SimSocket((host, port))))
+        if self._on_server is not None:
+            self._on_server(self.server)
         status = await self.server.run()
         self._history.append(NOTE, process.name, f"exit status {status}")
         if not process.dead:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import heapq
+import os
 import random
 import secrets
 import signal
@@ -297,7 +298,11 @@ def deterministic(
             raise structlog.DropEvent
         return line
 
+    def random_bytes(size: int) -> bytes:
+        return secret_random.randbytes(size)
+
     original_functions = time.time, time.time_ns, time.monotonic, secrets.token_bytes
+    original_urandom = os.urandom
     original_log_config = structlog.get_config()
     original_gc = gc.collect, gc.freeze, gc.set_threshold
     random_state, gc_was_enabled = random.getstate(), gc.isenabled()
@@ -305,6 +310,8 @@ def deterministic(
     time.time_ns = lambda: round(wall_clock() * 1e9)
     time.monotonic = loop.time
     secrets.token_bytes = lambda nbytes=None: secret_random.randbytes(32 if nbytes is None else nbytes)
+    # `uuid.uuid4` calls the one, `random.SystemRandom` and the other functions of `secrets` call the other.
+    os.urandom = random._urandom = random_bytes  # type: ignore[attr-defined]
     random.seed(seed)
     if on_log is not None:
         structlog.configure(
@@ -317,6 +324,7 @@ def deterministic(
         yield
     finally:
         time.time, time.time_ns, time.monotonic, secrets.token_bytes = original_functions
+        os.urandom = random._urandom = original_urandom  # type: ignore[attr-defined]
         gc.collect, gc.freeze, gc.set_threshold = original_gc
         structlog.configure(**original_log_config)
         random.setstate(random_state)

@@ -59,8 +59,10 @@ class Network:
         self.connections: dict[Connection, None] = {}
         self.outside = loop.create_node("world", "127.0.0.1")
         """The node of connections that are made outside any other node."""
-        self._partitioned: dict[frozenset[str], None] = {}
-        """The pairs of hosts that are partitioned from each other. A dict is used because it has an order."""
+        self._partitioned: dict[frozenset[str], int] = {}
+        """The pairs of hosts that are partitioned from each other, with the number of partitions that have not ended."""
+        self._late: list[LateMessages] = []
+        """Which messages take longer now."""
         self._waiting_for_heal: list[asyncio.Future[None]] = []
         """Each `connect` that a partition delays waits for one of these futures."""
         self._connection_count = 0
@@ -97,14 +99,14 @@ class Network:
         node = NODE.get() or self.outside
         host = "127.0.0.1" if host == "localhost" else host
         hosts = frozenset((node.host, host))
-        await asyncio.sleep(self.delays.one_way_delay_s())
+        await asyncio.sleep(self.one_way_delay_s(hosts))
         while self.is_partitioned(hosts):
             healed: asyncio.Future[None] = self.loop.create_future()
             self._waiting_for_heal.append(healed)
             await healed
         listener = self.listeners.get((host, port))
         if listener is None:
-            await asyncio.sleep(self.delays.one_way_delay_s())
+            await asyncio.sleep(self.one_way_delay_s(hosts))
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed ('{host}', {port})")
         self._connection_count += 1
         connection = Connection(self, self._connection_count, client=node, server=listener.node, address=(host, port))
@@ -135,6 +137,10 @@ class Network:
         """Return whether the two hosts in `hosts` are partitioned from each other."""
         return hosts in self._partitioned
 
+    def one_way_delay_s(self, hosts: frozenset[str]) -> float:
+        """Return how many seconds the next segment between the two hosts in `hosts` is in flight."""
+        return self.delays.one_way_delay_s() + sum(late.delay_s() for late in self._late if late.concerns(hosts))
+
     def remove_if_ended(self, connection: Connection) -> None:
         """Forget a connection once it has ended on both sides."""
         if connection.client.has_ended and connection.server.has_ended:
@@ -161,15 +167,50 @@ class Network:
                         self._reset_after_keepalive(other)
                     self.remove_if_ended(connection)
 
+    def finish(self) -> None:
+        """End all connections without notifying anything, because the simulation has ended.
+
+        Otherwise a `StreamWriter` that is collected later warns that it was not closed.
+        """
+        for connection in self.connections:
+            connection.client.has_ended = connection.server.has_ended = True
+        self.connections.clear()
+
     # -- faults -------------------------------------------------------------------------------------------
 
     def partition(self, one: str, other: str) -> None:
-        """Partition two hosts in both directions until `heal`. Bytes are delayed but not lost, because TCP retransmits."""
-        self._partitioned[frozenset((one, other))] = None
+        """Partition two hosts in both directions. Bytes are delayed but not lost, because TCP retransmits.
+
+        The partition lasts until `end_partition`, which is called as often as this method, or until `heal`.
+        """
+        hosts = frozenset((one, other))
+        self._partitioned[hosts] = self._partitioned.get(hosts, 0) + 1
+
+    def end_partition(self, one: str, other: str) -> None:
+        """End one partition of two hosts. They stay partitioned while another partition of them lasts."""
+        hosts = frozenset((one, other))
+        count = self._partitioned.get(hosts, 0)
+        if count > 1:
+            self._partitioned[hosts] = count - 1
+        elif count:
+            del self._partitioned[hosts]
+            self._deliver_delayed()
 
     def heal(self) -> None:
         """End all partitions: delayed `connect` calls continue, and delayed segments are delivered."""
         self._partitioned.clear()
+        self._deliver_delayed()
+
+    def delay_messages(self, late: LateMessages) -> None:
+        """Let the messages that `late` concerns take longer, until `end_delay`. Messages in flight are not delayed."""
+        self._late.append(late)
+
+    def end_delay(self, late: LateMessages) -> None:
+        """End the effect of `delay_messages` on messages that are sent from now on."""
+        self._late.remove(late)
+
+    def _deliver_delayed(self) -> None:
+        """Continue `connect` calls and deliveries after a partition has ended; those of other partitions wait again."""
         for future in self._waiting_for_heal:
             if not future.done():
                 future.set_result(None)
@@ -233,7 +274,7 @@ class Pipe:
         """
         if self.broken:
             return
-        at = max(self._last_arrival_at, self.network.loop.time() + self.network.delays.one_way_delay_s())
+        at = max(self._last_arrival_at, self.network.loop.time() + self.network.one_way_delay_s(self.hosts))
         self._last_arrival_at = at
         self.segments.append((at, kind, data))
         self.buffered += len(data)
@@ -412,6 +453,27 @@ class RandomDelays(Delays):
     def reset_discards_data(self) -> bool:
         """Return True with probability one half."""
         return self.random.random() < 0.5
+
+
+class LateMessages:
+    """Additional delays of the messages between some hosts; see `Network.delay_messages`.
+
+    `hosts` are no host for all messages, one for the messages from and to it, or two for those between them. Each message takes
+    between half of `max_delay_s` and `max_delay_s` longer.
+    """
+
+    def __init__(self, hosts: frozenset[str], max_delay_s: float, random: Random) -> None:
+        self._hosts = hosts
+        self._max_delay_s = max_delay_s
+        self._random = random
+
+    def concerns(self, hosts: frozenset[str]) -> bool:
+        """Return whether messages between the two hosts in `hosts` are late."""
+        return self._hosts <= hosts
+
+    def delay_s(self) -> float:
+        """Return by how many seconds the next message is late."""
+        return self._random.uniform(self._max_delay_s / 2, self._max_delay_s)
 
 
 # -- Transports --------

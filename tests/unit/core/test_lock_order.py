@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from random import Random
+from string import ascii_lowercase
 
 import pytest
 
@@ -36,6 +37,69 @@ def run_transaction(manager: LockManager, *steps: str, name: str = "t") -> None:
 
 def found(inversions: list[Inversion]) -> set[tuple[str, frozenset[str]]]:
     return {(inversion.kind.value, frozenset(inversion.classes)) for inversion in inversions}
+
+
+# -- cost -------------------------------------------------------------------------------------------------
+
+
+def test_the_edges_and_guards_of_a_large_transaction_are_bounded() -> None:
+    """A transaction that holds a thousand classes makes few edges, with few guards."""
+    manager, lock_order = observed_manager()
+    names = [f"{first}{second}" for first in ascii_lowercase for second in ascii_lowercase]
+    for index in range(0, 640, 32):
+        manager.step(requested(*names[index : index + 32]), 0)
+    assert len(lock_order.classes) == 640
+    assert max(len(edge.guards) for edge in lock_order.edges.values()) <= module.MAX_GUARDS
+    assert len({edge.held for edge in lock_order.edges.values()}) <= module.MAX_HELD_CLASSES
+    assert lock_order.dropped
+
+
+def test_the_search_for_the_cycles_of_a_request_is_bounded() -> None:
+    """A request makes 1,024 edges at once, each in a cycle."""
+    manager, lock_order = observed_manager()
+    names = [f"{first}{second}" for first in ascii_lowercase for second in ascii_lowercase]
+    steps = [" ".join(names[index : index + 32]) for index in (0, 32)]
+    run_transaction(manager, *steps)
+    run_transaction(manager, *reversed(steps))
+    assert module.MAX_SEARCH_STEPS < lock_order._search_steps <= module.MAX_SEARCH_STEPS + len(lock_order.classes)
+    assert lock_order.inversion_count
+    assert lock_order.dropped
+
+
+def test_numbers_before_the_end_of_a_name_are_compared_as_numbers() -> None:
+    manager, lock_order = observed_manager("jobs/*/*")
+    for ascending in (("jobs/2/b", "jobs/10/a"), ("jobs/1/x", "jobs/2/a"), ("jobs/9/a", "jobs/10/a")):
+        run_transaction(manager, *ascending)
+    assert found(lock_order.inversions) == set()
+    run_transaction(manager, "jobs/10/a", "jobs/2/b")
+    assert found(lock_order.inversions) == {("members", frozenset({"jobs/*/*"}))}
+
+
+def test_a_request_that_is_not_analysed_completely_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CLASSES", 1)
+    manager, lock_order = observed_manager()
+    manager.step(requested("a"), 0)
+    for count in (1, 2):
+        manager.step(requested("b", "c", "d"), 0)
+        assert lock_order.dropped == count
+
+
+# -- several requests of a transaction at once --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guard", ["ledger", ""])
+def test_a_lock_that_is_granted_during_another_wait_has_the_guards_of_its_transaction(guard: str) -> None:
+    manager, lock_order = observed_manager()
+    for first, second, name in (("a", "b", "x"), ("b", "a", "y")):
+        blockers = [requested(each, transaction=None) for each in (first, second)]
+        requests = [requested(each, transaction=name) for each in (guard, first, second) if each]
+        for request in (*blockers, *requests):
+            manager.step(request, 0)
+        for request in (*blockers, *requests):
+            manager.step(Release(request.id), 0)
+    inversion = {("cycle", frozenset({"a", "b"}))}
+    assert found(lock_order.inversions) == (set() if guard else inversion)
+    assert found(lock_order.guarded) == (inversion if guard else set())
 
 
 # -- classes ----------------------------------------------------------------------------------------------
