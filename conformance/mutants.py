@@ -349,6 +349,13 @@ CLIENT_MUTANTS: Final = [
 
 SERVER_MUTANTS: Final = [
     Mutant(
+        "Trace context",
+        "locked after a wait lacks the blockers",
+        "protocol/replies.py",
+        "    if not isinstance(event, core.LockedAfterBlockers):\n        return locked(request)\n",
+        "    if True:\n        return locked(request)\n",
+    ),
+    Mutant(
         "Transport",
         "an incomplete line is dropped",
         "protocol/framing.py",

@@ -1,10 +1,10 @@
 """OpenTelemetry for the Python clients: `genie.otel.instrument()`. Requires the extra `otel`.
 
 Every request has a span for its wait and, if it is granted, a child span for its hold. The request carries the trace context
-of its wait as `traceparent`. If the server ends a wait, the span of the wait has an event for each blocker, and a link to
-the span of each blocker that sent its own trace context.
+of its wait as `traceparent`. If a request has to wait, the span of its wait has an event for each blocker, and a link to the
+span of each blocker that sent its own trace context. The server names the blockers when it ends or grants the request.
 
-`instrument` replaces the class of the requests and three functions of the clients. Clients without instrumentation therefore
+`instrument` replaces the class of the requests and four functions of the clients. Clients without instrumentation therefore
 execute no additional instruction.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from genie.client.config import Address
 from genie.client.session import ClientSession
 from genie.client.sync_connection import SyncConnection
 from genie.errors import LockLost
+from genie.protocol import messages
 from genie.protocol.framing import MAX_LINE_BYTES
 from genie.version import VERSION
 
@@ -150,6 +151,11 @@ class TracedRequest(Request):
         if context.is_valid and len(line) <= MAX_LINE_BYTES:
             self.line = line
 
+    def add_blockers(self, blockers: Iterable[errors.Blocker]) -> None:
+        """Add the blockers of a granted request to its wait. Does nothing if the wait has ended, because it was cancelled."""
+        if self._wait is not None and self._wait.is_recording():
+            _add_blockers(self._wait, blockers)
+
     def fail_wait(self, error: BaseException) -> None:
         """End the wait of a request that was not granted. Does nothing after the grant."""
         span = self._wait
@@ -158,7 +164,7 @@ class TracedRequest(Request):
         outcome = _outcome(error)
         is_failure = outcome != "cancelled" and not (self.queue_timeout == 0 and outcome in NOT_FAILURES)
         if span.is_recording():
-            _add_blockers(span, error)
+            _add_blockers_of_error(span, error)
             _set_failure(span, error, is_failure=is_failure)
         self._end_wait(span, outcome, error if is_failure else None)
         self._since = 0.0
@@ -253,23 +259,28 @@ def _set_failure(span: Span, error: BaseException, *, is_failure: bool) -> None:
         span.set_status(Status(StatusCode.ERROR, str(error)))
 
 
-def _add_blockers(span: Span, error: BaseException) -> None:
-    """Add an event for each request in the error that blocked this request, and a link to each that sent its context."""
+def _add_blockers(span: Span, blockers: Iterable[errors.Blocker]) -> None:
+    """Add an event for each request that blocked this request, and a link to each that sent its context."""
+    for blocker in blockers:
+        attributes: dict[str, Any] = {
+            "genie.request.id": blocker.id,
+            "genie.resource": blocker.resource,
+            "genie.mode": blocker.mode,
+            "genie.state": blocker.state,
+            "genie.since": blocker.since,
+        }
+        if blocker.transaction is not None:
+            attributes["genie.transaction"] = blocker.transaction
+        _add_blocker(span, attributes, blocker.note, blocker.traceparent)
+
+
+def _add_blockers_of_error(span: Span, error: BaseException) -> None:
+    """Add the events and links of the requests in the error that blocked this request."""
     if isinstance(error, errors.QueueTimeout):
-        for blocker in error.blockers:
-            attributes: dict[str, Any] = {
-                "genie.request.id": blocker.id,
-                "genie.resource": blocker.resource,
-                "genie.mode": blocker.mode,
-                "genie.state": blocker.state,
-                "genie.since": blocker.since,
-            }
-            if blocker.transaction is not None:
-                attributes["genie.transaction"] = blocker.transaction
-            _add_blocker(span, attributes, blocker.note, blocker.traceparent)
+        _add_blockers(span, error.blockers)
     elif isinstance(error, errors.Deadlock):
         for step in error.waits:
-            attributes = {
+            attributes: dict[str, Any] = {
                 "genie.request.id": step.waiter,
                 "genie.resource": step.resource,
                 "genie.holder.id": step.holder,
@@ -307,6 +318,7 @@ def _parse(traceparent: str) -> SpanContext | None:
 
 _acquire = aio.acquire
 _acquire_sync = sync.acquire
+_handle_locked = ClientSession.handle_locked
 _finish_close = ClientSession.finish_close
 
 
@@ -334,6 +346,17 @@ def _traced_acquire_sync(connection: SyncConnection, request: Request) -> sync.L
         raise
 
 
+def _traced_handle_locked(
+    session: ClientSession, locked: messages.Locked.Payload, now: float, outcomes: list[commands.Outcome]
+) -> None:
+    """Handle `locked`. If the granted request had to wait, add its blockers to the span of the wait, which ends now."""
+    if locked.blockers:
+        request = session.find_request(locked.ref)
+        if isinstance(request, TracedRequest):
+            request.add_blockers(row.to_blocker() for row in locked.blockers)
+    _handle_locked(session, locked, now, outcomes)
+
+
 def _traced_finish_close(session: ClientSession, now: float) -> list[commands.Outcome]:
     """Close a session. Locks that stay held at the server are no longer held by this client."""
     held = [request for request in session.held_requests() if isinstance(request, TracedRequest)]
@@ -350,6 +373,7 @@ class _Patches:
         (commands, "request_type", Request, TracedRequest),
         (aio, "acquire", _acquire, _traced_acquire),
         (sync, "acquire", _acquire_sync, _traced_acquire_sync),
+        (ClientSession, "handle_locked", _handle_locked, _traced_handle_locked),
         (ClientSession, "finish_close", _finish_close, _traced_finish_close),
     )
     """Owner, name, original and replacement of each attribute."""

@@ -217,6 +217,10 @@ class ClientSession:
         request.state = RequestState.DETACHED
         request.on_lost = None
 
+    def find_request(self, ref: str | None) -> Request | None:
+        """Return the request with this `ref` that waits, is held or is being released; None if there is none."""
+        return None if ref is None else self._requests.by_ref.get(ref)
+
     def find_held_lock(self, id: int) -> Request | None:
         """Return the request of the lock with this id if this client holds the lock, else None."""
         request = self._requests.by_id.get(id)
@@ -424,7 +428,7 @@ class ClientSession:
             if self._phase is not Phase.UP:
                 self._handle_message(message, now, outcomes)
             elif type(message) is messages.Locked:  # the most frequent messages first, without the pattern matching
-                self._handle_locked(message.payload, now, outcomes)
+                self.handle_locked(message.payload, now, outcomes)
             elif type(message) is messages.Released:
                 self._handle_released(message.payload, outcomes)
             elif type(message) is messages.Event and message.payload.state != "lagged":
@@ -439,7 +443,7 @@ class ClientSession:
             case _ if self._phase is Phase.HANDSHAKE:
                 self._handle_handshake(message, now, outcomes)
             case messages.Locked():
-                self._handle_locked(message.payload, now, outcomes)
+                self.handle_locked(message.payload, now, outcomes)
             case messages.Released():
                 self._handle_released(message.payload, outcomes)
             case messages.Queued():
@@ -546,17 +550,17 @@ class ClientSession:
 
     def _handle_queued(self, queued: messages.Queued.Payload, now: float) -> None:
         """Store the id of a waiting request. Servers that support the `quiet` mode do not send `queued`."""
-        request = self._find_request(queued.ref)
+        request = self.find_request(queued.ref)
         if request is not None:
             self._requests.set_id(request, queued.id)
             if request.state is RequestState.WAITING:
                 self._requests.start_response_timer(request, now)
 
-    def _handle_locked(self, locked: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
+    def handle_locked(self, locked: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
         """Handle `locked`: the grant of a request or, during a resumption, the remaining time of a held lock.
 
         A new lock is released if no request of this client has its `ref`. If too little of the timeout of a new lock
-        remains, the lock is extended now, or at the end of the resumption.
+        remains, the lock is extended now, or at the end of the resumption. `genie.otel` replaces this method.
         """
         request = self._requests.by_ref.get(locked.ref or "")
         if request is None:
@@ -597,7 +601,7 @@ class ClientSession:
         the release or extension, if a caller waits for them.
         """
         call = self._pending.pop(released.ref, None) if released.ref is not None else None
-        request = self._find_request(released.ref) if call is None else self._requests.by_id.get(released.id)
+        request = self.find_request(released.ref) if call is None else self._requests.by_id.get(released.id)
         if request is not None:
             self._on_request_ended(request, released, outcomes)
             if request.release is not None and not request.release.id:  # a release by `ref` has no other reply
@@ -712,7 +716,7 @@ class ClientSession:
                 self.redirect = reply.leader or ""
         if not self.up:
             return
-        request = self._find_request(reply.ref)
+        request = self.find_request(reply.ref)
         if request is not None:
             if not unavailable:
                 self._handle_request_error(request, error, outcomes)
@@ -759,7 +763,7 @@ class ClientSession:
             self._handle_unknown_id(call, error, outcomes)
         else:
             request = call.request if isinstance(call, Release) else None
-            if request is not None and self._find_request(request.ref) is request:  # the lock is still held
+            if request is not None and self.find_request(request.ref) is request:  # the lock is still held
                 request.state = RequestState.HELD
                 request.release = None
             outcomes.append(Outcome(call, error=error))
@@ -813,10 +817,6 @@ class ClientSession:
             return None
         del self._pending[call.ref]
         return call
-
-    def _find_request(self, ref: str | None) -> Request | None:
-        """Return the request with this `ref`, or None."""
-        return None if ref is None else self._requests.by_ref.get(ref)
 
     def _send_watches(self, now: float) -> None:
         """Send the `watch` commands of all watches that need a snapshot, if there is a connection."""

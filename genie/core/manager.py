@@ -10,12 +10,14 @@ from genie.core.commands import Command, Disconnect, Expire, Extend, Release, Ta
 from genie.core.deadlines import NEVER, Deadlines
 from genie.core.events import (
     AlreadyEnded,
+    Blocker,
     Deadlocked,
     Event,
     Extended,
     Granted,
     Insufficient,
     Locked,
+    LockedAfterBlockers,
     Moved,
     NotHeld,
     Queued,
@@ -29,7 +31,7 @@ from genie.core.grant import grant_candidates, is_available, is_grantable, is_im
 from genie.core.lock_order import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Owner, Reason, Request, Weight
-from genie.core.view import find_blockers
+from genie.core.view import MAX_COUNTED_ON_ARRIVAL, find_blockers
 
 RECENT_OUTCOMES = 100_000
 """Minimum number of recent outcomes that are remembered. The maximum is twice this number."""
@@ -93,6 +95,9 @@ class LockManager:
         self.rearrangements = 0
         """Number of cycles that were resolved by rearranging wait queues."""
         self._outcomes = RecentOutcomes()
+        self.first_blockers: dict[int, tuple[tuple[Blocker, ...], int]] = {}
+        """For waiting requests with `traceparent`, by id: the first blockers when the request began to wait, and their number.
+        They are not stored, so an adopted request has none."""
 
     def step(self, command: Command, now: float) -> list[Event]:
         """Execute one command at the time `now` (ms, monotonic) and return its events in order.
@@ -183,6 +188,7 @@ class LockManager:
             self.table.remove_held(request)
         else:
             self.table.dequeue(request)
+            self.first_blockers.pop(id, None)
 
     def add_outcome(self, id: int, reason: Reason) -> None:
         """Remember why a request ended that ended before the state was loaded."""
@@ -273,6 +279,8 @@ class LockManager:
                 self._grant_waiters([(name, True, None) for name in previous_orders], now, events, new_request=request)
             elif is_grantable(table, request):
                 self._grant_waiter(request, now, events)
+            if request.traceparent is not None and request.state is WAITING:
+                self.first_blockers[request.id] = find_blockers(table, request, MAX_COUNTED_ON_ARRIVAL)
         if moved:
             moved.pop(request, None)
             self._append_moved(moved, events)
@@ -318,6 +326,8 @@ class LockManager:
             else:
                 self.deadlines.discard(request.deadline, id_)
                 affected = self._queues_of(request)
+                if request.traceparent is not None:
+                    self.first_blockers.pop(id_, None)
                 self._time_out(request, events)
             self._grant_waiters(affected, now, events)
 
@@ -340,6 +350,8 @@ class LockManager:
                 affected += self._queues_of(request)
                 self._clear_deadline(request)
                 self.table.dequeue(request)
+                if request.traceparent is not None:
+                    self.first_blockers.pop(request.id, None)
                 self._end(Released(request, reason), events)
             elif request.state is HELD and request.release_on_disconnect:
                 affected += self._remove_held(request)
@@ -484,4 +496,10 @@ class LockManager:
         self._clear_deadline(request)
         waited_ms = now - request.since
         self._grant(request, now)
-        events.append(Locked(request, waited_ms))
+        if request.traceparent is None:
+            events.append(Locked(request, waited_ms))
+        else:
+            blockers = self.first_blockers.pop(request.id, None)
+            events.append(
+                Locked(request, waited_ms) if blockers is None else LockedAfterBlockers(request, waited_ms, *blockers)
+            )

@@ -17,17 +17,22 @@ MAX_SCANNED = 32
 """Maximum number of resources of a request, and of requests on each resource, that `blocked_resources` reads."""
 MAX_COUNTED_BLOCKERS = 1000
 """Maximum number of blockers that are counted. A total of this number is a lower bound."""
+MAX_COUNTED_ON_ARRIVAL = 100
+"""Maximum number of blockers that are counted when a request begins to wait: far fewer than when a request ends, because the
+count runs for every request with a trace context that begins to wait."""
 
 
-def find_blockers(table: LockTable, request: Request) -> tuple[tuple[Blocker, ...], int]:
+def find_blockers(
+    table: LockTable, request: Request, max_counted: int = MAX_COUNTED_BLOCKERS
+) -> tuple[tuple[Blocker, ...], int]:
     """Return the first blockers of a waiting request, and the number of all its blockers.
 
     A blocker on two resources counts twice. At most `MAX_LISTED_BLOCKERS` blockers are returned, and at
-    most `MAX_COUNTED_BLOCKERS` are counted.
+    most `max_counted` are counted.
     """
     blockers = _blockers(table, request)
     listed = tuple(_to_blocker(table, *blocker) for blocker in islice(blockers, MAX_LISTED_BLOCKERS))
-    return listed, len(listed) + sum(1 for _ in islice(blockers, MAX_COUNTED_BLOCKERS - len(listed)))
+    return listed, len(listed) + sum(1 for _ in islice(blockers, max_counted - len(listed)))
 
 
 def sample_blockers(

@@ -74,7 +74,8 @@ class Queued(Struct, tag="queued", tag_field="command", gc=False):
 class Locked(Struct, tag="locked", tag_field="command", gc=False):
     """A request is granted. If it is sent again, with `expiresIn`, the ms until the lock expires.
 
-    `resources` are the names that a request with `anyOf` acquired.
+    `resources` are the names that a request with `anyOf` acquired. `blockers` are the first requests for which a request with
+    `traceparent` had to wait.
     """
 
     class Payload(Struct, gc=False):
@@ -85,6 +86,8 @@ class Locked(Struct, tag="locked", tag_field="command", gc=False):
         ref: str | None = None
         expiresIn: float | None = None  # noqa: N815
         resources: list[str] | None = None
+        blockers: list[BlockerRow] | None = None
+        blockersTotal: int = 0  # noqa: N815
 
     payload: Payload
 

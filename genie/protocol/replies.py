@@ -73,6 +73,20 @@ def locked(request: Request) -> bytes:
     )
 
 
+def locked_after_wait(event: core.Locked) -> bytes:
+    """Encode `locked` for a request with `traceparent` that was granted after a wait.
+
+    The reply lists the first blockers of the request when it began to wait, unless the leader has changed since then.
+    """
+    request = event.request
+    if not isinstance(event, core.LockedAfterBlockers):
+        return locked(request)
+    payload: dict[str, Any] = {"id": request.id, "fence": request.fence}
+    payload["blockers"] = [_blocker_fields(blocker) for blocker in event.blockers]
+    payload["blockersTotal"] = event.blockers_total
+    return message("locked", payload, request.ref)
+
+
 def taken(request: Request) -> bytes:
     """Encode `locked` for a request with `anyOf`, with the resources that it acquired."""
     payload = {"id": request.id, "fence": request.fence, "resources": request.names()}

@@ -158,7 +158,8 @@ class Notifier:
             connection = session.connection
             if connection is not None and not connection.closed:
                 connection.has_reply = True
-                connection.outbox.append(replies.locked(request))
+                locked = replies.locked(request) if request.traceparent is None else replies.locked_after_wait(event)
+                connection.outbox.append(locked)
                 self.granted.append(connection)
         if self.watches.prefixes:
             self.publish(request, "locked")
@@ -279,6 +280,7 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None], Non
     core.Queued: Notifier.on_queued,
     core.Taken: Notifier.on_taken,
     core.Locked: Notifier.on_locked,
+    core.LockedAfterBlockers: Notifier.on_locked,
     core.Released: Notifier.on_released,
     core.Insufficient: Notifier.on_released,
     core.TimedOut: Notifier.on_released,

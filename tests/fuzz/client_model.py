@@ -367,6 +367,15 @@ class ClientModel:
             known.names = {name: command.names[name] for name in taken}
         elif command is not None and "resources" in payload:
             raise Violation("resources are sent for a request without anyOf")
+        if "blockers" in payload:
+            self._check_blockers(command, is_repetition)
+
+    def _check_blockers(self, command: SentCommand | None, is_repetition: bool) -> None:
+        self.coverage["received locked with blockers"] += 1
+        if is_repetition:
+            raise Violation("blockers are sent again")
+        if command is not None and (isinstance(command.decoded, Take) or command.decoded.traceparent is None):
+            raise Violation("blockers are sent for a request without traceparent")
 
     def _released(self, payload: dict[str, Any]) -> None:
         id_, ref, reason, shared = payload["id"], payload.get("ref"), payload["reason"], self.shared

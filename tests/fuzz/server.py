@@ -47,6 +47,7 @@ EXPECTED = (
         f"received {kind}"
         for kind in ("queued", "locked", "extended", "pong", "inspected", "welcome", "watching", "unwatched", "bye")
     ),
+    "received locked with blockers",
     *(f"received event {state}" for state in ("locked", "unlocked", "lagged")),
     *(f"closed: {why}" for why in ("half-closed", "http", "too long", "full", "cut off", "stolen", "bye")),
     "leadership lost",

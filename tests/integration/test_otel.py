@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -122,6 +123,62 @@ def test_a_blocked_thread_has_a_link_to_the_trace_that_holds_the_lock(genie: Gen
             other.acquire("shared:otel/b", transaction="t2", queue_timeout=0.01)
         lock.release()
     check_blocked_request(telemetry, genie, "otel/b", caller.get_span_context(), holder.get_span_context())
+
+
+def check_granted_wait(telemetry: Telemetry, resource: str, caller: Any, holder: Any) -> None:
+    """Check that the wait of a granted request leads to the trace of the request that held the lock."""
+    wait = telemetry.span("genie.wait", outcome="granted", transaction="t2")
+    held = telemetry.span("genie.wait", outcome="granted", transaction="t1")
+    assert wait.attributes is not None
+    assert wait.context.trace_id == caller.trace_id
+    assert wait.status.status_code is StatusCode.UNSET
+    (link,) = wait.links
+    assert (link.context.trace_id, link.context.span_id) == (held.context.trace_id, held.context.span_id)
+    assert link.context.trace_id == holder.trace_id
+    assert dict(link.attributes or {})["genie.state"] == "held"
+    (event,) = wait.events
+    attributes = dict(event.attributes or {})
+    assert event.name == "genie.blocker"
+    assert attributes["genie.resource"] == resource
+    assert (attributes["genie.mode"], attributes["genie.transaction"], attributes["genie.note"]) == (
+        "exclusive",
+        "t1",
+        "cron",
+    )
+    assert attributes["genie.request.id"] == (held.attributes or {})["genie.request.id"]
+    assert (held.links, held.events) == ((), ())  # it was granted immediately
+    assert outcome_of(telemetry.span("genie.hold", transaction="t2")) == "released"
+
+
+async def test_a_task_that_waited_and_was_granted_has_a_link_to_the_holder(genie: Genie, telemetry: Telemetry) -> None:
+    tracer = telemetry.tracer_provider.get_tracer("test")
+    async with connect(*genie.address) as client, connect(*genie.address) as other:
+        with tracer.start_as_current_span("holder") as holder:
+            lock = await client.acquire("otel/e", transaction="t1", note="cron")
+        with tracer.start_as_current_span("caller") as caller:
+            waiting = asyncio.create_task(other.acquire("shared:otel/e", transaction="t2"))
+            while not (await client.inspect(resource="otel/e")).queue_total:
+                pass
+        await lock.release()
+        await (await waiting).release()
+    check_granted_wait(telemetry, "otel/e", caller.get_span_context(), holder.get_span_context())
+
+
+def test_a_thread_that_waited_and_was_granted_has_a_link_to_the_holder(genie: Genie, telemetry: Telemetry) -> None:
+    tracer = telemetry.tracer_provider.get_tracer("test")
+    with sync.connect(*genie.address) as client, sync.connect(*genie.address) as other, ThreadPoolExecutor() as pool:
+        with tracer.start_as_current_span("holder") as holder:
+            lock = client.acquire("otel/f", transaction="t1", note="cron")
+
+        def wait() -> Any:
+            with tracer.start_as_current_span("caller") as caller, other.lock("shared:otel/f", transaction="t2"):
+                return caller.get_span_context()
+
+        caller = pool.submit(wait)
+        while not client.inspect(resource="otel/f").queue_total:
+            pass
+        lock.release()
+        check_granted_wait(telemetry, "otel/f", caller.result(WAIT_S), holder.get_span_context())
 
 
 async def test_a_victim_of_a_deadlock_has_a_link_to_the_other_transaction(genie: Genie, telemetry: Telemetry) -> None:

@@ -206,6 +206,39 @@ async def test_a_session_survives_a_restart(redis: Redis) -> None:
         assert (await second.expect("locked"))["id"] == behind
 
 
+async def test_the_first_blockers_of_a_wait_do_not_survive_a_restart(redis: Redis) -> None:
+    """A `locked` after a wait has blockers, also after a resumption, but the leader does not store them."""
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    with running_server(redis) as genie:
+        holder, (client, _) = await Wire.connect(genie.address), await hello(genie, sessionTimeout=60_000)
+        held = [await holder.lock(f"exclusive:{name}", transactionTimeout=600_000) for name in "ab"]
+        for ref, name in enumerate("ab"):
+            await client.request(
+                f"exclusive:{name}",
+                queueTimeout=600_000,
+                transactionTimeout=600_000,
+                ref=f"{ref}",
+                traceparent=traceparent,
+            )
+        await client.close()
+        client, resumed = await hello(genie)
+        assert resumed
+        await read_until_pong(client)
+        await holder.release(held[0])
+        locked = await client.expect("locked")
+        assert [blocker["id"] for blocker in locked["blockers"]] == [held[0]]
+        assert (locked["blockersTotal"], "expiresIn" in locked) == (1, False)
+        genie.kill()
+        genie.start()
+        client, resumed = await hello(genie)
+        assert resumed
+        (repeated,) = [payload for command, payload in await read_until_pong(client) if command == "locked"]
+        assert (repeated["id"], "expiresIn" in repeated, "blockers" in repeated) == (locked["id"], True, False)
+        await client.release(held[1])
+        locked = await client.expect("locked")
+        assert locked.keys() == {"id", "fence", "ref"}
+
+
 async def test_an_ended_session_leaves_nothing_in_redis(redis: Redis) -> None:
     with running_server(redis) as genie:
         client, _ = await hello(genie, sessionTimeout=100)

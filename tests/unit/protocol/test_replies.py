@@ -1,0 +1,63 @@
+"""Encoding of `locked`: with blockers only for a request with a trace context that had to wait."""
+
+from __future__ import annotations
+
+import orjson
+
+from genie.core import Blocker, Locked, LockedAfterBlockers, Mode, Request
+from genie.errors import Blocker as ListedBlocker
+from genie.protocol import messages, replies
+
+BLOCKERS = (
+    Blocker(7, "t", "a", Mode.EXCLUSIVE, True, 1_790_000_000_500, "cron", "00-a"),
+    Blocker(8, None, "a", Mode.SHARED, False, 1_790_000_001_000),
+)
+
+
+def held_request(ref: str | None) -> Request:
+    request = Request(exclusive=("a",), ref=ref, traceparent="00-b")
+    request.id, request.fence = 9, 3
+    return request
+
+
+def test_locked_after_a_wait_has_the_blockers() -> None:
+    line = replies.locked_after_wait(LockedAfterBlockers(held_request("r"), 5.0, BLOCKERS, 12))
+    assert orjson.loads(line) == {
+        "command": "locked",
+        "payload": {
+            "id": 9,
+            "fence": 3,
+            "blockers": [
+                {
+                    "id": 7,
+                    "resource": "a",
+                    "mode": "exclusive",
+                    "state": "held",
+                    "since": 1_790_000_000_500,
+                    "transactionName": "t",
+                    "note": "cron",
+                    "traceparent": "00-a",
+                },
+                {"id": 8, "resource": "a", "mode": "shared", "state": "queued", "since": 1_790_000_001_000},
+            ],
+            "blockersTotal": 12,
+            "ref": "r",
+        },
+    }
+    message = messages.read(line.rstrip(b"\n"))
+    assert isinstance(message, messages.Locked)
+    assert (message.payload.id, message.payload.fence, message.payload.ref) == (9, 3, "r")
+    assert message.payload.blockersTotal == 12
+    assert [row.to_blocker() for row in message.payload.blockers or ()] == [
+        ListedBlocker(7, "a", "exclusive", "held", 1_790_000_000.5, "t", "cron", "00-a"),
+        ListedBlocker(8, "a", "shared", "queued", 1_790_000_001.0),
+    ]
+
+
+def test_without_remembered_blockers_locked_has_no_further_field() -> None:
+    for ref in (None, "r"):
+        line = replies.locked_after_wait(Locked(held_request(ref), 5.0))
+        assert line == replies.locked(held_request(ref))
+        message = messages.read(line.rstrip(b"\n"))
+        assert isinstance(message, messages.Locked)
+        assert message.payload.blockers is None
