@@ -303,9 +303,12 @@ class ClientModel:
             if shared.order and id_ <= max(self.received_ids - {id_}, default=0):
                 raise Violation("ids must grow")
             shared.new(id_, self.owner, command, ref)
-        else:
-            if ref is None:
+        elif ref is None:
+            # Only if another connection has taken over the session, and received the request first when it resumed.
+            if known.command is not None or known.owner != self.owner:
                 raise Violation("a new request has an old id")
+            known.command, known.names = command, command.names
+        else:
             self._check_owner(known, ref)
             self.coverage["repeated"] += 1
             self.repeated_id = id_
