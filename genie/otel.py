@@ -74,9 +74,6 @@ class _Telemetry:
             description="Time from a grant to the release or the loss of the lock.",
             explicit_bucket_boundaries_advisory=BUCKETS_S,
         )
-        self.requests = meter.create_counter(
-            "genie.client.requests", unit="{request}", description="Requests by the outcome of their wait."
-        )
 
 
 class TracedRequest(Request):
@@ -132,7 +129,10 @@ class TracedRequest(Request):
             self.end_hold(_outcome(error), error)
 
     def start_wait(self, address: Address | None) -> None:
-        """Start the wait in the trace of the caller, and add its trace context to the encoded request."""
+        """Start the wait in the trace of the caller. If it is sampled, add its trace context to the encoded request.
+
+        A trace that is not sampled leads nowhere, and the server would look for the blockers of the request in vain.
+        """
         self._address = address
         self._since = time.monotonic()
         attributes: dict[str, Any] = {"genie.resources": self.resources[:MAX_RESOURCES], "genie.mode": self._mode}
@@ -142,13 +142,15 @@ class TracedRequest(Request):
             attributes["server.address"], attributes["server.port"] = address[:2]
         self._wait = self._telemetry.tracer.start_span("genie.wait", kind=SpanKind.CLIENT, attributes=attributes)
         context = self._wait.get_span_context()
+        if not (context.is_valid and context.trace_flags.sampled):
+            return
         line = b'%b,"traceparent":"00-%032x-%016x-%02x"}}\n' % (
             self.line[:-3],  # without `}}` and the line end
             context.trace_id,
             context.span_id,
             context.trace_flags,
         )
-        if context.is_valid and len(line) <= MAX_LINE_BYTES:
+        if len(line) <= MAX_LINE_BYTES:
             self.line = line
 
     def add_blockers(self, blockers: Iterable[errors.Blocker]) -> None:
@@ -215,9 +217,7 @@ class TracedRequest(Request):
                 attributes["genie.fence"] = self.fence
             span.set_attributes(attributes)
         span.end()
-        labels = _metric_attributes(self._mode, outcome, self._address, _type_name(error))
-        self._telemetry.waits.record(waited, labels)
-        self._telemetry.requests.add(1, labels)
+        self._telemetry.waits.record(waited, _metric_attributes(self._mode, outcome, self._address, _type_name(error)))
 
 
 # -- attributes, events and links -----------------------------------------------------------------------
