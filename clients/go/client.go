@@ -41,7 +41,7 @@ type Client struct {
 	calls       map[string]*call // the commands without an answer, by ref
 	locks       map[string]*Lock // the locks that the server may hold, by the ref of their request
 	watches     map[*Watch]bool  // the open watches
-	lastFailure error            // why the last attempt to connect has failed, or the server has not answered
+	lastFailure error            // the cause of ErrUnavailable
 	closed      error            // why the client is closed; nil: it is open
 }
 
@@ -189,7 +189,7 @@ func (c *Client) acquire(ctx context.Context, f fields, opts []Option) (*Lock, e
 	for _, option := range opts {
 		option(l)
 	}
-	limit := NoTimeout
+	limit, timeout := NoTimeout, l.timeout()
 	if queueTimeout := *l.request.QueueTimeout; queueTimeout < maxTimeoutMS {
 		limit = fromMS(queueTimeout) + c.config.ConnectTimeout
 	}
@@ -197,7 +197,7 @@ func (c *Client) acquire(ctx context.Context, f fields, opts []Option) (*Lock, e
 		return nil, err
 	}
 	if l.late {
-		if err := l.Extend(ctx, l.timeout()); err != nil { // it is unknown how long the lock is held
+		if err := l.Extend(ctx, timeout); err != nil { // it is unknown how long the lock is held
 			l.drop()
 			return nil, err
 		}
@@ -267,7 +267,7 @@ func (c *Client) Inspect(ctx context.Context, query Query) (*Inspection, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &answer.Payload.Inspection, nil
+	return &answer.Inspection, nil
 }
 
 // Ping checks whether the server executes commands.

@@ -531,6 +531,41 @@ func TestAServerWithoutState(t *testing.T) {
 	}
 }
 
+func TestACancelledRequestThatWasGrantedIsReleasedInANewSession(t *testing.T) {
+	f, p, client := connected(t, Config{})
+	ctx, cancel := context.WithCancel(background)
+	acquired := start(func() (*Lock, error) { return client.Acquire(ctx, []string{"a"}) })
+	ref := p.expect("request").text("ref")
+	cancel()
+	if _, err := acquired(); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	p.expect("release")
+	p.send(locked1(17, ref))
+	p.Close()
+	p = f.handshake(false)
+	release := p.expect("release")
+	if release.text("id") != "17" || release.text("ref") == ref {
+		t.Fatal(release)
+	}
+}
+
+func TestALockThatExpiredDuringAnOutageIsReleased(t *testing.T) {
+	f, p, client, lock := hold(t, Config{})
+	p.Close()
+	p = f.accept()
+	p.expect("hello")
+	client.mu.Lock()
+	lock.expiresAt = time.Now()
+	client.mu.Unlock()
+	expectError(t, lock.Err(), ErrTransactionTimeout)
+	p.send(`{"command":"welcome","payload":{"protocol":1,"pingInterval":2000,"namespace":"genie","resumed":true,"ref":"hello"}}`,
+		`{"command":"locked","payload":{"id":17,"fence":117,"expiresIn":1000,"ref":"1"}}`)
+	p.pings = true
+	p.send(fmt.Sprintf(`{"command":"pong","payload":{"ref":%q}}`, p.expect("ping").text("ref")))
+	p.confirm(17)
+}
+
 func TestASessionBoundLockEndsWithTheSession(t *testing.T) {
 	f, p, _, lock := hold(t, Config{SessionTimeout: 100 * time.Millisecond}, TransactionTimeout(time.Hour), ReleaseOnDisconnect())
 	f.listener.Close()
@@ -598,6 +633,14 @@ func TestDialErrors(t *testing.T) {
 	expectError(t, err, context.Canceled)
 	f.close()
 	checkNoGoroutines(t)
+}
+
+func TestDialTriesAgain(t *testing.T) {
+	f := newFake(t)
+	dialled := dial(t, Config{}, f)
+	f.accept().Close()
+	f.handshake(false)
+	dialled()
 }
 
 func TestAFinalErrorEndsTheClient(t *testing.T) {
@@ -727,6 +770,42 @@ func TestWatchResynchronizes(t *testing.T) {
 	_, err = waits()
 	expectError(t, err, ErrClosed)
 	p.expect("unwatch")
+}
+
+// A lock that a truncated snapshot lacks may be held; a lock that conflicts shows that it has ended.
+func TestATruncatedWatch(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	watch, err := client.Watch("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	watching := func(truncated bool, rows string) {
+		t.Helper()
+		p.send(fmt.Sprintf(`{"command":"watching","payload":{"prefix":"","held":[%s],"truncated":%v,"ref":%q}}`,
+			rows, truncated, p.expect("watch").text("ref")))
+	}
+	next := func(expected Change) {
+		t.Helper()
+		change, err := start(func() (Change, error) { return watch.Next(background) })()
+		if err != nil || change != expected {
+			t.Fatal(change, err)
+		}
+	}
+	watching(false, `{"resource":"a","mode":"shared","id":1},{"resource":"b","mode":"shared","id":2,"transactionName":"x"}`)
+	next(Change{State: "resync"})
+	for i := 0; i < 2; i++ { // in any order
+		if change, err := watch.Next(background); err != nil || change.State != "locked" {
+			t.Fatal(change, err)
+		}
+	}
+	p.send(`{"command":"event","payload":{"state":"lagged"}}`)
+	watching(true, "")
+	next(Change{State: "resync", Truncated: true})
+	p.send(`{"command":"event","payload":{"state":"locked","resource":"b","mode":"exclusive","id":3,"transactionName":"x"}}`,
+		`{"command":"event","payload":{"state":"locked","resource":"a","mode":"exclusive","id":4}}`)
+	next(Change{"locked", "b", "exclusive", 3, "x", false})
+	next(Change{"unlocked", "a", "shared", 1, "", false})
+	next(Change{"locked", "a", "exclusive", 4, "", false})
 }
 
 func TestAWatchThatIsNotConsumedIsBounded(t *testing.T) {

@@ -110,7 +110,7 @@ func (c *Client) serve(a address) (wasUp bool, err error) {
 		err = errors.New("no answer to hello")
 	}
 	if c.lastFailure = fmt.Errorf("%s: %w", a.hostPort, err); c.closed == nil {
-		c.config.Logf("genie: the connection was lost: %v", c.lastFailure)
+		c.log("the connection was lost: %v", c.lastFailure)
 	}
 	c.leader = address{}
 	var rejected *RejectedError

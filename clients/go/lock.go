@@ -186,8 +186,7 @@ func (l *Lock) sendRelease() {
 }
 
 // onGranted handles the grant of a request.
-func (l *Lock) onGranted(conn *conn, r *call, m *message) {
-	p := &m.Payload
+func (l *Lock) onGranted(conn *conn, r *call, p *payload) {
 	l.client.locks[p.Ref] = l
 	l.id, l.fence, l.confirmedOn = p.ID, p.Fence, conn
 	if p.Resources != nil {
@@ -218,12 +217,12 @@ func (l *Lock) choose(names []string) {
 }
 
 // onReported handles the report that the server still holds the lock.
-func (l *Lock) onReported(conn *conn, m *message) {
+func (l *Lock) onReported(conn *conn, p *payload) {
 	l.confirmedOn = conn
 	if l.err != nil { // by this client's clock
 		l.sendRelease()
-	} else if m.Payload.ExpiresIn != nil {
-		l.hold(conn.helloAt, fromMS(*m.Payload.ExpiresIn))
+	} else if p.ExpiresIn != nil {
+		l.hold(conn.helloAt, fromMS(*p.ExpiresIn))
 	}
 }
 

@@ -35,11 +35,11 @@ type call struct {
 	lock       *Lock     // of a request, an extend and most releases
 	watch      *Watch    // of a watch
 	background bool      // nobody waits: it is not sent again on another connection, unless it is a release
-	sentAt     time.Time // the server did not execute it before; not after the `hello` of the connection: sent on an earlier one, too
+	sentAt     time.Time // zero: it was not sent. See write
 	retries    int       // after the error `unavailable`
 	id         int64     // of the release of a cancelled request: the lock that was granted nevertheless
 	done       chan struct{}
-	answer     *message
+	answer     *payload
 	err        error
 }
 
@@ -67,13 +67,12 @@ func (c *Client) newCall(name string, f *fields, l *Lock) *call {
 }
 
 // do sends a command and waits for its answer.
-func (c *Client) do(ctx context.Context, name string, f *fields, l *Lock, timeout time.Duration) (*message, error) {
+func (c *Client) do(ctx context.Context, name string, f *fields, l *Lock, timeout time.Duration) (*payload, error) {
 	r := c.newCall(name, f, l)
-	err := f.check(r.line)
-	if err == nil {
-		err = c.submit(ctx, r)
+	if err := f.check(r.line); err != nil {
+		return nil, err
 	}
-	if err != nil {
+	if err := c.submit(ctx, r); err != nil {
 		return nil, err
 	}
 	return c.wait(ctx, r, timeout)
@@ -103,7 +102,7 @@ func (c *Client) submit(ctx context.Context, r *call) error {
 }
 
 // wait waits for the answer to a call.
-func (c *Client) wait(ctx context.Context, r *call, timeout time.Duration) (*message, error) {
+func (c *Client) wait(ctx context.Context, r *call, timeout time.Duration) (*payload, error) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
@@ -127,6 +126,13 @@ func (c *Client) wait(ctx context.Context, r *call, timeout time.Duration) (*mes
 
 // The rest is called with Client.mu held.
 
+// log logs without the mutex, because the function may be slow.
+func (c *Client) log(format string, arguments ...any) {
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	c.config.Logf("genie: "+format, arguments...)
+}
+
 // send registers a call and sends it, now or on the next connection.
 func (c *Client) send(r *call) {
 	c.calls[r.fields.Ref] = r
@@ -143,12 +149,12 @@ func (c *Client) sendBackground(name string, f *fields, l *Lock) *call {
 	return r
 }
 
-// write sends a call on the connection.
+// write sends a call on the connection. If the server answers it there, it has not executed it before r.sentAt.
 func (c *Client) write(r *call) {
 	conn := c.conn
 	if r.sentAt.IsZero() || r.sentAt.After(conn.helloAt) {
 		r.sentAt = time.Now()
-	} else {
+	} else { // it was sent on an earlier connection, and may be answered from now on
 		r.sentAt = conn.helloAt
 	}
 	if len(c.calls) == 1 && len(conn.output) == 0 && len(r.line) <= maxInline {
@@ -273,14 +279,14 @@ func (c *Client) disconnect() {
 // receive handles a line of the server. An error means that the connection must be closed.
 func (c *Client) receive(conn *conn, line []byte) error {
 	m := &message{}
-	if err := json.Unmarshal(line, m); errors.As(err, new(*json.UnmarshalTypeError)) {
+	p := &m.Payload
+	if err := json.Unmarshal(line, m); err != nil && errors.As(err, new(*json.UnmarshalTypeError)) {
 		return nil // a message of a newer server
 	} else if err != nil {
 		return fmt.Errorf("the server sent an invalid message: %.80q (%w)", line, err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p := &m.Payload
 	isUp := c.conn == conn
 	if isUp && p.Code != "unavailable" { // the server executes commands
 		c.failedRounds = 0
@@ -292,9 +298,9 @@ func (c *Client) receive(conn *conn, line []byte) error {
 			conn.pingInterval = min(interval, c.config.ConnectTimeout/2)
 		}
 	case "locked":
-		c.onLocked(conn, m)
+		c.onLocked(conn, p)
 	case "released":
-		c.onReleased(m)
+		c.onReleased(p)
 	case "error":
 		err := &RejectedError{p.Code, p.Message, p.Leader}
 		if !isUp || p.Code == "unavailable" && p.Leader != "" {
@@ -306,35 +312,33 @@ func (c *Client) receive(conn *conn, line []byte) error {
 			w.onEvent(p.Change)
 		}
 	case "pong", "extended", "inspected", "watching", "unwatched", "bye":
-		c.onAnswer(conn, m)
+		c.onAnswer(conn, p)
 	} // other messages are `queued`, which is not needed, or those of a newer server
 	return nil
 }
 
 // onLocked handles the grant of a request, or the report that a lock is held.
-func (c *Client) onLocked(conn *conn, m *message) {
-	p := &m.Payload
+func (c *Client) onLocked(conn *conn, p *payload) {
 	r, l := c.calls[p.Ref], c.locks[p.Ref]
 	switch {
 	case r != nil && r.name == "request":
-		r.lock.onGranted(conn, r, m)
+		r.lock.onGranted(conn, r, p)
 	case r != nil: // the request was cancelled meanwhile
 		r.id = p.ID
 	case l != nil:
-		l.onReported(conn, m)
+		l.onReported(conn, p)
 	default: // unless it is released, it stays held until it times out
 		c.sendBackground("release", &fields{ID: p.ID}, nil)
-		c.config.Logf("genie: lock %d is released, because its ref %q is not known", p.ID, p.Ref)
+		c.log("lock %d is released, because its ref %q is not known", p.ID, p.Ref)
 	}
 }
 
 // onReleased handles the end of a request or of a lock, as a notification or as the answer to a command.
-func (c *Client) onReleased(m *message) {
-	p := &m.Payload
+func (c *Client) onReleased(p *payload) {
 	r, l := c.calls[p.Ref], c.locks[p.Ref]
 	switch {
 	case r != nil && r.name == "request":
-		c.finish(r, m.notGranted())
+		c.finish(r, p.notGranted())
 	case r != nil && r.lock != nil:
 		r.lock.onEnded(r, p.Reason)
 	case r != nil:
@@ -345,17 +349,17 @@ func (c *Client) onReleased(m *message) {
 }
 
 // onAnswer handles any other answer to a command.
-func (c *Client) onAnswer(conn *conn, m *message) {
-	r := c.calls[m.Payload.Ref]
+func (c *Client) onAnswer(conn *conn, p *payload) {
+	r := c.calls[p.Ref]
 	switch {
 	case c.conn != conn: // the answer to the ping after `hello`
 		c.resume(conn)
 	case r == nil:
-		c.config.Logf("genie: an unexpected %s with the ref %q was ignored", m.Command, m.Payload.Ref)
+		c.log("an answer with the unknown ref %q was ignored", p.Ref)
 	case r.name == "extend":
 		r.lock.onExtended(r)
 	default:
-		r.answer = m
+		r.answer = p
 		c.finish(r, nil)
 		if r.watch != nil {
 			r.watch.onSnapshot(r)
@@ -367,7 +371,7 @@ func (c *Client) onAnswer(conn *conn, m *message) {
 func (c *Client) onError(conn *conn, r *call, err *RejectedError) {
 	switch {
 	case r == nil:
-		c.config.Logf("genie: the server answered %s: %s", err.Code, err.Message)
+		c.log("the server answered %s: %s", err.Code, err.Message)
 	case err.Code == "unavailable": // the server cannot reach its store, and has not executed the command
 		time.AfterFunc(backoff(r.retries), func() {
 			c.mu.Lock()

@@ -123,19 +123,18 @@ func (w *Watch) request() {
 // onSnapshot handles the answer to a `watch`. It adds the changes that lead from the reported locks to the present ones.
 func (w *Watch) onSnapshot(r *call) {
 	var rows []Change
-	snapshot := &r.answer.Payload
-	if w.call != r || json.Unmarshal(snapshot.Held, &rows) != nil {
+	if w.call != r || json.Unmarshal(r.answer.Held, &rows) != nil {
 		return
 	}
 	w.isLive, w.call = true, nil
-	w.changes = append(w.changes, Change{State: "resync", Truncated: snapshot.Truncated})
+	w.changes = append(w.changes, Change{State: "resync", Truncated: r.answer.Truncated})
 	present := map[Change]bool{}
 	for _, row := range rows {
 		present[Change{Resource: row.Resource, ID: row.ID}] = true
 	}
 	for resource, locks := range w.held {
 		for id := range locks {
-			if !snapshot.Truncated && !present[Change{Resource: resource, ID: id}] {
+			if !r.answer.Truncated && !present[Change{Resource: resource, ID: id}] {
 				w.unlocked(resource, id)
 			}
 		}

@@ -68,44 +68,49 @@ func (f *fields) check(line []byte) error {
 	if len(line) > maxCommand {
 		return &RejectedError{Code: "bad-request", Message: fmt.Sprintf("a command must not have more than %d bytes", maxCommand)}
 	}
-	texts := append([]string{f.Transaction, f.Note, f.Resource, f.Only, f.Token, f.Namespace}, f.Resources...)
-	if texts = append(texts, f.AnyOf...); f.Prefix != nil {
-		texts = append(texts, *f.Prefix)
+	var prefix string
+	if f.Prefix != nil {
+		prefix = *f.Prefix
 	}
-	for _, text := range texts {
-		if !utf8.ValidString(text) {
-			return &RejectedError{Code: "bad-request", Message: fmt.Sprintf("%q is not valid UTF-8", text)}
+	for _, texts := range [][]string{
+		f.Resources, f.AnyOf, {f.Transaction, f.Note, f.Resource, f.Only, f.Token, f.Namespace, prefix},
+	} {
+		for _, text := range texts {
+			if !utf8.ValidString(text) {
+				return &RejectedError{Code: "bad-request", Message: fmt.Sprintf("%q is not valid UTF-8", text)}
+			}
 		}
 	}
 	return nil
 }
 
-// message is a message of the server, with the fields of all messages. protocol.md describes them.
+// message is a message of the server.
 type message struct {
 	Command string
-	Payload struct {
-		Ref       string
-		Fence     int64
-		ExpiresIn *float64
-		Resources []string
-		Inspection
-		Change // of `event`; also the ID of all messages
+	Payload payload
+}
 
-		Reason                string
-		Waited                float64
-		Blockers              []Blocker
-		BlockersTotal         int
-		Cycle                 []string
-		Waits                 []WaitEdge
-		Free, Locked          json.Number
-		Held                  json.RawMessage // of `watching`: rows; of `released`: a number
-		Code, Message, Leader string
+// payload has the fields of all messages. protocol.md describes them.
+type payload struct {
+	Ref       string
+	Fence     int64
+	ExpiresIn *float64
+	Resources []string
+	Inspection
+	Change // of `event`; also the ID of all messages
 
-		Protocol     int
-		Namespace    string
-		PingInterval float64
-		Resumed      bool
-	}
+	Reason                string
+	Waited                float64
+	Blockers              []Blocker
+	BlockersTotal         int
+	Cycle                 []string
+	Waits                 []WaitEdge
+	Free, Locked          json.Number
+	Held                  json.RawMessage // of `watching`: rows; of `released`: a number
+	Code, Message, Leader string
+
+	PingInterval float64
+	Resumed      bool
 }
 
 // UnmarshalJSON decodes a blocker as the server sends it.
@@ -152,8 +157,7 @@ func toBig(n json.Number) *big.Int {
 }
 
 // notGranted returns the error for the end of a request.
-func (m *message) notGranted() error {
-	p := &m.Payload
+func (p *payload) notGranted() error {
 	switch p.Reason {
 	case "queue-timeout":
 		return &QueueTimeoutError{p.ID, fromMS(p.Waited), p.Blockers, p.BlockersTotal}
