@@ -941,3 +941,15 @@ func TestAddresses(t *testing.T) {
 		t.Error(addresses, err)
 	}
 }
+
+func TestServerOfAnotherNamespace(t *testing.T) {
+	f := newFake(t)
+	defer f.close()
+	dialed := start(func() (*Client, error) {
+		return Dial(background, Config{Addresses: []string{f.address()}, Namespace: "other", ConnectTimeout: time.Second})
+	})
+	f.handshake(false) // of the namespace "genie"
+	if _, err := dialed(); err == nil {
+		t.Fatal("a server of another namespace was accepted")
+	}
+}

@@ -293,6 +293,9 @@ func (c *Client) receive(conn *conn, line []byte) error {
 	}
 	switch m.Command {
 	case "welcome":
+		if wanted := c.config.Namespace; wanted != "" && p.Namespace != wanted {
+			return fmt.Errorf("the server serves the namespace %q, not %q", p.Namespace, wanted)
+		}
 		conn.resumed = p.Resumed
 		if interval := fromMS(p.PingInterval); interval > 0 {
 			conn.pingInterval = min(interval, c.config.ConnectTimeout/2)

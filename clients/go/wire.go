@@ -99,18 +99,17 @@ type payload struct {
 	Inspection
 	Change // of `event`; also the ID of all messages
 
-	Reason                string
-	Waited                float64
-	Blockers              []Blocker
-	BlockersTotal         int
-	Cycle                 []string
-	Waits                 []WaitEdge
-	Free, Locked          json.Number
-	Held                  json.RawMessage // of `watching`: rows; of `released`: a number
-	Code, Message, Leader string
+	Reason                           string
+	Blockers                         []Blocker
+	BlockersTotal                    int
+	Cycle                            []string
+	Waits                            []WaitEdge
+	Free, Locked                     json.Number
+	Held                             json.RawMessage // of `watching`: rows; of `released`: a number
+	Code, Message, Leader, Namespace string
 
-	PingInterval float64
-	Resumed      bool
+	Waited, PingInterval float64
+	Resumed              bool
 }
 
 // UnmarshalJSON decodes a blocker as the server sends it.
