@@ -13,6 +13,7 @@ package genie
 
 import (
 	"context"
+	"errors"
 	"math/big"
 	"strings"
 	"sync"
@@ -22,71 +23,60 @@ import (
 
 // Client is a client of Genie, made by Dial. All methods may be called from several goroutines.
 type Client struct {
-	config    Config
-	addresses []address // in the order of the next round of attempts; used by the goroutine of `run`
-	leader    *address  // as the last follower named it; used by the goroutine of `run`
-	hello     []byte
-	refs      atomic.Uint64   // the last ref
-	ctx       context.Context // ends with Close
-	cancel    context.CancelFunc
-	ready     chan struct{} // closed when the client is connected for the first time
-	stopped   chan struct{} // closed when `run` has returned
-	closeOnce sync.Once
+	config     Config
+	hello      []byte
+	ctx        context.Context // ends with Close
+	cancel     context.CancelFunc
+	stopped    chan struct{} // closed when `run` has returned
+	closeOnce  sync.Once
+	lastNumber atomic.Uint64 // of the calls
+
+	// The goroutine of `run` uses these.
+	addresses    []address // in the order in which they are tried next
+	leader       address   // as the last server named it; zero: it is not known
+	failedRounds int       // since the server has executed a command
 
 	mu          sync.Mutex
 	conn        *conn            // the connection whose handshake is complete; nil: there is none
 	calls       map[string]*call // the commands without an answer, by ref
 	locks       map[string]*Lock // the locks that the server may hold, by the ref of their request
 	watches     map[*Watch]bool  // the open watches
-	lastOrder   uint64           // of the commands
-	output      []byte           // commands that are not written to the connection yet
-	outputAdded *sync.Cond       // also when the connection has ended
-	outputTaken chan struct{}    // closed, and replaced, when output was written or dropped
-	timer       *time.Timer      // for the deadlines of callers
-	timerAt     time.Time        // zero: it is not set
-	lastFailure error            // why the last connection, or attempt to connect, has ended
+	lastFailure error            // the cause of ErrUnavailable
 	closed      error            // why the client is closed; nil: it is open
 }
 
 // Option is an option of Acquire, TryAcquire, AcquireAny, Do and Elect.
-type Option func(*request)
-
-// request is what Acquire requests.
-type request struct {
-	fields                           fields
-	queueTimeout, transactionTimeout time.Duration
-	watchdog                         bool
-}
+type Option func(*Lock)
 
 // NoTimeout as a queue timeout means to wait without a limit.
 const NoTimeout time.Duration = 1<<63 - 1
 
 // QueueTimeout limits the wait for the lock. Default: 10 s.
-func QueueTimeout(d time.Duration) Option { return func(r *request) { r.queueTimeout = d } }
+func QueueTimeout(d time.Duration) Option { return func(l *Lock) { l.request.QueueTimeout = toMS(d) } }
 
 // TransactionTimeout limits how long the lock is held, unless it is extended. Default: 10 s.
 func TransactionTimeout(d time.Duration) Option {
-	return func(r *request) { r.transactionTimeout = min(d, maxTimeout) }
+	return func(l *Lock) { l.request.TransactionTimeout = toMS(d) }
 }
 
 // Transaction names the one transaction to which the request belongs, such as "transfer-42". Requests of
 // one transaction do not block each other, and deadlocks between transactions are detected.
-func Transaction(name string) Option { return func(r *request) { r.fields.Transaction = name } }
+func Transaction(name string) Option { return func(l *Lock) { l.request.Transaction = name } }
 
 // Priority lets requests of a higher priority be granted first. Default: 0.
-func Priority(priority int) Option { return func(r *request) { r.fields.Priority = priority } }
+func Priority(priority int) Option { return func(l *Lock) { l.request.Priority = priority } }
 
 // Watchdog extends the lock automatically until it is released, so that the transaction timeout only
 // limits how long the lock outlives a crash of this process.
-func Watchdog() Option { return func(r *request) { r.watchdog = true } }
+func Watchdog() Option { return func(l *Lock) { l.watchdog = true } }
 
 // ReleaseOnDisconnect lets the server release the lock when the session of this client ends: when the
 // client is closed, or has no connection for SessionTimeout. Otherwise the lock then stays
 // held until its transaction timeout.
-func ReleaseOnDisconnect() Option { return func(r *request) { r.fields.OnDisconnect = "release" } }
+func ReleaseOnDisconnect() Option { return func(l *Lock) { l.request.OnDisconnect = "release" } }
 
 // Note is a text of at most 256 characters that operators see.
-func Note(note string) Option { return func(r *request) { r.fields.Note = note } }
+func Note(note string) Option { return func(l *Lock) { l.request.Note = note } }
 
 // Exclusive returns the resource that locks a name exclusively.
 func Exclusive(name string) string { return "exclusive:" + name }
@@ -94,42 +84,28 @@ func Exclusive(name string) string { return "exclusive:" + name }
 // Shared returns the resource that shares a name with other shared locks.
 func Shared(name string) string { return "shared:" + name }
 
-// Dial connects to the leader of the servers. It fails with ErrUnavailable if no server answers, or if no leader is
-// found within ConnectTimeout, and with a *RejectedError if the servers reject the token or the namespace.
+// Dial connects to the leader of the servers. It fails with ErrUnavailable if it finds no leader within ConnectTimeout,
+// and with a *RejectedError if the servers reject the token or the namespace.
 func Dial(ctx context.Context, config Config) (*Client, error) {
+	addresses, err := config.resolve()
+	if err != nil {
+		return nil, err
+	}
+	hello, err := encodeHello(&config)
+	if err != nil {
+		return nil, err
+	}
 	c := &Client{
-		ready: make(chan struct{}), stopped: make(chan struct{}), outputTaken: make(chan struct{}),
+		config: config, hello: hello, stopped: make(chan struct{}), addresses: addresses,
 		calls: map[string]*call{}, locks: map[string]*Lock{}, watches: map[*Watch]bool{},
-	}
-	c.outputAdded = sync.NewCond(&c.mu)
-	c.timer = time.AfterFunc(NoTimeout, c.onTimer)
-	var err error
-	if c.addresses, err = config.resolve(); err != nil {
-		return nil, err
-	}
-	c.config = config
-	if c.hello, err = c.encodeHello(); err != nil {
-		return nil, err
+		lastFailure: errors.New("no server has answered"),
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
+	connected := &call{name: "ping", fields: &fields{Ref: pingRef}, done: make(chan struct{})} // of the handshake
+	c.calls[pingRef] = connected
 	go c.run()
-	limited, cancel := context.WithTimeout(ctx, config.ConnectTimeout)
-	defer cancel()
-	select {
-	case <-c.ready:
-	case <-c.stopped:
-	case <-limited.Done():
-	}
-	c.mu.Lock()
-	if err = c.closed; err == nil {
-		if err = ctx.Err(); err == nil && limited.Err() != nil {
-			err = c.unavailable()
-		}
-	}
-	c.mu.Unlock()
-	if err != nil {
-		c.cancel()
-		<-c.stopped
+	if _, err := c.wait(ctx, connected, config.ConnectTimeout); err != nil {
+		c.Close()
 		return nil, err
 	}
 	return c, nil
@@ -141,24 +117,16 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 func (c *Client) Close() error {
 	c.closeOnce.Do(func() {
 		c.mu.Lock()
+		c.closed = ErrClosed
 		for _, r := range c.calls {
 			if r.name == "request" {
-				c.finish(r, ErrClosed)
-				c.cancelRequest(r)
+				c.abandon(r, ErrClosed)
 			}
 		}
-		if c.closed == nil {
-			c.closed = ErrClosed
-		}
-		conn := c.conn
-		var bye *call
+		conn, bye := c.conn, c.sendBackground("bye", &fields{}, nil)
+		c.mu.Unlock()
 		if conn != nil {
-			bye = c.sendBackground("bye", &fields{}, nil)
-		}
-		if bye != nil {
-			_ = c.wait(conn.ctx, bye, min(3*time.Second, c.config.ConnectTimeout))
-		} else {
-			c.mu.Unlock()
+			_, _ = c.wait(conn.ctx, bye, min(3*time.Second, c.config.ConnectTimeout))
 		}
 		c.cancel()
 		<-c.stopped
@@ -169,9 +137,7 @@ func (c *Client) Close() error {
 // Acquire waits until all of the resources can be locked at once. A resource is "exclusive:NAME",
 // "shared:NAME", or a NAME without a colon, which is exclusive. If ctx ends first, the request is cancelled.
 func (c *Client) Acquire(ctx context.Context, resources []string, opts ...Option) (*Lock, error) {
-	r := newRequest(opts)
-	r.fields.Resources = withModes(resources)
-	return c.acquire(ctx, r, r.fields.Resources)
+	return c.acquire(ctx, fields{Resources: withModes(resources)}, opts)
 }
 
 // TryAcquire locks the resources without waiting for other clients. If they cannot be locked now, the
@@ -199,20 +165,11 @@ func Weights(weights ...int64) []*big.Int {
 // AcquireAny locks free resources, in the given order, until their weights reach the target. Lock.Resources returns them.
 // It never waits for other clients: if the free resources are not enough, the error is an *InsufficientError.
 func (c *Client) AcquireAny(ctx context.Context, choices AnyOf, opts ...Option) (*Lock, error) {
-	r := newRequest(append(opts[:len(opts):len(opts)], QueueTimeout(0)))
-	r.fields.AnyOf, r.fields.Target = withModes(choices.Resources), choices.Target.String()
+	f := fields{AnyOf: withModes(choices.Resources), Target: choices.Target.String()}
 	for _, weight := range choices.Weights {
-		r.fields.Weights = append(r.fields.Weights, weight.String())
+		f.Weights = append(f.Weights, weight.String())
 	}
-	return c.acquire(ctx, r, r.fields.AnyOf)
-}
-
-func newRequest(opts []Option) *request {
-	r := &request{queueTimeout: defaultTimeout, transactionTimeout: defaultTimeout}
-	for _, option := range opts {
-		option(r)
-	}
-	return r
+	return c.acquire(ctx, f, append(opts[:len(opts):len(opts)], QueueTimeout(0)))
 }
 
 // withModes returns the resources as on the wire.
@@ -226,20 +183,22 @@ func withModes(resources []string) []string {
 	return list
 }
 
-func (c *Client) acquire(ctx context.Context, r *request, resources []string) (*Lock, error) {
-	l := &Lock{client: c, request: r, resources: resources}
-	if r.fields.TransactionTimeout = toMS(r.transactionTimeout); r.fields.AnyOf == nil {
-		r.fields.QueueTimeout = toMS(r.queueTimeout)
+func (c *Client) acquire(ctx context.Context, f fields, opts []Option) (*Lock, error) {
+	f.QueueTimeout, f.TransactionTimeout = toMS(defaultTimeout), toMS(defaultTimeout)
+	l := &Lock{client: c, request: f, resources: append(f.Resources, f.AnyOf...)}
+	for _, option := range opts {
+		option(l)
 	}
-	timeout := NoTimeout
-	if r.queueTimeout < maxTimeout {
-		timeout = r.queueTimeout + c.config.ConnectTimeout
+	limit, timeout := NoTimeout, l.timeout()
+	if queueTimeout := *l.request.QueueTimeout; queueTimeout < maxTimeoutMS {
+		limit = fromMS(queueTimeout) + c.config.ConnectTimeout
 	}
-	if _, err := c.do(ctx, "request", &r.fields, l, timeout); err != nil {
+	if _, err := c.do(ctx, "request", &l.request, l, limit); err != nil {
 		return nil, err
 	}
 	if l.late {
-		if err := l.extendLate(ctx); err != nil {
+		if err := l.Extend(ctx, timeout); err != nil { // it is unknown how long the lock is held
+			l.drop()
 			return nil, err
 		}
 	}
@@ -256,10 +215,7 @@ func (c *Client) Do(
 	if err != nil {
 		return err
 	}
-	defer func() {
-		released := lock.Release(ctx) // if ctx has ended, it does not wait for the answer
-		err = lock.result(ctx, err, released)
-	}()
+	defer func() { err = lock.result(ctx, err, lock.Release(ctx)) }() // if ctx has ended, it does not wait for the answer
 	return fn(lock.Context(ctx), lock)
 }
 
@@ -296,7 +252,7 @@ type Request struct {
 	Priority       float64
 	Since          time.Time     // of the grant; of a waiting request: of its arrival
 	ExpiresIn      time.Duration // until it times out; NoTimeout: it does not
-	Transaction    string
+	Transaction    string        `json:"transactionName"`
 	Note           string
 	Fence          int64     // of a held lock
 	Blockers       []Blocker // of a waiting request: the first ten
@@ -311,7 +267,7 @@ func (c *Client) Inspect(ctx context.Context, query Query) (*Inspection, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &answer.Payload.Inspection, nil
+	return &answer.Inspection, nil
 }
 
 // Ping checks whether the server executes commands.

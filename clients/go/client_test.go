@@ -176,7 +176,7 @@ func age(client *Client, d time.Duration) {
 	defer client.mu.Unlock()
 	client.conn.helloAt = client.conn.helloAt.Add(-d)
 	for _, r := range client.calls {
-		r.sentAt, r.firstAt = r.sentAt.Add(-d), r.firstAt.Add(-d)
+		r.sentAt = r.sentAt.Add(-d)
 	}
 }
 
@@ -394,6 +394,9 @@ func TestCancelWhileWaiting(t *testing.T) {
 
 func TestUnavailableIsRepeatedOnTheSameConnection(t *testing.T) {
 	_, p, client := connected(t, Config{})
+	client.mu.Lock()
+	client.failedRounds = 7
+	client.mu.Unlock()
 	acquired := acquire(client, "a")
 	ref := p.expect("request").text("ref")
 	for i := 0; i < 3; i++ {
@@ -402,7 +405,7 @@ func TestUnavailableIsRepeatedOnTheSameConnection(t *testing.T) {
 			t.Fatal("another ref:", again)
 		}
 	}
-	if hasAnswered(client) {
+	if failedRounds(client) != 7 {
 		t.Fatal("an unavailable server resets the backoff of reconnects")
 	}
 	p.send(locked1(17, ref))
@@ -416,15 +419,15 @@ func TestUnavailableIsRepeatedOnTheSameConnection(t *testing.T) {
 	if _, err := released(); err != nil {
 		t.Fatal(err)
 	}
-	if !hasAnswered(client) {
+	if failedRounds(client) != 0 {
 		t.Fatal("an executed command does not reset the backoff of reconnects")
 	}
 }
 
-func hasAnswered(client *Client) bool {
+func failedRounds(client *Client) int {
 	client.mu.Lock()
 	defer client.mu.Unlock()
-	return client.conn.answered
+	return client.failedRounds
 }
 
 func TestRedirect(t *testing.T) {
@@ -528,6 +531,41 @@ func TestAServerWithoutState(t *testing.T) {
 	}
 }
 
+func TestACancelledRequestThatWasGrantedIsReleasedInANewSession(t *testing.T) {
+	f, p, client := connected(t, Config{})
+	ctx, cancel := context.WithCancel(background)
+	acquired := start(func() (*Lock, error) { return client.Acquire(ctx, []string{"a"}) })
+	ref := p.expect("request").text("ref")
+	cancel()
+	if _, err := acquired(); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	p.expect("release")
+	p.send(locked1(17, ref))
+	p.Close()
+	p = f.handshake(false)
+	release := p.expect("release")
+	if release.text("id") != "17" || release.text("ref") == ref {
+		t.Fatal(release)
+	}
+}
+
+func TestALockThatExpiredDuringAnOutageIsReleased(t *testing.T) {
+	f, p, client, lock := hold(t, Config{})
+	p.Close()
+	p = f.accept()
+	p.expect("hello")
+	client.mu.Lock()
+	lock.expiresAt = time.Now()
+	client.mu.Unlock()
+	expectError(t, lock.Err(), ErrTransactionTimeout)
+	p.send(`{"command":"welcome","payload":{"protocol":1,"pingInterval":2000,"namespace":"genie","resumed":true,"ref":"hello"}}`,
+		`{"command":"locked","payload":{"id":17,"fence":117,"expiresIn":1000,"ref":"1"}}`)
+	p.pings = true
+	p.send(fmt.Sprintf(`{"command":"pong","payload":{"ref":%q}}`, p.expect("ping").text("ref")))
+	p.confirm(17)
+}
+
 func TestASessionBoundLockEndsWithTheSession(t *testing.T) {
 	f, p, _, lock := hold(t, Config{SessionTimeout: 100 * time.Millisecond}, TransactionTimeout(time.Hour), ReleaseOnDisconnect())
 	f.listener.Close()
@@ -576,7 +614,7 @@ func TestCallsEndWithoutAServer(t *testing.T) {
 func TestDialErrors(t *testing.T) {
 	f := newFake(t)
 	f.listener.Close()
-	_, err := Dial(background, Config{Addresses: []string{f.address()}})
+	_, err := Dial(background, Config{Addresses: []string{f.address()}, ConnectTimeout: 300 * time.Millisecond})
 	expectError(t, err, ErrUnavailable)
 	f = newFake(t)
 	dialled := start(func() (*Client, error) { return Dial(background, Config{Addresses: []string{f.address()}}) })
@@ -595,6 +633,14 @@ func TestDialErrors(t *testing.T) {
 	expectError(t, err, context.Canceled)
 	f.close()
 	checkNoGoroutines(t)
+}
+
+func TestDialTriesAgain(t *testing.T) {
+	f := newFake(t)
+	dialled := dial(t, Config{}, f)
+	f.accept().Close()
+	f.handshake(false)
+	dialled()
 }
 
 func TestAFinalErrorEndsTheClient(t *testing.T) {
@@ -655,7 +701,7 @@ func TestDo(t *testing.T) {
 
 	done = do(background, func(ctx context.Context, lock *Lock) error {
 		client.mu.Lock()
-		ref := lock.request.fields.Ref
+		ref := lock.request.Ref
 		client.mu.Unlock()
 		p.send(released1(17, "transaction-timeout", ref))
 		<-ctx.Done()
@@ -702,27 +748,64 @@ func TestWatchResynchronizes(t *testing.T) {
 			t.Fatal(change, err)
 		}
 	}
-	next(Change{"locked", "t/1", "exclusive", 1, "x"})
+	next(Change{State: "resync"})
+	next(Change{"locked", "t/1", "exclusive", 1, "x", false})
 	p.send(`{"command":"event","payload":{"state":"locked","resource":"t/2","mode":"shared","id":2}}`,
 		`{"command":"event","payload":{"state":"locked","resource":"u/2","mode":"shared","id":2}}`,
 		`{"command":"event","payload":{"state":"unlocked","resource":"t/1","mode":"exclusive","id":1}}`)
-	next(Change{"locked", "t/2", "shared", 2, ""})
-	next(Change{"unlocked", "t/1", "exclusive", 1, "x"})
+	next(Change{"locked", "t/2", "shared", 2, "", false})
+	next(Change{"unlocked", "t/1", "exclusive", 1, "x", false})
 	p.send(`{"command":"event","payload":{"state":"lagged"}}`)
 	watching(p, `{"resource":"t/2","mode":"exclusive","id":3}`)
 	next(Change{State: "resync"})
-	next(Change{"unlocked", "t/2", "shared", 2, ""})
-	next(Change{"locked", "t/2", "exclusive", 3, ""})
+	next(Change{"unlocked", "t/2", "shared", 2, "", false})
+	next(Change{"locked", "t/2", "exclusive", 3, "", false})
 	p.Close()
 	p = f.handshake(true)
 	watching(p, "")
 	next(Change{State: "resync"})
-	next(Change{"unlocked", "t/2", "exclusive", 3, ""})
+	next(Change{"unlocked", "t/2", "exclusive", 3, "", false})
 	waits := start(func() (Change, error) { return watch.Next(background) })
 	watch.Close()
 	_, err = waits()
 	expectError(t, err, ErrClosed)
 	p.expect("unwatch")
+}
+
+// A lock that a truncated snapshot lacks may be held; a lock that conflicts shows that it has ended.
+func TestATruncatedWatch(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	watch, err := client.Watch("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	watching := func(truncated bool, rows string) {
+		t.Helper()
+		p.send(fmt.Sprintf(`{"command":"watching","payload":{"prefix":"","held":[%s],"truncated":%v,"ref":%q}}`,
+			rows, truncated, p.expect("watch").text("ref")))
+	}
+	next := func(expected Change) {
+		t.Helper()
+		change, err := start(func() (Change, error) { return watch.Next(background) })()
+		if err != nil || change != expected {
+			t.Fatal(change, err)
+		}
+	}
+	watching(false, `{"resource":"a","mode":"shared","id":1},{"resource":"b","mode":"shared","id":2,"transactionName":"x"}`)
+	next(Change{State: "resync"})
+	for i := 0; i < 2; i++ { // in any order
+		if change, err := watch.Next(background); err != nil || change.State != "locked" {
+			t.Fatal(change, err)
+		}
+	}
+	p.send(`{"command":"event","payload":{"state":"lagged"}}`)
+	watching(true, "")
+	next(Change{State: "resync", Truncated: true})
+	p.send(`{"command":"event","payload":{"state":"locked","resource":"b","mode":"exclusive","id":3,"transactionName":"x"}}`,
+		`{"command":"event","payload":{"state":"locked","resource":"a","mode":"exclusive","id":4}}`)
+	next(Change{"locked", "b", "exclusive", 3, "x", false})
+	next(Change{"unlocked", "a", "shared", 1, "", false})
+	next(Change{"locked", "a", "exclusive", 4, "", false})
 }
 
 func TestAWatchThatIsNotConsumedIsBounded(t *testing.T) {
@@ -789,7 +872,7 @@ func TestBackPressure(t *testing.T) {
 	unsent := func() int {
 		client.mu.Lock()
 		defer client.mu.Unlock()
-		return len(client.output)
+		return len(client.conn.output)
 	}
 	for end := time.Now().Add(limit); unsent() <= maxUnsent; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -826,6 +909,13 @@ func TestConcurrentCallsAreWrittenTogether(t *testing.T) {
 	}
 }
 
+func text1(a address) string {
+	if a.tls != nil {
+		return tlsPrefix + a.hostPort
+	}
+	return a.hostPort
+}
+
 func TestAddresses(t *testing.T) {
 	t.Setenv("GENIE_PORT", "7100")
 	for text, expected := range map[string]string{
@@ -834,7 +924,7 @@ func TestAddresses(t *testing.T) {
 	} {
 		config := Config{Addresses: []string{text}}
 		addresses, err := config.resolve()
-		if err != nil || addresses[0].String() != expected {
+		if err != nil || text1(addresses[0]) != expected {
 			t.Errorf("%s: %v %v", text, addresses, err)
 		}
 	}
@@ -847,7 +937,19 @@ func TestAddresses(t *testing.T) {
 	t.Setenv("GENIE_HOST", " a:1, genies://b ,")
 	config := Config{}
 	addresses, err := config.resolve()
-	if err != nil || fmt.Sprint(addresses) != "[genies://a:1 genies://b:7100]" {
+	if err != nil || len(addresses) != 2 || text1(addresses[0]) != "genies://a:1" || text1(addresses[1]) != "genies://b:7100" {
 		t.Error(addresses, err)
+	}
+}
+
+func TestServerOfAnotherNamespace(t *testing.T) {
+	f := newFake(t)
+	defer f.close()
+	dialed := start(func() (*Client, error) {
+		return Dial(background, Config{Addresses: []string{f.address()}, Namespace: "other", ConnectTimeout: time.Second})
+	})
+	f.handshake(false) // of the namespace "genie"
+	if _, err := dialed(); err == nil {
+		t.Fatal("a server of another namespace was accepted")
 	}
 }

@@ -3,7 +3,6 @@ package genie
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -53,13 +52,6 @@ type address struct {
 	tls      *tls.Config
 }
 
-func (a address) String() string {
-	if a.tls != nil {
-		return tlsPrefix + a.hostPort
-	}
-	return a.hostPort
-}
-
 // resolve fills the zero fields from the environment, and returns the addresses.
 func (c *Config) resolve() ([]address, error) {
 	for _, timeout := range []*time.Duration{&c.SessionTimeout, &c.ConnectTimeout} {
@@ -73,12 +65,8 @@ func (c *Config) resolve() ([]address, error) {
 	if c.Logf == nil {
 		c.Logf = func(string, ...any) {}
 	}
-	if c.Namespace == "" {
-		c.Namespace = os.Getenv("GENIE_NAMESPACE")
-	}
-	if c.Token == "" {
-		c.Token = os.Getenv("GENIE_TOKEN")
-	}
+	c.Namespace = firstOf(c.Namespace, os.Getenv("GENIE_NAMESPACE"))
+	c.Token = firstOf(c.Token, os.Getenv("GENIE_TOKEN"))
 	if path := os.Getenv("GENIE_TOKEN_FILE"); c.Token == "" && path != "" {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -90,37 +78,26 @@ func (c *Config) resolve() ([]address, error) {
 		}
 		c.Token = words[0]
 	}
-	return c.resolveAddresses()
-}
-
-func (c *Config) resolveAddresses() (addresses []address, err error) {
-	texts := c.Addresses
+	list := firstOf(strings.Join(c.Addresses, ","), os.Getenv("GENIE_HOST"))
+	texts := strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 	if len(texts) == 0 {
-		texts = strings.Split(os.Getenv("GENIE_HOST"), ",")
+		texts = []string{defaultHost}
 	}
+	port := firstOf(os.Getenv("GENIE_PORT"), defaultPort)
 	config := c.TLS
-	if config == nil && strings.Contains(strings.Join(texts, ","), tlsPrefix) {
+	if config == nil && strings.Contains(list, tlsPrefix) {
+		var err error
 		if config, err = tlsFromEnvironment(); err != nil {
 			return nil, err
 		}
 	}
-	port := os.Getenv("GENIE_PORT")
-	if port == "" {
-		port = defaultPort
-	}
+	var addresses []address
 	for _, text := range texts {
-		text = strings.TrimSpace(text)
-		if text == "" && len(texts) > 1 {
-			continue
-		}
 		parsed, err := parseAddress(text, port, config)
 		if err != nil {
 			return nil, err
 		}
 		addresses = append(addresses, parsed)
-	}
-	if len(addresses) == 0 {
-		return nil, errors.New("genie: there is no server address")
 	}
 	return addresses, nil
 }
@@ -135,11 +112,9 @@ func parseAddress(text, port string, config *tls.Config) (address, error) {
 	if err != nil {
 		host, number, err = net.SplitHostPort(hostPort + ":" + port)
 	}
-	if n, invalid := strconv.ParseUint(number, 10, 16); err != nil || invalid != nil || n == 0 || strings.ContainsAny(host, "/[]") {
+	n, invalid := strconv.ParseUint(number, 10, 16)
+	if err != nil || invalid != nil || n == 0 || host == "" || strings.ContainsAny(host, "/[]") {
 		return address{}, fmt.Errorf("genie: %q: an address is HOST, HOST:PORT or [IPv6]:PORT, with a port from 1 to 65535", text)
-	}
-	if host == "" {
-		host = defaultHost
 	}
 	return address{net.JoinHostPort(host, number), config}, nil
 }
@@ -157,18 +132,22 @@ func tlsFromEnvironment() (*tls.Config, error) {
 			return nil, fmt.Errorf("genie: GENIE_TLS_CA: %s contains no certificate", ca)
 		}
 	}
-	if certificate == "" && key != "" {
-		return nil, errors.New("genie: GENIE_TLS_KEY is set without GENIE_TLS_CERT: set the client's certificate, too")
-	}
-	if certificate != "" {
-		if key == "" {
-			key = certificate // one file may contain both
-		}
-		pair, err := tls.LoadX509KeyPair(certificate, key)
+	if certificate != "" || key != "" {
+		pair, err := tls.LoadX509KeyPair(certificate, firstOf(key, certificate)) // one file may contain both
 		if err != nil {
-			return nil, fmt.Errorf("genie: GENIE_TLS_CERT: %w", err)
+			return nil, fmt.Errorf("genie: GENIE_TLS_CERT and GENIE_TLS_KEY: %w", err)
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}
 	return config, nil
+}
+
+// firstOf returns the first text that is not empty.
+func firstOf(texts ...string) string {
+	for _, text := range texts {
+		if text != "" {
+			return text
+		}
+	}
+	return ""
 }

@@ -37,7 +37,7 @@ type Blocker struct {
 	Mode        string // "shared" or "exclusive"
 	State       string // "held" or "queued"
 	Since       time.Time
-	Transaction string
+	Transaction string `json:"transactionName"`
 	Note        string
 }
 
@@ -49,10 +49,7 @@ func (b Blocker) String() string {
 	if b.Note != "" {
 		text += fmt.Sprintf(" (%s)", b.Note)
 	}
-	verb := "holds"
-	if b.State != "held" {
-		verb = "waits for"
-	}
+	verb := map[string]string{"held": "holds", "queued": "waits for"}[b.State]
 	return fmt.Sprintf("%s %s %s:%s", text, verb, b.Mode, b.Resource)
 }
 
@@ -129,24 +126,19 @@ type LostError struct {
 	Err error
 }
 
+var lostReasons = map[string]string{
+	reasonTransactionTimeout: "it was held for longer than its transaction timeout",
+	reasonDisconnected:       "its session ended",
+	reasonSuccess:            "it was released by its id",
+	reasonLost:               "the server does not know it any more",
+}
+
 func (e *LostError) Error() string {
-	text := fmt.Sprintf("genie: lock %d was lost: ", e.ID)
-	switch e.Reason {
-	case reasonTransactionTimeout:
-		text += "it was held for longer than its transaction timeout"
-	case reasonDisconnected:
-		text += "its session ended"
-	case reasonSuccess:
-		text += "it was released by its id"
-	case reasonLost:
-		text += "the server does not know it any more"
-	default:
-		text += e.Reason
-	}
+	reason := firstOf(lostReasons[e.Reason], e.Reason)
 	if e.Err != nil {
-		text += " (" + e.Err.Error() + ")"
+		reason += " (" + e.Err.Error() + ")"
 	}
-	return text
+	return fmt.Sprintf("genie: lock %d was lost: %s", e.ID, reason)
 }
 
 // Is reports whether target is ErrLockLost or, after a timeout, ErrTransactionTimeout.

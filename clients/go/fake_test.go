@@ -76,12 +76,12 @@ func (f *fake) handshake(resumed bool, messages ...string) *peer {
 	return p
 }
 
-type payload map[string]any
+type received map[string]any
 
-func (p payload) text(name string) string { return fmt.Sprint(p[name]) }
+func (p received) text(name string) string { return fmt.Sprint(p[name]) }
 
 // expect reads the next command, which must have this name.
-func (p *peer) expect(command string) payload {
+func (p *peer) expect(command string) received {
 	p.t.Helper()
 	line, err := p.lines.ReadBytes('\n')
 	if err != nil {
@@ -89,7 +89,7 @@ func (p *peer) expect(command string) payload {
 	}
 	var message struct {
 		Command string
-		Payload payload
+		Payload received
 	}
 	if err := json.Unmarshal(line, &message); err != nil {
 		p.t.Fatalf("%s: %v", line, err)
@@ -128,7 +128,7 @@ func (p *peer) expectClosed() {
 }
 
 // grant expects a request and grants it.
-func (p *peer) grant(id int) payload {
+func (p *peer) grant(id int) received {
 	p.t.Helper()
 	request := p.expect("request")
 	p.send(locked1(id, request.text("ref")))

@@ -234,6 +234,9 @@ func TestLeaderIsKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if change, err := watch.Next(background); err != nil || change.State != "resync" || change.Truncated {
+		t.Fatal(change, err)
+	}
 	if change, err := watch.Next(background); err != nil || change.ID != kept.ID() {
 		t.Fatal(change, err)
 	}

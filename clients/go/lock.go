@@ -7,11 +7,15 @@ import (
 	"time"
 )
 
+// If more than this part of its transaction timeout may have passed when a grant arrives, the lock is extended first.
+const maxPassedShare = 4
+
 // Lock is a granted lock. It survives a reconnect of its client. It ends with Release, or is lost: after
 // its transaction timeout, if another client releases it by its id, or if the server loses its state.
 type Lock struct {
 	client    *Client
-	request   *request
+	request   fields // TransactionTimeout: that of the last extension
+	watchdog  bool
 	resources []string // of AcquireAny: the choices, and after the grant those that are locked
 	id, fence int64
 	late      bool // when the grant arrived, too little of the timeout remained for certain
@@ -42,8 +46,7 @@ func (l *Lock) Resources() []string { return append([]string(nil), l.resources..
 func (l *Lock) Err() error {
 	l.client.mu.Lock()
 	defer l.client.mu.Unlock()
-	l.checkExpiry()
-	return l.err
+	return l.checkExpiry()
 }
 
 // Context returns a copy of ctx that is also cancelled when the lock is lost or released. Err tells which. The lock
@@ -53,7 +56,7 @@ func (l *Lock) Context(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
 	l.client.mu.Lock()
 	defer l.client.mu.Unlock()
-	if l.checkExpiry(); l.err != nil {
+	if l.checkExpiry() != nil {
 		cancel()
 	}
 	l.contexts = append(l.contexts, cancel)
@@ -67,8 +70,11 @@ func (l *Lock) Extend(ctx context.Context, timeout time.Duration) error {
 	if err := l.Err(); err != nil {
 		return err
 	}
-	_, err := l.client.do(ctx, "extend", l.extension(timeout), l, l.client.config.ConnectTimeout)
-	return err
+	f := &fields{ID: l.id, TransactionTimeout: toMS(timeout)}
+	if _, err := l.client.do(ctx, "extend", f, l, l.client.config.ConnectTimeout); err != nil {
+		return err
+	}
+	return l.Err() // the answer may be late
 }
 
 // Release releases the lock and waits for the server's confirmation. If the lock was lost before, Release
@@ -76,44 +82,37 @@ func (l *Lock) Extend(ctx context.Context, timeout time.Duration) error {
 // no server confirms within ConnectTimeout, the client keeps trying in the background. A second
 // Release of a released lock does nothing.
 func (l *Lock) Release(ctx context.Context) error {
-	c := l.client
-	c.mu.Lock()
-	l.drop()
-	if l.release != nil {
-		return c.wait(ctx, l.release, c.config.ConnectTimeout)
-	}
-	defer c.mu.Unlock()
-	return l.err
-}
-
-// extendLate extends a lock that its caller does not have yet. If that fails, it is unknown how long the lock is held.
-func (l *Lock) extendLate(ctx context.Context) error {
-	c := l.client
-	_, err := c.do(ctx, "extend", l.extension(l.request.transactionTimeout), l, c.config.ConnectTimeout)
-	if err == nil {
-		err = l.Err() // the answer may be late, too
-	}
-	if err != nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		l.drop()
+	release, err := l.drop()
+	if release != nil {
+		_, err = l.client.wait(ctx, release, l.client.config.ConnectTimeout)
 	}
 	return err
 }
 
-// result returns the error of Do, from that of its function and that of the release.
+// drop ends the lock for its holder, and releases it if the server may hold it. It returns the release, or why the lock had
+// ended before.
+func (l *Lock) drop() (*call, error) {
+	l.client.mu.Lock()
+	defer l.client.mu.Unlock()
+	_ = l.checkExpiry()
+	l.sendRelease()
+	l.end(ErrReleased)
+	return l.release, l.err
+}
+
+// result returns the error of Do: that of its function, that of the release, or the loss of the lock.
 func (l *Lock) result(ctx context.Context, err, released error) error {
 	var lost *LostError
-	switch {
-	case errors.As(l.Err(), &lost) && !errors.Is(err, lost):
-		if errors.Is(err, context.Canceled) && ctx.Err() == nil {
-			return lost // fn has returned because of the loss
+	if !errors.As(l.Err(), &lost) || errors.Is(err, lost) {
+		if err == nil && ctx.Err() == nil {
+			return released
 		}
-		return &LostError{ID: lost.ID, Reason: lost.Reason, Err: err}
-	case err == nil && ctx.Err() == nil:
-		return released
+		return err
 	}
-	return err
+	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+		err = nil // the function has returned because of the loss
+	}
+	return &LostError{lost.ID, lost.Reason, err}
 }
 
 // The rest is called with Client.mu held.
@@ -126,70 +125,44 @@ func (l *Lock) hold(since time.Time, timeout time.Duration) {
 
 // setTimer sets the timer of a lock that is held, if its watchdog or a context needs one: Err reads the clock itself.
 func (l *Lock) setTimer() {
-	if l.err != nil || !l.request.watchdog && l.contexts == nil {
+	if l.err != nil || !l.watchdog && l.contexts == nil {
 		return
 	}
 	if l.timer == nil {
 		l.timer = time.AfterFunc(NoTimeout, l.onTimer)
 	}
-	next := l.expiresAt
-	if l.request.watchdog && l.renewAt.Before(next) {
-		next = l.renewAt
+	next := time.Until(l.expiresAt)
+	if l.watchdog {
+		next = min(next, time.Until(l.renewAt))
 	}
-	l.timer.Reset(time.Until(next))
+	l.timer.Reset(next)
 }
 
 func (l *Lock) onTimer() {
 	l.client.mu.Lock()
 	defer l.client.mu.Unlock()
-	if l.checkExpiry(); l.err != nil {
+	if l.checkExpiry() != nil {
 		return
 	}
-	if l.request.watchdog && !time.Now().Before(l.renewAt) {
-		l.renew()
+	if l.watchdog && !time.Now().Before(l.renewAt) {
+		l.renewAt = time.Now().Add(l.timeout() / 3)
+		l.client.sendBackground("extend", &fields{ID: l.id, TransactionTimeout: l.request.TransactionTimeout}, l)
 	}
 	l.setTimer()
 }
 
-// renew extends the lock for its watchdog.
-func (l *Lock) renew() {
-	l.renewAt = time.Now().Add(l.request.transactionTimeout / 3)
-	if l.client.conn != nil {
-		l.client.sendBackground("extend", l.extension(l.request.transactionTimeout), l)
-	}
-}
-
-func (l *Lock) extension(timeout time.Duration) *fields {
-	return &fields{ID: l.id, TransactionTimeout: toMS(timeout)}
-}
-
-// drop ends the lock for its holder, and releases it if the server may hold it.
-func (l *Lock) drop() {
-	l.checkExpiry()
-	if l.release == nil && l.client.locks[l.request.fields.Ref] == l {
-		l.sendRelease()
-	}
-	l.end(ErrReleased)
-}
-
-// sendRelease releases the lock at the server.
-func (l *Lock) sendRelease() { l.release = l.client.sendBackground("release", &fields{ID: l.id}, l) }
-
-// checkExpiry ends the lock if its time has passed. The server may hold it for longer: until it reports the end, the lock
-// remains in Client.locks, so that it is released by Release, or after a reconnect.
-func (l *Lock) checkExpiry() {
+// checkExpiry ends the lock if its time has passed, and returns why it has ended. The server may hold the lock for longer:
+// until it reports the end, the lock remains in Client.locks, so that it is released by Release, or after a reconnect.
+func (l *Lock) checkExpiry() error {
 	if l.err == nil && !time.Now().Before(l.expiresAt) {
-		l.end(&LostError{ID: l.id, Reason: l.expiryReason})
+		l.end(l.lost(l.expiryReason))
 	}
+	return l.err
 }
 
-// lose ends the lock for a reason of the server. The lock may have ended before the server received its release.
-func (l *Lock) lose(reason string) {
-	if l.err == ErrReleased && reason != reasonSuccess {
-		l.err = &LostError{ID: l.id, Reason: reason}
-	}
-	l.end(&LostError{ID: l.id, Reason: reason})
-}
+func (l *Lock) timeout() time.Duration { return fromMS(*l.request.TransactionTimeout) }
+
+func (l *Lock) lost(reason string) *LostError { return &LostError{ID: l.id, Reason: reason} }
 
 // end ends the lock for its holder, unless it has ended before.
 func (l *Lock) end(err error) {
@@ -205,17 +178,93 @@ func (l *Lock) end(err error) {
 	}
 }
 
+// sendRelease releases the lock at the server, if the server may hold it and no release was sent.
+func (l *Lock) sendRelease() {
+	if l.release == nil && l.client.locks[l.request.Ref] == l {
+		l.release = l.client.sendBackground("release", &fields{ID: l.id}, l)
+	}
+}
+
+// onGranted handles the grant of a request.
+func (l *Lock) onGranted(conn *conn, r *call, p *payload) {
+	l.client.locks[p.Ref] = l
+	l.id, l.fence, l.confirmedOn = p.ID, p.Fence, conn
+	if p.Resources != nil {
+		l.choose(p.Resources)
+	}
+	start, remaining := r.sentAt, l.timeout() // the message may be late, but the server granted the lock after the start
+	if p.ExpiresIn != nil {
+		start, remaining = conn.helloAt, fromMS(*p.ExpiresIn)
+	}
+	if l.late = time.Until(start.Add(remaining)) < l.timeout()-l.timeout()/maxPassedShare; l.late {
+		remaining = NoTimeout // until the answer to the extension; nobody uses the lock before
+	}
+	l.hold(start, remaining)
+	l.client.finish(r, nil)
+}
+
 // choose notes which resources of an AcquireAny were locked. The names have no modes.
 func (l *Lock) choose(names []string) {
-	chosen := map[string]bool{}
-	for _, name := range names {
-		chosen[name] = true
+	choices := map[string]string{}
+	for _, resource := range l.resources {
+		_, name, _ := strings.Cut(resource, ":")
+		choices[name] = resource
 	}
-	choices := l.resources
 	l.resources = nil
-	for _, resource := range choices {
-		if _, name, _ := strings.Cut(resource, ":"); chosen[name] {
-			l.resources = append(l.resources, resource)
+	for _, name := range names {
+		l.resources = append(l.resources, choices[name])
+	}
+}
+
+// onReported handles the report that the server still holds the lock.
+func (l *Lock) onReported(conn *conn, p *payload) {
+	l.confirmedOn = conn
+	if l.err != nil { // by this client's clock
+		l.sendRelease()
+	} else if p.ExpiresIn != nil {
+		l.hold(conn.helloAt, fromMS(*p.ExpiresIn))
+	}
+}
+
+// onExtended handles the answer to an extend.
+func (l *Lock) onExtended(r *call) {
+	if l.err != nil { // by this client's clock
+		l.sendRelease()
+	} else {
+		l.request.TransactionTimeout = r.fields.TransactionTimeout
+		l.hold(r.sentAt, l.timeout())
+	}
+	l.client.finish(r, l.err)
+}
+
+// onEnded handles the end of the lock at the server, as a notification or as the answer to a release or an extend.
+func (l *Lock) onEnded(r *call, reason string) {
+	if r == nil && l.release != nil && reason == reasonSuccess {
+		return // the answer to the release follows
+	}
+	delete(l.client.locks, l.request.Ref)
+	if l.err == ErrReleased && reason != reasonSuccess { // before the server received the release
+		l.err = l.lost(reason)
+	}
+	l.end(l.lost(reason))
+	released := l.err
+	if released == ErrReleased {
+		released = nil
+	}
+	l.client.finish(l.release, released)
+	l.client.finish(r, l.err)
+}
+
+// onResumed handles the end of the handshake: the server has reported the locks that it holds.
+func (l *Lock) onResumed(conn *conn) {
+	switch {
+	case l.confirmedOn != conn && l.release == nil: // it is lost: the answer to a release contains the reason
+		l.sendRelease()
+		if !conn.resumed {
+			l.end(l.lost(reasonLost))
 		}
+	case l.confirmedOn == conn && l.watchdog: // the last extension may have been lost
+		l.renewAt = time.Now()
+		l.setTimer()
 	}
 }

@@ -2,9 +2,13 @@ package genie
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand"
+	"math"
+	mathrand "math/rand"
 	"sort"
 	"strconv"
 	"time"
@@ -20,117 +24,66 @@ import (
 const (
 	helloRef = "hello"
 	pingRef  = "resume" // of the ping after `hello`
-
-	maxUnsent = 1 << 20 // bytes that may wait to be sent; new calls wait beyond it
-	maxInline = 4 << 10 // bytes of a command that its caller writes to the connection
-
-	minTimer = 10 * time.Millisecond // bounds the cost of the scans of all calls for those that are overdue
-
-	// If more than this part of its transaction timeout may have passed when a grant arrives, the lock is extended first.
-	maxPassedShare = 4
 )
 
 // call is a command without an answer.
 type call struct {
-	name       string // of the command; "cancel": a release by the ref of the request
+	number     uint64 // the order of the commands; also the ref of most
+	name       string
 	fields     *fields
 	line       []byte
-	order      uint64 // of the first sending, among all commands
-	lock       *Lock  // of a request, an extend and most releases
-	watch      *Watch // of a watch
-	background bool   // nobody waits: it is not sent again on another connection, unless it is a release
-	sentAt     time.Time
-	firstAt    time.Time     // when it was sent for the first time in this session of the server; zero: it was not sent
-	retries    int           // after the error `unavailable`
-	id         int64         // of a cancel: the lock that was granted nevertheless
-	deadline   time.Time     // when its callers give up
-	overdue    chan struct{} // closed at the deadline; nil: no caller waits
+	lock       *Lock     // of a request, an extend and most releases
+	watch      *Watch    // of a watch
+	background bool      // nobody waits: it is not sent again on another connection, unless it is a release
+	sentAt     time.Time // zero: it was not sent. See write
+	retries    int       // after the error `unavailable`
+	id         int64     // of the release of a cancelled request: the lock that was granted nevertheless
 	done       chan struct{}
-	answer     *message
+	answer     *payload
 	err        error
 }
 
+// encodeHello returns the first two lines of each connection.
+func encodeHello(config *Config) ([]byte, error) {
+	secret := make([]byte, 24)
+	if _, err := rand.Read(secret); err != nil {
+		return nil, fmt.Errorf("genie: %w", err)
+	}
+	f := &fields{
+		Protocol: protocolVersion, Client: clientName, Quiet: true, Token: config.Token, Namespace: config.Namespace,
+		Session: base64.RawURLEncoding.EncodeToString(secret), SessionTimeout: toMS(config.SessionTimeout), Ref: helloRef,
+	}
+	hello := encode("hello", f)
+	return append(hello, encode("ping", &fields{Ref: pingRef})...), f.check(hello)
+}
+
+// newCall returns a call that was not sent. It has a ref of its own, unless it is the release of a cancelled request.
 func (c *Client) newCall(name string, f *fields, l *Lock) *call {
-	f.Ref = strconv.FormatUint(c.refs.Add(1), 10)
-	return &call{name: name, fields: f, line: encode(name, f), lock: l, done: make(chan struct{})}
+	number := c.lastNumber.Add(1)
+	if f.Ref == "" {
+		f.Ref = strconv.FormatUint(number, 10)
+	}
+	return &call{number: number, name: name, fields: f, line: encode(name, f), lock: l, done: make(chan struct{})}
 }
 
 // do sends a command and waits for its answer.
-func (c *Client) do(ctx context.Context, name string, f *fields, l *Lock, timeout time.Duration) (*message, error) {
+func (c *Client) do(ctx context.Context, name string, f *fields, l *Lock, timeout time.Duration) (*payload, error) {
 	r := c.newCall(name, f, l)
 	if err := f.check(r.line); err != nil {
 		return nil, err
 	}
-	c.mu.Lock()
-	err := c.admit(ctx)
-	if err != nil {
-		c.mu.Unlock()
+	if err := c.submit(ctx, r); err != nil {
 		return nil, err
 	}
-	c.send(r)
-	err = c.wait(ctx, r, timeout)
-	return r.answer, err
+	return c.wait(ctx, r, timeout)
 }
 
-// wait waits for the answer of a call. Called with Client.mu held, which it releases.
-func (c *Client) wait(ctx context.Context, r *call, timeout time.Duration) error {
-	if r.overdue == nil {
-		r.overdue = make(chan struct{})
-	}
-	overdue := r.overdue
-	r.deadline = time.Now().Add(timeout)
-	c.setTimer(r.deadline)
-	c.mu.Unlock()
-	select {
-	case <-r.done:
-		return r.err
-	case <-overdue:
-	case <-ctx.Done():
-	}
+// submit sends a command. It waits while too many bytes are unsent.
+func (c *Client) submit(ctx context.Context, r *call) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.calls[r.fields.Ref] != r { // answered meanwhile
-		return r.err
-	}
-	c.abandon(r)
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return c.unavailable()
-}
-
-// The rest is called with Client.mu held.
-
-// setTimer sets the timer of all callers for a deadline, unless it is set for an earlier one. A timer for each caller would
-// cost more than the rest of its call.
-func (c *Client) setTimer(deadline time.Time) {
-	if c.timerAt.IsZero() || deadline.Before(c.timerAt) {
-		c.timerAt = deadline
-		c.timer.Reset(max(time.Until(deadline), minTimer))
-	}
-}
-
-// onTimer wakes the callers whose deadline has passed.
-func (c *Client) onTimer() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.timerAt = time.Time{}
-	for _, r := range c.calls {
-		if r.overdue == nil {
-			continue
-		} else if time.Now().Before(r.deadline) {
-			c.setTimer(r.deadline)
-		} else {
-			close(r.overdue)
-			r.overdue = nil
-		}
-	}
-}
-
-// admit returns an error if no call is possible. It waits while too many bytes are unsent.
-func (c *Client) admit(ctx context.Context) error {
-	for c.closed == nil && ctx.Err() == nil && len(c.output) > maxUnsent {
-		taken := c.outputTaken
+	for c.closed == nil && ctx.Err() == nil && c.conn != nil && len(c.conn.output) > maxUnsent {
+		taken := c.conn.outputTaken
 		c.mu.Unlock()
 		select {
 		case <-taken:
@@ -141,18 +94,39 @@ func (c *Client) admit(ctx context.Context) error {
 	if c.closed != nil {
 		return c.closed
 	}
-	return ctx.Err()
-}
-
-// unavailable returns the error for a caller that no server has answered in time.
-func (c *Client) unavailable() error {
-	if c.conn != nil {
-		return fmt.Errorf("%w: %v does not answer", ErrUnavailable, c.conn.address)
+	if err := ctx.Err(); err != nil {
+		return err
 	}
-	return fmt.Errorf("%w: %v", ErrUnavailable, c.lastFailure)
+	c.send(r)
+	return nil
 }
 
-// log logs without the mutex.
+// wait waits for the answer to a call.
+func (c *Client) wait(ctx context.Context, r *call, timeout time.Duration) (*payload, error) {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-r.done:
+		return r.answer, r.err
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls[r.fields.Ref] != r { // answered meanwhile
+		return r.answer, r.err
+	}
+	err := ctx.Err()
+	if err == nil {
+		err = fmt.Errorf("%w: %v", ErrUnavailable, c.lastFailure)
+	}
+	c.abandon(r, err)
+	return nil, err
+}
+
+// The rest is called with Client.mu held.
+
+// log logs without the mutex, because the function may be slow.
 func (c *Client) log(format string, arguments ...any) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
@@ -161,8 +135,6 @@ func (c *Client) log(format string, arguments ...any) {
 
 // send registers a call and sends it, now or on the next connection.
 func (c *Client) send(r *call) {
-	c.lastOrder++
-	r.order = c.lastOrder
 	c.calls[r.fields.Ref] = r
 	if c.conn != nil {
 		c.write(r)
@@ -177,44 +149,45 @@ func (c *Client) sendBackground(name string, f *fields, l *Lock) *call {
 	return r
 }
 
+// write sends a call on the connection. If the server answers it there, it has not executed it before r.sentAt.
 func (c *Client) write(r *call) {
-	r.sentAt = time.Now()
-	if r.firstAt.IsZero() {
-		r.firstAt = r.sentAt
+	conn := c.conn
+	if r.sentAt.IsZero() || r.sentAt.After(conn.helloAt) {
+		r.sentAt = time.Now()
+	} else { // it was sent on an earlier connection, and may be answered from now on
+		r.sentAt = conn.helloAt
 	}
-	if len(c.calls) == 1 && len(c.output) == 0 && len(r.line) <= maxInline {
+	if len(c.calls) == 1 && len(conn.output) == 0 && len(r.line) <= maxInline {
 		// This saves a switch of goroutines. It cannot block: the server has answered, so it has read, all earlier commands.
-		if _, err := c.conn.Write(r.line); err != nil {
-			c.conn.close() // the reader handles the end of the connection
+		if _, err := conn.Write(r.line); err != nil {
+			conn.close() // the reader handles the end of the connection
 		}
 		return
 	}
-	c.output = append(c.output, r.line...)
-	c.outputAdded.Signal()
+	if len(conn.output) == 0 {
+		conn.outputAdded <- struct{}{} // does not wait: there was one value for the output that was taken
+	}
+	conn.output = append(conn.output, r.line...)
 }
 
-// finish ends a call, and wakes its caller.
+// finish ends a call, unless it has ended before, and wakes its caller.
 func (c *Client) finish(r *call, err error) {
-	delete(c.calls, r.fields.Ref)
-	r.err = err
-	close(r.done)
-}
-
-// abandon gives up a call whose caller does not wait any longer.
-func (c *Client) abandon(r *call) {
-	if r.name == "request" {
+	if r != nil && c.calls[r.fields.Ref] == r {
 		delete(c.calls, r.fields.Ref)
-		c.cancelRequest(r)
-	} else {
-		r.background = true // an extend that was sent may still change the lock
+		r.err = err
+		close(r.done)
 	}
 }
 
-// cancelRequest cancels a request that is no longer in Client.calls.
-func (c *Client) cancelRequest(r *call) {
-	if !r.firstAt.IsZero() {
-		f := &fields{Ref: r.fields.Ref}
-		c.send(&call{name: "cancel", fields: f, line: encode("release", f), done: make(chan struct{})})
+// abandon gives up a call, whose caller gets the error.
+func (c *Client) abandon(r *call, err error) {
+	if r.name != "request" {
+		r.background = true // an extend that was sent may still change the lock
+		return
+	}
+	c.finish(r, err)
+	if !r.sentAt.IsZero() {
+		c.sendBackground("release", &fields{Ref: r.fields.Ref}, nil)
 	}
 }
 
@@ -237,26 +210,21 @@ func (c *Client) shut(err error) {
 
 // resume completes the handshake: the server has sent the state of all requests of the session.
 func (c *Client) resume(conn *conn) {
+	conn.handshake.Stop()
+	c.finish(c.calls[pingRef], nil) // of Dial
 	for _, l := range c.locks {
-		switch {
-		case l.confirmedOn != conn && l.release == nil: // it is lost: the answer to a release contains the reason
-			l.sendRelease()
-			if !conn.resumed {
-				l.lose(reasonLost)
-			}
-		case l.confirmedOn == conn && l.err == nil && l.request.watchdog: // the last extension may have been lost
-			l.renewAt = time.Now()
-			l.setTimer()
-		}
+		l.onResumed(conn)
 	}
 	calls := make([]*call, 0, len(c.calls))
 	for _, r := range c.calls {
 		calls = append(calls, r)
 	}
-	sort.Slice(calls, func(i, j int) bool { return calls[i].order < calls[j].order })
-	c.conn, conn.upAt = conn, time.Now()
+	sort.Slice(calls, func(i, j int) bool { return calls[i].number < calls[j].number })
+	c.conn = conn
+	c.lastFailure = fmt.Errorf("%s does not answer", conn.address.hostPort)
+	go conn.writeOutput()
 	for _, r := range calls {
-		c.sendAgain(conn, r)
+		c.sendAgain(r)
 	}
 	for w := range c.watches {
 		w.request()
@@ -264,171 +232,150 @@ func (c *Client) resume(conn *conn) {
 }
 
 // sendAgain sends a command without an answer on a new connection, unless it has become useless.
-func (c *Client) sendAgain(conn *conn, r *call) {
+func (c *Client) sendAgain(r *call) {
+	isNewSession := !c.conn.resumed
 	switch {
 	case r.background && r.name != "release":
 		c.finish(r, nil)
 	case r.name == "extend" && r.lock.err != nil:
 		c.finish(r, r.lock.err)
-	case r.name == "cancel" && !conn.resumed: // the new session does not know the ref
+	case isNewSession && r.name == "release" && r.fields.ID == 0: // the server does not know the ref of the cancelled request
 		c.finish(r, nil)
 		if r.id != 0 {
 			c.sendBackground("release", &fields{ID: r.id}, nil)
 		}
-	case r.name == "request" && !conn.resumed && !r.firstAt.IsZero(): // it is queued again, for the rest of its time
-		if request := r.lock.request; request.queueTimeout < maxTimeout && r.fields.QueueTimeout != nil {
-			request.queueTimeout = max(0, request.queueTimeout-time.Since(r.firstAt))
-			r.fields.QueueTimeout = toMS(request.queueTimeout)
+	case isNewSession && r.name == "request" && !r.sentAt.IsZero(): // it is queued again, for the rest of its time
+		if timeout := r.fields.QueueTimeout; *timeout < maxTimeoutMS {
+			*timeout = math.Max(0, *timeout-*toMS(time.Since(r.sentAt)))
 			r.line = encode(r.name, r.fields)
 		}
-		r.firstAt = time.Time{}
+		r.sentAt = time.Time{}
 		c.write(r)
 	default:
 		c.write(r)
 	}
 }
 
-// handle handles a message of the server. An error means that the connection must be closed.
-func (c *Client) handle(conn *conn, m *message) error {
+// disconnect handles the end of the connection.
+func (c *Client) disconnect() {
+	conn := c.conn
+	c.conn = nil
+	if time.Since(conn.helloAt) >= stableAfter {
+		c.failedRounds = 0
+	}
+	conn.takeOutput() // its commands are sent again
+	for w := range c.watches {
+		w.isLive, w.call = false, nil
+	}
+	sessionEndsAt := time.Now().Add(c.config.SessionTimeout)
+	for _, l := range c.locks {
+		if l.request.OnDisconnect != "" && sessionEndsAt.Before(l.expiresAt) {
+			l.expiresAt, l.expiryReason = sessionEndsAt, reasonDisconnected
+			l.setTimer()
+		}
+	}
+}
+
+// receive handles a line of the server. An error means that the connection must be closed.
+func (c *Client) receive(conn *conn, line []byte) error {
+	m := &message{}
 	p := &m.Payload
-	switch {
-	case m.Command == "error" && (c.conn != conn || p.Code == "unavailable" && p.Leader != ""):
-		return &RejectedError{p.Code, p.Message, p.Leader}
-	case m.Command == "welcome":
-		if namespace := c.config.Namespace; p.Protocol != protocolVersion || namespace != "" && p.Namespace != namespace {
-			return fmt.Errorf("the server speaks protocol %d and serves the namespace %q", p.Protocol, p.Namespace)
+	if err := json.Unmarshal(line, m); err != nil && errors.As(err, new(*json.UnmarshalTypeError)) {
+		return nil // a message of a newer server
+	} else if err != nil {
+		return fmt.Errorf("the server sent an invalid message: %.80q (%w)", line, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	isUp := c.conn == conn
+	if isUp && p.Code != "unavailable" { // the server executes commands
+		c.failedRounds = 0
+	}
+	switch m.Command {
+	case "welcome":
+		if wanted := c.config.Namespace; wanted != "" && p.Namespace != wanted {
+			return fmt.Errorf("the server serves the namespace %q, not %q", p.Namespace, wanted)
 		}
-		conn.welcomed, conn.resumed = true, p.Resumed
+		conn.resumed = p.Resumed
 		if interval := fromMS(p.PingInterval); interval > 0 {
-			conn.pingInterval = min(max(interval, minPingInterval), c.config.ConnectTimeout/2)
+			conn.pingInterval = min(interval, c.config.ConnectTimeout/2)
 		}
-		return nil
-	case m.Command == "pong" && c.conn != conn && conn.welcomed:
-		c.resume(conn)
-		return nil
-	case m.Command == "event":
-		c.onEvent(&Change{p.State, p.Resource, p.Mode, p.ID, p.TransactionName})
-		return nil
-	case !knownMessages[m.Command]: // of a newer server, or `queued`, which is not needed
-		return nil
-	case !conn.welcomed:
-		return errors.New("the server did not answer hello")
-	}
-	conn.answered = conn.answered || c.conn == conn && p.Code != "unavailable"
-	r, l := c.calls[p.Ref], c.locks[p.Ref]
-	switch {
-	case m.Command == "locked":
-		c.onLocked(conn, m, r, l)
-	case r != nil && m.Command == "error":
-		c.onError(conn, r, &RejectedError{Code: p.Code, Message: p.Message})
-	case r != nil:
-		c.onAnswer(r, m)
-	case l != nil && m.Command == "released":
-		c.onNotification(l, p.Reason)
-	case m.Command == "error":
-		c.log("the server answered %s: %s", p.Code, p.Message)
-	case m.Command != "released": // an end may be repeated
-		c.log("an unexpected %s with the ref %q was ignored", m.Command, p.Ref)
-	}
+	case "locked":
+		c.onLocked(conn, p)
+	case "released":
+		c.onReleased(p)
+	case "error":
+		err := &RejectedError{p.Code, p.Message, p.Leader}
+		if !isUp || p.Code == "unavailable" && p.Leader != "" {
+			return err
+		}
+		c.onError(conn, c.calls[p.Ref], err)
+	case "event":
+		for w := range c.watches {
+			w.onEvent(p.Change)
+		}
+	case "pong", "extended", "inspected", "watching", "unwatched", "bye":
+		c.onAnswer(conn, p)
+	} // other messages are `queued`, which is not needed, or those of a newer server
 	return nil
 }
 
-// onLocked handles the grant of the request r, or the report that the server holds the lock l.
-func (c *Client) onLocked(conn *conn, m *message, r *call, l *Lock) {
-	p := &m.Payload
+// onLocked handles the grant of a request, or the report that a lock is held.
+func (c *Client) onLocked(conn *conn, p *payload) {
+	r, l := c.calls[p.Ref], c.locks[p.Ref]
 	switch {
 	case r != nil && r.name == "request":
-		l = r.lock
-		c.locks[p.Ref] = l
-		if l.id, l.fence = p.ID, p.Fence; p.Resources != nil {
-			l.choose(p.Resources)
-		}
-		// The message may be late. But the server granted the lock, or computed expiresIn, after it had received the
-		// `hello` of this connection and the request.
-		since, timeout := conn.helloAt, l.request.transactionTimeout
-		if r.firstAt.After(since) {
-			since = r.firstAt
-		}
-		remaining := timeout
-		if p.ExpiresIn != nil {
-			remaining = fromMS(*p.ExpiresIn)
-		}
-		if l.late = time.Until(since.Add(remaining)) < timeout-timeout/maxPassedShare; l.late {
-			l.hold(since, NoTimeout) // until the answer to the extension; nobody uses the lock before
-		} else {
-			l.hold(since, remaining)
-		}
-		c.finish(r, nil)
-	case r != nil: // it was cancelled meanwhile
+		r.lock.onGranted(conn, r, p)
+	case r != nil: // the request was cancelled meanwhile
 		r.id = p.ID
-		return
-	case l == nil: // unless it is released, it stays held until it times out
+	case l != nil:
+		l.onReported(conn, p)
+	default: // unless it is released, it stays held until it times out
 		c.sendBackground("release", &fields{ID: p.ID}, nil)
 		c.log("lock %d is released, because its ref %q is not known", p.ID, p.Ref)
-		return
-	case l.err == nil && p.ExpiresIn != nil:
-		l.hold(conn.helloAt, fromMS(*p.ExpiresIn))
-	case l.err != nil && l.release == nil: // it had ended by this client's clock
-		l.sendRelease()
-	}
-	l.confirmedOn = conn
-}
-
-// onNotification handles the end of a lock that is no answer to a command of this client.
-func (c *Client) onNotification(l *Lock, reason string) {
-	if l.release != nil && reason == reasonSuccess {
-		return // the answer to the release follows
-	}
-	delete(c.locks, l.request.fields.Ref)
-	l.lose(reason)
-	if r := l.release; r != nil && c.calls[r.fields.Ref] == r { // the lock had ended before the server received the release
-		c.finish(r, l.err)
 	}
 }
 
-// onAnswer handles the answer to a command. The answer to a request is its end.
-func (c *Client) onAnswer(r *call, m *message) {
-	l := r.lock
+// onReleased handles the end of a request or of a lock, as a notification or as the answer to a command.
+func (c *Client) onReleased(p *payload) {
+	r, l := c.calls[p.Ref], c.locks[p.Ref]
 	switch {
-	case r.name == "request":
-		c.finish(r, m.notGranted())
-	case m.Command == "released" && l != nil:
-		c.onEnded(r, m.Payload.Reason)
+	case r != nil && r.name == "request":
+		c.finish(r, p.notGranted())
+	case r != nil && r.lock != nil:
+		r.lock.onEnded(r, p.Reason)
+	case r != nil:
+		c.finish(r, nil)
+	case l != nil:
+		l.onEnded(nil, p.Reason)
+	} // otherwise it is repeated
+}
+
+// onAnswer handles any other answer to a command.
+func (c *Client) onAnswer(conn *conn, p *payload) {
+	r := c.calls[p.Ref]
+	switch {
+	case c.conn != conn: // the answer to the ping after `hello`
+		c.resume(conn)
+	case r == nil:
+		c.log("an answer with the unknown ref %q was ignored", p.Ref)
 	case r.name == "extend":
-		timeout := fromMS(*r.fields.TransactionTimeout)
-		if l.err == nil {
-			l.request.transactionTimeout = timeout
-			l.hold(r.sentAt, timeout)
-		} else if l.release == nil { // it had ended by this client's clock
-			l.sendRelease()
-		}
-		c.finish(r, l.err)
+		r.lock.onExtended(r)
 	default:
-		r.answer = m
+		r.answer = p
 		c.finish(r, nil)
 		if r.watch != nil {
-			r.watch.onSnapshot(m)
+			r.watch.onSnapshot(r)
 		}
-	}
-}
-
-// onEnded handles the answer to a release or an extend of a lock that has ended.
-func (c *Client) onEnded(r *call, reason string) {
-	l := r.lock
-	delete(c.locks, l.request.fields.Ref)
-	l.lose(reason)
-	if r.name == "release" && l.err == ErrReleased {
-		c.finish(r, nil)
-	} else {
-		c.finish(r, l.err)
 	}
 }
 
 // onError handles an error as the answer to a command.
 func (c *Client) onError(conn *conn, r *call, err *RejectedError) {
 	switch {
-	case err.Code == "unavailable" && (r.name != "ping" || !r.background):
-		// The server cannot reach its store. It was not executed: send it again after a wait.
+	case r == nil:
+		c.log("the server answered %s: %s", err.Code, err.Message)
+	case err.Code == "unavailable": // the server cannot reach its store, and has not executed the command
 		time.AfterFunc(backoff(r.retries), func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -438,12 +385,11 @@ func (c *Client) onError(conn *conn, r *call, err *RejectedError) {
 		})
 		r.retries++
 	case err.Code == "unknown-id" && r.lock != nil && r.name != "request":
-		// A release that was sent on an earlier connection may have been executed there.
-		if r.name == "release" && r.lock.err == ErrReleased && r.firstAt.Before(conn.helloAt) {
-			c.onEnded(r, reasonSuccess)
-		} else {
-			c.onEnded(r, reasonLost)
+		reason := reasonLost
+		if r.name == "release" && r.lock.err == ErrReleased && !r.sentAt.After(conn.helloAt) {
+			reason = reasonSuccess // it may have been executed on an earlier connection
 		}
+		r.lock.onEnded(r, reason)
 	default:
 		c.finish(r, err)
 		if r.watch != nil {
@@ -454,26 +400,11 @@ func (c *Client) onError(conn *conn, r *call, err *RejectedError) {
 	}
 }
 
-func (m *message) notGranted() error {
-	p := &m.Payload
-	switch p.Reason {
-	case "queue-timeout":
-		return &QueueTimeoutError{p.ID, fromMS(p.Waited), p.Blockers, max(p.BlockersTotal, len(p.Blockers))}
-	case "deadlock":
-		return &DeadlockError{p.ID, p.Cycle, p.Waits}
-	case "insufficient":
-		return &InsufficientError{p.ID, toBig(p.Free), toBig(p.Locked)}
-	case reasonTransactionTimeout: // granted and timed out while there was no connection
-		return &LostError{ID: p.ID, Reason: p.Reason}
-	}
-	return &EndedError{p.ID, p.Reason}
-}
-
 // backoff returns the wait before an attempt: 50 ms at first, then twice as long each time, at most
 // 2 s, each times a random number between 0.5 and 1.
 func backoff(attempts int) time.Duration {
 	wait := min(50*time.Millisecond<<min(attempts, 10), 2*time.Second)
-	return time.Duration(float64(wait) * (0.5 + rand.Float64()/2))
+	return time.Duration(float64(wait) * (0.5 + mathrand.Float64()/2))
 }
 
 func min[T int | time.Duration](a, b T) T {
@@ -482,5 +413,3 @@ func min[T int | time.Duration](a, b T) T {
 	}
 	return b
 }
-
-func max[T int | time.Duration](a, b T) T { return -min(-a, -b) }

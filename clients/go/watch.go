@@ -11,14 +11,16 @@ const maxBufferedChanges = 10_000
 
 // Change is a change of the locks that a watch follows.
 type Change struct {
-	// State is "locked" or "unlocked". "resync" has no other fields: the watch was interrupted, and the
-	// next changes lead from the last known locks to the present ones. Locks that were held only
-	// in between are not reported.
+	// State is "locked" or "unlocked". "resync" has no other fields but Truncated: the watch begins or was interrupted, and
+	// the next changes lead from the last reported locks to the present ones. Locks that were held only in between are
+	// not reported.
 	State       string
 	Resource    string // the name, without a mode
 	Mode        string // "shared" or "exclusive"
 	ID          int64
 	Transaction string `json:"transactionName"`
+	// Truncated: more locks are held than the server lists. The end of such a lock is not always reported.
+	Truncated bool
 }
 
 func (c Change) conflictsWith(other Change) bool {
@@ -36,35 +38,26 @@ type Watch struct {
 	prefix string
 
 	// Client.mu protects the rest.
-	state     watchState
-	synced    bool // the first snapshot has arrived
-	truncated bool
-	changes   []Change
-	changed   chan struct{}               // closed when the consumer can continue; nil: no consumer waits
-	held      map[string]map[int64]Change // the locks after all changes, by resource and id
-	err       error                       // why the watch has ended; nil: it is open
+	isLive  bool  // events follow the last snapshot
+	call    *call // the `watch` without an answer
+	changes []Change
+	changed chan struct{}               // closed when the consumer can continue; nil: no consumer waits
+	held    map[string]map[int64]Change // the locks after all changes, by resource and id
+	err     error                       // why the watch has ended; nil: it is open
 }
 
-type watchState uint8
-
-const (
-	lagging   watchState = iota // needs a snapshot, and ignores events until then
-	requested                   // `watch` was sent
-	live
-)
-
-// Watch begins to follow the locks on all resources whose names begin with prefix. The first changes are a
+// Watch begins to follow the locks on all resources whose names begin with prefix. The first changes are a "resync", and a
 // "locked" for each lock that is held. If the server rejects the watch, Next returns the error.
 func (c *Client) Watch(prefix string) (*Watch, error) {
 	if err := (&fields{Prefix: &prefix}).check(nil); err != nil {
 		return nil, err
 	}
-	w := &Watch{client: c, prefix: prefix, held: map[string]map[int64]Change{}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed != nil {
 		return nil, c.closed
 	}
+	w := &Watch{client: c, prefix: prefix, held: map[string]map[int64]Change{}}
 	c.watches[w] = true
 	w.request()
 	return w, nil
@@ -75,10 +68,7 @@ func (c *Client) Watch(prefix string) (*Watch, error) {
 func (w *Watch) Next(ctx context.Context) (Change, error) {
 	w.client.mu.Lock()
 	defer w.client.mu.Unlock()
-	for len(w.changes) == 0 {
-		if w.err != nil {
-			return Change{}, w.err
-		}
+	for len(w.changes) == 0 && w.err == nil && ctx.Err() == nil {
 		if w.changed == nil {
 			w.changed = make(chan struct{})
 		}
@@ -90,21 +80,16 @@ func (w *Watch) Next(ctx context.Context) (Change, error) {
 		case <-ctx.Done():
 		}
 		w.client.mu.Lock()
-		if err := ctx.Err(); err != nil {
-			return Change{}, err
-		}
+	}
+	if w.err != nil {
+		return Change{}, w.err
+	}
+	if len(w.changes) == 0 {
+		return Change{}, ctx.Err()
 	}
 	change := w.changes[0]
 	w.changes = w.changes[1:]
 	return change, nil
-}
-
-// Truncated reports whether the last snapshot was truncated, because more locks are held than the server
-// lists. The end of such a lock is not always reported.
-func (w *Watch) Truncated() bool {
-	w.client.mu.Lock()
-	defer w.client.mu.Unlock()
-	return w.truncated
 }
 
 // Close ends the watch. A call of Next that waits returns ErrClosed.
@@ -121,9 +106,7 @@ func (w *Watch) Close() error {
 			return nil
 		}
 	}
-	if c.conn != nil {
-		c.sendBackground("unwatch", &fields{Prefix: &w.prefix}, nil)
-	}
+	c.sendBackground("unwatch", &fields{Prefix: &w.prefix}, nil)
 	return nil
 }
 
@@ -131,34 +114,27 @@ func (w *Watch) Close() error {
 
 // request sends `watch` if the watch needs a snapshot. The consumer takes the earlier changes first.
 func (w *Watch) request() {
-	if w.client.conn != nil && w.state == lagging && len(w.changes) == 0 {
-		w.state = requested
-		w.client.sendBackground("watch", &fields{Prefix: &w.prefix}, nil).watch = w
+	if w.client.conn != nil && !w.isLive && w.call == nil && len(w.changes) == 0 {
+		w.call = w.client.sendBackground("watch", &fields{Prefix: &w.prefix}, nil)
+		w.call.watch = w
 	}
 }
 
-// onSnapshot adds the changes that lead from the reported locks to those of a snapshot.
-func (w *Watch) onSnapshot(m *message) {
+// onSnapshot handles the answer to a `watch`. It adds the changes that lead from the reported locks to the present ones.
+func (w *Watch) onSnapshot(r *call) {
 	var rows []Change
-	if w.err != nil || w.state != requested || json.Unmarshal(m.Payload.Held, &rows) != nil {
+	if w.call != r || json.Unmarshal(r.answer.Held, &rows) != nil {
 		return
 	}
-	w.state, w.truncated = live, m.Payload.Truncated
-	if w.synced {
-		w.changes = append(w.changes, Change{State: "resync"})
-	}
-	w.synced = true
-	type key struct {
-		resource string
-		id       int64
-	}
-	present := map[key]bool{}
+	w.isLive, w.call = true, nil
+	w.changes = append(w.changes, Change{State: "resync", Truncated: r.answer.Truncated})
+	present := map[Change]bool{}
 	for _, row := range rows {
-		present[key{row.Resource, row.ID}] = true
+		present[Change{Resource: row.Resource, ID: row.ID}] = true
 	}
 	for resource, locks := range w.held {
 		for id := range locks {
-			if !w.truncated && !present[key{resource, id}] {
+			if !r.answer.Truncated && !present[Change{Resource: resource, ID: id}] {
 				w.unlocked(resource, id)
 			}
 		}
@@ -169,22 +145,20 @@ func (w *Watch) onSnapshot(m *message) {
 	w.wake()
 }
 
-func (c *Client) onEvent(event *Change) {
-	for w := range c.watches {
-		switch {
-		case event.State == "lagged": // the server has ended all watches of the connection
-			w.state = lagging
-			w.request()
-		case w.state != live || !strings.HasPrefix(event.Resource, w.prefix):
-		case len(w.changes) >= maxBufferedChanges:
-			w.state = lagging
-		case event.State == "locked":
-			w.locked(*event)
-		case event.State == "unlocked":
-			w.unlocked(event.Resource, event.ID)
-		}
-		w.wake()
+func (w *Watch) onEvent(event Change) {
+	switch {
+	case event.State == "lagged": // the server has ended all watches of the connection
+		w.isLive, w.call = false, nil
+		w.request()
+	case !w.isLive || !strings.HasPrefix(event.Resource, w.prefix):
+	case len(w.changes) >= maxBufferedChanges:
+		w.isLive = false
+	case event.State == "locked":
+		w.locked(event)
+	case event.State == "unlocked":
+		w.unlocked(event.Resource, event.ID)
 	}
+	w.wake()
 }
 
 // locked adds the grant of a lock. A reported lock that conflicts with it must have ended.
@@ -231,7 +205,7 @@ func (w *Watch) wake() {
 func (w *Watch) end(err error) {
 	if w.err == nil {
 		delete(w.client.watches, w)
-		w.err, w.changes, w.held = err, nil, nil
+		w.err, w.changes, w.held, w.call = err, nil, nil, nil
 		w.wake()
 	}
 }

@@ -2,7 +2,6 @@ package genie
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"math/big"
@@ -63,67 +62,54 @@ func encode(name string, f *fields) []byte {
 	return append(line, '\n')
 }
 
-// check returns an error for what the server could not answer by its ref: it would see other texts, or reject the line.
+// check returns an error for a command that the server could not answer by its ref, because the line is too long, or would
+// execute with other texts.
 func (f *fields) check(line []byte) error {
 	if len(line) > maxCommand {
 		return &RejectedError{Code: "bad-request", Message: fmt.Sprintf("a command must not have more than %d bytes", maxCommand)}
 	}
-	for _, texts := range [][]string{f.Resources, f.AnyOf, {f.Transaction, f.Note, f.Resource, f.Only, f.Token, f.Namespace}} {
+	var prefix string
+	if f.Prefix != nil {
+		prefix = *f.Prefix
+	}
+	for _, texts := range [][]string{
+		f.Resources, f.AnyOf, {f.Transaction, f.Note, f.Resource, f.Only, f.Token, f.Namespace, prefix},
+	} {
 		for _, text := range texts {
 			if !utf8.ValidString(text) {
 				return &RejectedError{Code: "bad-request", Message: fmt.Sprintf("%q is not valid UTF-8", text)}
 			}
 		}
 	}
-	if f.Prefix != nil && !utf8.ValidString(*f.Prefix) {
-		return &RejectedError{Code: "bad-request", Message: fmt.Sprintf("%q is not valid UTF-8", *f.Prefix)}
-	}
 	return nil
 }
 
-// message is a message of the server, with the fields of all messages. protocol.md describes them.
+// message is a message of the server.
 type message struct {
 	Command string
-	Payload struct {
-		Ref       string
-		ID, Fence int64
-		ExpiresIn *float64
-		Resources []string
-		Inspection
-
-		Reason                string
-		Waited                float64
-		Blockers              []Blocker
-		BlockersTotal         int
-		Cycle                 []string
-		Waits                 []WaitEdge
-		Free, Locked          json.Number
-		Code, Message, Leader string
-
-		Protocol     int
-		Namespace    string
-		PingInterval float64
-		Resumed      bool
-
-		Held                                   json.RawMessage // of `watching`: rows; of `released`: a number
-		Truncated                              bool
-		State, Resource, Mode, TransactionName string // of `event`
-	}
+	Payload payload
 }
 
-// decode decodes a message. A message of a newer server may have fields of other types: then it has only its command.
-func decode(line []byte) (*message, error) {
-	m := &message{}
-	err := json.Unmarshal(line, m)
-	if err != nil && !(errors.As(err, new(*json.UnmarshalTypeError)) && !knownMessages[m.Command]) {
-		return nil, fmt.Errorf("the server sent an invalid message: %.80q (%w)", line, err)
-	}
-	return m, nil
-}
+// payload has the fields of all messages. protocol.md describes them.
+type payload struct {
+	Ref       string
+	Fence     int64
+	ExpiresIn *float64
+	Resources []string
+	Inspection
+	Change // of `event`; also the ID of all messages
 
-var knownMessages = map[string]bool{
-	"welcome": true, "locked": true, "released": true, "extended": true, "pong": true, "inspected": true,
-	"watching": true, "event": true, "unwatched": true, "bye": true, "error": true,
+	Reason                           string
+	Blockers                         []Blocker
+	BlockersTotal                    int
+	Cycle                            []string
+	Waits                            []WaitEdge
+	Free, Locked                     json.Number
+	Held                             json.RawMessage // of `watching`: rows; of `released`: a number
+	Code, Message, Leader, Namespace string
+
+	Waited, PingInterval float64
+	Resumed              bool
 }
 
 // UnmarshalJSON decodes a blocker as the server sends it.
@@ -131,11 +117,10 @@ func (b *Blocker) UnmarshalJSON(text []byte) error {
 	type plain Blocker
 	row := struct {
 		*plain
-		TransactionName string
-		Since           float64
+		Since float64
 	}{plain: (*plain)(b)}
 	err := json.Unmarshal(text, &row)
-	b.Transaction, b.Since = row.TransactionName, unixMS(row.Since)
+	b.Since = unixMS(row.Since)
 	return err
 }
 
@@ -144,12 +129,11 @@ func (r *Request) UnmarshalJSON(text []byte) error {
 	type plain Request
 	row := struct {
 		*plain
-		TransactionName string
-		Since           float64
-		ExpiresIn       *float64
+		Since     float64
+		ExpiresIn *float64
 	}{plain: (*plain)(r)}
 	err := json.Unmarshal(text, &row)
-	r.Transaction, r.Since, r.ExpiresIn = row.TransactionName, unixMS(row.Since), NoTimeout
+	r.Since, r.ExpiresIn = unixMS(row.Since), NoTimeout
 	if row.ExpiresIn != nil {
 		r.ExpiresIn = fromMS(*row.ExpiresIn)
 	}
@@ -169,4 +153,19 @@ func unixMS(ms float64) time.Time { return time.UnixMicro(int64(ms * 1000)) }
 func toBig(n json.Number) *big.Int {
 	i, _ := new(big.Int).SetString(n.String(), 10)
 	return i
+}
+
+// notGranted returns the error for the end of a request.
+func (p *payload) notGranted() error {
+	switch p.Reason {
+	case "queue-timeout":
+		return &QueueTimeoutError{p.ID, fromMS(p.Waited), p.Blockers, p.BlockersTotal}
+	case "deadlock":
+		return &DeadlockError{p.ID, p.Cycle, p.Waits}
+	case "insufficient":
+		return &InsufficientError{p.ID, toBig(p.Free), toBig(p.Locked)}
+	case reasonTransactionTimeout: // granted and timed out while there was no connection
+		return &LostError{ID: p.ID, Reason: p.Reason}
+	}
+	return &EndedError{p.ID, p.Reason}
 }
