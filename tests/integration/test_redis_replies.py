@@ -272,6 +272,7 @@ def _fails(redis: Redis, *command: str) -> str:
     return ""
 
 
+@pytest.mark.skipif(redis_version() < (7,), reason="Redis 6.2 has no loading-process-events-interval-bytes")
 async def test_a_commit_is_retried_while_redis_loads_its_dataset(redis: Redis) -> None:
     for number in range(300):
         redis.call("SET", f"{number}", "x" * 100)
