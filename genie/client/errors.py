@@ -112,7 +112,8 @@ def session_lost(id: int) -> LockLost:
 def from_error_reply(reply: Error.Payload) -> GenieError:
     """Convert an `error` reply of the server to an exception."""
     if reply.code == Code.UNAVAILABLE:
-        leader = f" (the leader is {reply.leader})" if reply.leader else ""
+        # The message of a follower names the leader as well.
+        leader = f" (the leader is {reply.leader})" if reply.leader and not reply.message.endswith(reply.leader) else ""
         return Unavailable(f"{reply.message}{leader}")
     return RequestRejected(reply.code, reply.message, ref=reply.ref, id=reply.id)
 

@@ -237,6 +237,8 @@ class CommitWriter:
         """When the timeout check last saw progress (event-loop time)."""
         self._ack_attempts = 0
         """How many waits for acknowledgements of the batch in flight have failed on this connection."""
+        self.missing_acks = ""
+        """Which acknowledgements of the batch in flight were missing after the last wait; "" if none, or if no wait has ended."""
         self._timeout_s = COMMIT_TIMEOUT_S
         """How long the batch in flight may be without progress; doubled after each timeout."""
         self._backoff: Backoff | None = None
@@ -263,6 +265,7 @@ class CommitWriter:
     def write(self, batch: bytes) -> None:
         """Append an encoded batch to the log, and retry it until `on_outcome` or `on_defect` is called."""
         self._batch, self._in_flight, self.last_sent_index = batch, True, self.index + 1
+        self.missing_acks = ""
         self._send()
 
     async def resubmit(self, batch: bytes) -> None:
@@ -431,6 +434,7 @@ class CommitWriter:
         be acknowledged as well.
         """
         self._ack_attempts += 1
+        self.missing_acks = unmet
         commands = self._ack_policy.commands
         if self._connection is None or isinstance(ack_reply, RedisFailure) or self._ack_attempts >= len(commands):
             self._on_failure(RedisFailure(f"commit not acknowledged: {unmet}"))

@@ -135,6 +135,8 @@ class RedisStore:
         prior_leadership = self._prior_leadership() if self._keyspace.epoch.number else None
         if self._done is not None:  # a batch is in flight
             self._unacknowledged.append((self._keyspace.epoch.number, self._writer.last_sent_index))
+            if self._writer.missing_acks:  # the waits of one commit may last for a lease, and log nothing before
+                self._log.warning("commit not acknowledged", error=self._writer.missing_acks)
         await self._step_down()
         self._is_leader = False
         self._node, self._snapshot = node, snapshot

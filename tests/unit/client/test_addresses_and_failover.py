@@ -7,7 +7,9 @@ import pytest
 
 from genie.backoff import Backoff
 from genie.client.config import Address, format_address, parse_addresses
+from genie.client.errors import from_error_reply
 from genie.client.failover import ServerList
+from genie.protocol.messages import Error
 
 CONTEXT = ssl.create_default_context()
 
@@ -188,3 +190,15 @@ class TestRedirects:
 def test_an_invalid_connect_timeout(timeout):
     with pytest.raises(ValueError, match="connect_timeout"):
         ServerList([Address("a", 1)], timeout)
+
+
+@pytest.mark.parametrize(
+    ("message", "leader", "expected"),
+    [
+        ("no store", None, "no store"),
+        ("not the leader", "b:1", "not the leader (the leader is b:1)"),
+        ("not the leader; its leader is b:1", "b:1", "not the leader; its leader is b:1"),
+    ],
+)
+def test_an_unavailable_server_names_the_leader_once(message, leader, expected):
+    assert str(from_error_reply(Error.Payload("unavailable", message, leader=leader))) == expected
