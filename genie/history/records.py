@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct, ValidationError, json
 
 from genie.core import Reason, Release, Request
-from genie.errors import RequestRejected
+from genie.errors import Code, RequestRejected
 from genie.protocol import commands
 
 FORMAT: Final = 1
@@ -154,8 +154,12 @@ def decode(text: bytes) -> list[Line]:
 
 def _unreadable(error: ValueError) -> UnreadableHistory:
     if isinstance(error, ValidationError):
-        return OtherFormat(f"another version of Genie has written this history: {error}")
+        return _of_other_version(error)
     return UnreadableHistory(f"damaged: {error}")
+
+
+def _of_other_version(error: Exception) -> OtherFormat:
+    return OtherFormat(f"another version of Genie has written this history: {error}")
 
 
 class RawDecoder:
@@ -163,9 +167,10 @@ class RawDecoder:
 
     def __init__(self) -> None:
         self._at = 0.0
+        """The time of the next command; 0: not known, as no `commands` line precedes it."""
         self._principal: str | None = None
         self._next_id = self._next_fence = 0
-        """The numbers of the next command that is a request; 0: not known, as no `commands` line precedes it."""
+        """The numbers of the next command that is a request."""
 
     def decode(self, text: bytes) -> list[Line]:
         """Decode the next lines. Raises UnreadableHistory like `records.decode`."""
@@ -183,7 +188,11 @@ class RawDecoder:
                 elif encoded:  # not the end of the text
                     lines.append(self._event_of(commands.read(encoded)))
         except RequestRejected as rejection:
-            raise UnreadableHistory(f"damaged: {rejection}") from None
+            if rejection.code == Code.BAD_JSON:
+                raise UnreadableHistory(f"damaged: {rejection}") from None
+            raise _of_other_version(rejection) from None
+        except UnreadableHistory:
+            raise
         except ValueError as error:
             raise _unreadable(error) from None
         return lines
@@ -199,10 +208,12 @@ class RawDecoder:
         """Return the event of a command."""
         if isinstance(command, commands.Namespaced):
             command = command.command
+        if not self._at:
+            raise UnreadableHistory("damaged: the time of a command is missing")
         if isinstance(command, Release):
             return Released(self._at, command.id)
-        if not isinstance(command, Request) or not self._next_id:
-            raise ValueError("a command that is neither a request nor a release, or one whose time is missing")
+        if not isinstance(command, Request):
+            raise OtherFormat("another version of Genie has written this history: it records other commands as lines")
         queue_ms, transaction_ms = command.queue_timeout_ms, command.transaction_timeout_ms
         granted = Granted(
             self._at,

@@ -16,14 +16,17 @@ from statistics import median
 from typing import Any, Final
 
 from genie import core
-from genie.core import Disconnect, Expire, Extend, LockManager, Reason, Recover, Release, Request, State
+from genie.core import Disconnect, Expire, Extend, LockManager, Reason, Recover, Release, Request, State, Take
 from genie.core.deadlines import NEVER
+from genie.core.grant import is_available, is_immediately_grantable
 from genie.core.model import NO_TIMEOUT_MS
 from genie.core.view import find_blockers
 from genie.history.records import Carried, Extended, Gap, Granted, Line, Locked, Opened, Queued, Released
 
 MAX_SIMULATED: Final = 1_000_000
 """Maximum number of requests that `what_if` simulates. Each takes about 1 KB of memory."""
+GRANTS: Final = (core.Granted, core.Taken, core.Locked)
+"""The events that grant a request."""
 DEFAULT_HOLD_MS: Final = 100.0
 """How long `what_if` holds a lock if no recorded request was granted and released."""
 
@@ -131,9 +134,13 @@ class Replay:
             if line.exclusive or line.shared:
                 manager.next_id = line.id
                 request = new_request(line)
-                if isinstance(line, Granted) and not self.grants:
-                    manager.next_fence = line.fence
-                self._step(request, line.at, f"request {describe_request(line)}", request.names())
+                command: core.Command = request
+                if isinstance(line, Granted):
+                    command = _granting_command(manager, request)
+                    if not self.grants:
+                        manager.next_fence = line.fence
+                names = line.exclusive + line.shared
+                self._step(command, line.at, f"request {describe_request(line)}", names)
         elif isinstance(line, Locked):
             if not self.grants:
                 manager.next_fence = line.fence
@@ -152,7 +159,7 @@ class Replay:
 
     def _adjust_fences(self, fence: int) -> None:
         """Continue with the fencing tokens of the record: `fence` is that of its first grant."""
-        granted = [event.request for event in self._produced if isinstance(event, (core.Granted, core.Locked))]
+        granted = [event.request for event in self._produced if isinstance(event, GRANTS)]
         if granted:
             difference = fence - granted[0].fence
             self.manager.next_fence += difference
@@ -203,7 +210,7 @@ class Replay:
         same = request is not None and request.id == line.id
         match line:
             case Granted():
-                same = same and isinstance(event, core.Granted) and request.fence == line.fence
+                same = same and isinstance(event, (core.Granted, core.Taken)) and request.fence == line.fence
                 self.grants += 1
             case Queued():
                 same = same and isinstance(event, core.Queued)
@@ -215,6 +222,21 @@ class Replay:
                 self.ends += 1
         if not same:
             raise Diverged(line.at, f"{_describe_line(line)} is recorded, but {_describe(event)} happened")
+
+
+def _granting_command(manager: LockManager, request: Request) -> core.Command:
+    """Return the command of a request that is recorded as granted at once.
+
+    A request with `anyOf` takes what is available, also beside waiters that it does not conflict with, where another request
+    would enter the queue. It is repeated with the names that it was granted as its only choices.
+    """
+    request.owner = manager.next_id if request.transaction is None else request.transaction
+    choices = list(request.modes())
+    if is_immediately_grantable(manager.table, request) or not all(
+        is_available(manager.table, request.owner, name, exclusive) for name, exclusive in choices
+    ):
+        return request
+    return Take(request, choices, [1] * len(choices), len(choices))
 
 
 def make_request(line: Carried) -> Request:
@@ -285,7 +307,7 @@ def _describe(event: core.Event) -> str:  # noqa: PLR0911 - one for each kind
     request = getattr(event, "request", None)
     who = "" if request is None else f"{request.id} ({_owner(request)})" if request.transaction else str(request.id)
     match event:
-        case core.Granted():
+        case core.Granted() | core.Taken():
             return f"granted {who}: nothing conflicts; fence {event.request.fence}"
         case core.Locked():
             return f"granted {who} after {event.waited_ms:.0f} ms: nothing before it conflicts; fence {event.request.fence}"

@@ -134,6 +134,14 @@ class HistoryWriter:
         """Queue lines that the thread itself makes: for the first lines of a recording, which may be very many."""
         self._queued.append(0)
         self._queue.put(parts)
+        if self.error:  # the thread has ended, or ends now
+            self._drop_queued()
+
+    def _drop_queued(self) -> None:
+        """Free what waits for a disk that has failed: up to `MAX_QUEUED_BYTES`, and requests that have ended since."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._queue.get_nowait()
 
     def close(self) -> None:
         """End the file once everything queued is written."""
@@ -167,6 +175,7 @@ class HistoryWriter:
             log.error(  # noqa: TRY400 - the text of the error says it all
                 "history recording ended", namespace=self._namespace, directory=str(self.directory), error=self.error
             )
+            self._drop_queued()
         finally:
             if file is not None:
                 with contextlib.suppress(OSError):  # the error that is logged above, again

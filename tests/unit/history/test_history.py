@@ -254,6 +254,19 @@ async def test_an_error_of_the_disk_ends_the_recording_and_nothing_else(tmp_path
     assert [entry.id for entry in found(tmp_path)] == [first.id]
 
 
+async def test_nothing_waits_for_a_disk_that_has_failed(tmp_path) -> None:
+    manager = LockManager(unix_offset_ms=T0)
+    manager.step(Request((), ("a",)), 5)
+    directory = tmp_path / "main"
+    directory.write_text("not a directory")
+    recording = Recording(directory, manager=manager)
+    recording.writer.join(10)
+    assert recording.writer.error
+    assert recording.writer._queue.empty()
+    recording.writer.write_parts(iter([b"of a leader that takes over after the failure"]))
+    assert recording.writer._queue.empty()
+
+
 async def test_a_damaged_file_does_not_keep_others_from_being_archived(tmp_path, capsys) -> None:
     recording = Recording(tmp_path)
     request = recording.request(0, "a")

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from genie.cli import main
-from genie.core import Disconnect, Expire, Extend, LockManager, Release, Request
+from genie.core import Disconnect, Expire, Extend, LockManager, Release, Request, Take
 from genie.history.records import Granted, Line, Locked, Opened, Queued, Released
 from genie.history.replay import Change, Diverged, Replay, Step, what_if
 from genie.history.segments import archive_complete, list_segments, recorded_terms
@@ -108,6 +108,20 @@ async def test_a_replay_begins_in_the_middle(tmp_path: Path, monkeypatch: pytest
     replay = Replay()
     replay.run(lines_of(tmp_path))
     assert 0 < replay.grants < sum(isinstance(line, Locked | Granted) for line in whole)
+
+
+async def test_a_request_with_any_of_is_granted_beside_waiters_that_it_does_not_conflict_with(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.request(0, "a")
+    recording.step(Request(("b",), ("a",)), 1)  # waits for `a`, and so is in the queue of `b`
+    taken = Request()
+    recording.step(Take(taken, [("a", True), ("b", False)], [1, 1], 1), 2)
+    recording.step(Release(taken.id), 3)
+    recording.stop()
+    assert taken.shared == ("b",)
+    replay = Replay()
+    replay.run(lines_of(tmp_path))
+    assert (replay.grants, replay.ends) == (2, 1)
 
 
 async def test_a_record_that_the_lock_manager_would_not_write_is_found(tmp_path: Path) -> None:

@@ -170,11 +170,13 @@ async def test_a_search_does_not_keep_what_does_not_match(tmp_path: Path, monkey
                 recording.recorder.flush()
         recording.stop()
         archive_complete(directory)
-        tracemalloc.start()
-        assert found(directory, resource="hot", client="reports") == []
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return peak
+        peaks = []
+        for _ in range(2):  # the interpreter may grow its table of interned strings during one of them
+            tracemalloc.start()
+            assert found(directory, resource="hot", client="reports") == []
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        return min(peaks)
 
     few, many = peak_of_search(tmp_path / "few", 1_000), peak_of_search(tmp_path / "many", 8_000)
     assert len(list_segments(tmp_path / "many")) > 5 * len(list_segments(tmp_path / "few"))

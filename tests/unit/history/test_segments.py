@@ -14,7 +14,7 @@ import pytest
 
 from genie.core import LockManager
 from genie.history import segments
-from genie.history.records import Carried
+from genie.history.records import Carried, RawDecoder, UnreadableHistory
 from genie.history.replay import Replay
 from genie.history.search import Query, search
 from genie.history.segments import archive_complete, clean_up, delete_expired, list_segments, recorded_terms
@@ -191,16 +191,31 @@ async def test_what_is_left_by_killed_processes_expires(tmp_path: Path) -> None:
     assert {young, foreign} < names_in(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event":"promoted","at":1}',
+        '{"command":"request","payload":{"resources":["exclusive:a"],"colour":"red"}}',
+        '{"command":"transfer","payload":{"id":1}}',
+        '{"command":"extend","payload":{"id":1,"transactionTimeout":5}}',
+    ],
+)
 async def test_a_file_of_another_version_is_left_to_that_version(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     record_files(tmp_path, monkeypatch)
     other = tmp_path / "20990101T000000.000000Z-00000000-000001.jsonl"
-    other.write_text('{"event":"promoted","at":1}\n')
+    other.write_text(f'{{"event":"commands","at":1,"next_id":1,"next_fence":1}}\n{line}\n')
     clean_up(tmp_path, GIB, 40_000 * DAY_S)
     assert [segment.is_archived for segment in list_segments(tmp_path)] == [True, True, True, False]
     assert other.exists()
     assert "another version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ['{"command":"release","payload":{"id":1}}', '{"command":"release",'])
+def test_commands_that_are_damaged_or_have_no_time_are_rejected(line: str) -> None:
+    with pytest.raises(UnreadableHistory, match="damaged"):
+        RawDecoder().decode(f"{line}\n".encode())
 
 
 async def test_a_file_that_is_archived_while_it_is_read_is_read_from_the_archive(
