@@ -95,7 +95,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {setting: _server(stack, folder, setting) for setting in ("on", "off")}
         print(f"{'load':<22}{'off, µs':>10}{'on, µs':>10}{'on/off':>9}")
-        for load, (named, prefixes) in LOADS.items():
+        for title, (named, prefixes) in LOADS.items():
             rounds = []
             for number in range(options.rounds + 1):
                 used = {}
@@ -108,7 +108,7 @@ def main() -> None:
             measured = rounds[1:]  # the first round warms up
             off, on = (statistics.median(each[setting] for each in measured) for setting in ("off", "on"))
             ratio = statistics.median(each["on"] / each["off"] for each in measured)
-            print(f"{load:<22}{off:>10.1f}{on:>10.1f}{ratio:>9.3f}", flush=True)
+            print(f"{title:<22}{off:>10.1f}{on:>10.1f}{ratio:>9.3f}", flush=True)
 
 
 if __name__ == "__main__":

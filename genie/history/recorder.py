@@ -127,8 +127,15 @@ class Recorder:
         self._steps.append(item)
 
     def on_events(self, events: list[core.Event], now: float) -> None:
-        """Record the events of any other step. Must be called before the next step."""
-        self._steps.append((now, events, wait_of(self._manager, events)))
+        """Record the events of any other step. Must be called before the next step.
+
+        A release by `ref` is recorded as the line of a release by id, which takes a sixth of the time of an event.
+        """
+        first = events[0]
+        if len(events) == 1 and type(first) is core.Released and first.reason is SUCCESS:
+            self.on_released(b'{"command":"release","payload":{"id":%d}}' % first.request.id, first.request, now)
+        else:
+            self._steps.append((now, events, wait_of(self._manager, events)))
 
     def on_id_skipped(self) -> None:
         """Note that an id was assigned to a request of which nothing is recorded."""
