@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from genie import core
-from genie.core import SUCCESS, Command, LockManager, Release, Request
+from genie.access import Principal
+from genie.core import Command, LockManager, Release, Request
 from genie.history.recorder import Recorder
 from genie.history.writer import HistoryWriter, Retention
 from genie.protocol import codec
 
 T0 = 1_764_000_000_000.0
 ALWAYS = Retention()
+PRINCIPALS = {name: Principal(name) for name in ("billing", "reports")}
 
 
 class Recording:
@@ -36,25 +38,21 @@ class Recording:
         self._as_lines = as_lines
 
     def step(self, command: Command, now: float) -> None:
+        principal = getattr(command, "principal", None)
+        lines = self.recorder.begin_turn(now, principal and PRINCIPALS[principal]) if self._as_lines else []
         events = self.manager.step(command, now)
-        if events and self._as_lines:
-            self._record_lines(command, events, now)
-        elif events:
-            self.recorder.on_events(events, now)
+        first, others = events[0] if events else None, events
+        if self._as_lines and isinstance(first, core.Granted):
+            lines.append(request_line(first.request))
+            others = []
+        elif self._as_lines and isinstance(command, Release) and isinstance(first, core.Released):
+            lines.append(release_line(command.id))
+            others = events[1:]
+        elif isinstance(first, core.QueueFull):
+            self.recorder.on_id_skipped(now)
+        if others:
+            self.recorder.on_events(others, now)
         self.recorder.on_stored()
-
-    def _record_lines(self, command: Command, events: list[core.Event], now: float) -> None:
-        first = events[0]
-        if isinstance(first, core.Granted):
-            self.recorder.on_granted(request_line(first.request), first.request, now)
-        elif isinstance(command, Release) and isinstance(first, core.Released) and first.reason is SUCCESS:
-            self.recorder.on_released(release_line(command.id), first.request, now)
-            if events[1:]:
-                self.recorder.on_events(events[1:], now)
-        else:
-            if isinstance(first, core.QueueFull):
-                self.recorder.on_id_skipped()
-            self.recorder.on_events(events, now)
 
     def request(self, now: float, *exclusive: str, **fields: Any) -> Request:
         request = Request((), exclusive, **fields)

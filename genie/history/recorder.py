@@ -1,7 +1,7 @@
 """Records the history on the leader: what the lock manager did, once it is stored, as lines of a file.
 
 A request that is granted at once, and a release, are recorded as the lines that the client sent, which costs little.
-Everything else is recorded as events. After the commit, many steps at a time are joined, and a thread writes them. If the
+Everything else is recorded as events. After the commit, many lines at a time are joined, and a thread writes them. If the
 disk cannot keep up, they are dropped and counted; a commit never waits for it.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from genie import core
+from genie.access import Principal
 from genie.core import HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, LockManager, Request, State
 from genie.core.deadlines import NEVER
 from genie.history import records
@@ -28,12 +28,12 @@ from genie.history.writer import (
     redaction_key,
 )
 
-ENCODED_STEPS: Final = 32
-"""Number of recorded steps that are encoded together: so few that they are still in the processor's cache."""
+JOINED_LINES: Final = 32
+"""Number of lines that are joined together: so few that they are still in the processor's cache."""
 WRITTEN_BYTES: Final = 256 << 10
-"""Bytes of encoded lines that are given to the writer together."""
+"""Bytes of joined lines that are given to the writer together."""
 FLUSH_INTERVAL_S: Final = 0.25
-"""Seconds after which fewer are encoded and written as well. A killed server loses the events of this time."""
+"""Seconds after which fewer are joined and written as well. A killed server loses the events of this time."""
 MAX_WAITS_FOR: Final = 4
 """Number of requests that the line of a waiting request names at most."""
 
@@ -48,36 +48,6 @@ Positions = dict[str, tuple[float, int]]
 """Where a request waits in rearranged wait queues: negated priority and ticket by name."""
 
 
-@dataclass(slots=True)
-class Wait:
-    """What a step that began with a wait looked like, which later steps change."""
-
-    waits_for: tuple[int, ...]
-    """Ids of the first requests that the new request waits for."""
-    positions: dict[int, Positions | None]
-    """The positions of all requests that the step moved, by id."""
-
-
-NO_WAIT: Final = Wait((), {})
-
-
-@dataclass(slots=True)
-class Mark:
-    """The time, the next numbers, and the principal of the commands that follow as lines."""
-
-    now: float
-    next_id: int
-    next_fence: int
-    principal: str | None
-
-
-Events = tuple[float, list[core.Event], Wait]
-"""The time, the events and the wait of a step that is not recorded as the line of its command."""
-
-Step = bytes | Mark | Events
-"""A recorded step. Bytes: the line of a request that was granted at once, or of a release that ended its request."""
-
-
 class Recorder:
     """Records the steps of one leadership.
 
@@ -86,17 +56,17 @@ class Recorder:
     """
 
     def __init__(self, writer: HistoryWriter, manager: LockManager, redacted: Sequence[str], key: bytes) -> None:
-        self._steps: list[Step] = []
-        """Steps that are not encoded yet, in order."""
+        self._lines: list[bytes] = []
+        """Lines that are not joined yet, in order."""
         self._marked_at = NOT_MARKED
-        """The time of the last mark. A line that was executed at another time needs a mark."""
-        self._marked_for: str | None = None
-        """The principal of the last mark. A request of another principal needs a mark."""
+        """The time of the last mark. The line of a command that is executed at another time needs a mark."""
+        self._marked_for: Principal | None = None
+        """The principal of the last mark. The line of a command of another principal needs a mark."""
         self._stored = 0
-        """How many of `_steps` are stored. Only these are encoded: the others may be lost with the leadership."""
-        self._encoded: list[bytes] = []
-        """Encoded lines that the writer does not have yet."""
-        self._encoded_bytes = 0
+        """How many of `_lines` are stored. Only these are written: the others may be lost with the leadership."""
+        self._joined: list[bytes] = []
+        """Joined lines that the writer does not have yet."""
+        self._joined_bytes = 0
         self._writer = writer
         self._manager = manager
         self._offset_ms = manager.unix_offset_ms
@@ -108,52 +78,52 @@ class Recorder:
         self._timer: asyncio.TimerHandle | None = None
         self._record_state(manager)
 
-    def on_granted(self, item: object, request: Request, now: float) -> None:
-        """Record that a request was granted at once. `item` is the line of its command, if that was one line."""
-        if type(item) is not bytes:
-            self._steps.append((now, [core.Granted(request)], NO_WAIT))
-            return
-        if now != self._marked_at or request.principal is not self._marked_for:
-            self._mark(now, request.id, request.fence, request.principal)
-        self._steps.append(item)
+    def begin_turn(self, now: float, principal: Principal | None) -> list[Any]:
+        """Prepare for commands that are executed at `now` for `principal`, and return the list for their lines.
 
-    def on_released(self, item: object, request: Request, now: float) -> None:
-        """Record that a client released a request. `item` is the line of its command, if that was one line."""
-        if type(item) is not bytes:
-            self._steps.append((now, [core.Released(request, SUCCESS)], NO_WAIT))
-            return
-        if now != self._marked_at:
-            self._mark(now, self._manager.next_id, self._manager.next_fence, self._marked_for)
-        self._steps.append(item)
+        The dispatcher appends the line of each request that is granted at once, and of each release that ends a request.
+        """
+        if now != self._marked_at or principal is not self._marked_for:
+            self._mark(now, principal)
+        return self._lines
 
     def on_events(self, events: list[core.Event], now: float) -> None:
         """Record the events of any other step. Must be called before the next step.
 
         A release by `ref` is recorded as the line of a release by id, which takes a sixth of the time of an event.
         """
-        first = events[0]
+        first, at = events[0], now + self._offset_ms
         if len(events) == 1 and type(first) is core.Released and first.reason is SUCCESS:
-            self.on_released(b'{"command":"release","payload":{"id":%d}}' % first.request.id, first.request, now)
-        else:
-            self._steps.append((now, events, wait_of(self._manager, events)))
+            if now != self._marked_at:
+                self._mark(now, self._marked_for)
+            self._lines.append(b'{"command":"release","payload":{"id":%d}}' % first.request.id)
+            return
+        self._lines += [records.encode(line) for event in events if (line := self._line(event, at)) is not None]
+        if isinstance(first, core.Queued) and first.request.state is WAITING and first.request.moved is not None:
+            self._lines.append(records.encode(records.Moved(at, first.request.id, _positions(first.request))))
 
-    def on_id_skipped(self) -> None:
+    def on_id_skipped(self, now: float) -> None:
         """Note that an id was assigned to a request of which nothing is recorded."""
-        self._marked_at = NOT_MARKED
+        self._mark(now, self._marked_for)
 
-    def _mark(self, now: float, next_id: int, next_fence: int, principal: str | None) -> None:
+    def _mark(self, now: float, principal: Principal | None) -> None:
         """Record the context of the lines that follow: the time, the next numbers, and the principal."""
-        self._marked_at, self._marked_for = now, principal
-        self._steps.append(Mark(now, next_id, next_fence, principal))
+        manager, self._marked_at, self._marked_for = self._manager, now, principal
+        name = None if principal is None else principal.name
+        mark = records.Commands(now + self._offset_ms, manager.next_id, manager.next_fence, name)
+        self._lines.append(records.encode(mark))
 
     def on_stored(self) -> None:
-        """Note that all steps so far are stored. The next line needs a mark, as it may be the first one of a file."""
-        self._stored, self._marked_at = len(self._steps), NOT_MARKED
-        if self._stored >= ENCODED_STEPS:
-            self._encode()
-            if self._encoded_bytes >= WRITTEN_BYTES:
+        """Note that all lines so far are stored. The next command needs a mark, as it may be the first one of a file."""
+        lines, self._marked_at = self._lines, NOT_MARKED
+        while len(lines) > self._stored and lines[-1].startswith(records.MARK):  # no line follows it
+            del lines[-1]
+        self._stored = len(lines)
+        if self._stored >= JOINED_LINES:
+            self._join()
+            if self._joined_bytes >= WRITTEN_BYTES:
                 self._write()
-        if self._timer is None and (self._stored or self._encoded):
+        if self._timer is None and (self._stored or self._joined):
             self._timer = self._loop.call_later(FLUSH_INTERVAL_S, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -161,32 +131,27 @@ class Recorder:
         self.flush()
 
     def flush(self) -> None:
-        """Encode all stored steps, and give them to the writer."""
+        """Give all stored lines to the writer."""
         if self._stored:
-            self._encode()
-        if self._encoded:
+            self._join()
+        if self._joined:
             self._write()
 
-    def _encode(self) -> None:
-        """Encode the stored steps."""
-        steps = self._steps[: self._stored]
-        del self._steps[: self._stored]
+    def _join(self) -> None:
+        """Join the stored lines, with redacted names."""
+        text = b"\n".join(self._lines[: self._stored]) + b"\n"
+        del self._lines[: self._stored]
         self._stored = 0
-        lines = [step if isinstance(step, bytes) else self._encode_step(step) for step in steps]
-        encoded = b"\n".join(filter(None, lines))  # errors have no line
-        if not encoded:
-            return
-        encoded += b"\n"
         if self._redacted:
-            encoded = records.encode_lines(map(self._redact, self._decoder.decode(encoded)))
-        self._encoded.append(encoded)
-        self._encoded_bytes += len(encoded)
+            text = records.encode_lines(map(self._redact, self._decoder.decode(text)))
+        self._joined.append(text)
+        self._joined_bytes += len(text)
 
     def _write(self) -> None:
-        """Give the encoded lines to the writer."""
-        self._writer.write(b"".join(self._encoded))
-        self._encoded.clear()
-        self._encoded_bytes = 0
+        """Give the joined lines to the writer."""
+        self._writer.write(b"".join(self._joined))
+        self._joined.clear()
+        self._joined_bytes = 0
 
     def stop(self) -> None:
         """Write what is stored and drop the other steps. The thread of the writer closes the file."""
@@ -219,18 +184,7 @@ class Recorder:
             lines.append(records.Carried(request.since + offset, *fields, (), fence, deadline, positions))
         return records.encode_lines(map(self._redact, lines))
 
-    def _encode_step(self, step: Mark | Events) -> bytes:
-        """Return the lines of a mark or of events, without the last line end."""
-        offset = self._offset_ms
-        if isinstance(step, Mark):
-            return records.encode(records.Commands(step.now + offset, step.next_id, step.next_fence, step.principal))
-        now, events, wait = step
-        at = now + offset
-        lines = [line for event in events if (line := self._line(event, at, wait)) is not None]
-        lines += [records.Moved(at, id_, positions) for id_, positions in wait.positions.items()]
-        return b"\n".join(map(records.encode, lines))
-
-    def _line(self, event: core.Event, at: float, wait: Wait) -> records.Line | None:
+    def _line(self, event: core.Event, at: float) -> records.Line | None:  # noqa: PLR0911 - one for each event
         """Return the line of an event; None for events without one, such as errors."""
         if isinstance(event, core.Locked):
             return records.Locked(at, event.request.id, event.request.fence)
@@ -238,11 +192,15 @@ class Recorder:
             cycle = event.cycle.owners if isinstance(event, core.Deadlocked) else ()
             return records.Released(at, event.request.id, event.reason, cycle)
         if isinstance(event, core.Queued):
-            return records.Queued(at, *self._fields(event.request), wait.waits_for)
+            is_waiting = event.request.state is WAITING
+            waits_for = _first_blockers(self._manager, event.request) if is_waiting else ()
+            return records.Queued(at, *self._fields(event.request), waits_for)
         if isinstance(event, (core.Granted, core.Taken)):
             return records.Granted(at, *self._fields(event.request), (), event.request.fence)
         if isinstance(event, core.Extended):
             return records.Extended(at, event.request.id, event.transaction_timeout_ms)
+        if isinstance(event, core.Moved):
+            return records.Moved(at, event.request.id, _positions(event.request))
         return None
 
     def _fields(
@@ -290,21 +248,6 @@ class Recorder:
             if name.startswith(prefix):
                 return prefix + name_digest(self._key, name)
         return name
-
-
-def wait_of(manager: LockManager, events: list[core.Event]) -> Wait:
-    """Return the wait of a step with these events. Must be called before the next step."""
-    first = events[0]
-    if not isinstance(first, core.Queued):
-        return NO_WAIT
-    # Others may have moved although the new request has ended, for example by a deadlock.
-    moved = [event.request for event in events if isinstance(event, core.Moved)]
-    waits_for: tuple[int, ...] = ()
-    if first.request.state is WAITING:
-        waits_for = _first_blockers(manager, first.request)
-        if first.request.moved is not None:
-            moved.append(first.request)
-    return Wait(waits_for, {request.id: _positions(request) for request in moved})
 
 
 def _positions(request: Request) -> Positions | None:

@@ -128,6 +128,8 @@ encode = json.Encoder().encode
 encode_lines = json.Encoder().encode_lines
 _decode_raw = json.Decoder(Line | Commands).decode
 _decode_lines = json.Decoder(Line).decode_lines
+MARK: Final = b'{"event":"commands"'
+"""The beginning of a line `commands`."""
 _EVENT: Final = b'{"event":'
 """The beginning of all lines of the server. A client's command cannot begin like this: it would have an unknown field."""
 
@@ -160,6 +162,27 @@ def _unreadable(error: ValueError) -> UnreadableHistory:
 
 def _of_other_version(error: Exception) -> OtherFormat:
     return OtherFormat(f"another version of Genie has written this history: {error}")
+
+
+def command_line(command: Request | Release) -> bytes:
+    """Return a line from which `RawDecoder` reads a command that was not received as one line."""
+    if isinstance(command, Release):
+        return b'{"command":"release","payload":{"id":%d}}' % command.id
+    payload = {
+        "resources": [
+            *(f"exclusive:{name}" for name in command.exclusive),
+            *(f"shared:{name}" for name in command.shared),
+        ],
+        "queueTimeout": command.queue_timeout_ms,
+        "transactionTimeout": command.transaction_timeout_ms,
+        "transactionName": command.transaction,
+        "priority": command.priority,
+        "onDisconnect": "release" if command.release_on_disconnect else "keep",
+        "note": command.note,
+    }
+    return encode(
+        {"command": "request", "payload": {key: value for key, value in payload.items() if value is not None}}
+    )
 
 
 class RawDecoder:

@@ -12,6 +12,7 @@ from genie.access import INSPECT, LOCK, Principal
 from genie.config import NAMESPACE
 from genie.core import SUCCESS, Disconnect, Expire, Granted, LockManager, Release, Released, Request, State
 from genie.errors import Code, RequestRejected
+from genie.history.records import command_line
 from genie.observability.histogram import BOUNDS_MS
 from genie.protocol import replies
 from genie.protocol.commands import (
@@ -139,6 +140,7 @@ class Dispatcher:
             return self._drain_detached(connection, items)
         notifier, manager, session, outbox = self.notifier, self.manager, connection.session, connection.outbox
         principal, now, recorder = connection.principal, notifier.now, notifier.recorder
+        history = None if recorder is None else recorder.begin_turn(now, principal)
         if not connection.has_reply:
             connection.has_reply = True
             if not outbox:
@@ -153,6 +155,8 @@ class Dispatcher:
                     continue
             elif type(item) is Namespaced:
                 command = item.command
+                if history is not None and isinstance(command, (Request, Release)):
+                    item = command_line(command)  # noqa: PLW2901 - what is recorded
             elif type(item) is Hello:
                 self._handle_hello(connection, item)
                 return False  # `hello` is always submitted alone, because it changes the session
@@ -178,8 +182,8 @@ class Dispatcher:
                     if type(events[0]) is not Granted:
                         notifier.handle_events(events, connection, command.ref)
                         continue
-                if recorder is not None:
-                    recorder.on_granted(item, command, now)
+                if history is not None:
+                    history.append(item)
                 self.stats.granted += 1
                 session.live_requests += 1
                 if session.key is not None or command.ref is not None or command.release_on_disconnect:
@@ -198,8 +202,8 @@ class Dispatcher:
                         notifier.handle_events(events, connection, command.ref)
                         continue
                     request = event.request
-                if recorder is not None:
-                    recorder.on_released(item, request, now)
+                if history is not None:
+                    history.append(item)
                 if request.fence:  # the request was held; 0: it was waiting
                     holds, lasted_ms = self.stats.holds, now - request.since
                     if lasted_ms <= FIRST_BOUND_MS:

@@ -255,7 +255,7 @@ class Notifier:
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
         """Reject a request that would have to wait although the wait queues are full."""
         if self.recorder is not None:
-            self.recorder.on_id_skipped()
+            self.recorder.on_id_skipped(self.now)
         limit = self.manager.max_queue_entries
         reason = f"too many waiting requests: all wait queues together have at most {limit:.0f} entries"
         self.reject(requester, RequestRejected(Code.TOO_MANY, reason, ref=ref))

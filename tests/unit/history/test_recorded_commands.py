@@ -272,7 +272,7 @@ async def test_the_lines_that_clients_send_are_read_as_what_the_lock_manager_did
     random = Random(seed)  # noqa: S311 - not a secret
     monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", random.choice([8_000, 16 << 20]))
     monkeypatch.setattr("genie.history.recorder.WRITTEN_BYTES", random.choice([1, 2_000]))
-    monkeypatch.setattr("genie.history.recorder.ENCODED_STEPS", random.choice([1, 32]))
+    monkeypatch.setattr("genie.history.recorder.JOINED_LINES", random.choice([1, 32]))
     redacted = ("secret/", "t2") if seed % 3 == 0 else ()
     server = Server(tmp_path, random, is_durable=seed % 4 != 0, redacted=redacted)
     await server.run(120)
