@@ -8,9 +8,9 @@ from typing import Any
 from genie import core
 from genie.access import Principal
 from genie.core import Command, LockManager, Release, Request
+from genie.history import records
 from genie.history.recorder import Recorder
 from genie.history.writer import HistoryWriter, Retention
-from genie.protocol import codec
 
 T0 = 1_764_000_000_000.0
 ALWAYS = Retention()
@@ -43,7 +43,7 @@ class Recording:
         events = self.manager.step(command, now)
         first, others = events[0] if events else None, events
         if self._as_lines and isinstance(first, core.Granted):
-            lines.append(request_line(first.request))
+            lines.append(records.command_line(first.request))
             others = []
         elif self._as_lines and isinstance(command, Release) and isinstance(first, core.Released):
             lines.append(release_line(command.id))
@@ -66,22 +66,6 @@ class Recording:
         self.recorder.stop()
         self.writer.join(10)
         assert not self.writer.error
-
-
-def request_line(request: Request) -> bytes:
-    """Return the line with which a client sends a request."""
-    fields = {
-        "resources": [f"exclusive:{name}" for name in request.exclusive]
-        + [f"shared:{name}" for name in request.shared],
-        "queueTimeout": request.queue_timeout_ms,
-        "transactionTimeout": request.transaction_timeout_ms,
-        "transactionName": request.transaction,
-        "priority": request.priority,
-        "onDisconnect": "release" if request.release_on_disconnect else "keep",
-        "note": request.note,
-    }
-    payload = {name: value for name, value in fields.items() if value is not None}
-    return codec.message("request", payload).rstrip()
 
 
 def release_line(id: int) -> bytes:

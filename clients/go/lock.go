@@ -197,7 +197,7 @@ func (l *Lock) onGranted(conn *conn, r *call, p *payload) {
 		start, remaining = conn.helloAt, fromMS(*p.ExpiresIn)
 	}
 	if l.late = time.Until(start.Add(remaining)) < l.timeout()-l.timeout()/maxPassedShare; l.late {
-		remaining = NoTimeout // until the answer to the extension; nobody uses the lock before
+		remaining = NoTimeout // until the answer to the extension; the caller does not have the lock before
 	}
 	l.hold(start, remaining)
 	l.client.finish(r, nil)

@@ -34,7 +34,7 @@ type call struct {
 	line       []byte
 	lock       *Lock     // of a request, an extend and most releases
 	watch      *Watch    // of a watch
-	background bool      // nobody waits: it is not sent again on another connection, unless it is a release
+	background bool      // no caller waits: it is not sent again on another connection, unless it is a release
 	sentAt     time.Time // zero: it was not sent. See write
 	retries    int       // after the error `unavailable`
 	id         int64     // of the release of a cancelled request: the lock that was granted nevertheless
