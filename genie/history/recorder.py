@@ -96,7 +96,7 @@ class Recorder:
         if len(events) == 1 and type(first) is core.Released and first.reason is SUCCESS:
             if now != self._marked_at:
                 self._mark(now, self._marked_for)
-            self._lines.append(b'{"command":"release","payload":{"id":%d}}' % first.request.id)
+            self._lines.append(records.RELEASE % first.request.id)
             return
         self._lines += [records.encode(line) for event in events if (line := self._line(event, at)) is not None]
         if isinstance(first, core.Queued) and first.request.state is WAITING and first.request.moved is not None:

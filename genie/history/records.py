@@ -130,6 +130,8 @@ _decode_raw = json.Decoder(Line | Commands).decode
 _decode_lines = json.Decoder(Line).decode_lines
 MARK: Final = b'{"event":"commands"'
 """The beginning of a line `commands`."""
+RELEASE: Final = b'{"command":"release","payload":{"id":%d}}'
+"""The line of a release that was not received as a line with an id."""
 _EVENT: Final = b'{"event":'
 """The beginning of all lines of the server. A client's command cannot begin like this: it would have an unknown field."""
 
@@ -167,7 +169,7 @@ def _of_other_version(error: Exception) -> OtherFormat:
 def command_line(command: Request | Release) -> bytes:
     """Return a line from which `RawDecoder` reads a command that was not received as one line."""
     if isinstance(command, Release):
-        return b'{"command":"release","payload":{"id":%d}}' % command.id
+        return RELEASE % command.id
     payload = {
         "resources": [
             *(f"exclusive:{name}" for name in command.exclusive),

@@ -24,6 +24,7 @@ from urllib.parse import quote
 import structlog
 
 from genie.history import records
+from genie.history.segments import RAW
 
 log = structlog.get_logger()
 
@@ -33,7 +34,6 @@ SEGMENT_S: Final = 3_600.0
 """Seconds after which a file with events is complete, however small it is."""
 MAX_QUEUED_BYTES: Final = 64 << 20
 """Bytes that may wait for the disk. Beyond them, events are dropped."""
-RAW: Final = ".jsonl"
 KEY_BYTES: Final = 32
 
 
