@@ -1,5 +1,9 @@
 """Compares the speed of the working tree with that of another commit: `make bench-against BASE=<commit>`.
 
+With `--setting` it can also tell what a setting costs: without a commit, the base is the working tree without the setting.
+
+    python benchmarks/against.py --setting GENIE_HISTORY_DIR=FOLDER/history
+
 Both servers run at the same time on one processor, and the load on the other one. In each round, each shape of load is
 executed on one server and then immediately on the other one. The ratios of both measurements are printed: their median of
 all rounds, and their range. So other load of the machine affects both sides alike.
@@ -12,7 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,14 +63,17 @@ HEADER = (
 
 
 @contextmanager
-def server(build: Build, folder: Path, prefix: Sequence[str], redis_port: int | None) -> Iterator[tuple[int, int]]:
-    """Start a server of a build; yield its port and its process id."""
+def server(
+    build: Build, folder: Path, prefix: Sequence[str], redis_port: int | None, settings: Mapping[str, str]
+) -> Iterator[tuple[int, int]]:
+    """Start a server of a build with further settings; yield its port and its process id."""
     port = free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GENIE_", "PYTHON"))}
     environment |= {"PYTHONPATH": str(build.folder), "GENIE_HOST": HOST, "GENIE_PORT": str(port)}
     environment |= {"GENIE_ADMIN_PORT": "", "GENIE_LOG_LEVEL": "warning"}
     if redis_port is not None:
         environment |= {"GENIE_REDIS_HOST": HOST, "GENIE_REDIS_PORT": str(redis_port)}
+    environment |= {name: value.replace("FOLDER", str(folder)) for name, value in settings.items()}
     command = [*prefix, sys.executable, "-m", "genie.cli", "serve"]
     with serving(command, folder / "genie.log", lambda: accepts(port), environment=environment) as pid:
         yield port, pid
@@ -83,7 +90,7 @@ def run_round(
     """Start both servers, and measure each shape on both. Returns the samples of each shape, in the order of the builds."""
     redis_prefix = () if load_processor is None else ("taskset", "-c", str(load_processor))
     results: list[list[Sample]] = []
-    with ExitStack() as servers, tempfile.TemporaryDirectory(prefix="against-") as root:
+    with ExitStack() as servers, tempfile.TemporaryDirectory(prefix="against-", ignore_cleanup_errors=True) as root:
         addresses = []
         for index, build in enumerate(builds):
             folder, redis_port = Path(root) / f"server-{index}", None
@@ -92,7 +99,8 @@ def run_round(
                 redis_folder = Path(root) / f"redis-{index}"
                 redis_folder.mkdir()
                 redis_port = servers.enter_context(redis_server(redis_folder, redis_prefix)).port
-            addresses.append(servers.enter_context(server(build, folder, prefix, redis_port)))
+            settings = dict(options.setting) if index else {}
+            addresses.append(servers.enter_context(server(build, folder, prefix, redis_port, settings)))
         for shape in SHAPES:
             order = [0, 1] if number % 2 == 0 else [1, 0]
             samples = {index: measure(*addresses[index], shape, options.seconds, options.warm_up) for index in order}
@@ -101,10 +109,25 @@ def run_round(
     return results
 
 
+def _setting(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name.startswith("GENIE_"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be GENIE_NAME=VALUE")
+    return name, value
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build both sides, run the rounds, and print the table."""
     parser = argparse.ArgumentParser("python benchmarks/against.py", description=__doc__)
-    parser.add_argument("base", help="the commit to compare with")
+    parser.add_argument("base", nargs="?", help="the commit to compare with (default: the working tree)")
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="NAME=VALUE",
+        help="an environment variable of the server of the working tree; FOLDER in its value is a temporary folder",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="how often each shape is measured (default: 5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="duration of a measurement (default: 1)")
     parser.add_argument("--warm-up", type=float, default=0.3, help="time before a measurement (default: 0.3)")
@@ -112,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compiled", action="store_true", help="compile both sides (needs a C compiler)")
     options = parser.parse_args(arguments)
     listen()
-    base, now = of_commit(options.base, compiled=options.compiled), of_working_tree(compiled=options.compiled)
+    now = of_working_tree(compiled=options.compiled)
+    base = of_commit(options.base, compiled=options.compiled) if options.base else now
     prefix, servers, load = pinned()
     print(f"base: {base.title} ({base.kind})\nnow:  {now.title} ({now.kind})\n{machine()}")
     if load is not None:

@@ -8,6 +8,7 @@ import select
 import time
 from collections import deque
 from dataclasses import dataclass
+from random import Random
 
 from benchmarks.peers.peer import PeerFailed, open_socket
 from benchmarks.peers.processes import cpu_s
@@ -29,6 +30,8 @@ class Shape:
     """Requests in flight on each connection."""
     hot: bool = False
     """Whether all requests lock the same key."""
+    transactions: bool = False
+    """Whether a cycle is a transaction: two requests, one after the other, then two releases."""
 
 
 SHAPES = (
@@ -36,6 +39,7 @@ SHAPES = (
     Shape("64 connections", 64, 1),
     Shape("64 x 16", 64, 16),
     Shape("one hot key, 64", 64, 1, hot=True),
+    Shape("64, transactions", 64, 1, transactions=True),
 )
 
 
@@ -93,6 +97,56 @@ class Connection:
         return cycles
 
 
+class TransactionConnection(Connection):
+    """Executes transactions on one connection. Each locks a random account, then a random order."""
+
+    def __init__(self, port: int, number: int, shape: Shape) -> None:
+        super().__init__(port, number, shape)
+        self._number, self._random, self._count = number, Random(number), 0
+        self._ids: list[bytes] = []
+        self._released = 0
+        self.requests = [self._request(b"accounts")]
+        self.unacknowledged = deque(self.requests)
+
+    def _request(self, kind: bytes) -> bytes:
+        return (
+            b'{"command":"request","payload":{"transactionName":"transfer-%d-%d","resources":["exclusive:%s/%d/%d"]}}\n'
+            % (self._number, self._count, kind, self._number, self._random.randrange(1_000_000))
+        )
+
+    def receive(self, *, restart: bool) -> int:
+        """Read and answer what has arrived; return the number of completed transactions."""
+        data = self.sock.recv(READ_BYTES)
+        if not data:
+            raise PeerFailed("the server closed a connection")
+        data = self.partial + data
+        end = data.rfind(b"\n") + 1
+        self.partial = data[end:]
+        commands: list[bytes] = []
+        cycles = 0
+        for kind, id_ in MESSAGE.findall(data, 0, end):
+            if kind == b"l":
+                self._ids.append(id_)
+                if len(self._ids) == 1:
+                    commands.append(self._request(b"orders"))
+                else:
+                    commands += [b'{"command":"release","payload":{"id":%s}}\n' % each for each in self._ids]
+            elif kind == b"r":
+                self._released += 1
+                if self._released == len(self._ids) == 2:  # noqa: PLR2004 - both locks
+                    cycles, self._count, self._released = cycles + 1, self._count + 1, 0
+                    self._ids.clear()
+                    if restart:
+                        commands.append(self._request(b"accounts"))
+                    else:
+                        self.unacknowledged.clear()
+            elif kind != b"q":
+                raise PeerFailed(f"unexpected message: {data[:200]!r}")
+        if commands:
+            self.sock.send(b"".join(commands))
+        return cycles
+
+
 def measure(port: int, pid: int, shape: Shape, seconds: float, warm_up_s: float) -> Sample:
     """Execute cycles for some time. PeerFailed if the server does not reply."""
     connections: dict[int, Connection] = {}
@@ -100,7 +154,7 @@ def measure(port: int, pid: int, shape: Shape, seconds: float, warm_up_s: float)
     gc.disable()
     try:
         for number in range(shape.connections):
-            connection = Connection(port, number, shape)
+            connection = (TransactionConnection if shape.transactions else Connection)(port, number, shape)
             connections[connection.sock.fileno()] = connection
         return _run(connections, pid, seconds, warm_up_s)
     except OSError as error:

@@ -293,6 +293,8 @@ class Order(ApiModel):
     classes: int
     dropped: int
     """Requests that were not analysed completely, because of a limit."""
+    limited_at: int | None
+    """When there were last so many requests that those were left out which did not wait; null: never."""
 
 
 class Blocker(ApiModel, omit_defaults=True, kw_only=True, gc=False):

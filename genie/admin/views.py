@@ -412,6 +412,7 @@ async def order(lock_order: LockOrder, limit: int, budget: WorkBudget) -> models
         edges_total=len(lock_order.edges),
         classes=len(lock_order.classes),
         dropped=lock_order.dropped,
+        limited_at=None if lock_order.limited_unix_ms is None else int(lock_order.limited_unix_ms),
     )
 
 

@@ -12,7 +12,7 @@ from genie.cli.admin_client import AdminClient, admin_options, decode_response, 
 from genie.cli.format import duration, printable, table
 from genie.cli.inspect import INDENT
 from genie.cli.options import WholeNumber, json_option, one_line_errors, timeout_option
-from genie.core.lock_order import describe_edge
+from genie.core.lock_order import MAX_ANALYSED_PER_S, describe_edge
 from genie.protocol import codec
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
@@ -73,6 +73,9 @@ def _report_lines(shown: Order, now_ms: float) -> Iterator[str]:
         yield f"{len(shown.edges):,} of {shown.edges_total:,} edges are shown."
     if shown.dropped:
         yield f"{shown.dropped:,} requests were not analysed completely, because of a limit."
+    if shown.limited_at is not None:
+        ago = duration(now_ms - shown.limited_at)
+        yield f"Until {ago} ago there were more than {MAX_ANALYSED_PER_S:,} requests a second: not all of them are counted."
 
 
 def _inversion_lines(inversion: Inversion, now_ms: float) -> Iterator[str]:

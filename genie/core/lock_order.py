@@ -38,6 +38,11 @@ MAX_HELD_CLASSES: Final = 64
 """Maximum number of classes that are analysed of what a transaction holds, the first ones."""
 MAX_GUARDS: Final = 16
 """Maximum number of guards of a transaction, the first ones: a lock that guards others is taken before them."""
+MAX_ANALYSED_PER_S: Final = 2_000
+"""Number of requests a second that are analysed at least. Beyond it, requests are left out that do not wait. So the analysis
+takes at most about half a percent of a processor for them, however many there are."""
+MAX_CREDIT_MS: Final = 1_000.0
+"""The time over which this number is an average: a short burst is analysed completely."""
 
 DIGITS: Final = "0123456789"
 # Parts of a name that identify a member of its class: UUIDs, long tokens that contain a digit, and other digits.
@@ -261,9 +266,16 @@ class _HeldClasses:
 
 
 class LockOrder:
-    """The classes, edges and inversions of a namespace. Times are unix ms."""
+    """The classes, edges and inversions of a namespace. Times are unix ms.
 
-    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+    The lock manager leaves out requests beyond `max_per_s`, but never one that waits. `inf`: it leaves out none.
+    """
+
+    def __init__(self, rules: Iterable[Rule] = (), max_per_s: float = MAX_ANALYSED_PER_S) -> None:
+        self.interval_ms = 1_000 / max_per_s
+        """Average time between two analysed requests, if there are more requests than `max_per_s`."""
+        self.limited_unix_ms: float | None = None
+        """When requests may have been left out last, because there were more. None: never."""
         self.edges: dict[int, Edge] = {}
         """By the ids of both classes and the flags (`_edge_key`)."""
         self.inversions: list[Inversion] = []

@@ -28,7 +28,7 @@ from genie.core.events import (
     UnknownId,
 )
 from genie.core.grant import grant_candidates, is_available, is_grantable, is_immediately_grantable, only_grantable
-from genie.core.lock_order import LockOrder
+from genie.core.lock_order import MAX_CREDIT_MS, LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Owner, Reason, Request, Weight
 from genie.core.view import MAX_COUNTED_ON_ARRIVAL, find_blockers
@@ -92,6 +92,8 @@ class LockManager:
         """Maximum number of wait-queue entries. A request that would exceed it is rejected."""
         self.lock_order: LockOrder | None = None
         """The analysis of the lock order, which observes the transactions and never changes them. None: it is off."""
+        self._analysis_due_at = -inf
+        """The time from which on the lock order of a request is analysed that is granted at once."""
         self.rearrangements = 0
         """Number of cycles that were resolved by rearranging wait queues."""
         self._outcomes = RecentOutcomes()
@@ -203,13 +205,17 @@ class LockManager:
     def request(self, request: Request, now: float) -> list[Event]:
         """Grant a new request immediately, queue it, or reject it because the wait queues are full: a step of a `Request`."""
         events: list[Event] = []
-        self._assign_id(request, now)
+        self._assign_id(request)
         if is_immediately_grantable(self.table, request):
+            if self.lock_order is not None and request.transaction is not None and now >= self._analysis_due_at:
+                self._analyse(request, request.transaction, now)
             self._grant(request, now)
             events.append(Granted(request))
         elif self.table.queue_entries + len(request.exclusive) + len(request.shared) > self.max_queue_entries:
             events.append(QueueFull(request))
         else:
+            if self.lock_order is not None and request.transaction is not None:
+                self._analyse(request, request.transaction, now, waits=True)
             self._queue(request, now, events)
         return events
 
@@ -222,7 +228,7 @@ class LockManager:
         request = take.request
         reached: Weight = 0
         locked: Weight = 0
-        self._assign_id(request, now)
+        self._assign_id(request)
         taken: tuple[list[str], list[str]] = [], []  # shared names, exclusive names: indexed by `exclusive`
         for (name, exclusive), weight in zip(take.choices, take.weights, strict=True):
             if not is_available(self.table, request.owner, name, exclusive):
@@ -369,15 +375,23 @@ class LockManager:
 
     # -- Parts of the commands ------------------------------------------------------------
 
-    def _assign_id(self, request: Request, now: float) -> None:
-        """Assign the id and the owner of a new request. Observe its lock order."""
+    def _assign_id(self, request: Request) -> None:
+        """Assign the id and the owner of a new request."""
         request.id = request.owner = self.next_id
         self.next_id += 1
         if request.transaction is not None:
             request.owner = request.transaction
-            transaction = self.table.transactions.get(request.transaction)
-            if self.lock_order is not None and transaction is not None and transaction.held:
-                self.lock_order.on_request(transaction, request, now + self.unix_offset_ms)
+
+    def _analyse(self, request: Request, name: str, now: float, *, waits: bool = False) -> None:
+        """Analyse the lock order of a request of the transaction `name`, before it is granted or queued."""
+        lock_order, transaction = self.lock_order, self.table.transactions.get(name)
+        if lock_order is None or transaction is None or not transaction.held:
+            return
+        lock_order.on_request(transaction, request, now + self.unix_offset_ms)
+        if not waits:
+            self._analysis_due_at = max(self._analysis_due_at, now - MAX_CREDIT_MS) + lock_order.interval_ms
+            if self._analysis_due_at > now:
+                lock_order.limited_unix_ms = now + self.unix_offset_ms
 
     def _grant(self, request: Request, now: float) -> None:
         """Make a request held, and add it to the lock table."""
@@ -395,8 +409,8 @@ class LockManager:
         if transaction is None:
             transaction = self.table.transactions[name] = Transaction()
         elif self.lock_order is not None:
-            if transaction.held:
-                self.lock_order.on_request(transaction, request, now + self.unix_offset_ms)
+            if now >= self._analysis_due_at:
+                self._analyse(request, name, now)
             if transaction.waiting:
                 self.lock_order.on_grant(transaction, request, now + self.unix_offset_ms)
         transaction.held[request.id] = request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 from genie.core.lock_order import Inversion, LockOrder, Rule, describe, describe_edge, parse_rules
 from genie.server.app import Server
@@ -26,7 +27,7 @@ def observe(server: Server) -> None:
     """Make a server, which has not started yet, add its observations to those of the earlier servers of this process."""
     for name, namespace in server.namespaces.items():
         if namespace.lock_order is not None:
-            namespace.lock_order = _observed.setdefault(name, LockOrder(_rules))
+            namespace.lock_order = _observed.setdefault(name, LockOrder(_rules, inf))
 
 
 def assert_lock_order() -> None:
@@ -50,7 +51,7 @@ def assert_lock_order() -> None:
 def _forget() -> None:
     """Forget what was observed. Servers that are running keep their `LockOrder`, so it begins again in place."""
     for lock_order in _observed.values():
-        LockOrder.__init__(lock_order, _rules)
+        LockOrder.__init__(lock_order, _rules, inf)
 
 
 def _describe_inversion(inversion: Inversion) -> Iterator[str]:

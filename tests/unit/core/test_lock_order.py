@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 from random import Random
 from string import ascii_lowercase
 
@@ -13,9 +14,9 @@ from genie.core import lock_order as module
 from genie.core.lock_order import Inversion, LockOrder, parse_rules
 
 
-def observed_manager(rules: str = "") -> tuple[LockManager, LockOrder]:
+def observed_manager(rules: str = "", max_per_s: float = inf) -> tuple[LockManager, LockOrder]:
     manager = LockManager()
-    manager.lock_order = LockOrder(parse_rules(rules))
+    manager.lock_order = LockOrder(parse_rules(rules), max_per_s)
     return manager, manager.lock_order
 
 
@@ -82,6 +83,42 @@ def test_a_request_that_is_not_analysed_completely_counts_once(monkeypatch: pyte
     for count in (1, 2):
         manager.step(requested("b", "c", "d"), 0)
         assert lock_order.dropped == count
+
+
+def test_requests_that_do_not_wait_are_left_out_beyond_a_rate() -> None:
+    manager, lock_order = observed_manager(max_per_s=10)
+    for number in range(15):  # in the same instant: the credit of a second
+        run_transaction(manager, f"a/{number}", f"b/{number}")
+    (edge,) = lock_order.edges.values()
+    assert edge.count == 11  # the last one is on credit
+    assert lock_order.limited_unix_ms == 0
+    run_transaction(manager, "s:c", "s:d")
+    assert len(lock_order.edges) == 1
+    for now in (100, 150, 200):  # one for every 100 ms
+        requests = [requested(name) for name in ("a/1", "b/1")]
+        for request in requests:
+            manager.step(request, now)
+        for request in requests:
+            manager.step(Release(request.id), now)
+    assert edge.count == 13
+    assert lock_order.limited_unix_ms == 200
+
+
+def test_a_request_that_waits_is_always_analysed() -> None:
+    manager, lock_order = observed_manager(max_per_s=0.001)
+    run_transaction(manager, "a", "b")  # uses the credit
+    for name in ("c", "d"):
+        blocker, first, second = requested(name, transaction=None), requested("x"), requested(name)
+        for request in (blocker, first, second):
+            manager.step(request, 0)
+        for request in (blocker, first, second):
+            manager.step(Release(request.id), 0)
+    run_transaction(manager, "x", "e")
+    assert sorted((edge.held.name, edge.asked.name) for edge in lock_order.edges.values()) == [
+        ("a", "b"),
+        ("x", "c"),
+        ("x", "d"),
+    ]
 
 
 # -- several requests of a transaction at once --------------------------------------------------------------
