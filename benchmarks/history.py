@@ -1,32 +1,25 @@
-"""What the history costs the server, and how long a search takes.
+"""How long archiving the history and searching it take.
 
-    python benchmarks/history.py [--rounds N] [--events N]
+    python benchmarks/history.py [--events N]
 
-Cost: the same load alternately on a server that records a history and on one that does not, as `benchmarks/lock_order.py`
-measures it: 16 connections, blocks of 16 transactions of two requests and two releases each; the CPU time of the server
-process for each transaction, without its archiver. Search: a day with `--events` events (10,000,000) is written and archived,
-then searched by resource, by transaction and by windows; median of several searches each.
+A day with `--events` events (10,000,000) is written and archived, then searched by resource, by transaction and by windows;
+median of several searches each. What recording costs: `python benchmarks/against.py --setting GENIE_HISTORY_DIR=FOLDER/history`.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.lock_order import LOADS, load  # noqa: E402
-from benchmarks.peers.processes import accepts, cpu_s, free_port, pinned, serving  # noqa: E402
 from genie.history import records  # noqa: E402
 from genie.history.search import Query, search  # noqa: E402
 from genie.history.segments import archive_complete  # noqa: E402
@@ -34,47 +27,7 @@ from genie.history.writer import SEGMENT_BYTES  # noqa: E402
 
 DAY_MS = 86_400_000.0
 RESOURCES = 1_000_000
-TRANSACTIONS = 20_480
 CHUNK_LINES = 1_000
-
-
-def _server(stack: ExitStack, folder: Path, name: str, history: bool) -> tuple[int, int]:
-    """Start a server. Return its port and its process id."""
-    port = free_port()
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GENIE_")}
-    environment |= {
-        "GENIE_PORT": str(port),
-        "GENIE_ADMIN_PORT": "",
-        "GENIE_LOG_LEVEL": "error",
-        "PYTHONPATH": str(ROOT),
-    }
-    if history:
-        environment["GENIE_HISTORY_DIR"] = str(folder / "history")
-    command = [*pinned()[0], sys.executable, "-m", "genie.cli", "serve"]
-    return port, stack.enter_context(
-        serving(command, folder / f"{name}.log", lambda: accepts(port), environment=environment)
-    )
-
-
-def cost(rounds: int) -> None:
-    """Print the CPU time of a transaction with and without a history."""
-    print(f"{'load':<22}{'off, µs':>10}{'on, µs':>10}{'on/off':>9}")
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = {history: _server(stack, folder, str(history), history) for history in (True, False)}
-        for name, (named, prefixes) in LOADS.items():
-            measured = []
-            for number in range(rounds + 1):
-                used = {}
-                for history in (True, False) if number % 2 else (False, True):
-                    port, pid = servers[history]
-                    before = cpu_s([pid])[pid]
-                    asyncio.run(load(port, TRANSACTIONS, prefixes, named=named))
-                    used[history] = (cpu_s([pid])[pid] - before) / TRANSACTIONS * 1e6
-                measured.append(used)
-            off, on = (statistics.median(used[history] for used in measured[1:]) for history in (False, True))
-            ratio = statistics.median(used[True] / used[False] for used in measured[1:])
-            print(f"{name:<22}{off:>10.1f}{on:>10.1f}{ratio:>9.3f}", flush=True)
 
 
 def write_day(directory: Path, events: int) -> None:
@@ -90,12 +43,12 @@ def write_day(directory: Path, events: int) -> None:
         id_ = int(at * 1000)
         name, transaction = f"accounts/{random.randrange(RESOURCES)}", index // 2
         if index % 10:
-            lines.append(records.encode(records.Commands(at, id_, id_)))
+            lines.append(records.encode(records.Context(at, id_, id_)))
             lines.append(request_line % (name.encode(), transaction))
         else:
             queued = records.Queued(at, id_, (name,), (), f"transfer-{transaction}", waits_for=(id_ - 1,))
             lines += map(records.encode, (queued, records.Locked(at + 5, id_, id_)))
-        lines.append(records.encode(records.Commands(at + 20, id_ + 1, id_ + 1)))
+        lines.append(records.encode(records.Context(at + 20, id_ + 1, id_ + 1)))
         lines.append(b'{"command":"release","payload":{"id":%d}}' % id_)
         if len(lines) >= CHUNK_LINES or index == requests - 1:
             if file is None or size > SEGMENT_BYTES:
@@ -152,11 +105,9 @@ def searches(events: int) -> None:
 
 def main() -> None:
     """Measure both."""
-    parser = argparse.ArgumentParser(description="The cost of the history, and the duration of a search.")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = argparse.ArgumentParser(description="The duration of archiving and searching the history.")
     parser.add_argument("--events", type=int, default=10_000_000)
     options = parser.parse_args()
-    cost(options.rounds)
     searches(options.events)
 
 

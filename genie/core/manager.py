@@ -207,14 +207,14 @@ class LockManager:
         events: list[Event] = []
         self._assign_id(request)
         if is_immediately_grantable(self.table, request):
-            if self.lock_order is not None and request.transaction is not None and now >= self._analysis_due_at:
+            if request.transaction is not None and self.lock_order is not None and now >= self._analysis_due_at:
                 self._analyse(request, request.transaction, now)
             self._grant(request, now)
             events.append(Granted(request))
         elif self.table.queue_entries + len(request.exclusive) + len(request.shared) > self.max_queue_entries:
             events.append(QueueFull(request))
         else:
-            if self.lock_order is not None and request.transaction is not None:
+            if request.transaction is not None and self.lock_order is not None:
                 self._analyse(request, request.transaction, now, waits=True)
             self._queue(request, now, events)
         return events
@@ -396,7 +396,7 @@ class LockManager:
     def _grant(self, request: Request, now: float) -> None:
         """Make a request held, and add it to the lock table."""
         self._begin_hold(request, now)
-        if self.lock_order is not None and request.transaction is not None:
+        if request.transaction is not None and self.lock_order is not None:
             transaction = self.table.transactions.get(request.transaction)
             if transaction is not None and transaction.waiting:
                 self.lock_order.on_grant(transaction, request, request.since_unix_ms)

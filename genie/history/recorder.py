@@ -1,7 +1,7 @@
 """Records the history on the leader: what the lock manager did, once it is stored, as lines of a file.
 
-A request that is granted at once, and a release, are recorded as the lines that the client sent, which costs little.
-Everything else is recorded as events. After the commit, many lines at a time are joined, and a thread writes them. If the
+A request and a release are recorded as the lines that the client sent, which costs little. Everything else, such as the
+grant of a waiting request, is recorded as events. After the commit, many lines at a time are joined, and a thread writes them. If the
 disk cannot keep up, they are dropped and counted; a commit never waits for it.
 """
 
@@ -16,7 +16,18 @@ import structlog
 
 from genie import core
 from genie.access import Principal
-from genie.core import HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, LockManager, Request, State
+from genie.core import (
+    HELD,
+    NO_TIMEOUT_MS,
+    SUCCESS,
+    WAITING,
+    Locked,
+    LockManager,
+    Queued,
+    Released,
+    Request,
+    State,
+)
 from genie.core.deadlines import NEVER
 from genie.history import records
 from genie.history.writer import (
@@ -40,7 +51,9 @@ MAX_WAITS_FOR: Final = 4
 CLEAN_UP_INTERVAL_S: Final = 3_600.0
 """Seconds between two looks for files that are complete or expired."""
 NOT_MARKED: Final = -1.0
-"""No time of the lock manager: the next line needs a mark."""
+"""No time of the lock manager: the next line needs a mark with its context."""
+NO_MARK: Final = -1
+"""No number of lines: the last mark is joined already."""
 
 log = structlog.get_logger()
 
@@ -62,8 +75,12 @@ class Recorder:
         """The time of the last mark. The line of a command that is executed at another time needs a mark."""
         self._marked_for: Principal | None = None
         """The principal of the last mark. The line of a command of another principal needs a mark."""
+        self._mark_end = NO_MARK
+        """The number of lines up to the last mark, if it is in `_lines`."""
         self._stored = 0
         """How many of `_lines` are stored. Only these are written: the others may be lost with the leadership."""
+        self._join_from = JOINED_LINES
+        """With how many stored lines they are joined; 0: they are also written, because the timer is due."""
         self._joined: list[bytes] = []
         """Joined lines that the writer does not have yet."""
         self._joined_bytes = 0
@@ -87,76 +104,107 @@ class Recorder:
             self._mark(now, principal)
         return self._lines
 
-    def on_events(self, events: list[core.Event], now: float) -> None:
+    def on_events(self, events: list[core.Event], now: float, line: object = None) -> None:
         """Record the events of any other step. Must be called before the next step.
 
-        A release by `ref` is recorded as the line of a release by id, which takes a sixth of the time of an event.
+        `line` is the command as it was received, if it is a request. With it, a request that waits is recorded like one that
+        is granted at once.
         """
-        first, at = events[0], now + self._offset_ms
-        if len(events) == 1 and type(first) is core.Released and first.reason is SUCCESS:
-            if now != self._marked_at:
-                self._mark(now, self._marked_for)
-            self._lines.append(records.RELEASE % first.request.id)
-            return
-        self._lines += [records.encode(line) for event in events if (line := self._line(event, at)) is not None]
-        if isinstance(first, core.Queued) and first.request.state is WAITING and first.request.moved is not None:
+        first = events[0]
+        if len(events) == 1:
+            if type(first) is Locked:
+                request = first.request
+                self._lines.append(records.LOCKED % (now + self._offset_ms, request.id, request.fence))
+                return
+            if (
+                type(first) is Queued
+                and type(line) is bytes
+                and first.request.state is WAITING
+                and first.request.moved is None
+            ):
+                self._lines += (records.WAITS % _first_blockers(self._manager, first.request), line)
+                return
+            if type(first) is Released and first.reason is SUCCESS:
+                if now != self._marked_at:
+                    self._mark(now, self._marked_for)
+                self._lines.append(records.RELEASE % first.request.id)
+                return
+        at = now + self._offset_ms
+        self._lines += [records.encode(each) for event in events if (each := self._line(event, at)) is not None]
+        if isinstance(first, Queued) and first.request.state is WAITING and first.request.moved is not None:
             self._lines.append(records.encode(records.Moved(at, first.request.id, _positions(first.request))))
 
     def on_id_skipped(self, now: float) -> None:
         """Note that an id was assigned to a request of which nothing is recorded."""
+        self._marked_at = NOT_MARKED
         self._mark(now, self._marked_for)
 
     def _mark(self, now: float, principal: Principal | None) -> None:
-        """Record the context of the lines that follow: the time, the next numbers, and the principal."""
-        manager, self._marked_at, self._marked_for = self._manager, now, principal
-        name = None if principal is None else principal.name
-        mark = records.Commands(now + self._offset_ms, manager.next_id, manager.next_fence, name)
-        self._lines.append(records.encode(mark))
+        """Record the time of the lines that follow, and the rest of their context unless it goes on from the last mark."""
+        lines, at = self._lines, now + self._offset_ms
+        goes_on = self._marked_at != NOT_MARKED and principal is self._marked_for
+        if len(lines) == self._mark_end:  # no line follows the last mark
+            goes_on = goes_on and not lines.pop().startswith(records.CONTEXT)
+        if goes_on:
+            lines.append(records.TIME % at)
+        else:
+            name, manager = None if principal is None else principal.name, self._manager
+            lines.append(records.encode(records.Context(at, manager.next_id, manager.next_fence, name)))
+        self._marked_at, self._marked_for, self._mark_end = now, principal, len(lines)
 
     def on_stored(self) -> None:
-        """Note that all lines so far are stored. The next command needs a mark, as it may be the first one of a file."""
-        lines, self._marked_at = self._lines, NOT_MARKED
-        while len(lines) > self._stored and lines[-1].startswith(records.MARK):  # no line follows it
-            del lines[-1]
-        self._stored = len(lines)
-        if self._stored >= JOINED_LINES:
-            self._join()
-            if self._joined_bytes >= WRITTEN_BYTES:
-                self._write()
-        if self._timer is None and (self._stored or self._joined):
+        """Note that all lines so far are stored."""
+        self._stored = stored = len(self._lines)
+        if stored >= self._join_from:
+            if self._join_from < JOINED_LINES:
+                self.flush()
+            else:
+                self._join()
+                if self._joined_bytes >= WRITTEN_BYTES:
+                    self._write()
+        if self._timer is None and stored:
             self._timer = self._loop.call_later(FLUSH_INTERVAL_S, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.flush()
+        if self._stored == len(self._lines):
+            self.flush()
+        else:  # lines that are being stored may go on from a mark before them, so all are written together
+            self._join_from = 0
 
     def flush(self) -> None:
-        """Give all stored lines to the writer."""
-        if self._stored:
+        """Give all lines, which are stored, to the writer."""
+        lines, self._join_from = self._lines, JOINED_LINES
+        if len(lines) == self._mark_end:  # no line follows the last mark
+            lines.pop()
+        self._stored = len(lines)
+        if lines:
             self._join()
-        if self._joined:
-            self._write()
+        self._write()
 
     def _join(self) -> None:
-        """Join the stored lines, with redacted names."""
-        text = b"\n".join(self._lines[: self._stored]) + b"\n"
-        del self._lines[: self._stored]
-        self._stored = 0
+        """Join all lines, with redacted names."""
+        text = b"\n".join(self._lines) + b"\n"
+        self._lines.clear()
+        self._stored, self._mark_end = 0, NO_MARK
         if self._redacted:
             text = records.encode_lines(map(self._redact, self._decoder.decode(text)))
         self._joined.append(text)
         self._joined_bytes += len(text)
 
     def _write(self) -> None:
-        """Give the joined lines to the writer."""
-        self._writer.write(b"".join(self._joined))
-        self._joined.clear()
-        self._joined_bytes = 0
+        """Give the joined lines to the writer. The next line may be the first one of a file, so it needs its context."""
+        if self._joined:
+            self._writer.write(b"".join(self._joined))
+            self._joined.clear()
+            self._joined_bytes = 0
+        self._marked_at, self._mark_end = NOT_MARKED, NO_MARK
 
     def stop(self) -> None:
         """Write what is stored and drop the other steps. The thread of the writer closes the file."""
         if self._timer is not None:
             self._timer.cancel()
+        del self._lines[self._stored :]
         self.flush()
         self._writer.close()
 
@@ -186,14 +234,14 @@ class Recorder:
 
     def _line(self, event: core.Event, at: float) -> records.Line | None:  # noqa: PLR0911 - one for each event
         """Return the line of an event; None for events without one, such as errors."""
-        if isinstance(event, core.Locked):
+        if isinstance(event, Locked):
             return records.Locked(at, event.request.id, event.request.fence)
-        if isinstance(event, core.Released):
+        if isinstance(event, Released):
             cycle = event.cycle.owners if isinstance(event, core.Deadlocked) else ()
             return records.Released(at, event.request.id, event.reason, cycle)
-        if isinstance(event, core.Queued):
+        if isinstance(event, Queued):
             is_waiting = event.request.state is WAITING
-            waits_for = _first_blockers(self._manager, event.request) if is_waiting else ()
+            waits_for = tuple(_first_blockers(self._manager, event.request)) if is_waiting else ()
             return records.Queued(at, *self._fields(event.request), waits_for)
         if isinstance(event, (core.Granted, core.Taken)):
             return records.Granted(at, *self._fields(event.request), (), event.request.fence)
@@ -255,28 +303,26 @@ def _positions(request: Request) -> Positions | None:
     return None if request.moved is None else {name: (entry[0], entry[1]) for name, entry in request.moved.items()}
 
 
-def _first_blockers(manager: LockManager, request: Request) -> tuple[int, ...]:
+def _first_blockers(manager: LockManager, request: Request) -> list[int]:
     """Return the ids of at most `MAX_WAITS_FOR` requests that a waiting request waits for: holders, else the first waiters."""
     found: list[int] = []
-    table, owner = manager.table, request.owner
+    resources, owner = manager.table.resources, request.owner
     for name, exclusive in request.modes():
-        resource = table.resources.get(name)
-        if resource is None:
-            continue
-        if exclusive or resource.exclusive_count:
+        resource = resources.get(name)
+        if resource is not None and (exclusive or resource.exclusive_count):
             for holder in resource.holders.values():
-                if holder.owner != owner:
+                if holder.owner != owner and holder.id not in found:
                     found.append(holder.id)
                     if len(found) == MAX_WAITS_FOR:
-                        return tuple(found)
+                        return found
     if not found:
         for name, _exclusive in request.modes():
-            resource = table.resources.get(name)
+            resource = resources.get(name)
             queue = None if resource is None else resource.wait_queue
             first = None if queue is None else queue.exclusive.first
-            if first is not None and first[2].owner != owner:
+            if first is not None and first[2].owner != owner and first[2].id not in found:
                 found.append(first[2].id)
-    return tuple(dict.fromkeys(found))[:MAX_WAITS_FOR]
+    return found[:MAX_WAITS_FOR]
 
 
 class History:

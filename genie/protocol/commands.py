@@ -12,7 +12,7 @@ from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec, diagnostics, limits
 from genie.protocol.limits import DEFAULT_TIMEOUT_MS
-from genie.protocol.resources import check_name, parse_choices, split_by_mode
+from genie.protocol.resources import check_name, parse_choices, parse_resource, split_by_mode
 from genie.protocol.wire_types import (
     ByeLine,
     ExtendLine,
@@ -321,11 +321,13 @@ once, and stored once for any number of waiters."""
 
 def _split_and_cache(resources: list[str]) -> Names:
     """Return the shared and the exclusive names of a request. If it names one resource, cache the result."""
-    names = split_by_mode(resources)
-    if len(resources) == 1:
-        if len(_single_resource_cache) >= MAX_CACHED_RESOURCES:
-            _single_resource_cache.clear()
-        _single_resource_cache[resources[0]] = names
+    if len(resources) != 1:
+        return split_by_mode(resources)
+    exclusive, name = parse_resource(resources[0])
+    names: Names = ((), (name,)) if exclusive else ((name,), ())
+    if len(_single_resource_cache) >= MAX_CACHED_RESOURCES:
+        _single_resource_cache.clear()
+    _single_resource_cache[resources[0]] = names
     return names
 
 

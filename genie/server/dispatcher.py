@@ -180,7 +180,7 @@ class Dispatcher:
                 if not manager.grant_if_uncontended(command, now):
                     events = manager.request(command, now)
                     if type(events[0]) is not Granted:
-                        notifier.handle_events(events, connection, command.ref)
+                        notifier.handle_events(events, connection, command.ref, item)
                         continue
                 if history is not None:
                     history.append(item)

@@ -128,10 +128,15 @@ class Notifier:
 
     # -- events of the lock manager -----------------------------------------------------------------------
 
-    def handle_events(self, events: list[Event], requester: Outbound | None, ref: str | None = None) -> None:
-        """Send the messages for the events of a command, and add the changed requests to the write set."""
+    def handle_events(
+        self, events: list[Event], requester: Outbound | None, ref: str | None = None, line: object = None
+    ) -> None:
+        """Send the messages for the events of a command, and add the changed requests to the write set.
+
+        `line` is the command as it was received, for the history, if it is a request.
+        """
         if self.recorder is not None and events:
-            self.recorder.on_events(events, self.now)
+            self.recorder.on_events(events, self.now, line)
         for event in events:
             _ON_EVENT[type(event)](self, event, requester, ref)
 
