@@ -20,8 +20,8 @@ PRINCIPALS = {name: Principal(name) for name in ("billing", "reports")}
 class Recording:
     """A lock manager whose steps are recorded, at times that the test chooses (ms since `T0`).
 
-    With `as_lines`, requests that are granted at once and releases are recorded as the lines of their commands, as the
-    dispatcher does it; otherwise as events.
+    With `as_lines`, requests and releases are recorded as the lines of their commands, as the dispatcher does it; otherwise
+    as events.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Recording:
         elif isinstance(first, core.QueueFull):
             self.recorder.on_id_skipped(now)
         if others:
-            self.recorder.on_events(others, now)
+            line = records.command_line(command) if self._as_lines and isinstance(command, Request) else None
+            self.recorder.on_events(others, now, line)
         self.recorder.on_stored()
 
     def request(self, now: float, *exclusive: str, **fields: Any) -> Request:

@@ -116,12 +116,7 @@ class Recorder:
                 request = first.request
                 self._lines.append(records.LOCKED % (now + self._offset_ms, request.id, request.fence))
                 return
-            if (
-                type(first) is Queued
-                and type(line) is bytes
-                and first.request.state is WAITING
-                and first.request.moved is None
-            ):
+            if type(first) is Queued and type(line) is bytes and first.request.state is WAITING:
                 self._lines += (records.WAITS % _first_blockers(self._manager, first.request), line)
                 return
             if type(first) is Released and first.reason is SUCCESS:

@@ -136,6 +136,42 @@ async def test_what_is_not_stored_is_not_recorded(tmp_path) -> None:
     assert [entry.id for entry in found(tmp_path)] == [stored.id]
 
 
+async def test_a_timer_leaves_lines_that_are_being_stored_to_the_next_commit(tmp_path) -> None:
+    recording = Recording(tmp_path, as_lines=True)
+    recorder, manager = recording.recorder, recording.manager
+    one = recording.request(0, "a")
+    being_stored = Request((), ("b",))
+    manager.step(being_stored, 1)
+    recorder.begin_turn(1, None).append(records.command_line(being_stored))
+    recorder._on_timer()
+    assert not recorder._joined  # what is stored may be written only with what goes on from it
+    assert recording.writer._queue.empty()
+    recorder.on_stored()
+    assert not recorder._lines
+    three = recording.request(2, "c")  # the first one after a write
+    recording.stop()
+    assert [(entry.id, entry.granted_at) for entry in found(tmp_path)] == [
+        (one.id, T0),
+        (being_stored.id, T0 + 1),
+        (three.id, T0 + 2),
+    ]
+
+
+async def test_a_written_mark_is_not_taken_for_the_last_line(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("genie.history.recorder.JOINED_LINES", 4)
+    recording = Recording(tmp_path, as_lines=True)
+    ids = [recording.request(now, f"a{now}").id for now in range(2)]  # the last mark is the third of four lines
+    for now in range(2, 5):
+        request = Request((), (f"a{now}",))
+        recording.recorder.on_events(recording.manager.step(request, now), now)  # a line without a mark
+        ids.append(request.id)
+    recording.recorder.begin_turn(5, None)  # without a command
+    ids.append(recording.request(6, "b").id)
+    recording.stop()
+    times = [T0 + now for now in (0, 1, 2, 3, 4, 6)]
+    assert [(entry.id, entry.granted_at) for entry in found(tmp_path)] == list(zip(ids, times, strict=True))
+
+
 async def test_requests_are_carried_into_the_next_file_of_a_leadership(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
     recording = Recording(tmp_path)
