@@ -294,7 +294,7 @@ class Order(ApiModel):
     dropped: int
     """Requests that were not analysed completely, because of a limit."""
     limited_at: int | None
-    """When there were last so many requests that those were left out which did not wait; null: never."""
+    """When requests that did not wait were last left out, because there were too many; null: never."""
 
 
 class Blocker(ApiModel, omit_defaults=True, kw_only=True, gc=False):

@@ -75,7 +75,10 @@ def _report_lines(shown: Order, now_ms: float) -> Iterator[str]:
         yield f"{shown.dropped:,} requests were not analysed completely, because of a limit."
     if shown.limited_at is not None:
         ago = duration(now_ms - shown.limited_at)
-        yield f"Until {ago} ago there were more than {MAX_ANALYSED_PER_S:,} requests a second: not all of them are counted."
+        yield (
+            f"There were more than {MAX_ANALYSED_PER_S:,} requests a second, {ago} ago the last time: "
+            "only a selection of those that did not wait is counted."
+        )
 
 
 def _inversion_lines(inversion: Inversion, now_ms: float) -> Iterator[str]:

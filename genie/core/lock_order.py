@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
+from math import inf
+from random import Random
 from typing import Any, Final
 
 from genie.core.lock_table import Transaction
@@ -39,10 +41,14 @@ MAX_HELD_CLASSES: Final = 64
 MAX_GUARDS: Final = 16
 """Maximum number of guards of a transaction, the first ones: a lock that guards others is taken before them."""
 MAX_ANALYSED_PER_S: Final = 2_000
-"""Number of requests a second that are analysed at least. Beyond it, requests are left out that do not wait. So the analysis
-takes at most about half a percent of a processor for them, however many there are."""
+"""About how many requests a second are analysed that do not wait, a random selection if there are more. So their analysis takes
+about half a percent of a processor at most."""
 MAX_CREDIT_MS: Final = 1_000.0
 """The time over which this number is an average: a short burst is analysed completely."""
+MAX_AHEAD_MS: Final = 1_000.0
+"""How far ahead of this average the analysis counts as at most, so that it soon recovers from a burst or a change of the clock."""
+LEFT_OUT_PER_MS: Final = 0.1
+"""How many requests are left out on average before the next one, for each ms that the analysis is ahead of the average."""
 
 DIGITS: Final = "0123456789"
 # Parts of a name that identify a member of its class: UUIDs, long tokens that contain a digit, and other digits.
@@ -272,10 +278,12 @@ class LockOrder:
     """
 
     def __init__(self, rules: Iterable[Rule] = (), max_per_s: float = MAX_ANALYSED_PER_S) -> None:
-        self.interval_ms = 1_000 / max_per_s
-        """Average time between two analysed requests, if there are more requests than `max_per_s`."""
         self.limited_unix_ms: float | None = None
-        """When requests may have been left out last, because there were more. None: never."""
+        """When it was last decided to leave out requests, because there were more than `max_per_s`. None: never."""
+        self._interval_ms = 1_000 / max_per_s
+        self._due_unix_ms = -inf
+        """When the next request is due, if the time between two is always `_interval_ms`."""
+        self._random = Random(0)  # noqa: S311 - not a secret
         self.edges: dict[int, Edge] = {}
         """By the ids of both classes and the flags (`_edge_key`)."""
         self.inversions: list[Inversion] = []
@@ -343,6 +351,19 @@ class LockOrder:
         return found
 
     # -- observations ---------------------------------------------------------------------------------------
+
+    def choose_left_out(self, unix_ms: float) -> int:
+        """Return how many requests that do not wait are left out after one that was analysed at this time.
+
+        The number is random, because a fixed one could leave out the same clients each time.
+        """
+        due_ms = max(self._due_unix_ms, unix_ms - MAX_CREDIT_MS) + self._interval_ms
+        self._due_unix_ms = min(due_ms, unix_ms + MAX_AHEAD_MS)
+        ahead_ms = max(0.0, self._due_unix_ms - unix_ms)
+        left_out = int(self._random.random() * 2 * LEFT_OUT_PER_MS * ahead_ms)
+        if left_out:
+            self.limited_unix_ms = unix_ms
+        return left_out
 
     def on_request(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
         """Record a request of a transaction that holds locks. Call it before the request is granted or queued.

@@ -28,7 +28,7 @@ from genie.core.events import (
     UnknownId,
 )
 from genie.core.grant import grant_candidates, is_available, is_grantable, is_immediately_grantable, only_grantable
-from genie.core.lock_order import MAX_CREDIT_MS, LockOrder
+from genie.core.lock_order import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Owner, Reason, Request, Weight
 from genie.core.view import MAX_COUNTED_ON_ARRIVAL, find_blockers
@@ -92,8 +92,8 @@ class LockManager:
         """Maximum number of wait-queue entries. A request that would exceed it is rejected."""
         self.lock_order: LockOrder | None = None
         """The analysis of the lock order, which observes the transactions and never changes them. None: it is off."""
-        self._analysis_due_at = -inf
-        """The time from which on the lock order of a request is analysed that is granted at once."""
+        self._left_out = 0
+        """How many of the next requests of transactions are not analysed, if they are granted at once."""
         self.rearrangements = 0
         """Number of cycles that were resolved by rearranging wait queues."""
         self._outcomes = RecentOutcomes()
@@ -207,8 +207,11 @@ class LockManager:
         events: list[Event] = []
         self._assign_id(request)
         if is_immediately_grantable(self.table, request):
-            if request.transaction is not None and self.lock_order is not None and now >= self._analysis_due_at:
-                self._analyse(request, request.transaction, now)
+            if request.transaction is not None and self.lock_order is not None:
+                if self._left_out:
+                    self._left_out -= 1
+                else:
+                    self._analyse(request, request.transaction, now)
             self._grant(request, now)
             events.append(Granted(request))
         elif self.table.queue_entries + len(request.exclusive) + len(request.shared) > self.max_queue_entries:
@@ -389,9 +392,7 @@ class LockManager:
             return
         lock_order.on_request(transaction, request, now + self.unix_offset_ms)
         if not waits:
-            self._analysis_due_at = max(self._analysis_due_at, now - MAX_CREDIT_MS) + lock_order.interval_ms
-            if self._analysis_due_at > now:
-                lock_order.limited_unix_ms = now + self.unix_offset_ms
+            self._left_out = lock_order.choose_left_out(now + self.unix_offset_ms)
 
     def _grant(self, request: Request, now: float) -> None:
         """Make a request held, and add it to the lock table."""
@@ -409,7 +410,9 @@ class LockManager:
         if transaction is None:
             transaction = self.table.transactions[name] = Transaction()
         elif self.lock_order is not None:
-            if now >= self._analysis_due_at:
+            if self._left_out:
+                self._left_out -= 1
+            else:
                 self._analyse(request, name, now)
             if transaction.waiting:
                 self.lock_order.on_grant(transaction, request, now + self.unix_offset_ms)

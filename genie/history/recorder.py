@@ -137,10 +137,11 @@ class Recorder:
     def _mark(self, now: float, principal: Principal | None) -> None:
         """Record the time of the lines that follow, and the rest of their context unless it goes on from the last mark."""
         lines, at = self._lines, now + self._offset_ms
-        goes_on = self._marked_at != NOT_MARKED and principal is self._marked_for
+        needs_context = self._marked_at == NOT_MARKED or principal is not self._marked_for
         if len(lines) == self._mark_end:  # no line follows the last mark
-            goes_on = goes_on and not lines.pop().startswith(records.CONTEXT)
-        if goes_on:
+            unused = lines.pop()
+            needs_context = needs_context or unused.startswith(records.CONTEXT)
+        if not needs_context:
             lines.append(records.TIME % at)
         else:
             name, manager = None if principal is None else principal.name, self._manager
@@ -189,10 +190,10 @@ class Recorder:
 
     def _write(self) -> None:
         """Give the joined lines to the writer. The next line may be the first one of a file, so it needs its context."""
-        if self._joined:
+        if self._joined_bytes:
             self._writer.write(b"".join(self._joined))
-            self._joined.clear()
-            self._joined_bytes = 0
+        self._joined.clear()
+        self._joined_bytes = 0
         self._marked_at, self._mark_end = NOT_MARKED, NO_MARK
 
     def stop(self) -> None:

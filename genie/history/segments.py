@@ -54,8 +54,6 @@ STATE: Final = ".state"
 """Suffix of the file with the requests that are carried into a raw file, until that file is archived."""
 DAMAGED: Final = ".damaged"
 """Suffix of a raw file that could not be read. It is neither searched nor deleted."""
-MAX_RAW_BYTES: Final = 256 << 20
-"""Bytes of files that wait for the archiver, in addition to the archived ones. Beyond them, the oldest files are deleted."""
 LEVEL: Final = 3
 CRC_BYTES: Final = 4
 _NUMBER_BITS: Final = 16
@@ -213,6 +211,7 @@ class _ArchiveWriter:
     """Writes the blocks and the index of one archived file."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
         self.blocks: list[Block] = []
         self._pairs: list[int] = []
@@ -240,6 +239,8 @@ class _ArchiveWriter:
                 continue
             times.append(line.at)
         number = len(self.blocks)
+        if number >> _NUMBER_BITS:
+            raise UnreadableHistory(f"{self._path}: too large to be archived: it has more than {number} blocks")
         self._pairs += [key << _NUMBER_BITS | number for key in keys_of_block]
         compressor = zlib.compressobj(LEVEL, zlib.DEFLATED, _GZIP)
         member = compressor.compress(text) + compressor.flush()
@@ -434,13 +435,7 @@ def _first_at(segment: Segment) -> float:
 
 
 def archive_complete(directory: Path) -> None:
-    """Archive all raw files that no server writes any more."""
-    for _ in _archive_each(directory):
-        pass
-
-
-def _archive_each(directory: Path) -> Iterator[None]:
-    """Archive each raw file that no server writes any more, in order. Yields after each one.
+    """Archive each raw file that no server writes any more, in order.
 
     A file that cannot be read is renamed, so that the files after it are archived; one of another version of Genie is left to
     that version.
@@ -454,8 +449,6 @@ def _archive_each(directory: Path) -> Iterator[None]:
         # Listed again, because a server may have begun the file that follows just before it completed the last one.
         by_number = {(segment.term, segment.number): segment for segment in list_segments(directory)}
         for segment in complete:
-            if not segment.path.exists():  # it was deleted after the last one was archived
-                continue
             try:
                 archive(segment, by_number.get((segment.term, segment.number + 1)))
             except OtherFormat as error:
@@ -465,7 +458,6 @@ def _archive_each(directory: Path) -> Iterator[None]:
                 damaged = segment.path.with_name(f"{segment.path.name}{DAMAGED}")
                 segment.path.rename(damaged)
                 sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
-            yield
 
 
 def is_recorded(segment: Segment) -> bool:
@@ -528,24 +520,20 @@ def _sync_directory(directory: Path) -> None:
 
 
 def delete_expired(directory: Path, max_bytes: int, max_age_s: float, now_ms: float) -> None:
-    """Delete complete files, the oldest first, until archived files have at most `max_bytes`, and none is older than `max_age_s`.
+    """Delete archived files, the oldest first, until all have at most `max_bytes` and none is older than `max_age_s`.
 
-    Files that the archiver has not archived yet, because the machine is busy, may have `MAX_RAW_BYTES` more. Files that cannot
-    be archived, and what a killed process has left, are deleted when they are older than `max_age_s`.
+    Files that cannot be archived, and what a killed process has left, are deleted when they are older than `max_age_s`.
     """
     segments = list_segments(directory)
-    complete = [segment for segment in segments if segment.is_archived or not is_written(segment.path)]
-    sizes = {segment.stem: sum(map(_size, _files_of(segment))) for segment in complete}
-    total, archived = sum(sizes.values()), sum(sizes[segment.stem] for segment in complete if segment.is_archived)
-    for segment in complete:
-        is_expired = segment.is_archived and now_ms - _expires_from(segment) > max_age_s * 1000
-        if archived <= max_bytes and total <= max_bytes + MAX_RAW_BYTES and not is_expired:
+    archived = [segment for segment in segments if segment.is_archived]
+    sizes = {segment.stem: _size(segment.path) + _size(_index_of(segment)) for segment in archived}
+    total = sum(sizes.values())
+    for segment in archived:
+        if total <= max_bytes and now_ms - _expires_from(segment) <= max_age_s * 1000:
             break
-        for path in _files_of(segment):
-            path.unlink(missing_ok=True)
+        segment.path.unlink(missing_ok=True)
+        _index_of(segment).unlink(missing_ok=True)
         total -= sizes[segment.stem]
-        archived -= sizes[segment.stem] if segment.is_archived else 0
-        segments.remove(segment)
     live = {
         path
         for segment in segments
@@ -598,20 +586,15 @@ def clean_up(directory: Path, max_bytes: int, max_age_s: float) -> None:
         except BlockingIOError:
             return
         try:
-            delete_expired(directory, max_bytes, max_age_s, time.time() * 1000)
-            for _ in _archive_each(directory):
-                delete_expired(directory, max_bytes, max_age_s, time.time() * 1000)
+            archive_complete(directory)
         finally:  # also if the disk is full: this makes room
             delete_expired(directory, max_bytes, max_age_s, time.time() * 1000)
 
 
 def main(arguments: list[str]) -> None:
     """Clean up a directory."""
-    with contextlib.suppress(OSError):  # the server precedes, also on the same processor
-        if sys.platform == "linux":
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        else:
-            os.nice(19)
+    with contextlib.suppress(OSError):
+        os.nice(19)  # the server precedes, also on the same processor
     try:
         clean_up(Path(arguments[0]), int(arguments[1]), float(arguments[2]))
     except OSError as error:

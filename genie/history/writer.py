@@ -34,6 +34,10 @@ SEGMENT_S: Final = 3_600.0
 """Seconds after which a file with events is complete, however small it is."""
 MAX_QUEUED_BYTES: Final = 64 << 20
 """Bytes that may wait for the disk. Beyond them, events are dropped."""
+MAX_BACKLOG_BYTES: Final = 1 << 30
+"""Bytes of the files of a leadership that wait for the archiver, because the machine is busy. Beyond them, events are dropped."""
+BACKLOG_CHECK_S: Final = 1.0
+"""Seconds between two looks whether the archiver has caught up."""
 KEY_BYTES: Final = 32
 
 
@@ -110,6 +114,8 @@ class HistoryWriter:
         self._queue: SimpleQueue[bytes | Iterable[bytes] | None] = SimpleQueue()
         self._queued: deque[int] = deque()
         """Sizes of what waits in the queue. The thread removes from the left, the event loop appends to the right."""
+        self._is_behind = False
+        """Whether too many files wait for the archiver."""
         self._gap = 0
         """How many writes were dropped since the last one that was not."""
         self._archiver: subprocess.Popen[bytes] | None = None
@@ -119,8 +125,8 @@ class HistoryWriter:
         self._thread.start()
 
     def write(self, lines: bytes) -> None:
-        """Queue lines for the thread, or drop them if too much is queued."""
-        if self.error or sum(self._queued) > MAX_QUEUED_BYTES:
+        """Queue lines for the thread, or drop them if too much is queued, or if too many files wait for the archiver."""
+        if self.error or self._is_behind or sum(self._queued) > MAX_QUEUED_BYTES:
             self.dropped += 1
             self._gap += 1
             return
@@ -169,6 +175,9 @@ class HistoryWriter:
                     following = self._open()
                     file.close()
                     file, self._archive_again = following, True
+                    self._check_backlog()
+                elif self._is_behind:
+                    self._check_backlog()
                 self._archive()
         except OSError as error:
             self.error = str(error)
@@ -187,7 +196,7 @@ class HistoryWriter:
     def _next_lines(self, file: IO[bytes]) -> bytes | Iterable[bytes] | None:
         """Wait for the next lines, at most until the file is complete: then there are none. None: the recording ends."""
         try:
-            return self._queue.get(timeout=self._remaining_s(file))
+            return self._queue.get(timeout=BACKLOG_CHECK_S if self._is_behind else self._remaining_s(file))
         except Empty:
             return b""
 
@@ -213,6 +222,22 @@ class HistoryWriter:
         part.rename(self.directory / name)
         self._opened_size, self._opened_at_s = file.tell(), time.monotonic()
         return file
+
+    def _check_backlog(self) -> None:
+        """Find out whether too many files of this leadership wait for the archiver."""
+        backlog = 0
+        for path in self.directory.glob(f"*-{self._term}-*{RAW}"):
+            with contextlib.suppress(FileNotFoundError):  # it is archived meanwhile
+                backlog += path.stat().st_size
+        is_behind = backlog > MAX_BACKLOG_BYTES
+        if is_behind and not self._is_behind:
+            log.warning(
+                "history not recorded until the archiver has caught up",
+                namespace=self._namespace,
+                directory=str(self.directory),
+                bytes=backlog,
+            )
+        self._is_behind = is_behind
 
     def _archive(self) -> None:
         """Start the archiver if a file is complete and no archiver runs."""

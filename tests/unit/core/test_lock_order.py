@@ -85,28 +85,46 @@ def test_a_request_that_is_not_analysed_completely_counts_once(monkeypatch: pyte
         assert lock_order.dropped == count
 
 
-def test_requests_that_do_not_wait_are_left_out_beyond_a_rate() -> None:
-    manager, lock_order = observed_manager(max_per_s=10)
-    for number in range(15):  # in the same instant: the credit of a second
-        run_transaction(manager, f"a/{number}", f"b/{number}")
+def run_batches(manager: LockManager, seconds: range, clients: str, size: int) -> None:
+    """Each client executes `size` transactions in each of 100 batches a second, always in the same order and at once."""
+    for now in range(seconds.start * 1_000, seconds.stop * 1_000, 10):
+        for client in clients:
+            for _ in range(size):
+                first, second = (requested(f"{client}/{part}", transaction=client) for part in "xy")
+                for request in (first, second):
+                    assert manager.grant_if_uncontended(request, now)
+                for request in (first, second):
+                    assert manager.release_if_uncontended(request.id, None)
+
+
+def test_beyond_a_rate_a_random_selection_of_the_requests_that_do_not_wait_is_analysed() -> None:
+    manager, lock_order = observed_manager(max_per_s=200)
+    run_batches(manager, range(2), "a", 1)  # 100 requests a second that add an edge
     (edge,) = lock_order.edges.values()
-    assert edge.count == 11  # the last one is on credit
-    assert lock_order.limited_unix_ms == 0
-    run_transaction(manager, "s:c", "s:d")
-    assert len(lock_order.edges) == 1
-    for now in (100, 150, 200):  # one for every 100 ms
-        requests = [requested(name) for name in ("a/1", "b/1")]
-        for request in requests:
-            manager.step(request, now)
-        for request in requests:
-            manager.step(Release(request.id), now)
-    assert edge.count == 13
-    assert lock_order.limited_unix_ms == 200
+    assert (edge.count, lock_order.limited_unix_ms) == (200, None)
+
+    run_batches(manager, range(2, 12), "abcd", 5)  # 2,000 a second
+    counts = {edge.held.name: edge.count - 200 * (edge.held.name == "a/x") for edge in lock_order.edges.values()}
+    assert counts.keys() == {"a/x", "b/x", "c/x", "d/x"}
+    assert 2_000 < sum(counts.values()) < 3_000  # with the credit of a second
+    assert min(counts.values()) > 400  # no client is left out because of its place in the batch
+    assert lock_order.limited_unix_ms is not None
+
+    run_batches(manager, range(20, 22), "e", 1)  # the rate is low again
+    assert max(lock_order.edges.values(), key=lambda edge: edge.example.id).count > 150
+
+
+def test_a_clock_that_is_set_back_does_not_end_the_analysis() -> None:
+    lock_order = LockOrder(max_per_s=1)
+    for unix_ms in (1e12, 1e12, 1e12):
+        lock_order.choose_left_out(unix_ms)
+    left_out = [lock_order.choose_left_out(1e12 - 1e9 + index * 2_000) for index in range(5)]
+    assert left_out[1:] == [0] * 4
 
 
 def test_a_request_that_waits_is_always_analysed() -> None:
     manager, lock_order = observed_manager(max_per_s=0.001)
-    run_transaction(manager, "a", "b")  # uses the credit
+    manager._left_out = 1_000
     for name in ("c", "d"):
         blocker, first, second = requested(name, transaction=None), requested("x"), requested(name)
         for request in (blocker, first, second):
@@ -114,11 +132,7 @@ def test_a_request_that_waits_is_always_analysed() -> None:
         for request in (blocker, first, second):
             manager.step(Release(request.id), 0)
     run_transaction(manager, "x", "e")
-    assert sorted((edge.held.name, edge.asked.name) for edge in lock_order.edges.values()) == [
-        ("a", "b"),
-        ("x", "c"),
-        ("x", "d"),
-    ]
+    assert sorted((edge.held.name, edge.asked.name) for edge in lock_order.edges.values()) == [("x", "c"), ("x", "d")]
 
 
 # -- several requests of a transaction at once --------------------------------------------------------------

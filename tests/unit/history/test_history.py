@@ -257,21 +257,6 @@ async def test_old_files_are_deleted_by_age_and_by_size(tmp_path) -> None:
     assert {path.suffix for path in tmp_path.iterdir()} == {".gz", ".index"}
 
 
-async def test_the_oldest_files_are_deleted_if_the_archiver_falls_behind(tmp_path, monkeypatch) -> None:
-    for start in (0, 1_000, 2_000):
-        recording = Recording(tmp_path, manager=LockManager(next_id=start + 1, unix_offset_ms=T0))
-        recording.request(start, "a")
-        recording.stop()
-        if start == 0:
-            archive_complete(tmp_path)
-    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
-    monkeypatch.setattr("genie.history.segments.MAX_RAW_BYTES", 0)
-    for bytes_, expected in ((sum(sizes), [0, 1_000, 2_000]), (sum(sizes) - 1, [1_000, 2_000]), (min(sizes), [])):
-        delete_expired(tmp_path, bytes_, max_age_s=1e9, now_ms=T0)
-        assert [entry.granted_at for entry in found(tmp_path)] == [T0 + start for start in expected]
-    assert list(tmp_path.iterdir()) == []
-
-
 async def test_a_slow_disk_costs_events_and_never_time(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("genie.history.writer.MAX_QUEUED_BYTES", -1)
     recording = Recording(tmp_path)

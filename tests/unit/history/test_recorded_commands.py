@@ -246,7 +246,7 @@ class Server:
                 lost.connection_lost(None)
                 self.connect()
             else:
-                self.recorder.flush()
+                self.recorder._on_timer()
             if isinstance(self.store, SlowStore) and random.random() < 0.5:
                 self.store.acknowledge()
 

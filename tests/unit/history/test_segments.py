@@ -159,18 +159,6 @@ async def test_only_one_process_cleans_up(tmp_path: Path, monkeypatch: pytest.Mo
     assert list_segments(tmp_path) == []
 
 
-async def test_files_are_deleted_before_and_between_the_files_that_are_archived(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record_files(tmp_path, monkeypatch)
-    steps = []
-    for name in ("archive", "delete_expired"):
-        real = getattr(segments, name)
-        monkeypatch.setattr(segments, name, lambda *args, name=name, real=real: (steps.append(name), real(*args)))
-    clean_up(tmp_path, GIB, 40_000 * DAY_S)
-    assert steps == ["delete_expired", *["archive", "delete_expired"] * 3, "delete_expired"]
-
-
 async def test_a_damaged_or_missing_index_does_not_end_the_retention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

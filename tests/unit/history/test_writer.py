@@ -15,7 +15,7 @@ from genie.history.recorder import History
 from genie.history.search import Query, search
 from genie.history.segments import archive_complete, list_segments
 from genie.history.writer import Retention, namespace_directory, redaction_key
-from history_recording import Recording
+from history_recording import PRINCIPALS, Recording
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -49,6 +49,43 @@ async def test_a_file_with_events_is_complete_after_an_hour_without_further_ones
     assert [segment.is_archived for segment in list_segments(tmp_path)] == [True, False]
     recording.stop()
     assert len(list_segments(tmp_path)) == 2  # a file without events is never complete
+
+
+async def test_events_are_dropped_while_the_archiver_is_far_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("genie.history.writer.MAX_BACKLOG_BYTES", 100)
+    monkeypatch.setattr("genie.history.writer.BACKLOG_CHECK_S", 0.01)
+    recording = Recording(tmp_path)
+    first = recording.request(0, "a")
+    recording.recorder.flush()
+    await until(lambda: recording.writer._is_behind)
+    recording.request(1, "b")
+    recording.recorder.flush()
+    assert recording.writer.dropped == 1
+    archive_complete(tmp_path)
+    monkeypatch.setattr("genie.history.writer.MAX_BACKLOG_BYTES", 10_000)
+    await until(lambda: not recording.writer._is_behind)
+    kept = recording.request(2, "c")
+    recording.stop()
+    found = search(tmp_path, Query())
+    assert ([entry.id for entry in found.requests], found.gaps) == ([first.id, kept.id], 1)
+
+
+@pytest.mark.parametrize("redacted", [(), ("a",)])
+async def test_turns_without_commands_leave_nothing(tmp_path: Path, redacted: tuple[str, ...]) -> None:
+    recording = Recording(tmp_path, redacted, as_lines=True)
+    recorder = recording.recorder
+    for now in range(200):
+        recorder.begin_turn(now, PRINCIPALS[("billing", "reports")[now % 2]])
+        recorder.on_stored()
+        if now % 7 == 0:
+            recorder._on_timer()
+    recording.stop()
+    (segment,) = list_segments(tmp_path)
+    assert segment.path.read_bytes().count(b"\n") == 1  # `opened`
+    assert not recording.writer._queued
 
 
 async def test_an_archiver_that_cannot_be_started_does_not_end_the_recording(
