@@ -135,7 +135,7 @@ class Recorder:
         self._mark(now, self._marked_for)
 
     def _mark(self, now: float, principal: Principal | None) -> None:
-        """Record the time of the lines that follow, and the rest of their context unless it goes on from the last mark."""
+        """Record the time of the lines that follow, and the rest of their context unless they continue from the last mark."""
         lines, at = self._lines, now + self._offset_ms
         needs_context = self._marked_at == NOT_MARKED or principal is not self._marked_for
         if len(lines) == self._mark_end:  # no line follows the last mark
@@ -165,7 +165,7 @@ class Recorder:
         self._timer = None
         if self._stored == len(self._lines):
             self.flush()
-        else:  # lines that are being stored may go on from a mark before them, so all are written together
+        else:  # lines that are being stored may continue from a mark before them, so all are written together
             self._join_from = 0
 
     def flush(self) -> None:

@@ -114,7 +114,7 @@ class HistoryWriter:
         self._queue: SimpleQueue[bytes | Iterable[bytes] | None] = SimpleQueue()
         self._queued: deque[int] = deque()
         """Sizes of what waits in the queue. The thread removes from the left, the event loop appends to the right."""
-        self._is_behind = False
+        self._is_backlog_full = False
         """Whether too many files wait for the archiver."""
         self._gap = 0
         """How many writes were dropped since the last one that was not."""
@@ -126,7 +126,7 @@ class HistoryWriter:
 
     def write(self, lines: bytes) -> None:
         """Queue lines for the thread, or drop them if too much is queued, or if too many files wait for the archiver."""
-        if self.error or self._is_behind or sum(self._queued) > MAX_QUEUED_BYTES:
+        if self.error or self._is_backlog_full or sum(self._queued) > MAX_QUEUED_BYTES:
             self.dropped += 1
             self._gap += 1
             return
@@ -176,7 +176,7 @@ class HistoryWriter:
                     file.close()
                     file, self._archive_again = following, True
                     self._check_backlog()
-                elif self._is_behind:
+                elif self._is_backlog_full:
                     self._check_backlog()
                 self._archive()
         except OSError as error:
@@ -196,7 +196,7 @@ class HistoryWriter:
     def _next_lines(self, file: IO[bytes]) -> bytes | Iterable[bytes] | None:
         """Wait for the next lines, at most until the file is complete: then there are none. None: the recording ends."""
         try:
-            return self._queue.get(timeout=BACKLOG_CHECK_S if self._is_behind else self._remaining_s(file))
+            return self._queue.get(timeout=BACKLOG_CHECK_S if self._is_backlog_full else self._remaining_s(file))
         except Empty:
             return b""
 
@@ -229,15 +229,15 @@ class HistoryWriter:
         for path in self.directory.glob(f"*-{self._term}-*{RAW}"):
             with contextlib.suppress(FileNotFoundError):  # it is archived meanwhile
                 backlog += path.stat().st_size
-        is_behind = backlog > MAX_BACKLOG_BYTES
-        if is_behind and not self._is_behind:
+        is_full = backlog > MAX_BACKLOG_BYTES
+        if is_full and not self._is_backlog_full:
             log.warning(
                 "history not recorded until the archiver has caught up",
                 namespace=self._namespace,
                 directory=str(self.directory),
                 bytes=backlog,
             )
-        self._is_behind = is_behind
+        self._is_backlog_full = is_full
 
     def _archive(self) -> None:
         """Start the archiver if a file is complete and no archiver runs."""

@@ -144,7 +144,7 @@ async def test_a_timer_leaves_lines_that_are_being_stored_to_the_next_commit(tmp
     manager.step(being_stored, 1)
     recorder.begin_turn(1, None).append(records.command_line(being_stored))
     recorder._on_timer()
-    assert not recorder._joined  # what is stored may be written only with what goes on from it
+    assert not recorder._joined  # what is stored may be written only with what continues from it
     assert recording.writer._queue.empty()
     recorder.on_stored()
     assert not recorder._lines

@@ -51,7 +51,7 @@ async def test_a_file_with_events_is_complete_after_an_hour_without_further_ones
     assert len(list_segments(tmp_path)) == 2  # a file without events is never complete
 
 
-async def test_events_are_dropped_while_the_archiver_is_far_behind(
+async def test_events_are_dropped_while_too_many_files_wait_for_the_archiver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
@@ -60,13 +60,13 @@ async def test_events_are_dropped_while_the_archiver_is_far_behind(
     recording = Recording(tmp_path)
     first = recording.request(0, "a")
     recording.recorder.flush()
-    await until(lambda: recording.writer._is_behind)
+    await until(lambda: recording.writer._is_backlog_full)
     recording.request(1, "b")
     recording.recorder.flush()
     assert recording.writer.dropped == 1
     archive_complete(tmp_path)
     monkeypatch.setattr("genie.history.writer.MAX_BACKLOG_BYTES", 10_000)
-    await until(lambda: not recording.writer._is_behind)
+    await until(lambda: not recording.writer._is_backlog_full)
     kept = recording.request(2, "c")
     recording.stop()
     found = search(tmp_path, Query())
