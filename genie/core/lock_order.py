@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from math import inf
-from random import Random
 from typing import Any, Final
 
 from genie.core.lock_table import Transaction
@@ -41,7 +40,7 @@ MAX_HELD_CLASSES: Final = 64
 MAX_GUARDS: Final = 16
 """Maximum number of guards of a transaction, the first ones: a lock that guards others is taken before them."""
 MAX_ANALYSED_PER_S: Final = 2_000
-"""About how many requests a second are analysed that do not wait, a random selection if there are more. So their analysis takes
+"""About how many requests a second are analysed that do not wait, a varying selection if there are more. So their analysis takes
 about half a percent of a processor at most."""
 MAX_CREDIT_MS: Final = 1_000.0
 """The time over which this number is an average: a short burst is analysed completely."""
@@ -49,6 +48,7 @@ MAX_AHEAD_MS: Final = 1_000.0
 """How far ahead of this average the analysis counts as at most, so that it soon recovers from a burst or a change of the clock."""
 LEFT_OUT_PER_MS: Final = 0.1
 """How many requests are left out on average before the next one, for each ms that the analysis is ahead of the average."""
+GOLDEN_RATIO: Final = 0.6180339887498949
 
 DIGITS: Final = "0123456789"
 # Parts of a name that identify a member of its class: UUIDs, long tokens that contain a digit, and other digits.
@@ -283,7 +283,8 @@ class LockOrder:
         self._interval_ms = 1_000 / max_per_s
         self._due_unix_ms = -inf
         """When the next request is due, if the time between two is always `_interval_ms`."""
-        self._random = Random(0)  # noqa: S311 - not a secret
+        self._phase = 0.0
+        """A number from 0 to 1. Multiples of the golden ratio modulo 1 are evenly distributed, and never repeat."""
         self.edges: dict[int, Edge] = {}
         """By the ids of both classes and the flags (`_edge_key`)."""
         self.inversions: list[Inversion] = []
@@ -355,12 +356,13 @@ class LockOrder:
     def choose_left_out(self, unix_ms: float) -> int:
         """Return how many requests that do not wait are left out after one that was analysed at this time.
 
-        The number is random, because a fixed one could leave out the same clients each time.
+        The number varies, because a fixed one could leave out the same clients each time.
         """
         due_ms = max(self._due_unix_ms, unix_ms - MAX_CREDIT_MS) + self._interval_ms
         self._due_unix_ms = min(due_ms, unix_ms + MAX_AHEAD_MS)
         ahead_ms = max(0.0, self._due_unix_ms - unix_ms)
-        left_out = int(self._random.random() * 2 * LEFT_OUT_PER_MS * ahead_ms)
+        self._phase = (self._phase + GOLDEN_RATIO) % 1
+        left_out = int(self._phase * 2 * LEFT_OUT_PER_MS * ahead_ms)
         if left_out:
             self.limited_unix_ms = unix_ms
         return left_out

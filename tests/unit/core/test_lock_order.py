@@ -97,7 +97,7 @@ def run_batches(manager: LockManager, seconds: range, clients: str, size: int) -
                     assert manager.release_if_uncontended(request.id, None)
 
 
-def test_beyond_a_rate_a_random_selection_of_the_requests_that_do_not_wait_is_analysed() -> None:
+def test_beyond_a_rate_a_fair_selection_of_the_requests_that_do_not_wait_is_analysed() -> None:
     manager, lock_order = observed_manager(max_per_s=200)
     run_batches(manager, range(2), "a", 1)  # 100 requests a second that add an edge
     (edge,) = lock_order.edges.values()
