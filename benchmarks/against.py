@@ -1,8 +1,7 @@
-"""Compares the speed of the working tree with that of another commit: `make bench-against BASE=<commit>`.
+"""Compares the speed of the working tree with that of another commit, or with its own without a setting.
 
-With `--setting` it can also tell what a setting costs: without a commit, the base is the working tree without the setting.
-
-    python benchmarks/against.py --setting GENIE_HISTORY_DIR=FOLDER/history
+    make bench-against BASE=<commit>
+    python benchmarks/against.py --setting GENIE_HISTORY_DIR={folder}/history
 
 Both servers run at the same time on one processor, and the load on the other one. In each round, each shape of load is
 executed on one server and then immediately on the other one. The ratios of both measurements are printed: their median of
@@ -73,7 +72,7 @@ def server(
     environment |= {"GENIE_ADMIN_PORT": "", "GENIE_LOG_LEVEL": "warning"}
     if redis_port is not None:
         environment |= {"GENIE_REDIS_HOST": HOST, "GENIE_REDIS_PORT": str(redis_port)}
-    environment |= {name: value.replace("FOLDER", str(folder)) for name, value in settings.items()}
+    environment |= {name: value.replace("{folder}", str(folder)) for name, value in settings.items()}
     command = [*prefix, sys.executable, "-m", "genie.cli", "serve"]
     with serving(command, folder / "genie.log", lambda: accepts(port), environment=environment) as pid:
         yield port, pid
@@ -119,14 +118,16 @@ def _setting(text: str) -> tuple[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build both sides, run the rounds, and print the table."""
     parser = argparse.ArgumentParser("python benchmarks/against.py", description=__doc__)
-    parser.add_argument("base", nargs="?", help="the commit to compare with (default: the working tree)")
+    parser.add_argument(
+        "base", nargs="?", help="the commit to compare with; without it, the working tree without the --setting"
+    )
     parser.add_argument(
         "--setting",
         action="append",
         default=[],
         type=_setting,
         metavar="NAME=VALUE",
-        help="an environment variable of the server of the working tree; FOLDER in its value is a temporary folder",
+        help="an environment variable of the server of the working tree; {folder} in its value is a temporary folder",
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each shape is measured (default: 5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="duration of a measurement (default: 1)")
@@ -134,11 +135,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", action="append", choices=["memory", "redis"], help="default: both")
     parser.add_argument("--compiled", action="store_true", help="compile both sides (needs a C compiler)")
     options = parser.parse_args(arguments)
+    if not options.base and not options.setting:
+        parser.error("give a commit, a --setting, or both")
     listen()
     now = of_working_tree(compiled=options.compiled)
     base = of_commit(options.base, compiled=options.compiled) if options.base else now
     prefix, servers, load = pinned()
-    print(f"base: {base.title} ({base.kind})\nnow:  {now.title} ({now.kind})\n{machine()}")
+    settings = "".join(f", {name}={value}" for name, value in options.setting)
+    print(f"base: {base.title} ({base.kind})\nnow:  {now.title} ({now.kind}{settings})\n{machine()}")
     if load is not None:
         os.sched_setaffinity(0, {load})
         print(f"servers on processor {servers}, load and Redis on processor {load}, rounds: {options.rounds}")

@@ -3,7 +3,7 @@
     python benchmarks/history.py [--events N]
 
 A day with `--events` events (10,000,000) is written and archived, then searched by resource, by transaction and by windows;
-median of several searches each. What recording costs: `python benchmarks/against.py --setting GENIE_HISTORY_DIR=FOLDER/history`.
+median of several searches each. What recording costs: `python benchmarks/against.py --setting GENIE_HISTORY_DIR={folder}/history`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def searches(events: int) -> None:
 
 
 def main() -> None:
-    """Measure both."""
+    """Measure archiving and searching."""
     parser = argparse.ArgumentParser(description="The duration of archiving and searching the history.")
     parser.add_argument("--events", type=int, default=10_000_000)
     options = parser.parse_args()

@@ -63,6 +63,10 @@ class Recording:
     def release(self, now: float, request: Request) -> None:
         self.step(Release(request.id), now)
 
+    def drop_write(self, now: float) -> None:
+        """Do as if a write had been dropped."""
+        self.writer._gap, self.writer._gap_since_ms = 1, T0 + now
+
     def stop(self) -> None:
         self.recorder.stop()
         self.writer.join(10)

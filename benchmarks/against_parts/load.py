@@ -98,7 +98,10 @@ class Connection:
 
 
 class TransactionConnection(Connection):
-    """Executes transactions on one connection. Each locks a random account, then a random order."""
+    """Executes transactions on one connection, one at a time. Each locks a random account, then a random order.
+
+    `unacknowledged` is empty when the last transaction has ended.
+    """
 
     def __init__(self, port: int, number: int, shape: Shape) -> None:
         super().__init__(port, number, shape)

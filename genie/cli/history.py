@@ -145,7 +145,7 @@ def _report(result: Result, now_ms: float) -> Iterator[str]:
     if result.more:
         yield f"Only the latest {len(result.requests):,} requests are shown (--limit)."
     if result.gaps:
-        yield f"Events are missing in {result.gaps:,} places, because the disk was too slow."
+        yield f"Events are missing in {result.gaps:,} places, because the disk or the archiver was too slow."
 
 
 def _cells(entry: Entry, now_ms: float) -> list[str]:

@@ -12,7 +12,7 @@ from genie.cli.admin_client import AdminClient, admin_options, decode_response, 
 from genie.cli.format import duration, printable, table
 from genie.cli.inspect import INDENT
 from genie.cli.options import WholeNumber, json_option, one_line_errors, timeout_option
-from genie.core.lock_order import MAX_ANALYSED_PER_S, describe_edge
+from genie.core.lock_order import ANALYSED_PER_S, describe_edge
 from genie.protocol import codec
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
@@ -76,8 +76,8 @@ def _report_lines(shown: Order, now_ms: float) -> Iterator[str]:
     if shown.limited_at is not None:
         ago = duration(now_ms - shown.limited_at)
         yield (
-            f"There were more than {MAX_ANALYSED_PER_S:,} requests a second, {ago} ago the last time: "
-            "only a selection of those that did not wait is counted."
+            f"There were more than {ANALYSED_PER_S:,} requests a second of transactions that held locks, {ago} ago the last "
+            "time: only a selection of those that did not wait is counted."
         )
 
 

@@ -160,7 +160,7 @@ def _compare(terms: Iterator[Iterator[Line]], begin: float, change: Change, *, a
     else:
         click.echo("\n".join(_comparison(recorded, simulated)))
         if gaps:
-            click.echo(f"Events are missing in {gaps:,} places, because the disk was too slow.")
+            click.echo(f"Events are missing in {gaps:,} places, because the disk or the archiver was too slow.")
 
 
 def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, limit: int, *, as_json: bool) -> None:

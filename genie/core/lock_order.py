@@ -39,16 +39,17 @@ MAX_HELD_CLASSES: Final = 64
 """Maximum number of classes that are analysed of what a transaction holds, the first ones."""
 MAX_GUARDS: Final = 16
 """Maximum number of guards of a transaction, the first ones: a lock that guards others is taken before them."""
-MAX_ANALYSED_PER_S: Final = 2_000
-"""About how many requests a second are analysed that do not wait, a varying selection if there are more. So their analysis takes
-about half a percent of a processor at most."""
+ANALYSED_PER_S: Final = 2_000
+"""How many requests that do not wait are analysed a second, on average: a varying selection if there are more. For transactions
+that take two locks, one after the other, this takes about 0.6 % of a processor."""
 MAX_CREDIT_MS: Final = 1_000.0
-"""The time over which this number is an average: a short burst is analysed completely."""
-MAX_AHEAD_MS: Final = 1_000.0
-"""How far ahead of this average the analysis counts as at most, so that it soon recovers from a burst or a change of the clock."""
+"""The time for which this number may be saved up: a short burst is analysed completely."""
+MAX_DEBT_MS: Final = 1_000.0
+"""The time for which it may be overdrawn. With `LEFT_OUT_PER_MS`, at most 200 requests are left out between two."""
 LEFT_OUT_PER_MS: Final = 0.1
-"""How many requests are left out on average before the next one, for each ms that the analysis is ahead of the average."""
+"""How many requests are left out on average before the next one, for each ms that the number is overdrawn."""
 GOLDEN_RATIO: Final = 0.6180339887498949
+"""The golden ratio without its integer part."""
 
 DIGITS: Final = "0123456789"
 # Parts of a name that identify a member of its class: UUIDs, long tokens that contain a digit, and other digits.
@@ -277,12 +278,12 @@ class LockOrder:
     The lock manager leaves out requests beyond `max_per_s`, but never one that waits. `inf`: it leaves out none.
     """
 
-    def __init__(self, rules: Iterable[Rule] = (), max_per_s: float = MAX_ANALYSED_PER_S) -> None:
+    def __init__(self, rules: Iterable[Rule] = (), max_per_s: float = ANALYSED_PER_S) -> None:
         self.limited_unix_ms: float | None = None
-        """When it was last decided to leave out requests, because there were more than `max_per_s`. None: never."""
+        """When it was last decided to leave out requests; None: never."""
         self._interval_ms = 1_000 / max_per_s
-        self._due_unix_ms = -inf
-        """When the next request is due, if the time between two is always `_interval_ms`."""
+        self._used_until_unix_ms = -inf
+        """Until when `max_per_s` is used up."""
         self._phase = 0.0
         """A number from 0 to 1. Multiples of the golden ratio modulo 1 are evenly distributed, and never repeat."""
         self.edges: dict[int, Edge] = {}
@@ -353,27 +354,24 @@ class LockOrder:
 
     # -- observations ---------------------------------------------------------------------------------------
 
-    def choose_left_out(self, unix_ms: float) -> int:
-        """Return how many requests that do not wait are left out after one that was analysed at this time.
+    def charge(self, unix_ms: float) -> int:
+        """Charge one request that was analysed, and return how many of the next ones are left out.
 
         The number varies, because a fixed one could leave out the same clients each time.
         """
-        due_ms = max(self._due_unix_ms, unix_ms - MAX_CREDIT_MS) + self._interval_ms
-        self._due_unix_ms = min(due_ms, unix_ms + MAX_AHEAD_MS)
-        ahead_ms = max(0.0, self._due_unix_ms - unix_ms)
+        used_until_ms = max(self._used_until_unix_ms, unix_ms - MAX_CREDIT_MS) + self._interval_ms
+        self._used_until_unix_ms = min(used_until_ms, unix_ms + MAX_DEBT_MS)
+        debt_ms = max(0.0, self._used_until_unix_ms - unix_ms)
         self._phase = (self._phase + GOLDEN_RATIO) % 1
-        left_out = int(self._phase * 2 * LEFT_OUT_PER_MS * ahead_ms)
+        left_out = int(self._phase * 2 * LEFT_OUT_PER_MS * debt_ms)
         if left_out:
             self.limited_unix_ms = unix_ms
         return left_out
 
     def on_request(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
-        """Record a request of a transaction that holds locks. Call it before the request is granted or queued.
-
-        A request that does not wait cannot be part of a deadlock by what it asks for, so it adds no edge.
-        """
+        """Record a request of a transaction that holds locks, and may wait. Call it before the request is granted or queued."""
         held = transaction.held
-        if len(held) == 1 and len(request.exclusive) == 1 and not request.shared and request.queue_timeout_ms > 0:
+        if len(held) == 1 and len(request.exclusive) == 1 and not request.shared:
             for holder in held.values():
                 if len(holder.exclusive) == 1 and not holder.shared:
                     edge = self._find_usual_edge(holder.exclusive[0], request.exclusive[0])
@@ -381,9 +379,8 @@ class LockOrder:
                         edge.count += 1
                         edge.last_unix_ms = unix_ms
                         return
-        if request.queue_timeout_ms > 0:
-            self._observe(transaction, self._held_classes(transaction, request), request, unix_ms)
-            self._count_if_incomplete()
+        self._observe(transaction, self._held_classes(transaction, request), request, unix_ms)
+        self._count_if_incomplete()
 
     def _count_if_incomplete(self) -> None:
         """Count a request once, however many of its names, edges or searches exceed a limit."""

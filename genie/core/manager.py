@@ -388,11 +388,11 @@ class LockManager:
     def _analyse(self, request: Request, name: str, now: float, *, waits: bool = False) -> None:
         """Analyse the lock order of a request of the transaction `name`, before it is granted or queued."""
         lock_order, transaction = self.lock_order, self.table.transactions.get(name)
-        if lock_order is None or transaction is None or not transaction.held:
-            return
+        if lock_order is None or transaction is None or not transaction.held or request.queue_timeout_ms <= 0:
+            return  # a request that never waits cannot be part of a deadlock by what it asks for
         lock_order.on_request(transaction, request, now + self.unix_offset_ms)
         if not waits:
-            self._left_out = lock_order.choose_left_out(now + self.unix_offset_ms)
+            self._left_out = lock_order.charge(now + self.unix_offset_ms)
 
     def _grant(self, request: Request, now: float) -> None:
         """Make a request held, and add it to the lock table."""

@@ -2,7 +2,7 @@
 
 A request and a release are recorded as the lines that the client sent, which costs little. Everything else, such as the
 grant of a waiting request, is recorded as events. After the commit, many lines at a time are joined, and a thread writes them. If the
-disk cannot keep up, they are dropped and counted; a commit never waits for it.
+disk or the archiver cannot keep up, they are dropped and counted; a commit never waits for them.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from genie.history.writer import (
 )
 
 JOINED_LINES: Final = 32
-"""Number of lines that are joined together: so few that they are still in the processor's cache."""
+"""Number of stored lines from which on they are joined: so few that they are still in the processor's cache."""
 WRITTEN_BYTES: Final = 256 << 10
 """Bytes of joined lines that are given to the writer together."""
 FLUSH_INTERVAL_S: Final = 0.25
-"""Seconds after which fewer are joined and written as well. A killed server loses the events of this time."""
+"""Seconds after which stored lines are written although they are fewer. A killed server loses the events of this time."""
 MAX_WAITS_FOR: Final = 4
 """Number of requests that the line of a waiting request names at most."""
 
 CLEAN_UP_INTERVAL_S: Final = 3_600.0
 """Seconds between two looks for files that are complete or expired."""
-NOT_MARKED: Final = -1.0
-"""No time of the lock manager: the next line needs a mark with its context."""
+NEEDS_CONTEXT: Final = -1.0
+"""No time of the lock manager: the line of the next command needs a mark with its whole context."""
 NO_MARK: Final = -1
 """No number of lines: the last mark is joined already."""
 
@@ -71,16 +71,16 @@ class Recorder:
     def __init__(self, writer: HistoryWriter, manager: LockManager, redacted: Sequence[str], key: bytes) -> None:
         self._lines: list[bytes] = []
         """Lines that are not joined yet, in order."""
-        self._marked_at = NOT_MARKED
+        self._marked_at = NEEDS_CONTEXT
         """The time of the last mark. The line of a command that is executed at another time needs a mark."""
         self._marked_for: Principal | None = None
         """The principal of the last mark. The line of a command of another principal needs a mark."""
         self._mark_end = NO_MARK
-        """The number of lines up to the last mark, if it is in `_lines`."""
+        """The length of `_lines` when the last mark was appended. If it is still the same, no line follows the mark."""
         self._stored = 0
         """How many of `_lines` are stored. Only these are written: the others may be lost with the leadership."""
         self._join_from = JOINED_LINES
-        """With how many stored lines they are joined; 0: they are also written, because the timer is due."""
+        """From how many lines on `on_stored` joins them. 0: the timer was due during a commit, so it also writes them."""
         self._joined: list[bytes] = []
         """Joined lines that the writer does not have yet."""
         self._joined_bytes = 0
@@ -107,8 +107,8 @@ class Recorder:
     def on_events(self, events: list[core.Event], now: float, line: object = None) -> None:
         """Record the events of any other step. Must be called before the next step.
 
-        `line` is the command as it was received, if it is a request. With it, a request that waits is recorded like one that
-        is granted at once.
+        `line` is the command as a line that `RawDecoder` reads, if it is a request. With it, a request that waits is recorded
+        like one that is granted at once.
         """
         first = events[0]
         if len(events) == 1:
@@ -116,6 +116,7 @@ class Recorder:
                 request = first.request
                 self._lines.append(records.LOCKED % (now + self._offset_ms, request.id, request.fence))
                 return
+            # A request that is moved on arrival has further events, as others are moved with it.
             if type(first) is Queued and type(line) is bytes and first.request.state is WAITING:
                 self._lines += (records.WAITS % _first_blockers(self._manager, first.request), line)
                 return
@@ -131,13 +132,13 @@ class Recorder:
 
     def on_id_skipped(self, now: float) -> None:
         """Note that an id was assigned to a request of which nothing is recorded."""
-        self._marked_at = NOT_MARKED
+        self._marked_at = NEEDS_CONTEXT
         self._mark(now, self._marked_for)
 
     def _mark(self, now: float, principal: Principal | None) -> None:
         """Record the time of the lines that follow, and the rest of their context unless they continue from the last mark."""
         lines, at = self._lines, now + self._offset_ms
-        needs_context = self._marked_at == NOT_MARKED or principal is not self._marked_for
+        needs_context = self._marked_at == NEEDS_CONTEXT or principal is not self._marked_for
         if len(lines) == self._mark_end:  # no line follows the last mark
             unused = lines.pop()
             needs_context = needs_context or unused.startswith(records.CONTEXT)
@@ -149,7 +150,7 @@ class Recorder:
         self._marked_at, self._marked_for, self._mark_end = now, principal, len(lines)
 
     def on_stored(self) -> None:
-        """Note that all lines so far are stored."""
+        """Note that all lines so far are stored. Join and write them if they are many."""
         self._stored = stored = len(self._lines)
         if stored >= self._join_from:
             if self._join_from < JOINED_LINES:
@@ -169,7 +170,7 @@ class Recorder:
             self._join_from = 0
 
     def flush(self) -> None:
-        """Give all lines, which are stored, to the writer."""
+        """Write all lines. All of them must be stored."""
         lines, self._join_from = self._lines, JOINED_LINES
         if len(lines) == self._mark_end:  # no line follows the last mark
             lines.pop()
@@ -194,7 +195,7 @@ class Recorder:
             self._writer.write(b"".join(self._joined))
         self._joined.clear()
         self._joined_bytes = 0
-        self._marked_at, self._mark_end = NOT_MARKED, NO_MARK
+        self._marked_at, self._mark_end = NEEDS_CONTEXT, NO_MARK
 
     def stop(self) -> None:
         """Write what is stored and drop the other steps. The thread of the writer closes the file."""
@@ -351,7 +352,7 @@ class History:
 
     @property
     def dropped(self) -> int:
-        """How many writes, each with many events, were dropped because of the disk."""
+        """How many writes, each with many events, were dropped."""
         return self._dropped_before + (0 if self._writer is None else self._writer.dropped)
 
     async def keep_clean(self) -> None:

@@ -4,7 +4,7 @@ All times are milliseconds since the Unix epoch. A field with its default value 
 event is rejected: a later version of Genie has written it.
 
 The server writes nearly all requests and releases as it received them, because that costs it nothing but a copy. In such a
-*raw* file, lines without `event` are these commands: requests that were granted at once, and releases. *Marks* before them
+*raw* file, lines without `event` are these commands: requests, granted at once or waiting, and releases. *Marks* before them
 say what is not in the commands, such as the time. `RawDecoder` turns commands and marks into events.
 """
 
@@ -128,9 +128,10 @@ class Moved(_Event, tag="moved"):
 
 
 class Gap(_Event, tag="gap"):
-    """Events are missing here, because the disk was too slow: `dropped` batches of events."""
+    """Events from `at` to `until` are missing, because the disk or the archiver was too slow: `dropped` writes of them."""
 
     dropped: int
+    until: float
 
 
 Line = Opened | Carried | Granted | Queued | Locked | Released | Extended | Moved | Gap

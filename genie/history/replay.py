@@ -114,7 +114,7 @@ class Replay:
                 if self._empty and self.manager.table.find(line.id) is None:
                     self.manager.adopt(make_request(line))
             case Gap():
-                raise Diverged(line.at, "events are missing here, because the disk was too slow")
+                raise Diverged(line.at, "events are missing here, because the disk or the archiver was too slow")
             case Queued() | Locked() | Released():
                 self._empty = False
                 if not self._produced:

@@ -202,7 +202,7 @@ class _Search:
                     _apply(line, entry)
                 elif not is_self_contained and line.id not in others:
                     self._later.setdefault(line.id, []).append(line)
-            elif isinstance(line, Gap) and self._since <= line.at <= self._until:
+            elif isinstance(line, Gap) and line.at <= self._until and self._since <= line.until:
                 self._gaps += 1
         _name_waiters(here.values(), others)
         return here, segment.header.first_at if segment.is_archived and segment.header.events else first_at

@@ -53,9 +53,12 @@ INDEX: Final = ".index"
 STATE: Final = ".state"
 """Suffix of the file with the requests that are carried into a raw file, until that file is archived."""
 DAMAGED: Final = ".damaged"
-"""Suffix of a raw file that could not be read. It is neither searched nor deleted."""
+"""Suffix of a raw file that could not be read. It is not searched, and deleted when it is old."""
 LEVEL: Final = 3
 CRC_BYTES: Final = 4
+_KEY_BYTES: Final = 4
+_ENTRY_BYTES: Final = _KEY_BYTES + 2
+"""Bytes of a key and the number of a block in an index."""
 _NUMBER_BITS: Final = 16
 """Bits of the number of a block in an index."""
 _NAME: Final = re.compile(
@@ -233,9 +236,9 @@ class _ArchiveWriter:
                 keys_of_block.update(found)
                 if isinstance(line, Carried):
                     continue
+            elif isinstance(line, Gap):
+                keys_of_block.add(GAP_KEY)
             else:
-                if isinstance(line, Gap):
-                    keys_of_block.add(GAP_KEY)
                 continue
             times.append(line.at)
         number = len(self.blocks)
@@ -313,17 +316,20 @@ class Segment:
             self._index = content[:-CRC_BYTES]
             if zlib.crc32(self._index).to_bytes(CRC_BYTES, "little") != content[-CRC_BYTES:]:
                 raise UnreadableHistory(f"{path}: damaged")
+            encoded, _, entries = self._index.partition(b"\n")
             try:
-                self._header = json.decode(self._index.partition(b"\n")[0], type=IndexHeader)
+                self._header = json.decode(encoded, type=IndexHeader)
             except ValueError as error:
                 raise UnreadableHistory(f"{path}: {error}") from None
+            if len(entries) != _ENTRY_BYTES * self._header.entries:
+                raise OtherFormat(f"{path}: another version of Genie has written this index")
         return self._header
 
     def blocks_with(self, keys: Iterable[int]) -> set[int]:
         """Return the numbers of the blocks of an archived file that have events with one of the keys."""
         header = self.header
         start = self._index.index(b"\n") + 1
-        end = start + 4 * header.entries
+        end = start + _KEY_BYTES * header.entries
         view = memoryview(self._index)
         sorted_keys, numbers = view[start:end].cast("I"), view[end:].cast("H")
         found = set()
@@ -594,7 +600,7 @@ def clean_up(directory: Path, max_bytes: int, max_age_s: float) -> None:
 def main(arguments: list[str]) -> None:
     """Clean up a directory."""
     with contextlib.suppress(OSError):
-        os.nice(19)  # the server precedes, also on the same processor
+        os.nice(19)  # leaves the processor to the server
     try:
         clean_up(Path(arguments[0]), int(arguments[1]), float(arguments[2]))
     except OSError as error:

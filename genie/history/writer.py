@@ -37,7 +37,9 @@ MAX_QUEUED_BYTES: Final = 64 << 20
 MAX_BACKLOG_BYTES: Final = 1 << 30
 """Bytes of the files of a leadership that wait for the archiver, because the machine is busy. Beyond them, events are dropped."""
 BACKLOG_CHECK_S: Final = 1.0
-"""Seconds between two looks whether the archiver has caught up."""
+"""Interval of the check of the backlog while events are dropped, in seconds."""
+ARCHIVER_RETRY_S: Final = 60.0
+"""Seconds after which an archiver that has failed is started again."""
 KEY_BYTES: Final = 32
 
 
@@ -104,7 +106,9 @@ class HistoryWriter:
     """
 
     def __init__(self, directory: Path, namespace: str, server: str, retention: Retention) -> None:
-        self.directory, self.dropped, self.error = directory, 0, ""
+        self.directory, self.error = directory, ""
+        self._dropped = self._discarded = 0
+        """Numbers of dropped writes: by the event loop, and by the thread."""
         self._namespace, self._server, self._retention = namespace, server, retention
         self._term = secrets.token_hex(4)
         self._number = 0
@@ -118,8 +122,11 @@ class HistoryWriter:
         """Whether too many files wait for the archiver."""
         self._gap = 0
         """How many writes were dropped since the last one that was not."""
+        self._gap_since_ms = 0.0
+        """When the first of them was dropped, Unix ms."""
         self._archiver: subprocess.Popen[bytes] | None = None
-        self._archive_again = True  # what an earlier process has left
+        self._archive_from_s: float | None = 0.0  # at once: what an earlier process has left
+        """When the archiver is to be started, on the monotonic clock; None: nothing is to be archived."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="genie-history", daemon=True)
         self._thread.start()
@@ -127,14 +134,26 @@ class HistoryWriter:
     def write(self, lines: bytes) -> None:
         """Queue lines for the thread, or drop them if too much is queued, or if too many files wait for the archiver."""
         if self.error or self._is_backlog_full or sum(self._queued) > MAX_QUEUED_BYTES:
-            self.dropped += 1
+            self._dropped += 1
+            if not self._gap:
+                self._gap_since_ms = time.time() * 1000
             self._gap += 1
             return
-        if self._gap:
-            lines = records.encode_lines([records.Gap(time.time() * 1000, self._gap)]) + lines
-            self._gap = 0
+        lines = self._take_gap() + lines
         self._queued.append(len(lines))
         self._queue.put(lines)
+
+    def _take_gap(self) -> bytes:
+        """Return the line about the writes that were dropped since the last one that was not; empty if there were none."""
+        if not self._gap:
+            return b""
+        gap, self._gap = records.Gap(self._gap_since_ms, self._gap, time.time() * 1000), 0
+        return records.encode_lines([gap])
+
+    @property
+    def dropped(self) -> int:
+        """How many writes, each with many events, were dropped."""
+        return self._dropped + self._discarded
 
     def write_parts(self, parts: Iterable[bytes]) -> None:
         """Queue lines that the thread itself makes: for the first lines of a recording, which may be very many."""
@@ -147,10 +166,13 @@ class HistoryWriter:
         """Free what waits for a disk that has failed: up to `MAX_QUEUED_BYTES`, and requests that have ended since."""
         with contextlib.suppress(Empty):
             while True:
-                self._queue.get_nowait()
+                self._discarded += self._queue.get_nowait() is not None
 
     def close(self) -> None:
         """End the file once everything queued is written."""
+        if not self.error and (gap := self._take_gap()):
+            self._queued.append(len(gap))
+            self._queue.put(gap)
         self._queue.put(None)
 
     def join(self, timeout_s: float) -> None:
@@ -174,7 +196,7 @@ class HistoryWriter:
                 if file.tell() >= SEGMENT_BYTES or self._remaining_s(file) == 0:
                     following = self._open()
                     file.close()
-                    file, self._archive_again = following, True
+                    file, self._archive_from_s = following, 0.0
                     self._check_backlog()
                 elif self._is_backlog_full:
                     self._check_backlog()
@@ -224,7 +246,7 @@ class HistoryWriter:
         return file
 
     def _check_backlog(self) -> None:
-        """Find out whether too many files of this leadership wait for the archiver."""
+        """Drop events from now on if too many files of this leadership wait for the archiver; otherwise no longer."""
         backlog = 0
         for path in self.directory.glob(f"*-{self._term}-*{RAW}"):
             with contextlib.suppress(FileNotFoundError):  # it is archived meanwhile
@@ -232,22 +254,31 @@ class HistoryWriter:
         is_full = backlog > MAX_BACKLOG_BYTES
         if is_full and not self._is_backlog_full:
             log.warning(
-                "history not recorded until the archiver has caught up",
+                "history recording paused: files wait for the archiver",
                 namespace=self._namespace,
                 directory=str(self.directory),
-                bytes=backlog,
+                backlog_bytes=backlog,
             )
+        if self._is_backlog_full and not is_full:
+            log.info("history recording resumed", namespace=self._namespace, directory=str(self.directory))
         self._is_backlog_full = is_full
+        if (
+            is_full and self._archiver is None and self._archive_from_s is None
+        ):  # another server's archiver may have failed
+            self._archive_from_s = time.monotonic() + ARCHIVER_RETRY_S
 
     def _archive(self) -> None:
-        """Start the archiver if a file is complete and no archiver runs."""
+        """Start the archiver if a file is complete, or the last one has failed, and no archiver runs."""
         if self._archiver is not None and self._archiver.poll() is not None:
+            if self._archiver.returncode != 0 and self._archive_from_s is None:
+                self._archive_from_s = time.monotonic() + ARCHIVER_RETRY_S
             self._archiver = None
-        if self._archiver is None and self._archive_again:
+        if self._archiver is None and self._archive_from_s is not None and time.monotonic() >= self._archive_from_s:
             command = clean_up_command(self.directory, self._retention)
             try:
                 self._archiver = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - our own module
-            except OSError as error:  # no process can be started now; the next write tries again
+            except OSError as error:  # no process can be started now
                 log.warning("archiver of the history not started", namespace=self._namespace, error=str(error))
+                self._archive_from_s = time.monotonic() + ARCHIVER_RETRY_S
                 return
-            self._archive_again = False
+            self._archive_from_s = None

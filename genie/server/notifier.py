@@ -133,7 +133,7 @@ class Notifier:
     ) -> None:
         """Send the messages for the events of a command, and add the changed requests to the write set.
 
-        `line` is the command as it was received, for the history, if it is a request.
+        `line` is the command as a line of the history, if it is a request.
         """
         if self.recorder is not None and events:
             self.recorder.on_events(events, self.now, line)

@@ -98,7 +98,7 @@ def test_without_an_inversion(edges: list[OrderEdge], expected: str) -> None:
     if edges:
         assert lines[3].startswith("exclusive:accounts/\\x1b*  →  exclusive:accounts/\\x1b* (ascending)         2  ")
         assert lines[4:6] == ["1 of 3 edges are shown.", "7 requests were not analysed completely, because of a limit."]
-        assert re.fullmatch(r"There were more than 2,000 requests a second, .* ago the last time: .*", lines[6])
+        assert re.fullmatch(r"There were more than 2,000 requests a second of .*, .* ago the last time: .*", lines[6])
 
 
 async def test_the_analysis_can_be_switched_off() -> None:

@@ -117,8 +117,8 @@ def test_beyond_a_rate_a_fair_selection_of_the_requests_that_do_not_wait_is_anal
 def test_a_clock_that_is_set_back_does_not_end_the_analysis() -> None:
     lock_order = LockOrder(max_per_s=1)
     for unix_ms in (1e12, 1e12, 1e12):
-        lock_order.choose_left_out(unix_ms)
-    left_out = [lock_order.choose_left_out(1e12 - 1e9 + index * 2_000) for index in range(5)]
+        lock_order.charge(unix_ms)
+    left_out = [lock_order.charge(1e12 - 1e9 + index * 2_000) for index in range(5)]
     assert left_out[1:] == [0] * 4
 
 

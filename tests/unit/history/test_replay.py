@@ -274,7 +274,7 @@ async def test_a_replay_that_differs_shows_the_steps_before_and_the_time(tmp_pat
     recording = Recording(tmp_path)
     recording.request(0, "a", transaction="t1")
     recording.recorder.flush()
-    recording.writer._gap = 1
+    recording.drop_write(0.5)
     recording.request(1, "b")
     recording.stop()
     shown = CliRunner().invoke(main, ["replay", "--history-dir", str(tmp_path.parent), "--namespace", tmp_path.name])

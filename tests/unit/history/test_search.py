@@ -137,7 +137,7 @@ async def test_a_search_by_name_reports_missing_events(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     request = recording.request(0, "a")
     recording.recorder.flush()
-    recording.writer._gap = 1
+    recording.drop_write(0.5)
     for now in range(1, 9):
         recording.request(now, f"other/{now}")
         recording.recorder.flush()
@@ -146,6 +146,21 @@ async def test_a_search_by_name_reports_missing_events(tmp_path: Path) -> None:
     result = search(tmp_path, Query(resource="a"))
     assert ([entry.id for entry in result.requests], result.gaps) == ([request.id], 1)
     assert search(tmp_path, Query(resource="a", until=T0)).gaps == 0
+
+
+@pytest.mark.usefixtures("small_files")
+@pytest.mark.parametrize("is_archived", [False, True])
+async def test_missing_events_are_reported_for_the_whole_time_of_the_gap(tmp_path: Path, *, is_archived: bool) -> None:
+    recording = Recording(tmp_path)
+    recording.request(0, "a")
+    recording.recorder.flush()
+    recording.drop_write(10)
+    recording.recorder.flush()
+    recording.stop()  # until the end of the leadership
+    if is_archived:
+        archive_complete(tmp_path)
+    gaps = {now: search(tmp_path, Query(since=T0 + now, until=T0 + now + 1)).gaps for now in (5, 10, 1_000)}
+    assert gaps == {5: 0, 10: 1, 1_000: 1}
 
 
 async def test_a_search_by_transaction_names_those_for_whom_it_waited(tmp_path: Path) -> None:

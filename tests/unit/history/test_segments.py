@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+import zlib
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from genie.core import LockManager
 from genie.history import segments
-from genie.history.records import Carried, RawDecoder, UnreadableHistory
+from genie.history.records import Carried, OtherFormat, RawDecoder, UnreadableHistory
 from genie.history.replay import Replay
 from genie.history.search import Query, search
 from genie.history.segments import archive_complete, clean_up, delete_expired, list_segments, recorded_terms
@@ -173,6 +174,17 @@ async def test_a_damaged_or_missing_index_does_not_end_the_retention(
     assert names_in(tmp_path) == set()
 
 
+async def test_an_index_of_another_version_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_files(tmp_path, monkeypatch)
+    archive_complete(tmp_path)
+    (segment, *_) = list_segments(tmp_path)
+    path = tmp_path / (segment.stem + ".index")
+    content = path.read_bytes()[:-4] + bytes(4)  # a longer entry, with the right check sum
+    path.write_bytes(content + zlib.crc32(content).to_bytes(4, "little"))
+    with pytest.raises(OtherFormat, match="another version of Genie has written this index"):
+        _ = segment.header
+
+
 async def test_what_is_left_by_killed_processes_expires(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.stop()
@@ -256,7 +268,7 @@ async def test_requests_whose_ends_are_missing_are_not_carried_for_ever(
     ended = [recording.request(now, f"lost/{now}") for now in range(3)]
     long = recording.request(4, "long", transaction_timeout_ms=1e9)
     recording.recorder.flush()
-    recording.writer._gap = 1  # the releases of `ended`
+    recording.drop_write(5)  # the releases of `ended`
     for now in (1_000, 3_000_000, 4_000_000):
         recording.request(now, f"other/{now}", transaction_timeout_ms=1e9)
         recording.recorder.flush()

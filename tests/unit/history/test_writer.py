@@ -99,6 +99,7 @@ async def test_an_archiver_that_cannot_be_started_does_not_end_the_recording(
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr("genie.history.writer.ARCHIVER_RETRY_S", 0)
     recording = Recording(tmp_path)
     for now in range(2):
         recording.request(now, f"a/{now}")
@@ -106,6 +107,29 @@ async def test_an_archiver_that_cannot_be_started_does_not_end_the_recording(
     recording.stop()
     assert len(search(tmp_path, Query()).requests) == 2
     assert len(started) == 2
+
+
+@pytest.mark.parametrize(("code", "starts"), [(0, 1), (1, 3)])
+async def test_an_archiver_that_has_failed_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, starts: int
+) -> None:
+    monkeypatch.undo()
+    started: list[list[str]] = []
+
+    def start(command: list[str], **_options: object) -> subprocess.CompletedProcess[bytes]:
+        started.append(command)
+        process = subprocess.CompletedProcess[bytes](command, code)
+        process.poll = process.wait = lambda: code  # type: ignore[attr-defined]
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr("genie.history.writer.ARCHIVER_RETRY_S", 0)
+    recording = Recording(tmp_path)
+    for now in range(3):
+        recording.request(now, f"a/{now}")
+        recording.recorder.flush()
+    recording.stop()
+    assert len(started) == starts
 
 
 def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
