@@ -88,8 +88,8 @@ async def load(port: int, transactions: int, prefixes: tuple[str, ...], *, named
 def main() -> None:
     """Measure each load in rounds, and print a table."""
     parser = argparse.ArgumentParser(description="The cost of the lock order analysis.")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--transactions", type=int, default=20_480)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--transactions", type=int, default=163_840)
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -6,19 +6,20 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from genie.core import Release, Request
 from genie.storage.redis.checkpoint import Checkpointer
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.keyspace import Checkpoint, Keyspace
-from genie.storage.store import Batch
+from genie.storage.store import Batch, decode_node, encode_node
 from locks import NAME, Locks, locks, soon, stored
 from redises.group import until
 from relay import Relay, Rule, relay
 from servers import WAIT_S, Redis, running_redis
 from stored import checkpoint_position, last_position
-from stores import commit
+from stores import LEASE_MS, commit
 
 RECORD = b'{"since":0,"since_unix_ms":0,"deadline":99999999,"exclusive":["x"],"fence":3}'
 META, LOG = f"{{{NAME}}}:meta", f"{{{NAME}}}:log"
@@ -72,7 +73,13 @@ def state_ids(redis: Redis) -> set[int]:
 
 
 async def next_leader(redis: Redis) -> Locks:
-    """Let another node take over, with the locks that it loads."""
+    """Let another node take over, with the locks that it loads.
+
+    A leader that has restored a lost `meta` has stored its long lease, for which another node would wait.
+    """
+    node = decode_node(redis.call("HGET", META, "node"))
+    if node is not None:
+        redis.call("HSET", META, "node", encode_node(replace(node, lease_ms=LEASE_MS)))
     following = Locks(redis.url)
     following.manager = (await following.open()).manager
     return following
