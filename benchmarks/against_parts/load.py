@@ -15,6 +15,7 @@ from benchmarks.peers.processes import cpu_s
 
 MESSAGE = re.compile(rb'"command": ?"(.)[^\n]*?"id": ?(\d+)')
 """The first letter of a message, and its id: `queued`, `locked`, `released`. An error may have no id."""
+RELEASE = b'{"command":"release","payload":{"id":%s}}\n'
 STALLED_S = 15.0
 """Timeout without any received byte."""
 READ_BYTES = 1 << 18
@@ -67,8 +68,8 @@ class Connection:
         self.by_id: dict[bytes, bytes] = {}
         self.partial = b""
 
-    def receive(self, *, restart: bool) -> int:
-        """Read and answer what has arrived; return the number of completed cycles."""
+    def _read_messages(self) -> bytes:
+        """Read what has arrived, and return its complete lines."""
         data = self.sock.recv(READ_BYTES)
         if not data:
             raise PeerFailed("the server closed a connection")
@@ -76,14 +77,19 @@ class Connection:
             data = self.partial + data
         end = data.rfind(b"\n") + 1
         self.partial = data[end:]
+        return data[:end]
+
+    def receive(self, *, restart: bool) -> int:
+        """Read and answer what has arrived; return the number of completed cycles."""
         cycles = 0
         commands: list[bytes] = []
         by_id, unacknowledged = self.by_id, self.unacknowledged
-        for kind, id_ in MESSAGE.findall(data, 0, end):
+        data = self._read_messages()
+        for kind, id_ in MESSAGE.findall(data):
             if kind == b"q":
                 by_id[id_] = unacknowledged.popleft()
             elif kind == b"l":
-                commands.append(b'{"command":"release","payload":{"id":%s}}\n' % id_)
+                commands.append(RELEASE % id_)
             elif kind == b"r":
                 cycles += 1
                 request = by_id.pop(id_)
@@ -119,21 +125,16 @@ class TransactionConnection(Connection):
 
     def receive(self, *, restart: bool) -> int:
         """Read and answer what has arrived; return the number of completed transactions."""
-        data = self.sock.recv(READ_BYTES)
-        if not data:
-            raise PeerFailed("the server closed a connection")
-        data = self.partial + data
-        end = data.rfind(b"\n") + 1
-        self.partial = data[end:]
         commands: list[bytes] = []
         cycles = 0
-        for kind, id_ in MESSAGE.findall(data, 0, end):
+        data = self._read_messages()
+        for kind, id_ in MESSAGE.findall(data):
             if kind == b"l":
                 self._ids.append(id_)
                 if len(self._ids) == 1:
                     commands.append(self._request(b"orders"))
                 else:
-                    commands += [b'{"command":"release","payload":{"id":%s}}\n' % each for each in self._ids]
+                    commands += [RELEASE % each for each in self._ids]
             elif kind == b"r":
                 self._released += 1
                 if self._released == len(self._ids) == 2:  # noqa: PLR2004 - both locks

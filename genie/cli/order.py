@@ -77,7 +77,7 @@ def _report_lines(shown: Order, now_ms: float) -> Iterator[str]:
         ago = duration(now_ms - shown.limited_at)
         yield (
             f"There were more than {ANALYSED_PER_S:,} requests a second of transactions that held locks, {ago} ago the last "
-            "time: only a selection of those that did not wait is counted."
+            "time: of the requests that did not wait, only a selection is counted."
         )
 
 

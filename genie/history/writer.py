@@ -262,9 +262,8 @@ class HistoryWriter:
         if self._is_backlog_full and not is_full:
             log.info("history recording resumed", namespace=self._namespace, directory=str(self.directory))
         self._is_backlog_full = is_full
-        if (
-            is_full and self._archiver is None and self._archive_from_s is None
-        ):  # another server's archiver may have failed
+        if is_full and self._archiver is None and self._archive_from_s is None:
+            # The archiver of another server, which had the lock, may have failed.
             self._archive_from_s = time.monotonic() + ARCHIVER_RETRY_S
 
     def _archive(self) -> None:

@@ -25,6 +25,15 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def record_writes(directory: Path, count: int) -> None:
+    """Record requests, each in a write of its own."""
+    recording = Recording(directory)
+    for now in range(count):
+        recording.request(now, f"a/{now}")
+        recording.recorder.flush()
+    recording.stop()
+
+
 async def test_a_directory_that_is_deleted_is_made_again(tmp_path: Path) -> None:
     directory = tmp_path / "main"
     recording = Recording(directory)
@@ -100,11 +109,7 @@ async def test_an_archiver_that_cannot_be_started_does_not_end_the_recording(
 
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr("genie.history.writer.ARCHIVER_RETRY_S", 0)
-    recording = Recording(tmp_path)
-    for now in range(2):
-        recording.request(now, f"a/{now}")
-        recording.recorder.flush()
-    recording.stop()
+    record_writes(tmp_path, 2)
     assert len(search(tmp_path, Query()).requests) == 2
     assert len(started) == 2
 
@@ -124,11 +129,7 @@ async def test_an_archiver_that_has_failed_is_started_again(
 
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr("genie.history.writer.ARCHIVER_RETRY_S", 0)
-    recording = Recording(tmp_path)
-    for now in range(3):
-        recording.request(now, f"a/{now}")
-        recording.recorder.flush()
-    recording.stop()
+    record_writes(tmp_path, 3)
     assert len(started) == starts
 
 
