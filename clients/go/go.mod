@@ -1,3 +1,3 @@
-module github.com/genie-lock/genie-go
+module github.com/genie-lock/genie/clients/go
 
-go 1.19
+go 1.23

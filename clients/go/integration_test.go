@@ -22,8 +22,8 @@ import (
 	"testing"
 	"time"
 
-	genie "github.com/genie-lock/genie-go"
-	"github.com/genie-lock/genie-go/internal/servers"
+	genie "github.com/genie-lock/genie/clients/go"
+	"github.com/genie-lock/genie/clients/go/internal/servers"
 )
 
 var background = context.Background()
@@ -415,7 +415,7 @@ func (c *cutter) forward(client net.Conn) {
 			if !unlimited {
 				allowed := atomic.AddInt64(&left, int64(-n)) + int64(n)
 				if allowed < int64(n) {
-					n, err = int(maxInt64(allowed, 0)), errors.New("cut")
+					n, err = int(max(allowed, 0)), errors.New("cut")
 					c.cuts.Add(1)
 				}
 			}
@@ -427,13 +427,6 @@ func (c *cutter) forward(client net.Conn) {
 	}
 	go pipe(client, server)
 	pipe(server, client)
-}
-
-func maxInt64(a, b int64) int64 {
-	if a > b {
-		return a
-	}
-	return b
 }
 
 // The connection is cut after every byte of the handshake and of a whole life of a lock; each time, the client resumes.

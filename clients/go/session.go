@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	mathrand "math/rand"
+	mathrand "math/rand/v2"
 	"sort"
 	"strconv"
 	"time"
@@ -405,11 +405,4 @@ func (c *Client) onError(conn *conn, r *call, err *RejectedError) {
 func backoff(attempts int) time.Duration {
 	wait := min(50*time.Millisecond<<min(attempts, 10), 2*time.Second)
 	return time.Duration(float64(wait) * (0.5 + mathrand.Float64()/2))
-}
-
-func min[T int | time.Duration](a, b T) T {
-	if a < b {
-		return a
-	}
-	return b
 }

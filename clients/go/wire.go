@@ -11,7 +11,7 @@ import (
 
 const (
 	protocolVersion = 1
-	clientName      = "genie-go/0.1.0"
+	clientName      = "genie-go/1.0.0-rc.1"
 	maxCommand      = 1 << 20       // bytes in a line, of the server
 	maxMessage      = 1 << 28       // a `released` with the cycle of a deadlock may be long
 	maxTimeoutMS    = math.MaxInt32 // as a queue timeout: no limit

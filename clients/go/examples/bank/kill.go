@@ -14,8 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	genie "github.com/genie-lock/genie-go"
-	"github.com/genie-lock/genie-go/internal/servers"
+	genie "github.com/genie-lock/genie/clients/go"
+	"github.com/genie-lock/genie/clients/go/internal/servers"
 )
 
 // runWithKills runs the bank while Redis and two servers are killed and started again.

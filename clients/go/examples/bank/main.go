@@ -32,7 +32,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	genie "github.com/genie-lock/genie-go"
+	genie "github.com/genie-lock/genie/clients/go"
 )
 
 const (

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	genie "github.com/genie-lock/genie-go"
+	genie "github.com/genie-lock/genie/clients/go"
 )
 
 type object = map[string]any

@@ -23,8 +23,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	genie "github.com/genie-lock/genie-go"
-	"github.com/genie-lock/genie-go/internal/servers"
+	genie "github.com/genie-lock/genie/clients/go"
+	"github.com/genie-lock/genie/clients/go/internal/servers"
 )
 
 const tasks = 64
