@@ -41,6 +41,7 @@ type Client struct {
 	calls       map[string]*call // the commands without an answer, by ref
 	locks       map[string]*Lock // the locks that the server may hold, by the ref of their request
 	watches     map[*Watch]bool  // the open watches
+	leaseFrom   time.Time        // the lease of the session: when the last command was sent that the server has answered
 	lastFailure error            // the cause of ErrUnavailable
 	closed      error            // why the client is closed; nil: it is open
 }
@@ -71,8 +72,9 @@ func Priority(priority int) Option { return func(l *Lock) { l.request.Priority =
 func Watchdog() Option { return func(l *Lock) { l.watchdog = true } }
 
 // ReleaseOnDisconnect lets the server release the lock when the session of this client ends: when the
-// client is closed, or has no connection for SessionTimeout. Otherwise the lock then stays
-// held until its transaction timeout.
+// client is closed, or has no connection for SessionTimeout. Otherwise the lock then stays held until its
+// transaction timeout. Such a lock counts as lost if the server has not answered any command that was sent
+// during the last SessionTimeout.
 func ReleaseOnDisconnect() Option { return func(l *Lock) { l.request.OnDisconnect = "release" } }
 
 // Note is a text of at most 256 characters that operators see.

@@ -1,6 +1,7 @@
 package genie
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -44,6 +45,8 @@ type Config struct {
 	// Logf, if not nil, receives a line for each lost connection and each unexpected message. It must not
 	// use the client.
 	Logf func(format string, arguments ...any)
+
+	dial func(ctx context.Context, network, address string) (net.Conn, error) // of tests; nil: a net.Dialer's
 }
 
 // address is the address of a server. tls is nil for a plain connection.

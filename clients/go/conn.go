@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"runtime"
+	"sync/atomic"
 	"time"
 )
 
 const (
+	defaultPingInterval = 2 * time.Second
+	leaseParts          = 3 // how often the lease of the session is renewed while it lasts
+
 	readBuffer   = 64 << 10
 	maxInline    = 4 << 10         // bytes of a command that its caller writes to the connection
 	maxUnsent    = 1 << 20         // bytes that may wait for the writer; new calls wait beyond it
@@ -21,9 +24,10 @@ const (
 	stableAfter  = 2 * time.Second // a connection that lasted so long resets the backoff
 	tcpKeepAlive = 5 * time.Second
 
-	// A server hangs if it is silent for these steps after a ping. Before the last step, a client that was suspended has read.
-	pingSteps   = 3
-	maxPingStep = time.Second
+	// A server hangs if it is silent for so long after a ping. That is measured in steps: before the last one, a client that
+	// was suspended has read.
+	maxSilence  = 3 * time.Second
+	silentSteps = 3
 )
 
 // conn is one connection. The goroutine of Client.run reads it.
@@ -31,14 +35,17 @@ type conn struct {
 	net.Conn
 	client       *Client
 	address      address
-	ctx          context.Context // ends with the connection
-	close        context.CancelFunc
-	handshake    *time.Timer // closes a connection whose handshake takes too long
+	ctx          context.Context // ends with the connection; its cause is the reason
+	close        context.CancelCauseFunc
 	pingInterval time.Duration
 	helloAt      time.Time
+	hasRead      atomic.Bool   // something was read since the last step of the keepalive
 	outputAdded  chan struct{} // with room for one value: there is output for the writer
 
 	// Client.mu protects the rest.
+	timer       *time.Timer   // limits the handshake, and then keeps the session alive
+	ping        *call         // the last ping of the keepalive
+	silence     time.Duration // the steps since then without a message
 	resumed     bool          // the server knew the session
 	output      []byte        // commands for the writer
 	outputTaken chan struct{} // closed, and replaced, when the output was taken
@@ -91,23 +98,26 @@ func (c *Client) round() error {
 // serve connects to a server and handles its messages until the connection ends. It returns whether the handshake was
 // complete, and why the connection has ended.
 func (c *Client) serve(a address) (wasUp bool, err error) {
-	ctx, cancel := context.WithCancel(c.ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(c.ctx)
+	defer cancel(nil)
 	conn := &conn{
-		client: c, address: a, ctx: ctx, close: cancel, pingInterval: min(2*time.Second, c.config.ConnectTimeout/2),
+		client: c, address: a, ctx: ctx, close: cancel, pingInterval: c.pingInterval(defaultPingInterval),
 		outputAdded: make(chan struct{}, 1), outputTaken: make(chan struct{}),
 	}
-	conn.handshake = time.AfterFunc(min(maxAttempt, c.config.ConnectTimeout/time.Duration(len(c.addresses))), cancel)
-	defer conn.handshake.Stop()
+	c.mu.Lock()
+	conn.timer = time.AfterFunc(min(maxAttempt, c.config.ConnectTimeout/time.Duration(len(c.addresses))), conn.onTimer)
+	c.mu.Unlock()
+	defer conn.timer.Stop()
 	if err = conn.dial(); err == nil {
 		err = conn.readLines()
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if wasUp = c.conn == conn; wasUp {
 		c.disconnect()
-	} else if ctx.Err() != nil {
-		err = errors.New("no answer to hello")
 	}
 	if c.lastFailure = fmt.Errorf("%s: %w", a.hostPort, err); c.closed == nil {
 		c.log("the connection was lost: %v", c.lastFailure)
@@ -122,18 +132,26 @@ func (c *Client) serve(a address) (wasUp bool, err error) {
 
 // dial opens the connection, which is closed when its context ends, and sends `hello`.
 func (conn *conn) dial() (err error) {
-	dialer := &net.Dialer{KeepAlive: tcpKeepAlive}
-	dial := dialer.DialContext
-	if config := conn.address.tls; config != nil {
-		dial = (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext
+	dial := conn.client.config.dial
+	if dial == nil {
+		dial = (&net.Dialer{KeepAlive: tcpKeepAlive}).DialContext
 	}
-	if conn.Conn, err = dial(conn.ctx, "tcp", conn.address.hostPort); err != nil {
+	stream, err := dial(conn.ctx, "tcp", conn.address.hostPort)
+	if err != nil {
 		return err
 	}
-	go func() {
-		<-conn.ctx.Done()
-		conn.Conn.Close()
-	}()
+	context.AfterFunc(conn.ctx, func() { stream.Close() })
+	if conn.Conn = stream; conn.address.tls != nil {
+		config := conn.address.tls.Clone()
+		if host, _, _ := net.SplitHostPort(conn.address.hostPort); config.ServerName == "" {
+			config.ServerName = host
+		}
+		secure := tls.Client(stream, config)
+		if err := secure.HandshakeContext(conn.ctx); err != nil {
+			return err
+		}
+		conn.Conn = secure
+	}
 	conn.helloAt = time.Now()
 	_, err = conn.Write(conn.client.hello)
 	return err
@@ -157,33 +175,48 @@ func (conn *conn) readLines() error {
 	return io.EOF
 }
 
-// Read reads from the connection. It pings a server that was silent for too long, and gives it up if it does not answer.
+// Read reads from the connection, and notes for the keepalive that the server is not silent.
 func (conn *conn) Read(buffer []byte) (int, error) {
-	wait := conn.pingInterval
-	for steps := 0; steps <= pingSteps; {
-		_ = conn.SetReadDeadline(time.Now().Add(wait)) // fails if the connection is closed, as the read does
-		n, err := conn.Conn.Read(buffer)
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			return n, err
-		}
-		if steps > 0 || conn.ping() {
-			steps++
-			wait = min(maxPingStep, conn.client.config.ConnectTimeout/4)
-		}
-	}
-	return 0, errors.New("the server does not answer")
+	n, err := conn.Conn.Read(buffer)
+	conn.hasRead.Store(true)
+	return n, err
 }
 
-// ping pings the server if the client expects messages.
-func (conn *conn) ping() bool {
+// onTimer ends a handshake that takes too long. Later it renews the lease of the session with pings if the client expects
+// messages, and gives up a server that does not answer them.
+func (conn *conn) onTimer() {
 	c := conn.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.conn != conn || len(c.calls)+len(c.locks)+len(c.watches) == 0 {
-		return false
+	if c.conn != conn {
+		conn.close(errors.New("no answer to hello"))
+		return
 	}
-	c.sendBackground("ping", &fields{}, nil)
-	return true
+	if conn.hasRead.Swap(false) {
+		conn.silence = 0
+	}
+	step := min(conn.pingInterval, maxSilence/silentSteps, c.config.ConnectTimeout/4)
+	next := conn.pingInterval
+	switch p := conn.ping; {
+	case p != nil && c.calls[p.fields.Ref] == p:
+		if conn.silence += step; conn.silence >= min(maxSilence, c.config.ConnectTimeout*silentSteps/4) {
+			conn.close(errors.New("the server does not answer"))
+			return
+		}
+		next = step
+	case len(c.calls)+len(c.locks)+len(c.watches) == 0:
+	case time.Since(c.leaseFrom) < conn.pingInterval:
+		next = time.Until(c.leaseFrom.Add(conn.pingInterval))
+	default:
+		conn.ping, conn.silence = c.sendBackground("ping", &fields{}, nil), 0
+		next = step
+	}
+	conn.timer.Reset(next)
+}
+
+// pingInterval returns after which time without an answer a server is pinged that recommends the interval.
+func (c *Client) pingInterval(recommended time.Duration) time.Duration {
+	return min(recommended, c.config.SessionTimeout/leaseParts, c.config.ConnectTimeout/2)
 }
 
 // writeOutput writes the output until the connection ends.
@@ -199,7 +232,7 @@ func (conn *conn) writeOutput() {
 		output := conn.takeOutput()
 		conn.client.mu.Unlock()
 		if _, err := conn.Write(output); err != nil {
-			conn.close() // the reader handles the end of the connection
+			conn.close(err) // the reader handles the end of the connection
 			return
 		}
 	}

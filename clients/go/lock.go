@@ -18,17 +18,16 @@ type Lock struct {
 	watchdog  bool
 	resources []string // of AcquireAny: the choices, and after the grant those that are locked
 	id, fence int64
-	late      bool // when the grant arrived, too little of the timeout remained for certain
+	late      bool // when the grant arrived, too little of the timeout remained for certain, or the lock was lost
 
 	// Client.mu protects the rest.
-	confirmedOn  *conn // the last connection on which the server reported the lock
-	expiresAt    time.Time
-	expiryReason string
-	renewAt      time.Time   // when the watchdog extends the lock
-	timer        *time.Timer // for expiresAt and renewAt; nil: there is neither a watchdog nor a context
-	release      *call       // the release of the lock; nil: none was sent
-	err          error       // why the lock has ended; nil: it is held
-	contexts     []context.CancelFunc
+	confirmedOn *conn // the last connection on which the server reported the lock
+	expiresAt   time.Time
+	renewAt     time.Time   // when the watchdog extends the lock
+	timer       *time.Timer // for the end and renewAt; nil: there is neither a watchdog nor a context
+	release     *call       // the release of the lock; nil: none was sent
+	err         error       // why the lock has ended; nil: it is held
+	contexts    []context.CancelFunc
 }
 
 // ID returns the id of the lock at the server. Any client can release a lock by its id.
@@ -119,8 +118,18 @@ func (l *Lock) result(ctx context.Context, err, released error) error {
 
 // hold notes that the server holds the lock for at least timeout after since.
 func (l *Lock) hold(since time.Time, timeout time.Duration) {
-	l.expiresAt, l.expiryReason, l.renewAt = since.Add(timeout), reasonTransactionTimeout, since.Add(timeout/3)
+	l.expiresAt, l.renewAt = since.Add(timeout), since.Add(timeout/3)
 	l.setTimer()
+}
+
+// expiry returns when the lock counts as lost unless the server confirms it again, and for which reason.
+func (l *Lock) expiry() (time.Time, string) {
+	if l.request.OnDisconnect != "" {
+		if end := l.client.leaseFrom.Add(l.client.config.SessionTimeout); end.Before(l.expiresAt) {
+			return end, reasonDisconnected
+		}
+	}
+	return l.expiresAt, reasonTransactionTimeout
 }
 
 // setTimer sets the timer of a lock that is held, if its watchdog or a context needs one: Err reads the clock itself.
@@ -131,7 +140,8 @@ func (l *Lock) setTimer() {
 	if l.timer == nil {
 		l.timer = time.AfterFunc(NoTimeout, l.onTimer)
 	}
-	next := time.Until(l.expiresAt)
+	end, _ := l.expiry()
+	next := time.Until(end)
 	if l.watchdog {
 		next = min(next, time.Until(l.renewAt))
 	}
@@ -154,8 +164,10 @@ func (l *Lock) onTimer() {
 // checkExpiry ends the lock if its time has passed, and returns why it has ended. The server may hold the lock for longer:
 // until it reports the end, the lock remains in Client.locks, so that it is released by Release, or after a reconnect.
 func (l *Lock) checkExpiry() error {
-	if l.err == nil && !time.Now().Before(l.expiresAt) {
-		l.end(l.lost(l.expiryReason))
+	if l.err == nil {
+		if end, reason := l.expiry(); !time.Now().Before(end) {
+			l.end(l.lost(reason))
+		}
 	}
 	return l.err
 }
@@ -200,6 +212,7 @@ func (l *Lock) onGranted(conn *conn, r *call, p *payload) {
 		remaining = NoTimeout // until the answer to the extension; the caller does not have the lock before
 	}
 	l.hold(start, remaining)
+	l.late = l.checkExpiry() != nil || l.late // the lease of the session has ended: there is no lock to return
 	l.client.finish(r, nil)
 }
 

@@ -160,7 +160,7 @@ func (c *Client) write(r *call) {
 	if len(c.calls) == 1 && len(conn.output) == 0 && len(r.line) <= maxInline {
 		// This saves a switch of goroutines. It cannot block: the server has answered, so it has read, all earlier commands.
 		if _, err := conn.Write(r.line); err != nil {
-			conn.close() // the reader handles the end of the connection
+			conn.close(err) // the reader handles the end of the connection
 		}
 		return
 	}
@@ -210,7 +210,8 @@ func (c *Client) shut(err error) {
 
 // resume completes the handshake: the server has sent the state of all requests of the session.
 func (c *Client) resume(conn *conn) {
-	conn.handshake.Stop()
+	c.renewLease(conn.helloAt)
+	conn.timer.Reset(conn.pingInterval)
 	c.finish(c.calls[pingRef], nil) // of Dial
 	for _, l := range c.locks {
 		l.onResumed(conn)
@@ -267,12 +268,13 @@ func (c *Client) disconnect() {
 	for w := range c.watches {
 		w.isLive, w.call = false, nil
 	}
-	sessionEndsAt := time.Now().Add(c.config.SessionTimeout)
-	for _, l := range c.locks {
-		if l.request.OnDisconnect != "" && sessionEndsAt.Before(l.expiresAt) {
-			l.expiresAt, l.expiryReason = sessionEndsAt, reasonDisconnected
-			l.setTimer()
-		}
+}
+
+// renewLease notes that the server has executed a command that was sent at this time, so that it keeps the session for
+// SessionTimeout after it.
+func (c *Client) renewLease(sentAt time.Time) {
+	if sentAt.After(c.leaseFrom) {
+		c.leaseFrom = sentAt
 	}
 }
 
@@ -287,7 +289,10 @@ func (c *Client) receive(conn *conn, line []byte) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	isUp := c.conn == conn
+	isUp, r := c.conn == conn, c.calls[p.Ref]
+	if r != nil {
+		c.renewLease(r.sentAt)
+	}
 	if isUp && p.Code != "unavailable" { // the server executes commands
 		c.failedRounds = 0
 	}
@@ -298,31 +303,31 @@ func (c *Client) receive(conn *conn, line []byte) error {
 		}
 		conn.resumed = p.Resumed
 		if interval := fromMS(p.PingInterval); interval > 0 {
-			conn.pingInterval = min(interval, c.config.ConnectTimeout/2)
+			conn.pingInterval = c.pingInterval(interval)
 		}
 	case "locked":
-		c.onLocked(conn, p)
+		c.onLocked(conn, r, p)
 	case "released":
-		c.onReleased(p)
+		c.onReleased(r, p)
 	case "error":
 		err := &RejectedError{p.Code, p.Message, p.Leader}
 		if !isUp || p.Code == "unavailable" && p.Leader != "" {
 			return err
 		}
-		c.onError(conn, c.calls[p.Ref], err)
+		c.onError(conn, r, err)
 	case "event":
 		for w := range c.watches {
 			w.onEvent(p.Change)
 		}
 	case "pong", "extended", "inspected", "watching", "unwatched", "bye":
-		c.onAnswer(conn, p)
+		c.onAnswer(conn, r, p)
 	} // other messages are `queued`, which is not needed, or those of a newer server
 	return nil
 }
 
 // onLocked handles the grant of a request, or the report that a lock is held.
-func (c *Client) onLocked(conn *conn, p *payload) {
-	r, l := c.calls[p.Ref], c.locks[p.Ref]
+func (c *Client) onLocked(conn *conn, r *call, p *payload) {
+	l := c.locks[p.Ref]
 	switch {
 	case r != nil && r.name == "request":
 		r.lock.onGranted(conn, r, p)
@@ -337,8 +342,8 @@ func (c *Client) onLocked(conn *conn, p *payload) {
 }
 
 // onReleased handles the end of a request or of a lock, as a notification or as the answer to a command.
-func (c *Client) onReleased(p *payload) {
-	r, l := c.calls[p.Ref], c.locks[p.Ref]
+func (c *Client) onReleased(r *call, p *payload) {
+	l := c.locks[p.Ref]
 	switch {
 	case r != nil && r.name == "request":
 		c.finish(r, p.notGranted())
@@ -352,8 +357,7 @@ func (c *Client) onReleased(p *payload) {
 }
 
 // onAnswer handles any other answer to a command.
-func (c *Client) onAnswer(conn *conn, p *payload) {
-	r := c.calls[p.Ref]
+func (c *Client) onAnswer(conn *conn, r *call, p *payload) {
 	switch {
 	case c.conn != conn: // the answer to the ping after `hello`
 		c.resume(conn)

@@ -252,7 +252,7 @@ func clientGoroutines() string {
 	for i := 0; i < 100; i++ {
 		stacks := make([]byte, 1<<20)
 		left = string(stacks[:runtime.Stack(stacks, true)])
-		if !strings.Contains(left, "genie-go.(*Client)") {
+		if !strings.Contains(left, "clients/go.(*Client)") {
 			return ""
 		}
 		time.Sleep(10 * time.Millisecond)
