@@ -6,13 +6,13 @@
 //	genie serve &
 //	go run ./examples/bank                  # the sum is kept
 //	go run ./examples/bank -without-locks   # the same work, and a sum that is wrong
-//	go run ./examples/bank -kill -for 2m    # servers and Redis are killed again and again meanwhile
 //
-// There are three kinds of clerks. Some lock both accounts at once, which cannot deadlock. Some lock the
+// There are four kinds of clerks. Some lock both accounts at once, which cannot deadlock. Some lock the
 // second account while they hold the first, with a transaction name: a cycle is answered with
-// ErrDeadlock, and they start over. And some pause for longer than their transaction timeout between
+// ErrDeadlock, and they start over. Some pause for longer than their transaction timeout between
 // their two writes: they lose their lock with half a transfer done. Fencing tokens make that safe, and
-// `compensate` undoes the half.
+// `compensate` undoes the half. And some hold locks for long that the server releases when their session
+// ends: their client must know that before another clerk has the lock.
 package main
 
 import (
@@ -40,16 +40,23 @@ const (
 	openingBalance     = 1_000_000 // cents
 	largestTransfer    = 10_000
 	processes          = 3
-	clerksPerProcess   = 4
+	clerksPerProcess   = 5
 	transactionTimeout = 250 * time.Millisecond // a transfer takes a few milliseconds
 	queueTimeout       = 60 * time.Second
 	maxPause           = 2 * time.Millisecond
 	transfersPerPause  = 20 // a slow clerk exceeds its transaction timeout in every 20th transfer
+
+	// A patient clerk holds its locks for long in every 20th transfer, with locks that end with its session.
+	patience         = 1500 * time.Millisecond
+	patientTimeout   = 30 * time.Second
+	sessionTimeout   = 500 * time.Millisecond
+	tooSlow, patient = 2, 3 // the kinds of clerks
 )
 
 // counters count what happened to the clerks of a process.
 type counters struct {
 	Transfers, Deadlocks, LostLocks, Retries int64
+	Mistakes                                 int64 // a clerk believed in a lock after another one had it
 }
 
 type change struct{ account, amount int }
@@ -63,6 +70,8 @@ type clerk struct {
 	transactions int
 }
 
+func (c *clerk) kind() int { return c.number % 5 }
+
 // work makes random transfers until stop is closed. A transfer that was begun is repeated until it succeeds.
 func (c *clerk) work(stop <-chan struct{}) error {
 	for transfers := 0; ; transfers++ {
@@ -74,15 +83,15 @@ func (c *clerk) work(stop <-chan struct{}) error {
 		source := c.random.Intn(accounts)
 		target := (source + 1 + c.random.Intn(accounts-1)) % accounts
 		amount := 1 + c.random.Intn(largestTransfer)
-		tooSlow := c.number%4 == 2 && transfers%transfersPerPause == 0
+		pauses := transfers%transfersPerPause == 0
 		for attempt := 0; ; attempt++ {
-			done, err := c.transfer([]change{{source, -amount}, {target, amount}}, tooSlow, attempt)
+			done, err := c.transfer([]change{{source, -amount}, {target, amount}}, pauses, attempt)
 			if err != nil {
 				return err
 			} else if done {
 				break
 			}
-			tooSlow = false
+			pauses = false
 			atomic.AddInt64(&c.counters.Retries, 1)
 		}
 		atomic.AddInt64(&c.counters.Transfers, 1)
@@ -90,10 +99,10 @@ func (c *clerk) work(stop <-chan struct{}) error {
 }
 
 // transfer attempts a transfer. It returns false if the transfer failed and all its changes were undone.
-func (c *clerk) transfer(changes []change, tooSlow bool, attempt int) (bool, error) {
+func (c *clerk) transfer(changes []change, pauses bool, attempt int) (bool, error) {
 	var written []change
 	err := c.locked(changes, func(ctx context.Context, fences map[int]int64) error {
-		return c.apply(ctx, changes, fences, &written, tooSlow)
+		return c.apply(ctx, changes, fences, &written, pauses)
 	})
 	switch {
 	case err == nil:
@@ -118,7 +127,7 @@ func canRetry(err error) bool {
 }
 
 // apply reads all balances, pauses, and writes them one by one; written gets each change that the store accepted.
-func (c *clerk) apply(ctx context.Context, changes []change, fences map[int]int64, written *[]change, tooSlow bool) error {
+func (c *clerk) apply(ctx context.Context, changes []change, fences map[int]int64, written *[]change, pauses bool) error {
 	balances := map[int]int{}
 	for _, change := range changes {
 		balance, err := c.store.read(change.account, fences[change.account])
@@ -127,7 +136,14 @@ func (c *clerk) apply(ctx context.Context, changes []change, fences map[int]int6
 		}
 		balances[change.account] = balance
 	}
-	time.Sleep(time.Duration(c.random.Int63n(int64(maxPause))))
+	pause := time.Duration(c.random.Int63n(int64(maxPause)))
+	if pauses && c.kind() == patient {
+		pause = patience
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(pause):
+	}
 	for i, change := range changes {
 		if ctx.Err() != nil { // the lock is lost: do not begin another write
 			return ctx.Err()
@@ -137,7 +153,7 @@ func (c *clerk) apply(ctx context.Context, changes []change, fences map[int]int6
 			return err
 		}
 		*written = append(*written, change)
-		if tooSlow && i == 0 {
+		if pauses && c.kind() == tooSlow && i == 0 {
 			time.Sleep(transactionTimeout * 3 / 2) // does not look at ctx: only the fence prevents the second write
 			if err := c.store.write(changes[1].account, balances[changes[1].account]+changes[1].amount,
 				fences[changes[1].account]); err != nil {
@@ -177,7 +193,10 @@ func (c *clerk) locked(changes []change, function func(context.Context, map[int]
 		return function(context.Background(), fences)
 	}
 	opts := []genie.Option{genie.QueueTimeout(queueTimeout), genie.TransactionTimeout(transactionTimeout)}
-	if c.number%2 == 0 { // all at once
+	if c.kind() == patient {
+		opts = append(opts, genie.TransactionTimeout(patientTimeout), genie.ReleaseOnDisconnect())
+	}
+	if c.kind()%3 != 1 { // all at once
 		var resources []string
 		for _, change := range changes {
 			resources = append(resources, resource(change.account))
@@ -186,7 +205,11 @@ func (c *clerk) locked(changes []change, function func(context.Context, map[int]
 			for _, change := range changes {
 				fences[change.account] = lock.Fence()
 			}
-			return function(ctx, fences)
+			err := function(ctx, fences)
+			if errors.Is(err, errStaleFence) && lock.Err() == nil {
+				atomic.AddInt64(&c.counters.Mistakes, 1)
+			}
+			return err
 		}, opts...)
 	}
 	c.transactions++ // step by step: the name makes the requests one transaction
@@ -212,7 +235,9 @@ func runProcess(number int, path string, withoutLocks bool) error {
 	var client *genie.Client
 	if !withoutLocks {
 		var err error
-		if client, err = genie.Dial(context.Background(), genie.Config{ConnectTimeout: 30 * time.Second}); err != nil {
+		if client, err = genie.Dial(context.Background(), genie.Config{
+			ConnectTimeout: 30 * time.Second, SessionTimeout: sessionTimeout,
+		}); err != nil {
 			return err
 		}
 	}
@@ -261,7 +286,7 @@ func clientGoroutines() string {
 }
 
 // bank runs the processes and compares the sums.
-func bank(length time.Duration, withoutLocks bool, meanwhile func(end time.Time) error) error {
+func bank(length time.Duration, withoutLocks bool) error {
 	folder, err := os.MkdirTemp("", "bank")
 	if err != nil {
 		return err
@@ -275,7 +300,7 @@ func bank(length time.Duration, withoutLocks bool, meanwhile func(end time.Time)
 	}
 	var group sync.WaitGroup
 	var total counters
-	errs := make(chan error, processes+1)
+	errs := make(chan error, processes)
 	var inputs []io.Closer
 	for i := 0; i < processes; i++ {
 		command := exec.Command(os.Args[0], "-process", fmt.Sprint(i), "-store", folder, fmt.Sprint("-without-locks=", withoutLocks))
@@ -297,10 +322,11 @@ func bank(length time.Duration, withoutLocks bool, meanwhile func(end time.Time)
 			atomic.AddInt64(&total.Deadlocks, own.Deadlocks)
 			atomic.AddInt64(&total.LostLocks, own.LostLocks)
 			atomic.AddInt64(&total.Retries, own.Retries)
+			atomic.AddInt64(&total.Mistakes, own.Mistakes)
 			errs <- err
 		}()
 	}
-	errs <- meanwhile(time.Now().Add(length))
+	time.Sleep(length)
 	for _, input := range inputs {
 		input.Close()
 	}
@@ -311,7 +337,7 @@ func bank(length time.Duration, withoutLocks bool, meanwhile func(end time.Time)
 	case <-time.After(2 * time.Minute):
 		return errors.New("a clerk is stuck")
 	}
-	for i := 0; i <= processes; i++ {
+	for i := 0; i < processes; i++ {
 		if err := <-errs; err != nil {
 			return err
 		}
@@ -320,10 +346,14 @@ func bank(length time.Duration, withoutLocks bool, meanwhile func(end time.Time)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("transfers %d, deadlocks %d, lost locks %d, retries %d\n", total.Transfers, total.Deadlocks, total.LostLocks, total.Retries)
+	fmt.Printf("transfers %d, deadlocks %d, lost locks %d, retries %d, mistakes %d\n",
+		total.Transfers, total.Deadlocks, total.LostLocks, total.Retries, total.Mistakes)
 	fmt.Printf("sum before %d, after %d, difference %d\n", accounts*openingBalance, sum, sum-accounts*openingBalance)
 	if sum != accounts*openingBalance && !withoutLocks {
 		return errors.New("the sum is wrong")
+	}
+	if total.Mistakes > 0 && !withoutLocks {
+		return errors.New("a clerk believed in a lock after another one had it")
 	}
 	return nil
 }
@@ -334,25 +364,15 @@ func main() {
 	path := flag.String("store", "", "the folder of the accounts (for its own use)")
 	length := flag.Duration("for", 5*time.Second, "duration of the run")
 	withoutLocks := flag.Bool("without-locks", false, "show what happens without locks")
-	kill := flag.Bool("kill", false, "start Redis and two servers (GENIE_COMMAND), and kill them again and again")
 	flag.Parse()
 	var err error
 	switch {
 	case *process >= 0:
 		err = runProcess(*process, *path, *withoutLocks)
-	case *kill:
-		err = runWithKills(*length)
 	default:
-		err = bank(*length, *withoutLocks, func(end time.Time) error { time.Sleep(time.Until(end)); return nil })
+		err = bank(*length, *withoutLocks)
 	}
 	if err != nil {
 		log.Fatalf("bank: %v", err)
 	}
-}
-
-func min(a, b int) int {
-	if a < b {
-		return a
-	}
-	return b
 }

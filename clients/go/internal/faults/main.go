@@ -1,3 +1,7 @@
+// Command faults runs the bank while Redis and two servers are killed and started again, and while connections between the
+// clerks and the servers become half-open: the server's side is reset, and the clerk's side is silent.
+//
+//	faults -bank PROGRAM [-for 2m]
 package main
 
 import (
@@ -5,11 +9,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"log"
 	"math/rand"
 	"net"
 	"os"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -18,8 +24,17 @@ import (
 	"github.com/genie-lock/genie/clients/go/internal/servers"
 )
 
-// runWithKills runs the bank while Redis and two servers are killed and started again.
-func runWithKills(length time.Duration) error {
+func main() {
+	log.SetFlags(0)
+	bank := flag.String("bank", "", "the program of the bank")
+	length := flag.Duration("for", 20*time.Second, "duration of the run")
+	flag.Parse()
+	if err := run(*bank, *length); err != nil {
+		log.Fatalf("faults: %v", err)
+	}
+}
+
+func run(bank string, length time.Duration) error {
 	folder, err := os.MkdirTemp("", "redis")
 	if err != nil {
 		return err
@@ -30,49 +45,73 @@ func runWithKills(length time.Duration) error {
 	for i := 0; i < 2; i++ {
 		all = append(all, servers.Genie(redis.WithRedis(), "GENIE_LEASE=1"))
 	}
-	var addresses []string
+	var direct, proxied []string
+	var proxies []*proxy
 	for i, server := range all {
 		defer server.Kill()
 		if err := server.Start(); err != nil {
 			return err
 		}
 		if i > 0 {
-			addresses = append(addresses, server.Address)
+			p, err := newProxy(server.Address)
+			if err != nil {
+				return err
+			}
+			direct, proxied, proxies = append(direct, server.Address), append(proxied, p.Addr().String()), append(proxies, p)
 		}
 	}
-	os.Setenv("GENIE_HOST", strings.Join(addresses, ","))
-	client, err := genie.Dial(context.Background(), genie.Config{ConnectTimeout: 30 * time.Second})
+	client, err := genie.Dial(context.Background(), genie.Config{Addresses: direct})
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	observer := &observer{addresses: addresses}
+	observer := &observer{addresses: direct}
 	go observer.run()
-	kills := 0
-	err = bank(length, false, func(end time.Time) error {
-		for time.Now().Before(end) {
-			time.Sleep(time.Duration(1000+rand.Intn(2000)) * time.Millisecond)
-			victim := all[rand.Intn(len(all))]
-			victim.Kill()
-			kills++
-			time.Sleep(time.Duration(rand.Intn(1500)) * time.Millisecond)
-			if err := victim.Start(); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	command := exec.Command(bank, "-for", length.String())
+	command.Env = append(os.Environ(), "GENIE_HOST="+strings.Join(proxied, ","))
+	command.Stdout, command.Stderr = os.Stdout, os.Stderr
+	if err := command.Start(); err != nil {
+		return err
+	}
+	kills, halfOpened, err := inject(time.Now().Add(length), all, proxies)
+	if bankErr := command.Wait(); err == nil {
+		err = bankErr
+	}
 	if err != nil {
 		return err
 	}
-	fmt.Printf("kills %d, events watched %d, overlaps %d\n", kills, observer.events.Load(), observer.overlaps.Load())
-	if observer.overlaps.Load() > 0 {
+	fmt.Printf("kills %d, half-open connections %d, events watched %d, overlaps %d\n",
+		kills, halfOpened, observer.events.Load(), observer.overlaps.Load())
+	switch {
+	case observer.overlaps.Load() > 0:
 		return errors.New("two clerks held one lock")
-	}
-	if observer.events.Load() == 0 {
+	case observer.events.Load() == 0:
 		return errors.New("the watch has seen nothing")
+	case halfOpened == 0:
+		return errors.New("no connection became half-open")
 	}
 	return checkNothingIsLeft(client)
+}
+
+// inject injects a fault every second or two: it kills a process for a moment, or makes a connection half-open.
+func inject(end time.Time, all []*servers.Process, proxies []*proxy) (kills, halfOpened int, err error) {
+	for n := 0; time.Now().Before(end); n++ {
+		time.Sleep(time.Duration(1000+rand.Intn(1000)) * time.Millisecond)
+		if n%3 > 0 {
+			for _, proxy := range proxies { // one of them is that of the leader
+				halfOpened += proxy.halfOpen()
+			}
+			continue
+		}
+		victim := all[rand.Intn(len(all))]
+		victim.Kill()
+		kills++
+		time.Sleep(time.Duration(rand.Intn(1500)) * time.Millisecond)
+		if err := victim.Start(); err != nil {
+			return kills, halfOpened, err
+		}
+	}
+	return kills, halfOpened, nil
 }
 
 // checkNothingIsLeft waits until no lock is held. A lock whose `locked` was lost together with its server's
