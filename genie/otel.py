@@ -357,10 +357,10 @@ def _traced_handle_locked(
     _handle_locked(session, locked, now, outcomes)
 
 
-def _traced_finish_close(session: ClientSession, now: float) -> list[commands.Outcome]:
+def _traced_finish_close(session: ClientSession) -> list[commands.Outcome]:
     """Close a session. Locks that stay held at the server are no longer held by this client."""
     held = [request for request in session.held_requests() if isinstance(request, TracedRequest)]
-    outcomes = _finish_close(session, now)
+    outcomes = _finish_close(session)
     for request in held:
         request.end_hold("kept")  # does nothing for a lock that was lost
     return outcomes

@@ -99,10 +99,10 @@ class RefIgnoringSession(ClientSession):
         self.unanswered.remove(oldest)
         return encode(kind, **payload, ref=oldest[1])
 
-    def on_disconnected(self, reason: str, now: float) -> list[Outcome]:
+    def on_disconnected(self, reason: str) -> list[Outcome]:
         self.unanswered.clear()
         self.output = b""
-        return super().on_disconnected(reason, now)
+        return super().on_disconnected(reason)
 
 
 def connected_session(kind: type[ClientSession] = ClientSession, *, keepalive: bool = False) -> ClientSession:
@@ -134,7 +134,7 @@ def complete_handshake(
 
 def reconnect(session: ClientSession, *resumption: bytes, resumed: bool = True, now: float = 0.0) -> list[Outcome]:
     """Lose the connection, and open a new one."""
-    assert session.on_disconnected("gone", now) == []
+    assert session.on_disconnected("gone") == []
     return complete_handshake(session, *resumption, resumed=resumed, now=now)
 
 

@@ -172,7 +172,7 @@ class AsyncConnection:
                 self._reconnect_task = self._loop.create_task(self._reconnect())
         else:
             self._servers.on_failure(reason)
-        self._deliver(self.session.on_disconnected(reason, time.monotonic()))
+        self._deliver(self.session.on_disconnected(reason))
         handler.handshake_done.set()
 
     def flush_soon(self) -> None:
@@ -539,7 +539,7 @@ class AsyncConnection:
         handler, self._handler = self._handler, None
         if handler is not None and handler.transport is not None:
             handler.transport.close()  # sends the buffered data first
-        self._deliver(self.session.finish_close(time.monotonic()))
+        self._deliver(self.session.finish_close())
         self._connected_event.set()  # wakes the tasks in `wait_until_connected`, which then raise ConnectionLost
         try:
             if self._reconnect_task is not None:

@@ -109,6 +109,20 @@ class Call:
         self.line = messages.with_ref(self.line, ref)
 
 
+class Lease:
+    """How long a lock certainly lasts at the server, apart from its transaction timeout."""
+
+    __slots__ = ("ends_at",)
+
+    def __init__(self, ends_at: float) -> None:
+        self.ends_at = ends_at
+        """The end of the lease in seconds of the monotonic clock, which moves with each renewal."""
+
+
+NO_LEASE: Final = Lease(math.inf)
+"""The lease of locks that are not bound to the session: it never ends."""
+
+
 OnDisconnect = Literal["keep", "release"]
 """What the server does with a held lock when the session of its client ends."""
 
@@ -137,6 +151,7 @@ class Request(Call):
         "fence",
         "first_sent_at",
         "id",
+        "lease",
         "lost_event",
         "on_lost",
         "queue_timeout",
@@ -144,7 +159,6 @@ class Request(Call):
         "renew_at",
         "resources",
         "response_deadline",
-        "session_ends_at",
         "state",
         "transaction",
         "transaction_timeout",
@@ -189,8 +203,8 @@ class Request(Call):
         """The last connection on which the server confirmed that the lock is held."""
         self.expires_at = math.inf
         """When the transaction timeout ends."""
-        self.session_ends_at = math.inf
-        """While disconnected: when the server may end the session and release the lock."""
+        self.lease = NO_LEASE
+        """The lease of the session to which the lock is bound, which ends the lock, too."""
         self.renew_at = math.inf
         """When the watchdog sends the next extension."""
         self.release: Release | None = None
@@ -204,8 +218,8 @@ class Request(Call):
 
     @property
     def hold_ends_at(self) -> float:
-        """When the lock ends on this client's clock, unless it is extended before, or the client reconnects before."""
-        return min(self.expires_at, self.session_ends_at)
+        """When the lock ends on this client's clock, unless it is extended or its lease is renewed before."""
+        return min(self.expires_at, self.lease.ends_at)
 
     def is_held(self, now: float) -> bool:
         """Return whether the lock is held, as this client knows it; False once it has expired on this client's clock."""
@@ -290,10 +304,12 @@ class Extend(Call):
 class Ping(Call):
     """The command `ping`."""
 
-    __slots__ = ()
+    __slots__ = ("sent_at",)
 
     def __init__(self) -> None:
         super().__init__(messages.command("ping"))
+        self.sent_at = math.inf
+        """When the command was sent, in seconds of the monotonic clock; inf: not sent yet."""
 
 
 class Bye(Call):

@@ -76,7 +76,7 @@ def lock_ended(released: Released.Payload) -> LockLost:
 
 def session_expired(id: int) -> Disconnected:
     """Return the error for a lock bound to its session, after the client was disconnected for the session timeout."""
-    return Disconnected(f"lock {id} ended with its session: there was no connection for its session_timeout", id=id)
+    return Disconnected(f"lock {id} ended with its session: no server has answered within its session_timeout", id=id)
 
 
 def client_closed(id: int) -> Disconnected:

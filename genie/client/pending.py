@@ -1,11 +1,11 @@
-"""The live requests of a client with their timers, and the keepalive of its connection."""
+"""The live requests of a client with their timers, the lease of its session, and the keepalive of its connection."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-from genie.client.commands import Release, Request, RequestState
+from genie.client.commands import Lease, Release, Request, RequestState
 
 MIN_SCAN_INTERVAL_PER_REQUEST_S = 1e-6
 """Minimum time between two scans of all requests, per request. It bounds the share of CPU time that scans take."""
@@ -16,7 +16,7 @@ class TimerEvents:
     """The requests whose timers have fired, by kind of timer."""
 
     expired: list[Request] = field(default_factory=list)
-    """Held locks whose transaction timeout has passed, or whose session may have ended."""
+    """Held locks whose transaction timeout has passed, or whose lease has ended."""
     renewing: list[Request] = field(default_factory=list)
     """Held locks that must be extended now, because they have a watchdog."""
     overdue: list[Request] = field(default_factory=list)
@@ -71,6 +71,15 @@ class LiveRequests:
         """Return the requests that are neither granted nor released yet."""
         return [request for request in self.by_ref.values() if request.state is RequestState.WAITING]
 
+    @property
+    def needs_lease(self) -> bool:
+        """Whether any waiting or held request is bound to the session."""
+        return any(
+            request.bound_to_session
+            for request in self.by_ref.values()
+            if request.state in (RequestState.WAITING, RequestState.HELD)
+        )
+
     def releases_by_ref(self) -> list[Release]:
         """Return the unconfirmed releases that identify their request by its `ref`, since its id is not known."""
         releases = [request.release for request in self.by_ref.values() if request.release is not None]
@@ -91,24 +100,15 @@ class LiveRequests:
         """
         duration_s = request.transaction_timeout if remaining is None else remaining
         request.expires_at = since + duration_s
-        request.session_ends_at = math.inf  # the server has confirmed the lock, so the session exists
         if request.watchdog:
             request.renew_at = since + duration_s / 3
             self.next_timer = min(self.next_timer, request.renew_at)
-        self.next_timer = min(self.next_timer, request.expires_at)
+        self.next_timer = min(self.next_timer, request.hold_ends_at)
 
-    def on_disconnected(self, session_ends_at: float, *, releases_were_sent: bool) -> None:
-        """Start the session timers of held locks, and mark the releases by `ref` that the server may have executed.
-
-        Unless the client reconnects before `session_ends_at`, the server may release the locks bound to the session.
-        `releases_were_sent` is True if the handshake of the lost connection was complete, since releases are sent then.
-        """
-        for request in self.by_ref.values():
-            if request.release is not None and not request.release.id:
-                request.release.maybe_executed = request.release.maybe_executed or releases_were_sent
-            elif request.bound_to_session and request.state is RequestState.HELD:
-                request.session_ends_at = min(request.session_ends_at, session_ends_at)
-                self._update_next_timer(request)
+    def on_disconnected(self) -> None:
+        """Mark the releases by `ref` as possibly executed, because the server may have received them."""
+        for release in self.releases_by_ref():
+            release.maybe_executed = True
 
     def renew_all(self, now: float) -> None:
         """Make all watchdogs extend their locks now: the last extensions may have been lost with the old connection."""
@@ -148,6 +148,59 @@ class LiveRequests:
             self.next_timer = min(self.next_timer, request.hold_ends_at, request.renew_at)
         else:
             self.next_timer = min(self.next_timer, request.response_deadline)
+
+
+# -- The lease of the session ---------------------------------------------------------------------------
+
+MIN_LEASE = 0.5
+"""If less than this part of the session timeout remains when a bound lock is granted, the client extends the lock first: the
+answer renews the lease. Otherwise the lock could be lost as soon as it is granted."""
+
+
+class SessionLease(Lease):
+    """The session as a lease: `ends_at` is the time until which the server certainly keeps the session.
+
+    The server keeps a session for its timeout after the server has lost the connection. The client can't know that time:
+    with a half-open connection the client notices the loss much later, or never. But the server had the connection when
+    it received a command that it has answered. So each answer renews the lease, and the lease counts from the time at
+    which the answered command was sent.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__(-math.inf)
+        self.timeout_s = timeout
+        """The session timeout."""
+        self.next_timer = math.inf
+        """The time at which `on_timer` must be called; inf: nothing is bound to the session, or there is no connection."""
+        self._ping_interval_s = min(PING_INTERVAL_S, timeout / 3)
+        """Time after which the lease is renewed by a ping. Two pings may be lost or late before the lease ends."""
+
+    def set_ping_interval(self, seconds: float) -> None:
+        """Renew the lease after this time, or after a third of the session timeout if that is shorter."""
+        self._ping_interval_s = min(seconds, self.timeout_s / 3)
+
+    def renew(self, sent_at: float) -> None:
+        """Extend the lease: the server has answered a command that was sent at this time."""
+        self.ends_at = max(self.ends_at, sent_at + self.timeout_s)
+
+    def start(self, now: float) -> None:
+        """Start the timer of the pings, unless it runs already, because a request is bound to the session now."""
+        if self.next_timer == math.inf:
+            self.next_timer = max(now, self._renewal_due_at)
+
+    def stop(self) -> None:
+        """Stop the timer of the pings."""
+        self.next_timer = math.inf
+
+    def on_timer(self, now: float) -> bool:
+        """Restart the timer. Returns True if the caller must send a ping now."""
+        should_ping = now >= self._renewal_due_at
+        self.next_timer = now + self._ping_interval_s if should_ping else self._renewal_due_at
+        return should_ping
+
+    @property
+    def _renewal_due_at(self) -> float:
+        return self.ends_at - self.timeout_s + self._ping_interval_s
 
 
 # -- Keepalive: detects a server that has hung while its TCP connection stays open ------------------------
@@ -192,6 +245,11 @@ class Keepalive:
         """When the last message arrived, or the timer was started, in seconds of the monotonic clock."""
         self._step_count = 0
         """Steps of the ping timeout since the last ping; 0: no reply to a ping is awaited."""
+
+    @property
+    def ping_interval_s(self) -> float:
+        """Seconds without a message from the server after which it is pinged."""
+        return self._ping_interval_s
 
     def set_interval(self, seconds: float) -> None:
         """Set the ping interval to the seconds that the server recommends, within limits. 0 keeps the default."""

@@ -26,6 +26,11 @@ Timeouts: `locked` may arrive long after the grant, so the timeout of a lock cou
 request, from the `hello` of a later connection, or from an extension. After a long wait too little of the timeout remains.
 Then the client extends the lock first, and the request stays WAITING until the answer arrives.
 
+Lease: the server keeps the session of a lost connection for the session timeout, and may have lost a half-open connection
+long before the client notices. So a lock that is bound to the session is held only while the lease of the session lasts
+(`SessionLease`): each answer renews it, from the sending of the command that was answered. A client with such a lock, or a
+request for one, pings often enough.
+
 Detached locks: the client drops the request, so it neither extends nor releases the lock, and ignores messages about it.
 Another client then manages the lock.
 
@@ -46,7 +51,7 @@ from typing import Final, TypeVar
 
 from genie.client import commands, errors, hints
 from genie.client.commands import Bye, Call, Extend, Inspect, Outcome, Ping, Release, Request, RequestState
-from genie.client.pending import Keepalive, LiveRequests
+from genie.client.pending import MIN_LEASE, Keepalive, LiveRequests, SessionLease
 from genie.client.watches import Unwatch, Watch, Watches
 from genie.errors import Code, ConnectionLost, GenieError, LockLost, RequestRejected, Unavailable
 from genie.protocol import messages
@@ -125,7 +130,6 @@ class ClientSession:
         """When `hello` was sent on the current connection."""
         self._ref_numbers = count(1)
         self._response_timeout = response_timeout
-        self._session_timeout = session_timeout
         self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
         self.unsent_lines: list[bytes] = []
         """Encoded commands that the I/O layer has not written yet."""
@@ -136,6 +140,7 @@ class ClientSession:
         hints.register(self._requests)
         self._watches = Watches()
         self._keepalive = Keepalive(response_timeout)
+        self._lease = SessionLease(session_timeout)
         self._deferred_releases: list[Release] = []
         """Releases by id that must be sent on the next connection."""
 
@@ -155,19 +160,19 @@ class ClientSession:
 
     def send(self, call: Call, now: float) -> None:
         """Send a call. While disconnected, requests and releases by id are queued, and other calls are not allowed."""
-        if self._phase is not Phase.UP:
-            if isinstance(call, Request):
-                self._requests.add(call, now)
-            else:
-                assert isinstance(call, Release), "there is no connection"  # noqa: S101 - the I/O layer must wait for one
-                self._deferred_releases.append(call)
-            return
-        self._keepalive.start(now)
         if isinstance(call, Request):
             self._requests.add(call, now)
-            self._send_request(call, now)
+            if call.bound_to_session:
+                call.lease = self._lease
+            if self._phase is Phase.UP:
+                self._send_request(call, now)
             return
-        if isinstance(call, Extend):
+        if self._phase is not Phase.UP:
+            assert isinstance(call, Release), "there is no connection"  # noqa: S101 - the I/O layer must wait for one
+            self._deferred_releases.append(call)
+            return
+        self._keepalive.start(now)
+        if isinstance(call, Extend | Ping):
             call.sent_at = now
         elif isinstance(call, Watch):
             self._watches.on_sent(call)
@@ -260,7 +265,7 @@ class ClientSession:
     @property
     def next_timer(self) -> float:
         """The time at which `on_timer` must be called; inf: never."""
-        return min(self._requests.next_timer, self._keepalive.next_timer)
+        return min(self._requests.next_timer, self._keepalive.next_timer, self._lease.next_timer)
 
     # -- connections and timers ---------------------------------------------------------------------------
 
@@ -274,16 +279,17 @@ class ClientSession:
         self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
         self.unsent_lines += [self._encoded_hello, commands.RESUMPTION_PING]
 
-    def on_disconnected(self, reason: str, now: float) -> list[Outcome]:
+    def on_disconnected(self, reason: str) -> list[Outcome]:
         """Handle the end of the connection. Returns the outcomes of the calls that fail with it.
 
         Requests, locks and watches are kept. Releases are sent again on the next connection. Any other call fails with
-        ConnectionLost. A lock that is bound to the session is lost unless the client reconnects within the session
-        timeout.
+        ConnectionLost. A lock that is bound to the session is lost unless the client reconnects before its lease ends.
         """
-        self._requests.on_disconnected(now + self._session_timeout, releases_were_sent=self.up)
+        if self.up:  # else the releases of this connection were not sent yet
+            self._requests.on_disconnected()
         self._phase = Phase.DOWN
         self._keepalive.stop()
+        self._lease.stop()
         self.unsent_lines.clear()
         self._watches.on_disconnected()
         outcomes: list[Outcome] = []
@@ -305,10 +311,10 @@ class ClientSession:
             outcomes.append(Outcome(request, error=ConnectionLost("the client was closed, before the reply arrived")))
         return outcomes
 
-    def finish_close(self, now: float) -> list[Outcome]:
+    def finish_close(self) -> list[Outcome]:
         """Fail the remaining calls, after the client has closed its connection. Locks bound to the session are lost."""
         reason = "the client was closed"
-        outcomes = self.on_disconnected(reason, now)
+        outcomes = self.on_disconnected(reason)
         releases = self._deferred_releases + self._requests.releases_by_ref()
         outcomes += [
             Outcome(release, error=ConnectionLost(f"{reason}, before the reply arrived")) for release in releases
@@ -361,15 +367,23 @@ class ClientSession:
     def on_timer(self, now: float) -> list[Outcome]:
         """Handle the timers that are due, and return the outcomes of calls and locks that have timed out.
 
-        Extends the locks with a watchdog, and pings a server that was silent for too long. Sets `close_reason` if the
-        server has not replied to a ping in time.
+        Extends the locks with a watchdog, and pings a server that was silent for too long, or whose answer renews the
+        lease. Sets `close_reason` if the server has not replied to a ping in time.
         """
         outcomes = self._handle_request_timers(now) if self._requests.next_timer <= now else []
+        should_ping = False
+        if self._lease.next_timer <= now:
+            if self._requests.needs_lease:
+                should_ping = self._lease.on_timer(now)
+            else:
+                self._lease.stop()
         if self._keepalive.next_timer <= now:
-            if not self._expects_messages:
+            if self._expects_messages:
+                should_ping |= self._keepalive.on_timer(now)
+            else:
                 self._keepalive.stop()
-            elif self._keepalive.on_timer(now):
-                self.send(Ping(), now)
+        if should_ping:
+            self.send(Ping(), now)
         if self._keepalive.timed_out:
             self._request_close("the server does not answer")
         return outcomes
@@ -384,12 +398,14 @@ class ClientSession:
         outcomes: list[Outcome] = []
         fired = self._requests.collect_timers(now)
         for request in fired.expired:
-            if not self.up or request.connection_number != self._connection_number:
-                # This connection has not confirmed the lock. The server may hold it longer than this client, because the
-                # server's clock stops during an outage. So the lock is also released at the server.
+            session_ended = request.lease.ends_at < request.expires_at
+            if session_ended or not self.up or request.connection_number != self._connection_number:
+                # The server may hold the lock longer than this client: it may still have the session, or this connection
+                # has not confirmed the lock, and the server's clock stops during an outage. So the lock is also released
+                # at the server.
                 self.send(Release(request.id), now)
             self._requests.remove(request)
-            if request.session_ends_at < request.expires_at:
+            if session_ended:
                 error: LockLost = errors.session_expired(request.id)
             else:
                 error = errors.expired_locally(request.id, request.transaction_timeout)
@@ -486,6 +502,8 @@ class ClientSession:
         self._rejection = None
         self.server = welcome.server
         self._keepalive.set_interval(welcome.pingInterval / 1000)
+        self._lease.set_ping_interval(self._keepalive.ping_interval_s)
+        self._lease.renew(self._connected_at)
         if welcome.resumed:
             return
         for request in list(self._requests.by_ref.values()):
@@ -546,6 +564,8 @@ class ClientSession:
                 self._send_request(request, now)
         self._requests.renew_all(now)
         self._keepalive.start(now)
+        if self._requests.needs_lease:
+            self._lease.start(now)
         self._send_watches(now)
 
     def _handle_queued(self, queued: messages.Queued.Payload, now: float) -> None:
@@ -577,7 +597,11 @@ class ClientSession:
             # `locked` may be late, for example from a server that was paused. But the server granted the lock, or computed
             # `expiresIn`, after it had received the `hello` of this connection and the request.
             since = max(self._connected_at, request.first_sent_at or 0.0)
-            if since + remaining_s - now >= request.transaction_timeout * MIN_REMAINING:
+            lasts = since + remaining_s - now >= request.transaction_timeout * MIN_REMAINING
+            if request.bound_to_session:
+                self._lease.renew(since)
+                lasts = lasts and self._lease.ends_at - now >= self._lease.timeout_s * MIN_LEASE
+            if lasts:
                 self._hold(request, since, remaining_s, outcomes)
             elif self.up:
                 self._extend_granted(request, now)
@@ -649,9 +673,10 @@ class ClientSession:
         call = self._pop_pending(Extend, extended.ref)
         if call is None:
             return
+        self._lease.renew(call.sent_at)
         request = call.request
         if request is not None and request.state is RequestState.WAITING:
-            if now < call.sent_at + call.transaction_timeout:
+            if now < min(call.sent_at + call.transaction_timeout, request.lease.ends_at):
                 self._hold(request, call.sent_at, call.transaction_timeout, outcomes)
             else:  # the answer was late, too
                 self._extend_granted(request, now)
@@ -673,7 +698,9 @@ class ClientSession:
                 call = self._pop_pending(Inspect, message.payload.pop("ref", None))
                 result = message.payload  # without `ref`
             case messages.Pong():
-                call = self._pop_pending(Ping, message.payload.ref)
+                call = ping = self._pop_pending(Ping, message.payload.ref)
+                if ping is not None:
+                    self._lease.renew(ping.sent_at)
             case messages.Bye():
                 call = self._pop_pending(Bye, message.payload.ref)
         if call is not None:
@@ -825,6 +852,9 @@ class ClientSession:
 
     def _send_request(self, request: Request, now: float) -> None:
         """Send a request for the first time, or again with the same `ref`."""
+        self._keepalive.start(now)
+        if request.bound_to_session:
+            self._lease.start(now)
         if request.first_sent_at is None:
             request.first_sent_at = now
         self.unsent_lines.append(request.line)

@@ -169,12 +169,12 @@ def test_the_next_connection_has_its_own_keepalive():
     request = sent_request(session, queue_timeout=1000, transaction_timeout=1000)
     run(session, GONE_S)
     assert session.close_reason
-    session.on_disconnected("gone", 0.0)
+    session.on_disconnected("gone")
     session.on_timer(50.0)
     session.on_connected(0.0)
     session.on_timer(51.0)
     assert not session.close_reason
-    session.on_disconnected("gone again", 0.0)
+    session.on_disconnected("gone again")
     complete_handshake(session, now=60.0)
     assert session.data_to_send() == request.line
     assert run(session, 60.0 + GONE_S - 0.001) == [(60.0 + PING_INTERVAL_S, PING)]

@@ -160,7 +160,7 @@ class Simulation:
 
     def lose_connection(self) -> None:
         self.server.input_queue = self.server.outbox = b""
-        self.record_outcomes(self.session.on_disconnected("cut", self.now))
+        self.record_outcomes(self.session.on_disconnected("cut"))
         self.connected = False
 
     def connect(self) -> None:

@@ -411,7 +411,7 @@ class TestReconnectDuringTheExtensionOfAGrant:
     def test_the_lock_is_listed(self, remaining_ms, is_extended):
         session = connected_session()
         lock = waiting_grant(session)
-        session.on_disconnected("gone", 50.5)
+        session.on_disconnected("gone")
         session.on_connected(51.0)
         session.data_to_send()
         told = welcome(True) + locked(101, "1", expiresIn=remaining_ms)
@@ -426,7 +426,7 @@ class TestReconnectDuringTheExtensionOfAGrant:
     def test_a_late_locked_during_the_resumption_counts_from_hello(self):
         session = connected_session()
         lock = sent_request(session, transaction_timeout=10, queue_timeout=60)
-        session.on_disconnected("gone", 40.0)
+        session.on_disconnected("gone")
         session.on_connected(50.0)
         session.data_to_send()
         assert session.receive_data(welcome(True) + locked(101, "1"), 51.0) == [(lock, None, None)]
@@ -435,7 +435,7 @@ class TestReconnectDuringTheExtensionOfAGrant:
     def test_a_lock_that_is_not_listed_is_requested_again_under_another_id(self):
         session = connected_session()
         lock = waiting_grant(session)
-        session.on_disconnected("gone", 50.5)
+        session.on_disconnected("gone")
         complete_handshake(session, now=51.0)
         assert session.data_to_send() == lock.line
         assert (lock.id, lock.fence) == (0, 0)
@@ -445,7 +445,7 @@ class TestReconnectDuringTheExtensionOfAGrant:
     def test_after_the_end_of_the_session_the_lock_is_released_and_requested_again(self):
         session = connected_session()
         lock = waiting_grant(session)
-        session.on_disconnected("gone", 50.5)
+        session.on_disconnected("gone")
         complete_handshake(session, resumed=False, now=51.0)
         assert session.data_to_send() == release(101, "3") + lock.line
         assert session.receive_data(released(101, "success", "3") + locked(102, "1"), 51.5)[-1] == (lock, None, None)
@@ -456,7 +456,7 @@ class TestReconnectDuringTheExtensionOfAGrant:
         lock = waiting_grant(session)
         session.receive_data(error("unavailable", ref="2"), 51.0)
         assert session.close_reason
-        session.on_disconnected("gone", 50.5)
+        session.on_disconnected("gone")
         complete_handshake(session, locked(101, "1", expiresIn=5_000), now=52.0)
         assert session.data_to_send() == extend(101, "3")
         assert session.receive_data(extended(101, "3"), 53.0)[0] == (lock, None, None)

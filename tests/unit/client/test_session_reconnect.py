@@ -43,6 +43,14 @@ from scripted_server import (
 )
 
 
+def pings_until(session: ClientSession, until: float) -> list[Ping]:
+    """Call the timers of a session until a time, and return the pings that it sends."""
+    before = list(session._pending.values())
+    while session.next_timer <= until:
+        assert session.on_timer(session.next_timer) == []
+    return [call for call in session._pending.values() if isinstance(call, Ping) and call not in before]
+
+
 class TestHandshake:
     def test_nothing_else_is_sent_before_the_resumption_has_ended(self):
         session = ClientSession(SECRET)
@@ -91,7 +99,7 @@ class TestHandshake:
             assert not session.up
             assert session.redirect is None
             assert session.data_to_send() == b"", "nothing is asked for elsewhere"
-            session.on_disconnected("gone", 0.0)
+            session.on_disconnected("gone")
             session.on_connected(0.0)
             session.data_to_send()
         session.receive_data(welcome(False, namespace="billing") + PONG, 0.0)
@@ -123,7 +131,7 @@ class TestHandshake:
         session.on_round_failed([session.handshake_rejection])
         assert session.rejection is not None
         assert session.rejection.code == code
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         [(call, _, why)] = session.fail_callers(0.0)
         assert call is request
         assert isinstance(why, RequestRejected)
@@ -180,7 +188,7 @@ class TestHandshake:
         assert session.close_reason
         assert not session.up
         assert session.data_to_send() == b""
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         complete_handshake(session)
         assert session.data_to_send() == request.line
 
@@ -200,11 +208,11 @@ class TestHandshake:
     def test_a_disconnect_during_the_resumption_changes_nothing(self):
         session = connected_session()
         lock, request = granted_request(session), sent_request(session)
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         session.on_connected(0.0)
         session.data_to_send()
         assert session.receive_data(welcome(True) + locked(101, "1", expiresIn=5000), 0.0) == []
-        assert session.on_disconnected("gone again", 0.0) == []
+        assert session.on_disconnected("gone again") == []
         assert complete_handshake(session, locked(101, "1", expiresIn=5000)) == []
         assert session.data_to_send() == request.line
         assert (lock.state, request.state) == (RequestState.HELD, RequestState.WAITING)
@@ -273,7 +281,7 @@ class TestWaitingRequest:
 
     def test_is_queued_while_disconnected(self):
         session = connected_session()
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         request = send_request(session)
         assert session.data_to_send() == b""
         complete_handshake(session)
@@ -324,7 +332,7 @@ class TestEndedSession:
         session = connected_session()
         send_request(session, queue_timeout=10)
         session.data_to_send()
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         send_request(session, queue_timeout=10, now=1.0)
         complete_handshake(session, resumed=False, now=4.0)
         lines = [orjson.loads(line)["payload"] for line in session.data_to_send().splitlines()]
@@ -342,7 +350,7 @@ class TestEndedSession:
     def test_a_release_that_was_never_sent_finds_the_lock_lost(self):
         session = connected_session()
         lock = granted_request(session)
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         left = session.release(lock, 0.0)
         complete_handshake(session, resumed=False)
         (lost, _, why), (answered, _, refused) = session.receive_data(error("unknown-id", id=101, ref="2"), 0.0)
@@ -391,7 +399,7 @@ class TestHeldLock:
     def test_the_remaining_time_counts_from_hello(self):
         session = connected_session()
         lock = granted_request(session, transaction_timeout=10)
-        session.on_disconnected("gone", 4.0)
+        session.on_disconnected("gone")
         session.on_connected(5.0)
         session.receive_data(welcome(True) + locked(101, "1", expiresIn=20_000), 7.0)
         assert (lock.state, lock.expires_at) == (RequestState.HELD, 25.0)
@@ -434,7 +442,7 @@ class TestHeldLock:
     def test_that_expired_locally_while_disconnected_is_released(self):
         session = connected_session()
         lock = granted_request(session, transaction_timeout=10)
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         [(call, _, why)] = session.on_timer(10.0)
         assert call is lock
         assert isinstance(why, TransactionTimeout)
@@ -446,7 +454,7 @@ class TestHeldLock:
     def test_with_a_watchdog_is_extended_after_the_reconnect(self):
         session = connected_session()
         granted_request(session, transaction_timeout=9, watchdog=True)
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         session.on_timer(3.0)
         complete_handshake(session, locked(101, "1", expiresIn=5000), now=4.0)
         assert session.next_timer == 4.0
@@ -459,7 +467,7 @@ class TestHeldLock:
         extend, ping = Extend(lock.id, 5, lock), Ping()
         session.send(extend, 0.0)
         session.send(ping, 0.0)
-        outcomes = session.on_disconnected("the cable was cut", 0.0)
+        outcomes = session.on_disconnected("the cable was cut")
         assert {outcome[0] for outcome in outcomes} == {extend, ping}
         assert all(isinstance(outcome[2], ConnectionLost) for outcome in outcomes)
         assert all("the cable was cut" in str(outcome[2]) for outcome in outcomes)
@@ -472,11 +480,11 @@ class TestRelease:
         session = connected_session()
         lock = granted_request(session)
         if not sent:
-            session.on_disconnected("gone", 0.0)
+            session.on_disconnected("gone")
         left = session.release(lock, 0.0)
         if sent:
             assert session.data_to_send() == release(101, "2")
-            session.on_disconnected("gone", 0.0)
+            session.on_disconnected("gone")
         assert complete_handshake(session, locked(101, "1", expiresIn=5000)) == []
         assert session.data_to_send() == release(101, "2")
         assert session.receive_data(released(101, "success", "2"), 0.0) == [(left, "success", None)]
@@ -508,7 +516,7 @@ class TestRelease:
     def test_of_a_lock_that_timed_out_and_is_unknown_since_reports_the_loss_once(self):
         session = connected_session()
         lock = granted_request(session)
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         left = session.release(lock, 0.0)
         [(call, _, why)] = complete_handshake(session, released(101, "transaction-timeout", "1"))
         assert call is lock
@@ -545,7 +553,7 @@ CANCEL = b'{"command":"release","payload":{"ref":"1"}}\n'
 class TestCancelledRequest:
     def test_that_was_never_sent_is_dropped(self):
         session = connected_session()
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         request = send_request(session)
         session.abandon(request, 0.0)
         complete_handshake(session)
@@ -555,7 +563,7 @@ class TestCancelledRequest:
     def test_while_disconnected_is_released_on_the_next_connection(self):
         session = connected_session()
         request = sent_request(session)
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         session.abandon(request, 0.0)
         complete_handshake(session)
         assert session.data_to_send() == CANCEL
@@ -576,7 +584,7 @@ class TestCancelledRequest:
     def test_that_was_granted_while_disconnected_is_released(self):
         session = connected_session()
         request = sent_request(session)
-        session.on_disconnected("gone", 0.0)
+        session.on_disconnected("gone")
         session.abandon(request, 0.0)
         assert complete_handshake(session, locked(101, "1", expiresIn=9000)) == []
         assert session.data_to_send() == CANCEL
@@ -668,7 +676,7 @@ class TestClose:
         assert session.data_to_send() == encode("release", ref="2") + encode("bye", ref="3")
         answers = released(102, "success", "2") + encode("bye", ref="3")
         assert session.receive_data(answers, 0.0)[-1] == (bye, None, None)
-        assert session.finish_close(0.0) == []
+        assert session.finish_close() == []
         assert lock.state is RequestState.HELD
 
     def test_releases_a_lock_granted_during_the_close(self):
@@ -690,51 +698,115 @@ class TestClose:
         assert lost[0] is lock
         assert type(lock.error) is Disconnected
         assert answer == (bye, None, None)
-        assert session.finish_close(0.0) == []
+        assert session.finish_close() == []
 
     def test_fails_pending_releases(self):
         session = connected_session()
         left = session.release(granted_request(session), 0.0)
-        [(call, _, why)] = session.finish_close(0.0)
+        [(call, _, why)] = session.finish_close()
         assert call is left
         assert isinstance(why, ConnectionLost)
 
 
 class TestLockBoundToTheSession:
-    def test_is_lost_after_the_session_timeout(self):
+    """The session is a lease: each answer renews it, from the sending of the command that was answered."""
+
+    @pytest.mark.parametrize("disconnected", [False, True], ids=["half-open", "disconnected"])
+    def test_is_lost_a_session_timeout_after_the_last_answered_command(self, disconnected):
         session = connected_session()
         lock = granted_request(session, transaction_timeout=1000, on_disconnect="release")
-        session.on_disconnected("gone", 5.0)
-        assert session.on_timer(14.9) == []
-        assert lock.is_held(14.9)
-        assert session.next_timer == 15.0
-        assert not lock.is_held(15.0)
-        [(call, _, why)] = session.on_timer(15.0)
+        answered = pings_until(session, 4.0)[-1]
+        session.receive_data(pong(answered), 5.0)
+        if disconnected:
+            session.on_disconnected("gone")
+        pings_until(session, 13.9)
+        assert lock.is_held(13.9)
+        assert not lock.is_held(14.0)
+        [(call, _, why)] = session.on_timer(14.0)
         assert call is lock
         assert type(why) is Disconnected
         assert "session_timeout" in str(why)
 
-    def test_that_expired_locally_is_released_if_the_server_still_holds_it(self):
+    @pytest.mark.parametrize("disconnected", [False, True], ids=["half-open", "disconnected"])
+    def test_that_is_lost_is_released_in_case_the_server_still_holds_it(self, disconnected):
         session = connected_session()
         granted_request(session, transaction_timeout=1000, on_disconnect="release")
-        session.on_disconnected("gone", 5.0)
-        session.on_timer(15.0)
-        complete_handshake(session, locked(101, "1", expiresIn=500_000), now=16.0)
-        assert session.data_to_send() == release(101, "2")
+        if disconnected:
+            session.on_disconnected("gone")
+        pings_until(session, 9.9)
+        session.data_to_send()
+        session.on_timer(10.0)
+        if disconnected:
+            complete_handshake(session, locked(101, "1", expiresIn=500_000), now=16.0)
+        assert b'"command":"release","payload":{"id":101' in session.data_to_send()
 
     def test_stays_held_when_the_session_is_resumed(self):
         session = connected_session()
         lock = granted_request(session, transaction_timeout=1000, on_disconnect="release")
-        session.on_disconnected("gone", 5.0)
-        complete_handshake(session, locked(101, "1", expiresIn=500_000), now=14.0)
+        session.on_disconnected("gone")
+        complete_handshake(session, locked(101, "1", expiresIn=500_000), now=9.0)
         assert session.on_timer(16.0) == []
-        assert lock.is_held(500.0)
+        assert lock.is_held(18.9)
+        assert not lock.is_held(19.0)
+
+    def test_is_not_kept_by_unsolicited_messages(self):
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=1000, on_disconnect="release")
+        other = sent_request(session)
+        session.receive_data(locked(102, other.ref), 9.0)
+        assert not lock.is_held(10.0)
+
+    def test_is_kept_by_the_answers_to_extensions(self):
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=1000, on_disconnect="release")
+        extend = Extend(lock.id, 1000, lock)
+        session.send(extend, 6.0)
+        session.receive_data(encode("extended", id=lock.id, ref=extend.ref, transactionTimeout=1_000_000), 7.0)
+        assert lock.is_held(15.9)
+        assert not lock.is_held(16.0)
+
+    @pytest.mark.parametrize(("session_timeout", "interval"), [(30.0, 2.0), (10.0, 2.0), (3.0, 1.0), (0.3, 0.1)])
+    def test_is_renewed_by_pings_also_while_messages_arrive(self, session_timeout, interval):
+        session = ClientSession(SECRET, session_timeout)
+        session.on_connected(0.0)
+        session.receive_data(welcome(False) + PONG, 0.0)
+        session.data_to_send()
+        granted_request(session, transaction_timeout=1000, on_disconnect="release")
+        session.data_to_send()
+        now = 0.0
+        for n in range(1, 4):
+            now = n * interval
+            session.receive_data(encode("unknown"), now - interval / 2)
+            [ping] = pings_until(session, now)
+            assert ping.sent_at == pytest.approx(now)
+            session.receive_data(pong(ping), now + interval / 4)
+        assert session._lease.ends_at == pytest.approx(now + session_timeout)
+
+    def test_is_extended_before_it_counts_as_held_if_the_lease_has_nearly_ended(self):
+        session = connected_session()
+        lock = sent_request(session, queue_timeout=None, transaction_timeout=1000, on_disconnect="release")
+        session.data_to_send()
+        assert session.receive_data(locked(101, lock.ref), 6.0) == []
+        assert b'"command":"extend","payload":{"id":101' in session.data_to_send()
+        [extend] = [call for call in session._pending.values() if isinstance(call, Extend)]
+        [(call, _, why), _] = session.receive_data(encode("extended", id=101, ref=extend.ref, transactionTimeout=1_000_000), 7.0)
+        assert (call, why) == (lock, None)
+        assert not lock.is_held(16.0)
+
+    def test_no_pings_are_sent_for_locks_that_are_not_bound_to_it(self):
+        session = connected_session()
+        bound = granted_request(session, on_disconnect="release")
+        session.release(bound, 0.0)
+        session.data_to_send()
+        granted_request(session, transaction_timeout=1000)
+        assert pings_until(session, 100.0) == []
+        assert session._lease.next_timer == math.inf
 
     def test_is_lost_when_the_client_is_closed(self):
         session = connected_session()
         lock = granted_request(session, on_disconnect="release")
         session.begin_close(0.0)
-        [(call, _, why)] = session.finish_close(0.0)
+        [(call, _, why)] = session.finish_close()
         assert call is lock
         assert type(why) is Disconnected
         assert not lock.is_held(0.0)
@@ -742,7 +814,7 @@ class TestLockBoundToTheSession:
     def test_an_unbound_lock_outlives_the_session(self):
         session = connected_session()
         lock = granted_request(session, transaction_timeout=1000)
-        session.on_disconnected("gone", 5.0)
+        session.on_disconnected("gone")
         assert session.on_timer(15.0) == []
         assert lock.is_held(999.0)
         assert not lock.is_held(1000.0)
@@ -756,7 +828,7 @@ class TestDetachedLock:
         lock = granted_request(session, transaction_timeout=10)
         session.detach(lock, 1.0)
         assert (lock.state, lock.is_held(1.0)) == (RequestState.DETACHED, False)
-        session.on_disconnected("gone", 2.0)
+        session.on_disconnected("gone")
         assert session.on_timer(10.0) == []
         assert complete_handshake(session, locked(101, "1", expiresIn=100_000), now=11.0) == []
         assert session.on_timer(200.0) == []
@@ -766,7 +838,7 @@ class TestDetachedLock:
     def test_may_be_detached_while_disconnected(self):
         session = connected_session()
         lock = granted_request(session, transaction_timeout=10)
-        session.on_disconnected("gone", 2.0)
+        session.on_disconnected("gone")
         session.detach(lock, 9.9)
         assert session.on_timer(10.0) == []
         assert complete_handshake(session, locked(101, "1", expiresIn=100_000), now=11.0) == []
@@ -821,7 +893,7 @@ class TestDetachedLock:
         lock = granted_request(session)
         session.detach(lock, 0.0)
         assert session.release(lock, 0.0) is None
-        assert session.begin_close(0.0) == session.finish_close(0.0) == []
+        assert session.begin_close(0.0) == session.finish_close() == []
         assert session.data_to_send() == b""
 
     def test_can_be_extended_and_released_by_its_id(self):
@@ -890,7 +962,7 @@ def test_unsent_commands_of_the_old_connection_are_dropped():
     session = connected_session()
     lock = granted_request(session)
     session.send(Extend(lock.id, 5, lock), 0.0)
-    session.on_disconnected("gone", 0.0)
+    session.on_disconnected("gone")
     complete_handshake(session, locked(101, "1", expiresIn=5000))
     assert session.data_to_send() == b""
 

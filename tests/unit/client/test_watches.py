@@ -409,7 +409,7 @@ class TestKeepalive:
         for now in (4.0, 5.0, 6.0, 7.0):
             session.on_timer(now)
         assert session.close_reason
-        session.on_disconnected("silent", 0.0)
+        session.on_disconnected("silent")
         session.unwatch(watch)
         complete_handshake(session, now=8.0)
         session.on_timer(10.0)

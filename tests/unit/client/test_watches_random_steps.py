@@ -125,7 +125,7 @@ class Simulation:
 
     def lose_connection(self) -> None:
         self.server.disconnect()
-        self.record_outcomes(self.session.on_disconnected("cut", 0.0))
+        self.record_outcomes(self.session.on_disconnected("cut"))
         self.connected = False
 
     def exchange_all_messages(self) -> None:
