@@ -215,6 +215,21 @@ class ClientCase:
 
         await self._until(attempt, f"report of {show(step['reports'])}")
 
+    async def _do_events(self, step: Step) -> None:
+        """`{"events": [{…}, {…}]}`: wait for events of the adapter, which must arrive in this order."""
+        patterns = step["events"]
+        await self._until(lambda: self._take_in_order(patterns), "such events of the adapter")
+
+    def _take_in_order(self, patterns: Sequence[Any]) -> object:
+        """Remove the events that match the patterns, as soon as all have arrived. Raises Failure if the order differs."""
+        events = [e for e in self._adapter.events if any(matches(p, e, dict(self._variables)) for p in patterns)]
+        if len(events) < len(patterns):
+            return None
+        for pattern, event in zip(patterns, events, strict=True):
+            match(pattern, event, self._variables)
+            self._adapter.events.remove(event)
+        return True
+
     async def _do_watched(self, step: Step) -> None:
         """`{"watched": WATCH, "held": […]}`: wait until the locks that the watch has reported are these, in any order."""
         watch = self._variables[step["watched"]]
@@ -362,15 +377,19 @@ class ClientCase:
 
     async def _do_trickle(self, step: Step) -> None:
         """`{"trickle": NAME}`: send a space every 50 ms from now on, and never a whole message."""
-        connection = self._connections[step["trickle"]]
+        self._send_periodically(self._connections[step["trickle"]], " ")
 
-        async def trickle() -> None:
+    async def _do_chatter(self, step: Step) -> None:
+        """`{"chatter": NAME}`: send a message that answers no command every 50 ms from now on."""
+        self._send_periodically(self._connections[step["chatter"]], {"command": "news", "payload": {}})
+
+    def _send_periodically(self, connection: Connection, message: Any) -> None:
+        async def send() -> None:
             while not connection.ended:
-                connection.send([" "])
+                connection.send([message])
                 await asyncio.sleep(0.05)
 
-        task = asyncio.get_running_loop().create_task(trickle())
-        self._tasks.add(task)
+        self._tasks.add(asyncio.get_running_loop().create_task(send()))
 
     async def _send_again(self, connection: Connection, messages: Sequence[Any], times: int) -> None:
         try:

@@ -66,8 +66,8 @@ CLIENT_MUTANTS: Final = [
         "1",
         "requests are sent before welcome",
         SESSION,
-        "        if self._phase is not Phase.UP:\n            if isinstance(call, Request):",
-        "        if False:\n            if isinstance(call, Request):",
+        "            if self._phase is Phase.UP:\n                self._send_request(call, now)",
+        "            if True:\n                self._send_request(call, now)",
     ),
     Mutant(
         "1",
@@ -168,7 +168,7 @@ CLIENT_MUTANTS: Final = [
         "for request in fired.renewing if self.up else ():",
         "for request in ():",
     ),
-    Mutant("8", "no ping is sent", SESSION, "                self.send(Ping(), now)\n", "                pass\n"),
+    Mutant("8", "no ping is sent", SESSION, "            self.send(Ping(), now)\n", "            pass\n"),
     Mutant(
         "8",
         "a hanging server is not noticed",
@@ -255,8 +255,8 @@ CLIENT_MUTANTS: Final = [
         "10",
         "watches are not begun again",
         SESSION,
-        "        self._keepalive.start(now)\n        self._send_watches(now)\n",
-        "        self._keepalive.start(now)\n",
+        "            self._lease.start(now)\n        self._send_watches(now)\n",
+        "            self._lease.start(now)\n",
     ),
     Mutant(
         "10", "a snapshot is not compared", "client/watches.py", "        if not truncated:\n", "        if False:\n"
@@ -344,6 +344,49 @@ CLIENT_MUTANTS: Final = [
     ),
     Mutant(
         "16", "fractions are cut off", "client/commands.py", "return int(ms) if ms == int(ms) else ms", "return int(ms)"
+    ),
+    Mutant(
+        "17",
+        "the session timeout counts from the end of the connection that the client has noticed",
+        "client/pending.py",
+        "self.ends_at = max(self.ends_at, sent_at + self.timeout_s)\n\n    def stop(self) -> None:\n",
+        "self.ends_at = math.inf\n\n    def stop(self) -> None:\n"
+        '        self.ends_at = __import__("time").monotonic() + self.timeout_s\n',
+    ),
+    Mutant(
+        "17",
+        "any message renews the lease",
+        SESSION,
+        "        self._keepalive.on_message(now)\n",
+        "        self._keepalive.on_message(now)\n        self._lease.renew(now)\n",
+    ),
+    Mutant(
+        "17",
+        "the lease counts from the answer",
+        SESSION,
+        "self._lease.renew(ping.sent_at)",
+        'self._lease.renew(__import__("time").monotonic())',
+    ),
+    Mutant(
+        "17",
+        "only the keepalive sends pings",
+        SESSION,
+        "should_ping = self._lease.on_timer(now)",
+        "self._lease.on_timer(now)",
+    ),
+    Mutant(
+        "17",
+        "the pings ignore the session timeout",
+        "client/pending.py",
+        "self._ping_interval_s = min(seconds, self.timeout_s / 3)",
+        "self._ping_interval_s = seconds",
+    ),
+    Mutant(
+        "17",
+        "a lock whose lease has ended is not released",
+        SESSION,
+        "if session_ended or not self.up or",
+        "if not session_ended and not self.up or",
     ),
 ]
 

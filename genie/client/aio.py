@@ -304,7 +304,8 @@ def connect(
             Unavailable is raised.
         session: the secret that identifies the session to the server, 16 to 128 characters. Default: a random secret.
             A second client with the same secret takes over the session of the first client.
-        session_timeout: seconds for which the server keeps the locks and the waiting requests of a disconnected client.
+        session_timeout: seconds for which the server keeps the session of a disconnected client: its waiting requests,
+            and its locks with `on_disconnect="release"`. The client counts them from the last command that was answered.
         token: the token for authentication, if the server requires one. Default: GENIE_TOKEN, else the token in the file
             GENIE_TOKEN_FILE.
         namespace: the namespace of all locks of this client: 1 to 128 letters, digits, or any of `_.:-`. Default:
@@ -452,8 +453,8 @@ class Client:
             watchdog: extend the lock automatically until `lock.release()`, as long as this client is open and can
                 reach the leader.
             on_disconnect: `"release"`: the server releases the lock when the session of this client ends, that is,
-                when the client is closed, or is disconnected for `session_timeout`. `"keep"`: the lock stays held
-                until `transaction_timeout`.
+                when the client is closed, or no server has answered it for `session_timeout`. `"keep"`: the lock
+                stays held until `transaction_timeout`.
             note: text of at most 256 characters that is shown to operators, and in the errors of requests that
                 waited for this lock.
 

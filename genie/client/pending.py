@@ -183,14 +183,14 @@ class SessionLease(Lease):
         """Extend the lease: the server has answered a command that was sent at this time."""
         self.ends_at = max(self.ends_at, sent_at + self.timeout_s)
 
+    def stop(self) -> None:
+        """Stop the timer of the pings."""
+        self.next_timer = math.inf
+
     def start(self, now: float) -> None:
         """Start the timer of the pings, unless it runs already, because a request is bound to the session now."""
         if self.next_timer == math.inf:
             self.next_timer = max(now, self._renewal_due_at)
-
-    def stop(self) -> None:
-        """Stop the timer of the pings."""
-        self.next_timer = math.inf
 
     def on_timer(self, now: float) -> bool:
         """Restart the timer. Returns True if the caller must send a ping now."""

@@ -789,7 +789,9 @@ class TestLockBoundToTheSession:
         assert session.receive_data(locked(101, lock.ref), 6.0) == []
         assert b'"command":"extend","payload":{"id":101' in session.data_to_send()
         [extend] = [call for call in session._pending.values() if isinstance(call, Extend)]
-        [(call, _, why), _] = session.receive_data(encode("extended", id=101, ref=extend.ref, transactionTimeout=1_000_000), 7.0)
+        [(call, _, why), _] = session.receive_data(
+            encode("extended", id=101, ref=extend.ref, transactionTimeout=1_000_000), 7.0
+        )
         assert (call, why) == (lock, None)
         assert not lock.is_held(16.0)
 
