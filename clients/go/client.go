@@ -24,7 +24,8 @@ import (
 // Client is a client of Genie, made by Dial. All methods may be called from several goroutines.
 type Client struct {
 	config     Config
-	hello      []byte
+	secret     string          // of the session
+	template   Lock            // with the default options
 	ctx        context.Context // ends with Close
 	cancel     context.CancelFunc
 	stopped    chan struct{} // closed when `run` has returned
@@ -34,6 +35,7 @@ type Client struct {
 	// The goroutine of `run` uses these.
 	addresses    []address // in the order in which they are tried next
 	leader       address   // as the last server named it; zero: it is not known
+	lastUp       address   // the server of the last connection
 	failedRounds int       // since the server has executed a command
 
 	mu          sync.Mutex
@@ -42,43 +44,54 @@ type Client struct {
 	locks       map[string]*Lock // the locks that the server may hold, by the ref of their request
 	watches     map[*Watch]bool  // the open watches
 	leaseFrom   time.Time        // the lease of the session: when the last command was sent that the server has answered
+	isEntered   bool             // Dial does not wait any more
 	lastFailure error            // the cause of ErrUnavailable
 	closed      error            // why the client is closed; nil: it is open
 }
 
-// Option is an option of Acquire, TryAcquire, AcquireAny, Do and Elect.
-type Option func(*Lock)
+// Option is an option of a request: of Acquire, TryAcquire, AcquireAny, Do, Elect and Config.Defaults.
+type Option interface{ apply(*Lock) }
+
+type option func(*Lock)
+
+func (o option) apply(l *Lock) { o(l) }
 
 // NoTimeout as a queue timeout means to wait without a limit.
 const NoTimeout time.Duration = 1<<63 - 1
 
 // QueueTimeout limits the wait for the lock. Default: 10 s.
-func QueueTimeout(d time.Duration) Option { return func(l *Lock) { l.request.QueueTimeout = toMS(d) } }
+func QueueTimeout(d time.Duration) Option {
+	return option(func(l *Lock) { l.request.QueueTimeout = toMS(d) })
+}
 
 // TransactionTimeout limits how long the lock is held, unless it is extended. Default: 10 s.
 func TransactionTimeout(d time.Duration) Option {
-	return func(l *Lock) { l.request.TransactionTimeout = toMS(d) }
+	return option(func(l *Lock) { l.request.TransactionTimeout = toMS(d) })
 }
 
 // Transaction names the one transaction to which the request belongs, such as "transfer-42". Requests of
 // one transaction do not block each other, and deadlocks between transactions are detected.
-func Transaction(name string) Option { return func(l *Lock) { l.request.Transaction = name } }
+func Transaction(name string) Option {
+	return option(func(l *Lock) { l.request.Transaction = name })
+}
 
 // Priority lets requests of a higher priority be granted first. Default: 0.
-func Priority(priority int) Option { return func(l *Lock) { l.request.Priority = priority } }
+func Priority(priority int) Option { return option(func(l *Lock) { l.request.Priority = priority }) }
 
 // Watchdog extends the lock automatically until it is released, so that the transaction timeout only
 // limits how long the lock outlives a crash of this process.
-func Watchdog() Option { return func(l *Lock) { l.watchdog = true } }
+func Watchdog() Option { return option(func(l *Lock) { l.watchdog = true }) }
 
 // ReleaseOnDisconnect lets the server release the lock when the session of this client ends: when the
 // client is closed, or has no connection for SessionTimeout. Otherwise the lock then stays held until its
 // transaction timeout. Such a lock counts as lost if the server has not answered any command that was sent
 // during the last SessionTimeout.
-func ReleaseOnDisconnect() Option { return func(l *Lock) { l.request.OnDisconnect = "release" } }
+func ReleaseOnDisconnect() Option {
+	return option(func(l *Lock) { l.request.OnDisconnect = "release" })
+}
 
-// Note is a text of at most 256 characters that operators see.
-func Note(note string) Option { return func(l *Lock) { l.request.Note = note } }
+// Note is a text of at most 256 characters that operators see. Default: PROGRAM PID@HOST; "" sends none.
+func Note(note string) Option { return option(func(l *Lock) { l.request.Note = note }) }
 
 // Exclusive returns the resource that locks a name exclusively.
 func Exclusive(name string) string { return "exclusive:" + name }
@@ -86,26 +99,34 @@ func Exclusive(name string) string { return "exclusive:" + name }
 // Shared returns the resource that shares a name with other shared locks.
 func Shared(name string) string { return "shared:" + name }
 
-// Dial connects to the leader of the servers. It fails with ErrUnavailable if it finds no leader within ConnectTimeout,
-// and with a *RejectedError if the servers reject the token or the namespace.
+// Dial connects to the leader of the servers. It tries until ConnectTimeout, and then fails with ErrUnavailable. If the
+// servers reject the token or the namespace, it fails at once with a *RejectedError. See Config.Lazy.
 func Dial(ctx context.Context, config Config) (*Client, error) {
 	addresses, err := config.resolve()
 	if err != nil {
 		return nil, err
 	}
-	hello, err := encodeHello(&config)
-	if err != nil {
-		return nil, err
-	}
 	c := &Client{
-		config: config, hello: hello, stopped: make(chan struct{}), addresses: addresses,
+		config: config, secret: newSecret(), stopped: make(chan struct{}), addresses: addresses,
 		calls: map[string]*call{}, locks: map[string]*Lock{}, watches: map[*Watch]bool{},
-		lastFailure: errors.New("no server has answered"),
+		isEntered: config.Lazy, lastFailure: errors.New("no server has answered"),
+	}
+	defaults := []Option{QueueTimeout(defaultTimeout), TransactionTimeout(defaultTimeout), Note(defaultNote())}
+	for _, option := range append(defaults, config.Defaults...) {
+		option.apply(&c.template)
+	}
+	if _, err := c.hello(ctx); err != nil {
+		return nil, err
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	connected := &call{name: "ping", fields: &fields{Ref: pingRef}, done: make(chan struct{})} // of the handshake
-	c.calls[pingRef] = connected
+	if !config.Lazy {
+		c.calls[pingRef] = connected
+	}
 	go c.run()
+	if config.Lazy {
+		return c, nil
+	}
 	if _, err := c.wait(ctx, connected, config.ConnectTimeout); err != nil {
 		c.Close()
 		return nil, err
@@ -128,7 +149,7 @@ func (c *Client) Close() error {
 		conn, bye := c.conn, c.sendBackground("bye", &fields{}, nil)
 		c.mu.Unlock()
 		if conn != nil {
-			_, _ = c.wait(conn.ctx, bye, min(3*time.Second, c.config.ConnectTimeout))
+			_, _ = c.wait(conn.ctx, bye, min(3*time.Second, c.config.ResponseTimeout))
 		}
 		c.cancel()
 		<-c.stopped
@@ -139,7 +160,7 @@ func (c *Client) Close() error {
 // Acquire waits until all of the resources can be locked at once. A resource is "exclusive:NAME",
 // "shared:NAME", or a NAME without a colon, which is exclusive. If ctx ends first, the request is cancelled.
 func (c *Client) Acquire(ctx context.Context, resources []string, opts ...Option) (*Lock, error) {
-	return c.acquire(ctx, fields{Resources: withModes(resources)}, opts)
+	return c.acquire(ctx, &fields{Resources: withModes(resources)}, opts)
 }
 
 // TryAcquire locks the resources without waiting for other clients. If they cannot be locked now, the
@@ -167,7 +188,7 @@ func Weights(weights ...int64) []*big.Int {
 // AcquireAny locks free resources, in the given order, until their weights reach the target. Lock.Resources returns them.
 // It never waits for other clients: if the free resources are not enough, the error is an *InsufficientError.
 func (c *Client) AcquireAny(ctx context.Context, choices AnyOf, opts ...Option) (*Lock, error) {
-	f := fields{AnyOf: withModes(choices.Resources), Target: choices.Target.String()}
+	f := &fields{AnyOf: withModes(choices.Resources), Target: choices.Target.String()}
 	for _, weight := range choices.Weights {
 		f.Weights = append(f.Weights, weight.String())
 	}
@@ -185,15 +206,17 @@ func withModes(resources []string) []string {
 	return list
 }
 
-func (c *Client) acquire(ctx context.Context, f fields, opts []Option) (*Lock, error) {
-	f.QueueTimeout, f.TransactionTimeout = toMS(defaultTimeout), toMS(defaultTimeout)
-	l := &Lock{client: c, request: f, resources: append(f.Resources, f.AnyOf...)}
+func (c *Client) acquire(ctx context.Context, f *fields, opts []Option) (*Lock, error) {
+	l := &Lock{}
+	*l = c.template
+	l.client, l.resources = c, append(f.Resources, f.AnyOf...)
+	l.request.Resources, l.request.AnyOf, l.request.Weights, l.request.Target = f.Resources, f.AnyOf, f.Weights, f.Target
 	for _, option := range opts {
-		option(l)
+		option.apply(l)
 	}
 	limit, timeout := NoTimeout, l.timeout()
 	if queueTimeout := *l.request.QueueTimeout; queueTimeout < maxTimeoutMS {
-		limit = fromMS(queueTimeout) + c.config.ConnectTimeout
+		limit = fromMS(queueTimeout) + c.config.ResponseTimeout
 	}
 	if _, err := c.do(ctx, "request", &l.request, l, limit); err != nil {
 		return nil, err
@@ -265,7 +288,7 @@ type Request struct {
 func (c *Client) Inspect(ctx context.Context, query Query) (*Inspection, error) {
 	answer, err := c.do(ctx, "inspect", &fields{
 		Resource: query.Resource, Transaction: query.Transaction, ID: query.ID, Limit: query.Limit, Only: query.Only,
-	}, nil, c.config.ConnectTimeout)
+	}, nil, c.config.ResponseTimeout)
 	if err != nil {
 		return nil, err
 	}
@@ -274,6 +297,6 @@ func (c *Client) Inspect(ctx context.Context, query Query) (*Inspection, error) 
 
 // Ping checks whether the server executes commands.
 func (c *Client) Ping(ctx context.Context) error {
-	_, err := c.do(ctx, "ping", &fields{}, nil, c.config.ConnectTimeout)
+	_, err := c.do(ctx, "ping", &fields{}, nil, c.config.ResponseTimeout)
 	return err
 }

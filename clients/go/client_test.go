@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -577,26 +581,8 @@ func TestASessionBoundLockEndsWithTheSession(t *testing.T) {
 	}
 }
 
-func TestAHungServerIsGivenUp(t *testing.T) {
-	first, second := newFake(t), newFake(t)
-	dialled := dial(t, Config{ConnectTimeout: 800 * time.Millisecond}, first, second)
-	p := first.handshake(false)
-	client := dialled()
-	acquired := acquire(client, "a")
-	ref := p.expect("request").text("ref")
-	p.pings = true
-	p.expect("ping")
-	p = second.handshake(false)
-	if again := p.grant(17).text("ref"); again != ref {
-		t.Fatal(again)
-	}
-	if _, err := acquired(); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestCallsEndWithoutAServer(t *testing.T) {
-	f, p, client, lock := hold(t, Config{ConnectTimeout: 300 * time.Millisecond})
+	f, p, client, lock := hold(t, Config{ResponseTimeout: 300 * time.Millisecond})
 	f.listener.Close()
 	p.Close()
 	_, err := client.Acquire(background, []string{"a"}, QueueTimeout(10*time.Millisecond))
@@ -643,21 +629,133 @@ func TestDialTriesAgain(t *testing.T) {
 	dialled()
 }
 
-func TestAFinalErrorEndsTheClient(t *testing.T) {
-	f, p, client, lock := hold(t, Config{})
-	waits := acquire(client, "waits")
-	p.expect("request")
+// While tokens are exchanged, all servers may reject a client for a moment.
+func TestARejectionAtAReconnectDoesNotEndTheClient(t *testing.T) {
+	f, p, client, lock := hold(t, Config{ResponseTimeout: 200 * time.Millisecond}, TransactionTimeout(time.Hour))
+	waits := acquire(client, "waits", QueueTimeout(time.Hour))
+	ref := p.expect("request").text("ref")
 	p.Close()
 	p = f.accept()
 	p.expect("hello")
-	p.send(error1("unknown-namespace", "hello"))
+	p.send(error1("unauthorized", "hello"))
 	var rejected *RejectedError
-	if _, err := waits(); !errors.As(err, &rejected) {
+	if _, err := waits(); !errors.As(err, &rejected) || rejected.Code != "unauthorized" {
 		t.Fatal(err)
 	}
-	expectDone(t, lock.Context(background))
-	if _, err := client.Acquire(background, []string{"a"}); !errors.As(err, &rejected) {
+	p = f.accept()
+	p.expect("hello")
+	if err := client.Ping(background); !errors.Is(err, ErrUnavailable) || !errors.As(err, &rejected) || rejected.Code != "unauthorized" {
+		t.Fatal("the error does not tell why:", err)
+	}
+	p.Close()
+	p = f.handshake(true, `{"command":"locked","payload":{"id":17,"fence":117,"expiresIn":3000000,"ref":"1"}}`)
+	if release := p.expect("release"); release.text("ref") != ref {
+		t.Fatal(release)
+	}
+	acquired := acquire(client, "b")
+	p.grant(18)
+	if _, err := acquired(); err != nil || lock.Err() != nil {
+		t.Fatal(err, lock.Err())
+	}
+}
+
+func TestTheTokenIsReadForEachConnection(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	write := func(token string) {
+		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	calls := 0
+	source := func(context.Context) (string, error) { calls++; return fmt.Sprint("token-", calls), nil }
+	for name, config := range map[string]Config{"file": {}, "function": {TokenSource: source}} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("GENIE_TOKEN_FILE", file)
+			write("token-2")
+			f := newFake(t)
+			dialled := dial(t, config, f)
+			for i := 2; i < 5; i++ { // the function was called once by Dial
+				p := f.accept()
+				if token := p.expect("hello").text("token"); token != fmt.Sprint("token-", i) {
+					t.Fatal(token)
+				}
+				write(fmt.Sprint("token-", i+1))
+				p.Close()
+			}
+			f.handshake(false)
+			dialled()
+		})
+	}
+}
+
+func TestEventsOfTheConnection(t *testing.T) {
+	events := make(chan Event, 10)
+	first, second := newFake(t), newFake(t)
+	dialled := dial(t, Config{OnEvent: func(e Event) { events <- e }}, first, second)
+	expect := func(state string, f *fake) {
+		t.Helper()
+		if e := <-events; e.State != state || e.Address != f.address() || (e.Err != nil) != (state == "down") {
+			t.Fatal(e)
+		}
+	}
+	p := first.handshake(false)
+	dialled()
+	expect("up", first)
+	p.Close()
+	expect("down", first)
+	p = second.handshake(false)
+	expect("leader", second)
+	p.Close()
+	expect("down", second)
+	first.listener.Close()
+	second.handshake(false)
+	expect("up", second)
+}
+
+func TestServiceLinks(t *testing.T) {
+	var log strings.Builder
+	config := forTests(Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	t.Setenv("GENIE_PORT", "not a port") // is not needed
+	config.Addresses = []string{"a:1"}
+	if _, err := config.resolve(); err != nil {
 		t.Fatal(err)
+	}
+	t.Setenv("GENIE_PORT", "tcp://10.96.3.4:7077")
+	warnOfServiceLink = sync.Once{}
+	config.Addresses = []string{"a:1", "b", "c"}
+	addresses, err := config.resolve()
+	if err != nil || addresses[1].String() != "b:7077" {
+		t.Fatal(addresses, err)
+	}
+	if strings.Count(log.String(), "service link") != 1 {
+		t.Fatal(log.String())
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	host, _ := os.Hostname()
+	note := fmt.Sprintf("%s %d@%s", filepath.Base(os.Args[0]), os.Getpid(), host)
+	for name, c := range map[string]struct {
+		defaults, opts []Option
+		expected       received
+	}{
+		"none": {nil, nil, received{"queueTimeout": 10000.0, "transactionTimeout": 10000.0, "note": note}},
+		"of the client": {[]Option{QueueTimeout(time.Minute), Priority(3)}, nil,
+			received{"queueTimeout": 60000.0, "priority": 3.0, "note": note}},
+		"overridden": {[]Option{Note("the client's"), Priority(3)}, []Option{Priority(4), Note("mine")},
+			received{"priority": 4.0, "note": "mine"}},
+		"without a note": {[]Option{Note("")}, nil, received{"note": nil}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, p, client := connected(t, Config{Defaults: c.defaults})
+			acquire(client, "a", c.opts...)
+			request := p.expect("request")
+			for field, value := range c.expected {
+				if request[field] != value {
+					t.Error(field, request[field])
+				}
+			}
+		})
 	}
 }
 
@@ -854,7 +952,7 @@ func TestARejectedWatch(t *testing.T) {
 
 // A server that does not read stops new calls, and they can still be cancelled.
 func TestBackPressure(t *testing.T) {
-	_, p, client := connected(t, Config{ConnectTimeout: 40 * time.Second})
+	_, p, client := connected(t, Config{})
 	resources := make([]string, 1000)
 	for i := range resources {
 		resources[i] = fmt.Sprintf("exclusive:%d%s", i, strings.Repeat("x", 200))
@@ -910,10 +1008,10 @@ func TestConcurrentCallsAreWrittenTogether(t *testing.T) {
 }
 
 func text1(a address) string {
-	if a.tls != nil {
-		return tlsPrefix + a.hostPort
+	if a.isSecure {
+		return tlsPrefix + a.String()
 	}
-	return a.hostPort
+	return a.String()
 }
 
 func TestAddresses(t *testing.T) {

@@ -5,9 +5,12 @@ package genie
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -16,20 +19,61 @@ import (
 
 // These tests have a clock of their own, which advances when all goroutines wait. So they measure times exactly, and take none.
 
-// memoryNetwork connects clients with scripted servers by pipes.
+// memoryNetwork connects clients with scripted servers by pipes. A server that accepts nothing is a machine that does not
+// answer, or that refuses connections.
 type memoryNetwork struct {
-	t        testing.TB
-	accepted chan *peer
+	t       testing.TB
+	servers map[string]chan *peer // by HOST:PORT
+	begin   time.Time
+
+	mu      sync.Mutex
+	refuses map[string]bool
+	dialled []string // HOST:PORT, and when
 }
 
-func (n *memoryNetwork) dial(context.Context, string, string) (net.Conn, error) {
+func newNetwork(t testing.TB, servers ...string) *memoryNetwork {
+	n := &memoryNetwork{t: t, servers: map[string]chan *peer{}, refuses: map[string]bool{}, begin: time.Now()}
+	for _, server := range servers {
+		n.servers[server] = make(chan *peer, 3)
+	}
+	return n
+}
+
+func (n *memoryNetwork) dial(ctx context.Context, _, hostPort string) (net.Conn, error) {
+	n.mu.Lock()
+	n.dialled = append(n.dialled, fmt.Sprint(hostPort, " ", time.Since(n.begin)))
+	refuses := n.refuses[hostPort]
+	n.mu.Unlock()
+	if refuses {
+		return nil, syscall.ECONNREFUSED
+	}
 	client, server := net.Pipe()
 	select {
-	case n.accepted <- &peer{server, n.t, bufio.NewReader(pump(server)), true}:
+	case n.servers[hostPort] <- &peer{server, n.t, bufio.NewReader(pump(server)), true}:
 		return client, nil
-	default:
+	case <-ctx.Done(): // nil has no room
 		server.Close()
-		return nil, syscall.ECONNREFUSED
+		return nil, ctx.Err()
+	}
+}
+
+func (n *memoryNetwork) config(config Config) Config {
+	config.dial = n.dial
+	return forTests(config)
+}
+
+// close ends the client and the connections that wait for a server, also if the test has failed.
+func (n *memoryNetwork) close(client *Client, peers ...*peer) {
+	for _, p := range peers {
+		p.Close()
+	}
+	if client != nil {
+		client.Close()
+	}
+	for _, server := range n.servers {
+		for len(server) > 0 {
+			(<-server).Close()
+		}
 	}
 }
 
@@ -68,25 +112,22 @@ func (p *pumped) Read(buffer []byte) (int, error) {
 	return n, nil
 }
 
+const onlyServer = "10.0.0.1:7077"
+
 // world runs a test with a clock of its own, and with a client that is connected to a scripted server.
 func world(t *testing.T, config Config, test func(t *testing.T, p *peer, client *Client)) {
 	synctest.Test(t, func(t *testing.T) {
-		network := &memoryNetwork{t, make(chan *peer, 3)}
-		config.Addresses, config.dial = []string{"10.0.0.1"}, network.dial
+		network := newNetwork(t, onlyServer)
+		config := network.config(config)
+		config.Addresses = []string{onlyServer}
 		dialled := start(func() (*Client, error) { return Dial(background, config) })
-		p := <-network.accepted
+		p := <-network.servers[onlyServer]
 		p.welcome()
 		client, err := dialled()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { // also if the test has failed
-			p.Close()
-			client.Close()
-			for len(network.accepted) > 0 {
-				(<-network.accepted).Close()
-			}
-		}()
+		defer network.close(client, p)
 		test(t, p, client)
 	})
 }
@@ -200,5 +241,164 @@ func expectLost(t testing.TB, lock *Lock, reason string) {
 	t.Helper()
 	if lost, _ := lock.Err().(*LostError); lost == nil || lost.Reason != reason {
 		t.Fatal(lock.Err())
+	}
+}
+
+func TestAHungServerIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := newNetwork(t, "10.0.0.1:1", "10.0.0.2:2")
+		config := network.config(Config{Addresses: []string{"10.0.0.1:1", "10.0.0.2:2"}})
+		dialled := start(func() (*Client, error) { return Dial(background, config) })
+		p := <-network.servers["10.0.0.1:1"]
+		p.welcome()
+		client, err := dialled()
+		if err != nil {
+			t.Fatal(err)
+		}
+		acquired := acquire(client, "a")
+		ref, begin := p.expect("request").text("ref"), time.Now()
+		p.expect("ping")
+		second := <-network.servers["10.0.0.2:2"]
+		if passed := time.Since(begin); passed < 5*time.Second || passed > 5*time.Second+50*time.Millisecond {
+			t.Fatal("given up after", passed)
+		}
+		defer network.close(client, p, second)
+		second.welcome()
+		if again := second.grant(17).text("ref"); again != ref {
+			t.Fatal(again)
+		}
+		if _, err := acquired(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Machines that do not answer cost 250 ms each, whether a name has several addresses or several are configured.
+func TestAttemptsAreStaggered(t *testing.T) {
+	for name, addresses := range map[string][]string{
+		"a name": {"genie"}, "names": {"genie-1", "genie-2"}, "addresses": {"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				network := newNetwork(t, "10.0.0.4:7077")
+				network.refuses["10.0.0.2:7077"] = true
+				config := network.config(Config{Addresses: addresses})
+				config.lookUpHost = func(_ context.Context, host string) ([]string, error) {
+					switch host {
+					case "genie-1":
+						return []string{"10.0.0.1", "10.0.0.2"}, nil
+					case "genie-2":
+						time.Sleep(100 * time.Millisecond)
+						return []string{"10.0.0.3", "10.0.0.4"}, nil
+					}
+					return []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"}, nil
+				}
+				dialled := start(func() (*Client, error) { return Dial(background, config) })
+				p := <-network.servers["10.0.0.4:7077"]
+				p.welcome()
+				client, err := dialled()
+				defer network.close(client, p)
+				times := "[10.0.0.1:7077 0s 10.0.0.2:7077 250ms 10.0.0.3:7077 250ms 10.0.0.4:7077 500ms]" // 2 refuses at once
+				if err != nil || fmt.Sprint(network.dialled) != times {
+					t.Fatal(err, network.dialled)
+				}
+			})
+		})
+	}
+}
+
+// The server whose handshake is complete first is used; the others are closed.
+func TestASlowServerIsClosedAsSoonAsAnotherAccepts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := newNetwork(t, "10.0.0.1:1", "10.0.0.2:2")
+		dialled := start(func() (*Client, error) {
+			return Dial(background, network.config(Config{Addresses: []string{"10.0.0.1:1", "10.0.0.2:2"}}))
+		})
+		slow := <-network.servers["10.0.0.1:1"]
+		slow.expect("hello")
+		second := <-network.servers["10.0.0.2:2"]
+		second.welcome()
+		slow.expectClosed()
+		client, err := dialled()
+		if err != nil || time.Since(network.begin) != stagger {
+			t.Fatal(err, time.Since(network.begin))
+		}
+		network.close(client, second)
+	})
+}
+
+func TestDialTriesUntilConnectTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := newNetwork(t)
+		network.refuses[onlyServer] = true
+		config := network.config(Config{Addresses: []string{onlyServer}, ConnectTimeout: 7 * time.Second})
+		_, err := Dial(background, config)
+		if expectError(t, err, ErrUnavailable); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Fatal("the error does not tell why:", err)
+		}
+		if passed := time.Since(network.begin); passed != 7*time.Second || len(network.dialled) < 6 {
+			t.Fatal(passed, network.dialled)
+		}
+	})
+}
+
+func TestALazyClientConnectsInTheBackground(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := newNetwork(t, onlyServer)
+		network.refuses[onlyServer] = true
+		config := network.config(Config{Addresses: []string{onlyServer}, Lazy: true, ResponseTimeout: time.Second})
+		client, err := Dial(background, config)
+		if err != nil || time.Since(network.begin) != 0 {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		expectError(t, client.Ping(background), ErrUnavailable)
+		acquired := acquire(client, "a", QueueTimeout(time.Minute))
+		network.mu.Lock()
+		network.refuses[onlyServer] = false
+		network.mu.Unlock()
+		p := <-network.servers[onlyServer]
+		defer network.close(client, p)
+		p.welcome()
+		p.grant(17)
+		if _, err := acquired(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Without an answer, a call fails a second after the time for which it would wait for others.
+func TestCallsFailFast(t *testing.T) {
+	for name, isConnected := range map[string]bool{"connected": true, "not connected": false} {
+		t.Run(name, func(t *testing.T) {
+			world(t, Config{ResponseTimeout: defaultResponseTimeout}, func(t *testing.T, p *peer, client *Client) {
+				lock := p.holdBound(client)
+				if !isConnected {
+					p.Close()
+				}
+				for name, c := range map[string]struct {
+					call  func() error
+					limit time.Duration
+				}{
+					"TryAcquire": {func() error { _, err := client.TryAcquire(background, []string{"b"}); return err }, time.Second},
+					"AcquireAny": {func() error {
+						_, err := client.AcquireAny(background, AnyOf{Resources: []string{"b"}, Target: big.NewInt(1)})
+						return err
+					}, time.Second},
+					"Acquire": {func() error {
+						_, err := client.Acquire(background, []string{"b"}, QueueTimeout(500*time.Millisecond))
+						return err
+					}, 1500 * time.Millisecond},
+					"Extend":  {func() error { return lock.Extend(background, time.Minute) }, time.Second},
+					"Ping":    {func() error { return client.Ping(background) }, time.Second},
+					"Inspect": {func() error { _, err := client.Inspect(background, Query{}); return err }, time.Second},
+				} {
+					begin := time.Now()
+					if err := c.call(); !errors.Is(err, ErrUnavailable) || time.Since(begin) != c.limit {
+						t.Error(name, err, time.Since(begin))
+					}
+				}
+			})
+		})
 	}
 }

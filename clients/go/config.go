@@ -5,19 +5,26 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
+	"unicode"
 )
 
 const (
-	defaultTimeout = 10 * time.Second // of Config, and of the protocol
-	defaultHost    = "127.0.0.1"
-	defaultPort    = "7077"
-	plainPrefix    = "genie://"
-	tlsPrefix      = "genies://"
+	defaultTimeout         = 10 * time.Second // of Config, and of the protocol
+	defaultResponseTimeout = time.Second
+	defaultHost            = "127.0.0.1"
+	defaultPort            = "7077"
+	plainPrefix            = "genie://"
+	tlsPrefix              = "genies://"
+	serviceLinkPrefix      = "tcp://"
+	maxNote                = 256 // characters
 )
 
 // Config says where the servers are and how to connect to them. The environment replaces fields that
@@ -29,97 +36,160 @@ type Config struct {
 	Addresses []string
 	// TLS selects TLS for all addresses without the prefix genie://. Without TLS, the prefix genies://
 	// uses GENIE_TLS_CA (trusted certificates; otherwise those of the system), GENIE_TLS_CERT and
-	// GENIE_TLS_KEY (the certificate of the client).
+	// GENIE_TLS_KEY (the certificate of the client). The files are read for each connection.
 	TLS *tls.Config
-	// Token authenticates the client. Default: GENIE_TOKEN, or the word in the file GENIE_TOKEN_FILE.
+	// Token authenticates the client. Default: GENIE_TOKEN, or the word in the file GENIE_TOKEN_FILE, which
+	// is read for each connection.
 	Token string
+	// TokenSource, if not nil, is called for the token of each connection, in place of Token.
+	TokenSource func(ctx context.Context) (string, error)
 	// Namespace of all locks of the client. Default: GENIE_NAMESPACE, or the server's first namespace.
 	Namespace string
 	// SessionTimeout is how long the server keeps the waiting requests of a client that lost its
 	// connection, and its locks with ReleaseOnDisconnect. Default: 10 s.
 	SessionTimeout time.Duration
-	// ConnectTimeout limits Dial, and how long a call waits for a server that does not answer (Acquire:
-	// in addition to its queue timeout). Default: 10 s. A time below 4 s also shortens the times after
-	// which a server that sends nothing is pinged and then given up.
+	// ConnectTimeout limits Dial. Default: 10 s.
 	ConnectTimeout time.Duration
-	// Logf, if not nil, receives a line for each lost connection and each unexpected message. It must not
-	// use the client.
-	Logf func(format string, arguments ...any)
+	// ResponseTimeout limits how long a call waits for a server that does not answer; Acquire: in addition to its
+	// queue timeout. Default: 1 s. To ride through a failover, whose lease is 3 s, set it to 5 s or more.
+	ResponseTimeout time.Duration
+	// Lazy lets Dial return at once: the client connects in the background, and calls fail with
+	// ErrUnavailable until it has connected. Otherwise Dial waits for the connection.
+	Lazy bool
+	// Defaults are the options of every request, which the options of a call override.
+	Defaults []Option
+	// Logger receives warnings, and with the level debug each connection attempt that failed. Its handler must not
+	// use the client. Default: slog.Default().
+	Logger *slog.Logger
+	// OnEvent, if not nil, is called when the connection changes. It must return soon, and must not use the client.
+	OnEvent func(Event)
 
-	dial func(ctx context.Context, network, address string) (net.Conn, error) // of tests; nil: a net.Dialer's
+	dial       func(ctx context.Context, network, address string) (net.Conn, error) // of tests; nil: a net.Dialer's
+	lookUpHost func(ctx context.Context, host string) ([]string, error)             // of tests; nil: a net.Resolver's
 }
 
-// address is the address of a server. tls is nil for a plain connection.
+// Event is a change of the connection.
+type Event struct {
+	State   string // "up"; "leader": also up, but at another server than before; "down"
+	Address string // HOST:PORT of the server
+	Err     error  // of "down": why
+}
+
+// address is the address of a server.
 type address struct {
-	hostPort string
-	tls      *tls.Config
+	host, port string
+	isSecure   bool // whether the connection uses TLS
 }
 
-// resolve fills the zero fields from the environment, and returns the addresses.
+func (a address) String() string { return net.JoinHostPort(a.host, a.port) }
+
+// resolve fills the zero fields from the environment, checks what each connection will read, and returns the addresses.
 func (c *Config) resolve() ([]address, error) {
-	for _, timeout := range []*time.Duration{&c.SessionTimeout, &c.ConnectTimeout} {
+	for timeout, otherwise := range map[*time.Duration]time.Duration{
+		&c.SessionTimeout: defaultTimeout, &c.ConnectTimeout: defaultTimeout, &c.ResponseTimeout: defaultResponseTimeout,
+	} {
 		if *timeout == 0 {
-			*timeout = defaultTimeout
+			*timeout = otherwise
 		}
 		if *timeout < time.Millisecond || *timeout > maxTimeout {
 			return nil, fmt.Errorf("genie: a timeout must be between 1 ms and %v, not %v", maxTimeout, *timeout)
 		}
 	}
-	if c.Logf == nil {
-		c.Logf = func(string, ...any) {}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.dial == nil {
+		c.dial = (&net.Dialer{KeepAlive: tcpKeepAlive}).DialContext
+	}
+	if c.lookUpHost == nil {
+		c.lookUpHost = net.DefaultResolver.LookupHost
 	}
 	c.Namespace = firstOf(c.Namespace, os.Getenv("GENIE_NAMESPACE"))
-	c.Token = firstOf(c.Token, os.Getenv("GENIE_TOKEN"))
-	if path := os.Getenv("GENIE_TOKEN_FILE"); c.Token == "" && path != "" {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return nil, fmt.Errorf("genie: GENIE_TOKEN_FILE: %w", err)
+	if c.TokenSource == nil {
+		token := c.Token
+		c.TokenSource = func(context.Context) (string, error) { return tokenFrom(token) }
+		if _, err := tokenFrom(token); err != nil {
+			return nil, err
 		}
-		words := strings.Fields(string(text))
-		if len(words) != 1 {
-			return nil, fmt.Errorf("genie: GENIE_TOKEN_FILE: %s must contain one word, the token, not %d", path, len(words))
-		}
-		c.Token = words[0]
 	}
 	list := firstOf(strings.Join(c.Addresses, ","), os.Getenv("GENIE_HOST"))
 	texts := strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 	if len(texts) == 0 {
 		texts = []string{defaultHost}
 	}
-	port := firstOf(os.Getenv("GENIE_PORT"), defaultPort)
-	config := c.TLS
-	if config == nil && strings.Contains(list, tlsPrefix) {
-		var err error
-		if config, err = tlsFromEnvironment(); err != nil {
-			return nil, err
-		}
-	}
+	isSecure := c.TLS != nil || strings.Contains(list, tlsPrefix)
 	var addresses []address
 	for _, text := range texts {
-		parsed, err := parseAddress(text, port, config)
+		parsed, err := c.parseAddress(text, isSecure)
 		if err != nil {
 			return nil, err
 		}
 		addresses = append(addresses, parsed)
 	}
+	if isSecure {
+		if _, err := c.tlsFor(""); err != nil {
+			return nil, err
+		}
+	}
 	return addresses, nil
 }
 
-// parseAddress parses an address. port and config are those of an address without a port and without a prefix.
-func parseAddress(text, port string, config *tls.Config) (address, error) {
-	if strings.HasPrefix(text, plainPrefix) {
-		config = nil
-	}
+// parseAddress parses an address. isSecure is that of an address without a prefix.
+func (c *Config) parseAddress(text string, isSecure bool) (address, error) {
+	isSecure = isSecure && !strings.HasPrefix(text, plainPrefix)
 	hostPort := strings.TrimSuffix(strings.TrimPrefix(strings.TrimPrefix(text, plainPrefix), tlsPrefix), "/")
-	host, number, err := net.SplitHostPort(hostPort)
+	host, port, err := net.SplitHostPort(hostPort)
 	if err != nil {
-		host, number, err = net.SplitHostPort(hostPort + ":" + port)
+		host, port, err = net.SplitHostPort(hostPort + ":" + c.portFromEnvironment())
 	}
-	n, invalid := strconv.ParseUint(number, 10, 16)
+	n, invalid := strconv.ParseUint(port, 10, 16)
 	if err != nil || invalid != nil || n == 0 || host == "" || strings.ContainsAny(host, "/[]") {
 		return address{}, fmt.Errorf("genie: %q: an address is HOST, HOST:PORT or [IPv6]:PORT, with a port from 1 to 65535", text)
 	}
-	return address{net.JoinHostPort(host, number), config}, nil
+	return address{host, port, isSecure}, nil
+}
+
+var warnOfServiceLink sync.Once
+
+// portFromEnvironment returns the port of addresses without a port. Kubernetes sets GENIE_PORT to tcp://… beside a Service with
+// the name genie: that is not meant for clients.
+func (c *Config) portFromEnvironment() string {
+	port := os.Getenv("GENIE_PORT")
+	if strings.HasPrefix(port, serviceLinkPrefix) {
+		warnOfServiceLink.Do(func() {
+			c.Logger.Warn("genie: GENIE_PORT is ignored, because it is a service link of Kubernetes", "value", port)
+		})
+		port = ""
+	}
+	return firstOf(port, defaultPort)
+}
+
+// tokenFrom returns the token, or that of the environment.
+func tokenFrom(token string) (string, error) {
+	path := os.Getenv("GENIE_TOKEN_FILE")
+	if token = firstOf(token, os.Getenv("GENIE_TOKEN")); token != "" || path == "" {
+		return token, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("genie: GENIE_TOKEN_FILE: %w", err)
+	}
+	words := strings.Fields(string(text))
+	if len(words) != 1 {
+		return "", fmt.Errorf("genie: GENIE_TOKEN_FILE: %s must contain one word, the token, not %d", path, len(words))
+	}
+	return words[0], nil
+}
+
+// tlsFor returns the TLS configuration of a connection to a host.
+func (c *Config) tlsFor(host string) (config *tls.Config, err error) {
+	if config = c.TLS.Clone(); config == nil {
+		if config, err = tlsFromEnvironment(); err != nil {
+			return nil, err
+		}
+	}
+	config.ServerName = firstOf(config.ServerName, host)
+	return config, nil
 }
 
 func tlsFromEnvironment() (*tls.Config, error) {
@@ -143,6 +213,19 @@ func tlsFromEnvironment() (*tls.Config, error) {
 		config.Certificates = []tls.Certificate{pair}
 	}
 	return config, nil
+}
+
+// defaultNote returns PROGRAM PID@HOST.
+func defaultNote() string {
+	host, _ := os.Hostname()
+	note := fmt.Sprintf("%s %d@%s", filepath.Base(os.Args[0]), os.Getpid(), host)
+	runes := []rune(strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return -1
+		}
+		return r
+	}, note))
+	return string(runes[:min(len(runes), maxNote)])
 }
 
 // firstOf returns the first text that is not empty.

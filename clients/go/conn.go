@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,10 +19,8 @@ const (
 	leaseParts          = 3 // how often the lease of the session is renewed while it lasts
 
 	readBuffer   = 64 << 10
-	maxInline    = 4 << 10         // bytes of a command that its caller writes to the connection
-	maxUnsent    = 1 << 20         // bytes that may wait for the writer; new calls wait beyond it
-	maxAttempt   = 5 * time.Second // for a connection and its handshake
-	stableAfter  = 2 * time.Second // a connection that lasted so long resets the backoff
+	maxInline    = 4 << 10 // bytes of a command that its caller writes to the connection
+	maxUnsent    = 1 << 20 // bytes that may wait for the writer; new calls wait beyond it
 	tcpKeepAlive = 5 * time.Second
 
 	// A server hangs if it is silent for so long after a ping. That is measured in steps: before the last one, a client that
@@ -30,11 +29,15 @@ const (
 	silentSteps = 3
 )
 
-// conn is one connection. The goroutine of Client.run reads it.
+// conn is one connection. A goroutine of its own makes the handshake; then the goroutine of Client.run reads it.
 type conn struct {
 	net.Conn
 	client       *Client
 	address      address
+	lines        *bufio.Scanner
+	err          error           // why the handshake has failed
+	resumed      bool            // the server knew the session
+	isAlone      bool            // no other attempt may have sent `hello` without an answer
 	ctx          context.Context // ends with the connection; its cause is the reason
 	close        context.CancelCauseFunc
 	pingInterval time.Duration
@@ -43,108 +46,76 @@ type conn struct {
 	outputAdded  chan struct{} // with room for one value: there is output for the writer
 
 	// Client.mu protects the rest.
-	timer       *time.Timer   // limits the handshake, and then keeps the session alive
+	timer       *time.Timer   // limits the time until the answer to the first ping, and then keeps the session alive
 	ping        *call         // the last ping of the keepalive
 	silence     time.Duration // the steps since then without a message
-	resumed     bool          // the server knew the session
 	output      []byte        // commands for the writer
 	outputTaken chan struct{} // closed, and replaced, when the output was taken
 }
 
-// run connects in rounds, until the client is closed or all servers reject it.
-func (c *Client) run() {
-	defer close(c.stopped)
-	var err error
-	for err == nil {
-		err = c.round()
-	}
+func (c *Client) newConn(a address) *conn {
+	conn := &conn{client: c, address: a, pingInterval: c.pingInterval(defaultPingInterval)}
+	conn.outputAdded, conn.outputTaken = make(chan struct{}, 1), make(chan struct{})
+	conn.ctx, conn.close = context.WithCancelCause(c.ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.shut(err)
+	conn.timer = time.AfterFunc(maxAttempt, conn.onTimer)
+	return conn
 }
 
-// round tries each address once, and a leader that a server names next, until the handshake with one of them is complete and
-// its connection has ended. Then it waits. The next round begins with the addresses after it. An error ends the client.
-func (c *Client) round() error {
-	tried := map[address]bool{{}: true} // the zero address: no leader is known
-	var rejected *RejectedError
-	isFinal, wasUp := true, false
-	for left := len(c.addresses); (left > 0 || !tried[c.leader]) && !wasUp && c.ctx.Err() == nil; {
-		next := c.leader
-		if tried[next] {
-			next = c.addresses[0]
-			c.addresses = append(c.addresses[1:], next)
-			left--
+// handshake opens the connection, and waits until the server accepts `hello`.
+func (conn *conn) handshake(hostPort string) (err error) {
+	defer func() {
+		if cause := context.Cause(conn.ctx); cause != nil {
+			err = cause
 		}
-		if !tried[next] {
-			var err error
-			tried[next] = true
-			wasUp, err = c.serve(next)
-			isFinal = isFinal && !wasUp && errors.As(err, &rejected) && rejected.isFinal()
+		if err != nil {
+			conn.timer.Stop()
+			conn.close(err)
+		}
+	}()
+	if err := conn.dial(hostPort); err != nil {
+		return err
+	}
+	hello, err := conn.client.hello(conn.ctx)
+	if err != nil {
+		return err
+	}
+	conn.helloAt = time.Now()
+	if _, err := conn.Write(hello); err != nil {
+		return err
+	}
+	for {
+		m, err := conn.next()
+		switch p := &m.Payload; {
+		case err != nil:
+			return err
+		case m.Command == "error":
+			return p.rejection()
+		case m.Command == "welcome":
+			if wanted := conn.client.config.Namespace; wanted != "" && p.Namespace != wanted {
+				return fmt.Errorf("the server serves the namespace %q, not %q", p.Namespace, wanted)
+			}
+			conn.resumed = p.Resumed
+			if interval := fromMS(p.PingInterval); interval > 0 {
+				conn.pingInterval = conn.client.pingInterval(interval)
+			}
+			return nil
 		}
 	}
-	if isFinal && rejected != nil {
-		return rejected
-	}
-	select {
-	case <-time.After(backoff(c.failedRounds)):
-		c.failedRounds++
-		return nil
-	case <-c.ctx.Done():
-		return ErrClosed
-	}
 }
 
-// serve connects to a server and handles its messages until the connection ends. It returns whether the handshake was
-// complete, and why the connection has ended.
-func (c *Client) serve(a address) (wasUp bool, err error) {
-	ctx, cancel := context.WithCancelCause(c.ctx)
-	defer cancel(nil)
-	conn := &conn{
-		client: c, address: a, ctx: ctx, close: cancel, pingInterval: c.pingInterval(defaultPingInterval),
-		outputAdded: make(chan struct{}, 1), outputTaken: make(chan struct{}),
-	}
-	c.mu.Lock()
-	conn.timer = time.AfterFunc(min(maxAttempt, c.config.ConnectTimeout/time.Duration(len(c.addresses))), conn.onTimer)
-	c.mu.Unlock()
-	defer conn.timer.Stop()
-	if err = conn.dial(); err == nil {
-		err = conn.readLines()
-	}
-	if ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if wasUp = c.conn == conn; wasUp {
-		c.disconnect()
-	}
-	if c.lastFailure = fmt.Errorf("%s: %w", a.hostPort, err); c.closed == nil {
-		c.log("the connection was lost: %v", c.lastFailure)
-	}
-	c.leader = address{}
-	var rejected *RejectedError
-	if errors.As(err, &rejected) {
-		c.leader, _ = parseAddress(rejected.leader, defaultPort, a.tls)
-	}
-	return wasUp, err
-}
-
-// dial opens the connection, which is closed when its context ends, and sends `hello`.
-func (conn *conn) dial() (err error) {
-	dial := conn.client.config.dial
-	if dial == nil {
-		dial = (&net.Dialer{KeepAlive: tcpKeepAlive}).DialContext
-	}
-	stream, err := dial(conn.ctx, "tcp", conn.address.hostPort)
+// dial opens the connection, which is closed when its context ends.
+func (conn *conn) dial(hostPort string) error {
+	stream, err := conn.client.config.dial(conn.ctx, "tcp", hostPort)
 	if err != nil {
 		return err
 	}
 	context.AfterFunc(conn.ctx, func() { stream.Close() })
-	if conn.Conn = stream; conn.address.tls != nil {
-		config := conn.address.tls.Clone()
-		if host, _, _ := net.SplitHostPort(conn.address.hostPort); config.ServerName == "" {
-			config.ServerName = host
+	if conn.Conn = stream; conn.address.isSecure {
+		config, err := conn.client.config.tlsFor(conn.address.host)
+		if err != nil {
+			return err
 		}
 		secure := tls.Client(stream, config)
 		if err := secure.HandshakeContext(conn.ctx); err != nil {
@@ -152,27 +123,45 @@ func (conn *conn) dial() (err error) {
 		}
 		conn.Conn = secure
 	}
-	conn.helloAt = time.Now()
-	_, err = conn.Write(conn.client.hello)
-	return err
+	conn.lines = bufio.NewScanner(conn)
+	conn.lines.Buffer(make([]byte, readBuffer), maxMessage)
+	return nil
 }
 
-// readLines handles the messages of the server until the connection ends.
-func (conn *conn) readLines() error {
-	lines := bufio.NewScanner(conn)
-	lines.Buffer(make([]byte, readBuffer), maxMessage)
-	for lines.Scan() {
-		if len(lines.Bytes()) == 0 {
-			continue
+// read handles the messages of the server until the connection ends.
+func (conn *conn) read() error {
+	for {
+		m, err := conn.next()
+		if err == nil {
+			err = conn.client.receive(conn, m)
 		}
-		if err := conn.client.receive(conn, lines.Bytes()); err != nil {
+		if err != nil {
 			return err
 		}
 	}
-	if err := lines.Err(); err != nil {
-		return err
+}
+
+// next returns the next message.
+func (conn *conn) next() (*message, error) {
+	for conn.lines.Scan() {
+		line := conn.lines.Bytes()
+		if len(line) == 0 {
+			continue
+		}
+		m := &message{}
+		err := json.Unmarshal(line, m)
+		if err == nil {
+			return m, nil
+		}
+		if !errors.As(err, new(*json.UnmarshalTypeError)) { // otherwise it is a message of a newer server
+			return m, fmt.Errorf("the server sent an invalid message: %.80q (%w)", line, err)
+		}
 	}
-	return io.EOF
+	err := conn.lines.Err()
+	if err == nil {
+		err = io.EOF
+	}
+	return &message{}, err
 }
 
 // Read reads from the connection, and notes for the keepalive that the server is not silent.
@@ -195,11 +184,11 @@ func (conn *conn) onTimer() {
 	if conn.hasRead.Swap(false) {
 		conn.silence = 0
 	}
-	step := min(conn.pingInterval, maxSilence/silentSteps, c.config.ConnectTimeout/4)
+	step := min(conn.pingInterval, maxSilence/silentSteps)
 	next := conn.pingInterval
 	switch p := conn.ping; {
 	case p != nil && c.calls[p.fields.Ref] == p:
-		if conn.silence += step; conn.silence >= min(maxSilence, c.config.ConnectTimeout*silentSteps/4) {
+		if conn.silence += step; conn.silence >= maxSilence {
 			conn.close(errors.New("the server does not answer"))
 			return
 		}
@@ -216,7 +205,7 @@ func (conn *conn) onTimer() {
 
 // pingInterval returns after which time without an answer a server is pinged that recommends the interval.
 func (c *Client) pingInterval(recommended time.Duration) time.Duration {
-	return min(recommended, c.config.SessionTimeout/leaseParts, c.config.ConnectTimeout/2)
+	return min(recommended, c.config.SessionTimeout/leaseParts)
 }
 
 // writeOutput writes the output until the connection ends.

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
 	"runtime"
 	"strings"
@@ -157,15 +159,24 @@ func error1(code, ref string) string {
 	return fmt.Sprintf(`{"command":"error","payload":{"code":%q,"message":"as scripted","ref":%q}}`, code, ref)
 }
 
+// forTests lets a slow machine answer, and logs nothing.
+func forTests(config Config) Config {
+	if config.ResponseTimeout == 0 {
+		config.ResponseTimeout = limit
+	}
+	if config.Logger == nil {
+		config.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+	return config
+}
+
 // dial connects to scripted servers in the background; the test scripts the handshake meanwhile.
 func dial(t testing.TB, config Config, fakes ...*fake) func() *Client {
 	t.Helper()
 	for _, f := range fakes {
 		config.Addresses = append(config.Addresses, f.address())
 	}
-	if config.Logf == nil {
-		config.Logf = func(string, ...any) {}
-	}
+	config = forTests(config)
 	dialled := start(func() (*Client, error) { return Dial(context.Background(), config) })
 	return func() *Client {
 		t.Helper()

@@ -50,6 +50,9 @@ func startProcess(t testing.TB, p *servers.Process) {
 func connect(t testing.TB, config genie.Config, addresses ...string) *genie.Client {
 	t.Helper()
 	config.Addresses = addresses
+	if config.ResponseTimeout == 0 {
+		config.ResponseTimeout = 30 * time.Second // for a slow machine, and for failovers
+	}
 	client, err := genie.Dial(background, config)
 	if err != nil {
 		t.Fatal(err)
@@ -219,9 +222,9 @@ func TestLeaderIsKilled(t *testing.T) {
 	}
 	leader := serve(t, redis.WithRedis(), "GENIE_LEASE=1")
 	follower := serve(t, redis.WithRedis(), "GENIE_LEASE=1")
-	client := connect(t, genie.Config{ConnectTimeout: 30 * time.Second}, follower.Address, leader.Address)
+	client := connect(t, genie.Config{}, follower.Address, leader.Address)
 	kept := mustAcquire(t, client, "kept", genie.TransactionTimeout(time.Minute))
-	other := connect(t, genie.Config{ConnectTimeout: 30 * time.Second}, leader.Address, follower.Address)
+	other := connect(t, genie.Config{}, leader.Address, follower.Address)
 	waits := make(chan error, 1)
 	go func() {
 		lock, err := other.Acquire(background, []string{"kept"}, genie.QueueTimeout(time.Minute))
@@ -333,7 +336,7 @@ func certificate(t testing.TB) (ca, pair string) {
 // A server that is stopped (SIGSTOP) keeps its connections open, and answers nothing.
 func TestAStoppedServer(t *testing.T) {
 	server := serve(t)
-	client := connect(t, genie.Config{ConnectTimeout: time.Second}, server.Address)
+	client := connect(t, genie.Config{ResponseTimeout: 100 * time.Millisecond}, server.Address)
 	lock := mustAcquire(t, client, "a", genie.TransactionTimeout(time.Minute))
 	if err := server.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

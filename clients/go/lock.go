@@ -70,7 +70,7 @@ func (l *Lock) Extend(ctx context.Context, timeout time.Duration) error {
 		return err
 	}
 	f := &fields{ID: l.id, TransactionTimeout: toMS(timeout)}
-	if _, err := l.client.do(ctx, "extend", f, l, l.client.config.ConnectTimeout); err != nil {
+	if _, err := l.client.do(ctx, "extend", f, l, l.client.config.ResponseTimeout); err != nil {
 		return err
 	}
 	return l.Err() // the answer may be late
@@ -78,12 +78,12 @@ func (l *Lock) Extend(ctx context.Context, timeout time.Duration) error {
 
 // Release releases the lock and waits for the server's confirmation. If the lock was lost before, Release
 // returns the *LostError: other clients may have held the lock meanwhile. If ctx ends first, or if
-// no server confirms within ConnectTimeout, the client keeps trying in the background. A second
+// no server confirms within ResponseTimeout, the client keeps trying in the background. A second
 // Release of a released lock does nothing.
 func (l *Lock) Release(ctx context.Context) error {
 	release, err := l.drop()
 	if release != nil {
-		_, err = l.client.wait(ctx, release, l.client.config.ConnectTimeout)
+		_, err = l.client.wait(ctx, release, l.client.config.ResponseTimeout)
 	}
 	return err
 }
@@ -167,6 +167,9 @@ func (l *Lock) checkExpiry() error {
 	if l.err == nil {
 		if end, reason := l.expiry(); !time.Now().Before(end) {
 			l.end(l.lost(reason))
+			if reason == reasonDisconnected { // the server may not know that the client believes so
+				l.sendRelease()
+			}
 		}
 	}
 	return l.err
@@ -208,7 +211,11 @@ func (l *Lock) onGranted(conn *conn, r *call, p *payload) {
 	if p.ExpiresIn != nil {
 		start, remaining = conn.helloAt, fromMS(*p.ExpiresIn)
 	}
-	if l.late = time.Until(start.Add(remaining)) < l.timeout()-l.timeout()/maxPassedShare; l.late {
+	l.late = time.Until(start.Add(remaining)) < l.timeout()-l.timeout()/maxPassedShare
+	if lease, session := l.client.leaseFrom, l.client.config.SessionTimeout; l.request.OnDisconnect != "" {
+		l.late = l.late || time.Since(lease) > session/2 // the extension renews it
+	}
+	if l.late {
 		remaining = NoTimeout // until the answer to the extension; the caller does not have the lock before
 	}
 	l.hold(start, remaining)

@@ -4,10 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"math"
 	mathrand "math/rand/v2"
 	"sort"
 	"strconv"
@@ -43,15 +40,24 @@ type call struct {
 	err        error
 }
 
-// encodeHello returns the first two lines of each connection.
-func encodeHello(config *Config) ([]byte, error) {
+// newSecret returns a text that nobody can guess.
+func newSecret() string {
 	secret := make([]byte, 24)
 	if _, err := rand.Read(secret); err != nil {
-		return nil, fmt.Errorf("genie: %w", err)
+		panic(err) // the system has no randomness
+	}
+	return base64.RawURLEncoding.EncodeToString(secret)
+}
+
+// hello returns the first two lines of a connection.
+func (c *Client) hello(ctx context.Context) ([]byte, error) {
+	token, err := c.config.TokenSource(ctx)
+	if err != nil {
+		return nil, err
 	}
 	f := &fields{
-		Protocol: protocolVersion, Client: clientName, Quiet: true, Token: config.Token, Namespace: config.Namespace,
-		Session: base64.RawURLEncoding.EncodeToString(secret), SessionTimeout: toMS(config.SessionTimeout), Ref: helloRef,
+		Protocol: protocolVersion, Client: clientName, Quiet: true, Token: token, Namespace: c.config.Namespace,
+		Session: c.secret, SessionTimeout: toMS(c.config.SessionTimeout), Ref: helloRef,
 	}
 	hello := encode("hello", f)
 	return append(hello, encode("ping", &fields{Ref: pingRef})...), f.check(hello)
@@ -118,7 +124,7 @@ func (c *Client) wait(ctx context.Context, r *call, timeout time.Duration) (*pay
 	}
 	err := ctx.Err()
 	if err == nil {
-		err = fmt.Errorf("%w: %v", ErrUnavailable, c.lastFailure)
+		err = fmt.Errorf("%w: %w", ErrUnavailable, c.lastFailure)
 	}
 	c.abandon(r, err)
 	return nil, err
@@ -126,11 +132,11 @@ func (c *Client) wait(ctx context.Context, r *call, timeout time.Duration) (*pay
 
 // The rest is called with Client.mu held.
 
-// log logs without the mutex, because the function may be slow.
-func (c *Client) log(format string, arguments ...any) {
+// warn logs a warning without the mutex, because the logger may be slow.
+func (c *Client) warn(message string, arguments ...any) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
-	c.config.Logf("genie: "+format, arguments...)
+	c.config.Logger.Warn("genie: "+message, arguments...)
 }
 
 // send registers a call and sends it, now or on the next connection.
@@ -221,8 +227,8 @@ func (c *Client) resume(conn *conn) {
 		calls = append(calls, r)
 	}
 	sort.Slice(calls, func(i, j int) bool { return calls[i].number < calls[j].number })
-	c.conn = conn
-	c.lastFailure = fmt.Errorf("%s does not answer", conn.address.hostPort)
+	c.conn, c.isEntered = conn, true
+	c.lastFailure = fmt.Errorf("%s does not answer", conn.address)
 	go conn.writeOutput()
 	for _, r := range calls {
 		c.sendAgain(r)
@@ -246,8 +252,9 @@ func (c *Client) sendAgain(r *call) {
 			c.sendBackground("release", &fields{ID: r.id}, nil)
 		}
 	case isNewSession && r.name == "request" && !r.sentAt.IsZero(): // it is queued again, for the rest of its time
-		if timeout := r.fields.QueueTimeout; *timeout < maxTimeoutMS {
-			*timeout = math.Max(0, *timeout-*toMS(time.Since(r.sentAt)))
+		if timeout := *r.fields.QueueTimeout; timeout < maxTimeoutMS {
+			rest := max(0, timeout-*toMS(time.Since(r.sentAt)))
+			r.fields.QueueTimeout = &rest
 			r.line = encode(r.name, r.fields)
 		}
 		r.sentAt = time.Time{}
@@ -278,15 +285,9 @@ func (c *Client) renewLease(sentAt time.Time) {
 	}
 }
 
-// receive handles a line of the server. An error means that the connection must be closed.
-func (c *Client) receive(conn *conn, line []byte) error {
-	m := &message{}
+// receive handles a message of the server. An error means that the connection must be closed.
+func (c *Client) receive(conn *conn, m *message) error {
 	p := &m.Payload
-	if err := json.Unmarshal(line, m); err != nil && errors.As(err, new(*json.UnmarshalTypeError)) {
-		return nil // a message of a newer server
-	} else if err != nil {
-		return fmt.Errorf("the server sent an invalid message: %.80q (%w)", line, err)
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	isUp, r := c.conn == conn, c.calls[p.Ref]
@@ -297,30 +298,21 @@ func (c *Client) receive(conn *conn, line []byte) error {
 		c.failedRounds = 0
 	}
 	switch m.Command {
-	case "welcome":
-		if wanted := c.config.Namespace; wanted != "" && p.Namespace != wanted {
-			return fmt.Errorf("the server serves the namespace %q, not %q", p.Namespace, wanted)
-		}
-		conn.resumed = p.Resumed
-		if interval := fromMS(p.PingInterval); interval > 0 {
-			conn.pingInterval = c.pingInterval(interval)
-		}
 	case "locked":
 		c.onLocked(conn, r, p)
 	case "released":
 		c.onReleased(r, p)
 	case "error":
-		err := &RejectedError{p.Code, p.Message, p.Leader}
 		if !isUp || p.Code == "unavailable" && p.Leader != "" {
-			return err
+			return p.rejection()
 		}
-		c.onError(conn, r, err)
+		c.onError(conn, r, p.rejection())
 	case "event":
 		for w := range c.watches {
 			w.onEvent(p.Change)
 		}
 	case "pong", "extended", "inspected", "watching", "unwatched", "bye":
-		c.onAnswer(conn, r, p)
+		c.onAnswer(conn, r, m)
 	} // other messages are `queued`, which is not needed, or those of a newer server
 	return nil
 }
@@ -337,7 +329,7 @@ func (c *Client) onLocked(conn *conn, r *call, p *payload) {
 		l.onReported(conn, p)
 	default: // unless it is released, it stays held until it times out
 		c.sendBackground("release", &fields{ID: p.ID}, nil)
-		c.log("lock %d is released, because its ref %q is not known", p.ID, p.Ref)
+		c.warn("a lock is released, because its ref is not known", "id", p.ID, "ref", p.Ref)
 	}
 }
 
@@ -357,12 +349,16 @@ func (c *Client) onReleased(r *call, p *payload) {
 }
 
 // onAnswer handles any other answer to a command.
-func (c *Client) onAnswer(conn *conn, r *call, p *payload) {
+func (c *Client) onAnswer(conn *conn, r *call, m *message) {
+	p := &m.Payload
 	switch {
 	case c.conn != conn: // the answer to the ping after `hello`
 		c.resume(conn)
+		c.mu.Unlock()
+		defer c.mu.Lock()
+		c.emitUp(conn.address)
 	case r == nil:
-		c.log("an answer with the unknown ref %q was ignored", p.Ref)
+		c.warn("an answer was ignored, because its ref is not known", "command", m.Command, "ref", p.Ref)
 	case r.name == "extend":
 		r.lock.onExtended(r)
 	default:
@@ -378,7 +374,7 @@ func (c *Client) onAnswer(conn *conn, r *call, p *payload) {
 func (c *Client) onError(conn *conn, r *call, err *RejectedError) {
 	switch {
 	case r == nil:
-		c.log("the server answered %s: %s", err.Code, err.Message)
+		c.warn("the server sent an error", "code", err.Code, "message", err.Message)
 	case err.Code == "unavailable": // the server cannot reach its store, and has not executed the command
 		time.AfterFunc(backoff(r.retries), func() {
 			c.mu.Lock()

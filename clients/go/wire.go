@@ -155,6 +155,9 @@ func toBig(n json.Number) *big.Int {
 	return i
 }
 
+// rejection returns the error that the server has sent.
+func (p *payload) rejection() *RejectedError { return &RejectedError{p.Code, p.Message, p.Leader} }
+
 // notGranted returns the error for the end of a request.
 func (p *payload) notGranted() error {
 	switch p.Reason {

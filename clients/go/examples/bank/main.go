@@ -236,7 +236,7 @@ func runProcess(number int, path string, withoutLocks bool) error {
 	if !withoutLocks {
 		var err error
 		if client, err = genie.Dial(context.Background(), genie.Config{
-			ConnectTimeout: 30 * time.Second, SessionTimeout: sessionTimeout,
+			ConnectTimeout: 30 * time.Second, SessionTimeout: sessionTimeout, ResponseTimeout: 30 * time.Second,
 		}); err != nil {
 			return err
 		}

@@ -4,10 +4,12 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/big"
 	"os"
 	"sync"
@@ -39,6 +41,7 @@ type requestCall struct {
 	Only               string
 	Options            struct {
 		SessionTimeout, ConnectTimeout   float64
+		ResponseTimeout, MaxUnavailable  float64
 		Token, Namespace                 string
 		QueueTimeout, TransactionTimeout *float64
 		Priority                         int
@@ -196,9 +199,10 @@ func (a *adapter) do(ctx context.Context, call *requestCall) (object, error) {
 func (a *adapter) connect(ctx context.Context, call *requestCall) error {
 	client, err := genie.Dial(ctx, genie.Config{
 		Addresses: call.Addresses, Token: call.Options.Token, Namespace: call.Options.Namespace,
-		SessionTimeout: duration(call.Options.SessionTimeout),
-		ConnectTimeout: duration(call.Options.ConnectTimeout * float64(len(call.Addresses))),
-		Logf:           func(format string, arguments ...any) { fmt.Fprintf(os.Stderr, format+"\n", arguments...) },
+		SessionTimeout:  duration(call.Options.SessionTimeout),
+		ConnectTimeout:  duration(call.Options.ConnectTimeout * float64(len(call.Addresses))),
+		ResponseTimeout: duration(cmp.Or(call.Options.ResponseTimeout, call.Options.MaxUnavailable, 20_000)),
+		Logger:          slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err == nil {
 		a.mu.Lock()
