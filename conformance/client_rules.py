@@ -6,7 +6,9 @@ import json
 from typing import Any, Final
 
 FIELDS: Final[dict[str, frozenset[str]]] = {
-    "hello": frozenset({"protocol", "client", "quiet", "session", "sessionTimeout", "token", "namespace", "ref"}),
+    "hello": frozenset(
+        {"protocol", "client", "quiet", "session", "sessionTimeout", "token", "namespace", "note", "ref"}
+    ),
     "request": frozenset(
         {"resources", "anyOf", "weights", "target", "queueTimeout", "transactionTimeout", "transactionName"}
         | {"priority", "ref", "onDisconnect", "note", "traceparent", "namespace"}

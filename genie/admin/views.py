@@ -188,7 +188,7 @@ def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -
             state="held" if request.state is HELD else "queued",
             since=int(request.since_unix_ms),
             transaction_name=UNSET if request.transaction is None else request.transaction,
-            note=UNSET if request.note is None else request.note,
+            note=UNSET if (note := request.shown_note) is None else note,
             traceparent=UNSET if request.traceparent is None else request.traceparent,
             resources=_resource_names(request),
             resources_total=_resource_count(request),
@@ -248,7 +248,7 @@ def _request_row(request: Request, now: float) -> models.Row:
         since=int(request.since_unix_ms),
         expires_in=UNSET if request.deadline >= NEVER else expires_in_ms(request, now),
         transaction_name=UNSET if request.transaction is None else request.transaction,
-        note=UNSET if request.note is None else request.note,
+        note=UNSET if (note := request.shown_note) is None else note,
         traceparent=UNSET if request.traceparent is None else request.traceparent,
         fence=request.fence or UNSET,
     )

@@ -206,10 +206,10 @@ def find_deadlock(table: LockTable, victim: Owner) -> Cycle | None:
             for name, exclusive in request.modes():
                 for holder in _unsearched_holders(table, request, name, exclusive, victim, searched):
                     if holder.owner == victim:
-                        last_wait = Wait(name, request.id, holder.id, request.note, request.traceparent)
+                        last_wait = Wait(name, request.id, holder.id, request.shown_note, request.traceparent)
                         return _build_cycle(victim, steps, owner, last_wait)
                     if holder.owner not in steps:
-                        wait = Wait(name, request.id, holder.id, request.note, request.traceparent)
+                        wait = Wait(name, request.id, holder.id, request.shown_note, request.traceparent)
                         steps[holder.owner] = (owner, wait)
                         queue.append(holder.owner)
     return None

@@ -46,13 +46,15 @@ SUCCESS: Final = Reason.SUCCESS
 
 
 class Origin(Protocol):
-    """The session that made a request. The lock manager never reads its attributes."""
+    """The session that made a request. The lock manager reads only its `note`, for display."""
 
     key: str | None
     """Identifies a session that survives its connection and a restart of the server; None if the
     session ends with its connection."""
     timeout_ms: float
     """Time in ms for which the session lasts without a connection."""
+    note: str | None
+    """The note of all requests of the session that have no `note` of their own."""
 
 
 NO_TIMEOUT_MS: Final = 2_147_483_647
@@ -98,7 +100,7 @@ class Request:
     principal: str | None
     """The name of the authenticated principal that made the request, if any. Not read by the lock manager."""
     note: str | None
-    """A free-text note by the client, shown to operators."""
+    """The request's own note, a free text. Operators see `shown_note`."""
     traceparent: str | None
     """The trace context of the client's request (W3C Trace Context), shown to operators and to the requests that it blocks."""
 
@@ -164,6 +166,13 @@ class Request:
         resources = [f"{self.mode(name)}:{name}" for name in self.names()]
         state = f"{self.id} {self.state.name}" if hasattr(self, "state") else "new"
         return f"<Request {state} {resources} of {self.transaction or 'no transaction'}>"
+
+    @property
+    def shown_note(self) -> str | None:
+        """The note for operators and for blocked requests: the request's own, else that of its session."""
+        if self.note is None and self.origin is not None:
+            return self.origin.note
+        return self.note
 
     def entry(self, name: str) -> QueueEntry:
         """Return the entry of this waiting request in the wait queue of `name`."""

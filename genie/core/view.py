@@ -80,7 +80,7 @@ def _to_blocker(table: LockTable, name: str, other: Request, held: bool) -> Bloc
         mode=_held_mode(table, name, other) if held else other.mode(name),
         held=held,
         since_unix_ms=int(other.since_unix_ms),
-        note=other.note,
+        note=other.shown_note,
         traceparent=other.traceparent,
     )
 

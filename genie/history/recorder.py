@@ -77,6 +77,12 @@ class Recorder:
         """The principal of the last mark. The line of a command of another principal needs a mark."""
         self._mark_end = NO_MARK
         """The length of `_lines` when the last mark was appended. If it is still the same, no line follows the mark."""
+        self._marked_note: str | None = None
+        """The note of the session in the marks. The line of a command of a session with another note needs a mark."""
+        self._earlier_note: str | None = None
+        """The note before the last mark of a note."""
+        self._note_end = NO_MARK
+        """The length of `_lines` when the last mark of a note was appended, like `_mark_end`."""
         self._stored = 0
         """How many of `_lines` are stored. Only these are written: the others may be lost with the leadership."""
         self._join_from = JOINED_LINES
@@ -95,13 +101,17 @@ class Recorder:
         self._timer: asyncio.TimerHandle | None = None
         self._record_state(manager)
 
-    def begin_turn(self, now: float, principal: Principal | None) -> list[Any]:
+    def begin_turn(self, now: float, principal: Principal | None, note: str | None = None) -> list[Any]:
         """Prepare for commands that are executed at `now` for `principal`, and return the list for their lines.
+
+        `note` is that of their session.
 
         The dispatcher appends the line of each request that is granted at once, and of each release that ends a request.
         """
         if now != self._marked_at or principal is not self._marked_for:
             self._mark(now, principal)
+        if note != self._marked_note:
+            self._mark_note(note)
         return self._lines
 
     def on_events(self, events: list[core.Event], now: float, line: object = None) -> None:
@@ -132,11 +142,15 @@ class Recorder:
 
     def on_id_skipped(self, now: float) -> None:
         """Note that an id was assigned to a request of which nothing is recorded."""
+        note = self._marked_note
         self._marked_at = NEEDS_CONTEXT
         self._mark(now, self._marked_for)
+        if note is not None:
+            self._mark_note(note)
 
     def _mark(self, now: float, principal: Principal | None) -> None:
         """Record the time of the lines that follow, and the rest of their context unless they continue from the last mark."""
+        self._drop_unused_note()
         lines, at = self._lines, now + self._offset_ms
         needs_context = self._marked_at == NEEDS_CONTEXT or principal is not self._marked_for
         if len(lines) == self._mark_end:  # no line follows the last mark
@@ -147,7 +161,22 @@ class Recorder:
         else:
             name, manager = None if principal is None else principal.name, self._manager
             lines.append(records.encode(records.Context(at, manager.next_id, manager.next_fence, name)))
+            self._marked_note = None
         self._marked_at, self._marked_for, self._mark_end = now, principal, len(lines)
+
+    def _mark_note(self, note: str | None) -> None:
+        """Record the note of the session of the lines that follow."""
+        self._drop_unused_note()
+        if note != self._marked_note:
+            self._lines.append(records.encode(records.Session(note)))
+            self._earlier_note, self._marked_note, self._note_end = self._marked_note, note, len(self._lines)
+
+    def _drop_unused_note(self) -> None:
+        """Remove the last mark of a note if no line follows it."""
+        if len(self._lines) == self._note_end:
+            self._lines.pop()
+            self._stored = min(self._stored, len(self._lines))
+            self._marked_note, self._note_end = self._earlier_note, NO_MARK
 
     def on_stored(self) -> None:
         """Note that all lines so far are stored. Join and write them if they are many."""
@@ -171,6 +200,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Write all lines. All of them must be stored."""
+        self._drop_unused_note()
         lines, self._join_from = self._lines, JOINED_LINES
         if len(lines) == self._mark_end:  # no line follows the last mark
             lines.pop()
@@ -183,7 +213,7 @@ class Recorder:
         """Join all lines, with redacted names."""
         text = b"\n".join(self._lines) + b"\n"
         self._lines.clear()
-        self._stored, self._mark_end = 0, NO_MARK
+        self._stored, self._mark_end, self._note_end = 0, NO_MARK, NO_MARK
         if self._redacted:
             text = records.encode_lines(map(self._redact, self._decoder.decode(text)))
         self._joined.append(text)
@@ -265,7 +295,7 @@ class Recorder:
             request.transaction_timeout_ms,
             request.release_on_disconnect,
             request.principal,
-            None if self._redacted and request.choice_digest is not None else request.note,
+            None if self._redacted and request.choice_digest is not None else request.shown_note,
         )
 
     # -- redaction ----------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class Carried(Granted, tag="carried"):
 
 
 class Context(_Event, tag="context"):
-    """A mark: the commands in the next lines were executed at this time, for `principal`.
+    """A mark: the commands in the next lines were executed at this time, for `principal`, in a session without a note.
 
     The first request has the id `next_id` and the fencing token `next_fence`. Each later one has the numbers after those of
     the last event.
@@ -90,6 +90,12 @@ class Context(_Event, tag="context"):
 
 class Time(_Event, tag="time"):
     """A mark: the commands in the next lines were executed at this time."""
+
+
+class Session(Struct, tag_field="event", tag="session", forbid_unknown_fields=True, gc=False):
+    """A mark: the requests in the next lines that have no note are recorded with this one, that of their session."""
+
+    note: str | None = None
 
 
 class Waits(Struct, tag_field="event", tag="waits", forbid_unknown_fields=True, gc=False):
@@ -138,7 +144,7 @@ Line = Opened | Carried | Granted | Queued | Locked | Released | Extended | Move
 
 encode = json.Encoder().encode
 encode_lines = json.Encoder().encode_lines
-_decode_raw = json.Decoder(Line | Context | Time | Waits).decode
+_decode_raw = json.Decoder(Line | Context | Time | Session | Waits).decode
 _decode_lines = json.Decoder(Line).decode_lines
 CONTEXT: Final = b'{"event":"context"'
 """The beginning of a line `context`."""
@@ -212,6 +218,7 @@ class RawDecoder:
         self._at = 0.0
         """The time of the next command; 0: not known, as no context precedes it."""
         self._principal: str | None = None
+        self._note: str | None = None
         self._waits_for: tuple[int, ...] | None = None
         """What the next command waits for; None: it does not wait."""
         self._next_id = self._next_fence = 0
@@ -238,15 +245,17 @@ class RawDecoder:
             raise _unreadable(error) from None
         return lines
 
-    def _apply_mark(self, line: Line | Context | Time | Waits) -> bool:
+    def _apply_mark(self, line: Line | Context | Time | Session | Waits) -> bool:
         """Remember the mark in a line for the next command, and continue with the numbers after an event. Return whether it is a mark."""
         match line:
             case Time():
                 self._at = line.at
             case Waits():
                 self._waits_for = line.ids
+            case Session():
+                self._note = line.note
             case Context():
-                self._at, self._principal = line.at, line.principal
+                self._at, self._principal, self._note = line.at, line.principal, None
                 self._next_id, self._next_fence = line.next_id, line.next_fence
             case Carried():
                 return False
@@ -286,7 +295,7 @@ class RawDecoder:
             TIMEOUT_MS if transaction_ms == TIMEOUT_MS else transaction_ms,
             command.release_on_disconnect,
             self._principal,
-            command.note,
+            self._note if command.note is None else command.note,
         )
         self._next_id += 1
         if waits_for is not None:

@@ -36,6 +36,7 @@ class _Origin:
 
     key: str | None = None
     timeout_ms: float = 0.0
+    note: str | None = None
 
 
 _ORIGIN: Final = _Origin()

@@ -69,6 +69,8 @@ class Hello:
     """Name and version of the client library, for the log."""
     quiet: bool = False
     """Whether to omit `queued` for requests with a `ref`."""
+    note: str | None = None
+    """The note of all requests of the session that have no `note` of their own."""
     ref: str | None = None
 
 
@@ -248,6 +250,8 @@ def _build_hello(payload: HelloPayload | None) -> Hello:
         return Hello()
     if payload.client is not None:
         diagnostics.check_client(payload.client)
+    if payload.note is not None:
+        diagnostics.check_note(payload.note)
     return Hello(
         session=payload.session,
         session_timeout_ms=DEFAULT_TIMEOUT_MS if payload.sessionTimeout is None else payload.sessionTimeout,
@@ -255,6 +259,7 @@ def _build_hello(payload: HelloPayload | None) -> Hello:
         protocol=limits.PROTOCOL if payload.protocol is None else payload.protocol,
         client=payload.client,
         quiet=bool(payload.quiet),
+        note=payload.note,
         ref=payload.ref,
     )
 

@@ -262,6 +262,7 @@ FIELD_CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
         "sessionTimeout": _timeout_check,
         "token": _token_error,
         "namespace": namespace_error,
+        "note": _text_check(MAX_NOTE),
         "ref": _ref_error,
     },
     "bye": {"ref": _ref_error},

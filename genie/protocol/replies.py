@@ -323,8 +323,8 @@ def _row_fields(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[
         fields["expiresIn"] = expires_in_ms(request, now)
     if request.transaction is not None:
         fields["transactionName"] = request.transaction
-    if request.note is not None:
-        fields["note"] = request.note
+    if (note := request.shown_note) is not None:
+        fields["note"] = note
     if request.traceparent is not None:
         fields["traceparent"] = request.traceparent
     if request.state is core.HELD:

@@ -87,6 +87,7 @@ class HelloPayload(Struct, forbid_unknown_fields=True, gc=False):
     sessionTimeout: Timeout | None = None  # noqa: N815
     token: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TOKEN)] | None = None
     namespace: Namespace | None = None
+    note: Note | None = None
     ref: Ref | None = None
 
 

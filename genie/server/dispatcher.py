@@ -140,7 +140,7 @@ class Dispatcher:
             return self._drain_detached(connection, items)
         notifier, manager, session, outbox = self.notifier, self.manager, connection.session, connection.outbox
         principal, now, recorder = connection.principal, notifier.now, notifier.recorder
-        history = None if recorder is None else recorder.begin_turn(now, principal)
+        history = None if recorder is None else recorder.begin_turn(now, principal, session.note)
         if not connection.has_reply:
             connection.has_reply = True
             if not outbox:
@@ -388,7 +388,7 @@ class Dispatcher:
         name = None if principal is None else principal.name
         may_lock = principal is None or principal.has_permission(LOCK)
         if hello.session is None or not may_lock:  # a client that may not lock has no requests to resume
-            connection.session.quiet = hello.quiet
+            connection.session.quiet, connection.session.note = hello.quiet, hello.note
             self._welcome(connection, hello, resumed=False)
             return
         if connection.closed:  # do not take the session over: a newer connection may have resumed it
@@ -398,7 +398,7 @@ class Dispatcher:
         if session.connection is not None:
             self._detach_replaced(session.connection)
         session.connection, session.connected_at, connection.session = connection, notifier.now, session
-        session.quiet = hello.quiet
+        session.quiet, session.note = hello.quiet, hello.note
         self._welcome(connection, hello, resumed=resumed)
         for reply in session.unreceived_replies():
             notifier.send(connection, reply.message)
@@ -463,7 +463,7 @@ class Dispatcher:
         """
         requests = list(session.bound.values())
         for request in requests:
-            request.origin = None  # the session has ended
+            request.note, request.origin = request.shown_note, None  # the session has ended
             self.notifier.store(request)
         self._end_disconnected(requests)
         for id_ in self.sessions.remove(session):

@@ -123,7 +123,7 @@ def _slow_wait_fields(pipeline: Pipeline, request: Request, now: float) -> dict[
     return {
         "id": request.id,
         "transaction": request.transaction,
-        **({} if request.note is None else {"note": request.note}),
+        **({} if (note := request.shown_note) is None else {"note": note}),
         **({} if request.traceparent is None else {"traceparent": request.traceparent}),
         "waited_ms": round(now - request.since),
         "resources": [f"{request.mode(name)}:{name}" for name in names[:MAX_LOGGED_RESOURCES]],

@@ -69,17 +69,22 @@ class Session:
         "expires_at",
         "key",
         "live_requests",
+        "note",
         "number",
         "quiet",
         "retained_replies",
         "timeout_ms",
     )
 
-    def __init__(self, connection: Outbound | None, key: str | None = None, timeout_ms: float = 0.0) -> None:
+    def __init__(
+        self, connection: Outbound | None, key: str | None = None, timeout_ms: float = 0.0, note: str | None = None
+    ) -> None:
         self.connection = connection
         self.key = key
         self.timeout_ms = timeout_ms
         """Time in ms for which the session lasts without a connection."""
+        self.note = note
+        """The note of all requests that have no `note` of their own."""
         self.number = 0
         """The number of the session in the session table."""
         self.live_requests = 0
@@ -262,7 +267,8 @@ class SessionTable:
             if origin is not None and origin.key is not None:
                 # `get` first, because the argument of `setdefault` always adds a session.
                 session = restored.get(origin.key) or restored.setdefault(
-                    origin.key, self._add(Session(connection=None, key=origin.key, timeout_ms=origin.timeout_ms))
+                    origin.key,
+                    self._add(Session(None, key=origin.key, timeout_ms=origin.timeout_ms, note=origin.note)),
                 )
                 request.origin = session
                 session.add_queued(request)
@@ -270,9 +276,9 @@ class SessionTable:
             else:
                 request.origin = None  # the connection of the request ended with the previous leader
         for reply in sorted(replies, key=lambda reply: reply.at):
-            key, timeout_ms = reply.origin.key or "", reply.origin.timeout_ms
+            key, origin = reply.origin.key or "", reply.origin
             session = restored.get(key) or restored.setdefault(
-                key, self._add(Session(connection=None, key=key, timeout_ms=timeout_ms))
+                key, self._add(Session(None, key=key, timeout_ms=origin.timeout_ms, note=origin.note))
             )
             reply.origin = session
             session.retain(reply)

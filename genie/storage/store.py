@@ -85,10 +85,11 @@ def decode_node(stored: bytes | None) -> Node | None:
 
 @dataclass(slots=True, weakref_slot=True)
 class StoredOrigin:
-    """The session that made a request, as read from the store: the session's `key`, and its session timeout."""
+    """The session that made a request, as read from the store: the session's `key`, its session timeout, and its note."""
 
     key: str | None
     timeout_ms: float
+    note: str | None = None
 
 
 @dataclass(slots=True)

@@ -206,6 +206,24 @@ async def test_a_session_survives_a_restart(redis: Redis) -> None:
         assert (await second.expect("locked"))["id"] == behind
 
 
+async def test_the_note_of_a_session_survives_a_restart(redis: Redis) -> None:
+    """Also for a lock without a session, whose client can't come back, and for one whose session ends later."""
+    with running_server(redis) as genie:
+        client, _ = await hello(genie, sessionTimeout=1, note="worker 1@a")
+        other = await Wire.connect(genie.address)
+        other.send("hello", note="worker 2@a")
+        await other.expect("welcome")
+        for wire, name in ((client, "a"), (other, "b")):
+            await wire.lock(f"exclusive:{name}", transactionTimeout=600_000)
+        genie.kill()
+        genie.start()
+        watcher = await Wire.connect(genie.address)
+        for name, note in (("a", "worker 1@a"), ("b", "worker 2@a")):
+            rejected = await watcher.request(f"exclusive:{name}", queueTimeout=0)
+            blockers = (await watcher.expect("released"))["blockers"]
+            assert [blocker["note"] for blocker in blockers] == [note], rejected
+
+
 async def test_the_first_blockers_of_a_wait_do_not_survive_a_restart(redis: Redis) -> None:
     """A `locked` after a wait has blockers, also after a resumption, but the leader does not store them."""
     traceparent = f"00-{'a' * 32}-{'b' * 16}-01"

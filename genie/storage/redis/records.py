@@ -50,7 +50,10 @@ class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """The `choice_digest` of a request with `anyOf`."""
     principal: str | None = None
     note: str | None = None
+    """The note of the request. Without a `session`: the note that is shown."""
     traceparent: str | None = None
+    session_note: str | None = None
+    """The note of the session's requests that have no `note`."""
     line: str = ""
     """The message of a retained reply, without its newline; empty if the session released the request itself."""
 
@@ -80,8 +83,15 @@ def encode(change: Request | RetainedReply) -> bytes:
     """
     if isinstance(change, RetainedReply):
         return _encode_retained_reply(change)
-    moved, origin = change.moved, change.origin
-    key = None if origin is None else origin.key
+    moved, note = change.moved, change.note
+    origin = change.origin
+    key = session_note = None
+    timeout_ms = SESSION_TIMEOUT_MS
+    if origin is not None:
+        if origin.key is not None:
+            key, timeout_ms, session_note = origin.key, origin.timeout_ms, origin.note
+        elif note is None:  # no session remains, only its note
+            note = origin.note
     return _encode(
         Record(
             change.since,
@@ -99,11 +109,12 @@ def encode(change: Request | RetainedReply) -> bytes:
             change.release_on_disconnect,
             None if moved is None else {name: entry[:2] for name, entry in moved.items()},  # without the request
             key,
-            SESSION_TIMEOUT_MS if origin is None or key is None else origin.timeout_ms,
+            timeout_ms,
             change.choice_digest,
             change.principal,
-            change.note,
+            note,
             change.traceparent,
+            session_note,
         )
     )
 
@@ -119,6 +130,7 @@ def _encode_retained_reply(reply: RetainedReply) -> bytes:
             ref=reply.ref,
             session=reply.origin.key,
             session_timeout_ms=reply.origin.timeout_ms,
+            session_note=reply.origin.note,
             line=reply.message.decode().rstrip("\n"),
         )
     )
@@ -221,5 +233,6 @@ class RecordDecoder:
         origin = self._origins.get(key)
         if origin is None:
             origin = self._origins[key] = StoredOrigin(key, 0)
-        origin.timeout_ms = stored.session_timeout_ms  # a session may change its timeout when it resumes
+        # A session may change its timeout and its note when it resumes.
+        origin.timeout_ms, origin.note = stored.session_timeout_ms, stored.session_note
         return origin

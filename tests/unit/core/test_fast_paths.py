@@ -17,6 +17,7 @@ class Client:
 
     key: str | None = None
     timeout_ms = 0.0
+    note: str | None = None
 
 
 CLIENTS: list[Origin] = [Client(), Client()]

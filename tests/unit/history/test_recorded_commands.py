@@ -43,6 +43,7 @@ NAMES = [
     "secret/2",
 ]
 PRINCIPALS = [None, Principal("billing"), Principal("reports"), Principal("operator", permissions=frozenset((ADMIN,)))]
+SESSION_NOTES = ["worker 1@a", "worker 2@a", 'ö"']
 LONG_S = 1e9
 """No timer of a pipeline fires in a test."""
 
@@ -154,9 +155,13 @@ class Server:
         connection = Connection(self.pipeline, Limits(), self.admission)
         connection.connection_made(RecordingTransport(self.receive))
         connection.principal = self.random.choice(PRINCIPALS)
+        hello: dict[str, Any] = {}
         if self.random.random() < 0.4:
-            session = f"0123456789abcde{self.random.randrange(4)}"
-            connection.data_received(self.line("hello", {"session": session, "sessionTimeout": 50}) + b"\n")
+            hello |= {"session": f"0123456789abcde{self.random.randrange(4)}", "sessionTimeout": 50}
+        if self.random.random() < 0.5:
+            hello["note"] = self.random.choice(SESSION_NOTES)
+        if hello:
+            connection.data_received(self.line("hello", hello) + b"\n")
         self.connections.append(connection)
 
     def receive(self, data: bytes) -> None:
@@ -289,6 +294,32 @@ async def test_the_lines_that_clients_send_are_read_as_what_the_lock_manager_did
     archive_complete(tmp_path / "recorded")
     assert all(segment.is_archived for segment in list_segments(tmp_path / "recorded"))
     assert events_of(tmp_path / "recorded") == recorded
+
+
+async def test_a_request_is_recorded_with_the_note_of_its_session(tmp_path: Path) -> None:
+    server = Server(tmp_path, Random(0), is_durable=False, redacted=())  # noqa: S311 - not a secret
+    connections = []
+    for hello in (b'{"note":"worker 1"}', b'{"note":"worker 2","session":"0123456789abcdef"}', b"{}"):
+        connection = Connection(server.pipeline, Limits(), server.admission)
+        connection.connection_made(RecordingTransport(server.receive))
+        connection.data_received(b'{"command":"hello","payload":%b}\n' % hello)
+        connections.append(connection)
+    expected: dict[str, str | None] = {}
+    for number, which in enumerate([0, 1, 1, 2, 0, 2]):
+        server.now += number % 2
+        connections[1].data_received(b'{"command":"ping","payload":{}}\n')  # needs no line
+        connections[which].data_received(
+            b'{"command":"request","payload":{"resources":["exclusive:new%d"]%b}}\n'
+            % (number, b',"note":"own"' if number == 2 else b"")
+        )
+        expected[f"new{number}"] = "own" if number == 2 else ["worker 1", "worker 2", None][which]
+        await server.finish()
+        if number == 3:
+            server.recorder.flush()
+    server.stop()
+    recorded = events_of(tmp_path / "recorded")
+    assert {line.exclusive[0]: line.note for line in recorded if isinstance(line, Granted)} == expected
+    assert recorded == events_of(tmp_path / "observed")
 
 
 @pytest.mark.parametrize("seed", range(6))

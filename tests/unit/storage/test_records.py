@@ -94,7 +94,7 @@ def test_an_ended_request_is_deleted() -> None:
 
 def test_every_field_of_a_record_is_written() -> None:
     """A field that is added to `Record` must be encoded, too, by a request or by a retained reply."""
-    origin = StoredOrigin("session", 5)
+    origin = StoredOrigin("session", 5, "program 1@host")
     request = Request(
         ("s",),
         ("x",),
