@@ -14,6 +14,7 @@ package genie
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/big"
 	"strings"
 	"sync"
@@ -25,6 +26,7 @@ import (
 type Client struct {
 	config     Config
 	secret     string          // of the session
+	note       string          // of the requests without a note of their own
 	template   Lock            // with the default options
 	ctx        context.Context // ends with Close
 	cancel     context.CancelFunc
@@ -37,6 +39,7 @@ type Client struct {
 	leader       address   // as the last server named it; zero: it is not known
 	lastUp       address   // the server of the last connection
 	failedRounds int       // since the server has executed a command
+	takeovers    int       // of the session, in a row
 
 	mu          sync.Mutex
 	conn        *conn            // the connection whose handshake is complete; nil: there is none
@@ -49,7 +52,7 @@ type Client struct {
 	closed      error            // why the client is closed; nil: it is open
 }
 
-// Option is an option of a request: of Acquire, TryAcquire, AcquireAny, Do, Elect and Config.Defaults.
+// Option is an option of a request: of Acquire, TryAcquire, AcquireAny, Do, Elect, Client.Transaction and Config.Defaults.
 type Option interface{ apply(*Lock) }
 
 type option func(*Lock)
@@ -93,6 +96,12 @@ func ReleaseOnDisconnect() Option {
 // Note is a text of at most 256 characters that operators see. Default: PROGRAM PID@HOST; "" sends none.
 func Note(note string) Option { return option(func(l *Lock) { l.request.Note = note }) }
 
+// Traceparent calls a function with the context of each request, and sends its result: the span that makes the request, in the
+// format of W3C Trace Context. Operators, and clients that the request blocks, see it. "" sends none.
+func Traceparent(of func(context.Context) string) Option {
+	return option(func(l *Lock) { l.trace = of })
+}
+
 // Exclusive returns the resource that locks a name exclusively.
 func Exclusive(name string) string { return "exclusive:" + name }
 
@@ -111,10 +120,13 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 		calls: map[string]*call{}, locks: map[string]*Lock{}, watches: map[*Watch]bool{},
 		isEntered: config.Lazy, lastFailure: errors.New("no server has answered"),
 	}
-	defaults := []Option{QueueTimeout(defaultTimeout), TransactionTimeout(defaultTimeout), Note(defaultNote())}
+	defaults := []Option{
+		QueueTimeout(defaultTimeout), TransactionTimeout(defaultTimeout), Note(defaultNote()), Attempts(defaultAttempts),
+	}
 	for _, option := range append(defaults, config.Defaults...) {
 		option.apply(&c.template)
 	}
+	c.note, c.template.request.Note = c.template.request.Note, ""
 	if _, err := c.hello(ctx); err != nil {
 		return nil, err
 	}
@@ -136,17 +148,21 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 
 // Close ends the session and the connection. Waiting calls fail with ErrClosed, and their requests are
 // cancelled. Locks with ReleaseOnDisconnect are released. The others stay held at the server until their
-// transaction timeout, but count as lost here. Close always returns nil.
+// transaction timeout, of which Close warns, but count as lost here: see Shutdown. Close always returns nil.
 func (c *Client) Close() error {
 	c.closeOnce.Do(func() {
 		c.mu.Lock()
-		c.closed = ErrClosed
-		for _, r := range c.calls {
-			if r.name == "request" {
-				c.abandon(r, ErrClosed)
+		var kept []string
+		for _, l := range c.locks {
+			if l.err == nil && l.request.OnDisconnect == "" {
+				kept = append(kept, fmt.Sprint(l.id, l.resources))
 			}
 		}
+		c.stop()
 		conn, bye := c.conn, c.sendBackground("bye", &fields{}, nil)
+		if len(kept) > 0 {
+			c.warn("the client is closed and leaves locks held", "locks", kept)
+		}
 		c.mu.Unlock()
 		if conn != nil {
 			_, _ = c.wait(conn.ctx, bye, min(3*time.Second, c.config.ResponseTimeout))
@@ -154,6 +170,33 @@ func (c *Client) Close() error {
 		c.cancel()
 		<-c.stopped
 	})
+	return nil
+}
+
+// Shutdown releases all locks that are held, which count as lost here, waits until the server has confirmed all releases or ctx
+// ends, and closes the client. If not all were confirmed, it returns the error of ctx.
+func (c *Client) Shutdown(ctx context.Context) error {
+	c.mu.Lock()
+	c.stop()
+	for _, l := range c.locks {
+		l.sendRelease()
+		l.end(l.lostByClose(ErrClosed))
+	}
+	var releases []*call
+	for _, r := range c.calls {
+		if r.name == "release" {
+			releases = append(releases, r)
+		}
+	}
+	c.mu.Unlock()
+	defer c.Close()
+	for _, r := range releases {
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	return nil
 }
 
@@ -206,13 +249,23 @@ func withModes(resources []string) []string {
 	return list
 }
 
-func (c *Client) acquire(ctx context.Context, f *fields, opts []Option) (*Lock, error) {
+// newLock returns a lock with the default options and these.
+func (c *Client) newLock(opts []Option) *Lock {
 	l := &Lock{}
 	*l = c.template
-	l.client, l.resources = c, append(f.Resources, f.AnyOf...)
-	l.request.Resources, l.request.AnyOf, l.request.Weights, l.request.Target = f.Resources, f.AnyOf, f.Weights, f.Target
+	l.client = c
 	for _, option := range opts {
 		option.apply(l)
+	}
+	return l
+}
+
+func (c *Client) acquire(ctx context.Context, f *fields, opts []Option) (*Lock, error) {
+	l := c.newLock(opts)
+	l.resources = append(f.Resources, f.AnyOf...)
+	l.request.Resources, l.request.AnyOf, l.request.Weights, l.request.Target = f.Resources, f.AnyOf, f.Weights, f.Target
+	if l.trace != nil {
+		l.request.Traceparent = l.trace(ctx)
 	}
 	limit, timeout := NoTimeout, l.timeout()
 	if queueTimeout := *l.request.QueueTimeout; queueTimeout < maxTimeoutMS {
@@ -231,8 +284,9 @@ func (c *Client) acquire(ctx context.Context, f *fields, opts []Option) (*Lock, 
 }
 
 // Do acquires a lock, calls fn, and releases the lock, also if fn panics. The context of fn is cancelled
-// when ctx is, and when the lock is lost. If the lock was lost, Do returns a *LostError that wraps
-// the error of fn; otherwise the error of fn, or that of the release.
+// when ctx is, and when the lock is lost. The error is that of fn; if the lock was lost, a *LostError that wraps it. If fn
+// succeeded, but the release is not confirmed, Do logs a warning and returns nil: the client keeps releasing in the
+// background.
 func (c *Client) Do(
 	ctx context.Context, resources []string, fn func(ctx context.Context, lock *Lock) error, opts ...Option,
 ) (err error) {
@@ -240,8 +294,42 @@ func (c *Client) Do(
 	if err != nil {
 		return err
 	}
-	defer func() { err = lock.result(ctx, err, lock.Release(ctx)) }() // if ctx has ended, it does not wait for the answer
-	return fn(lock.Context(ctx), lock)
+	inner, cancel := lock.Context(ctx)
+	defer func() {
+		cancel()
+		err = c.endBlock(ctx, []*Lock{lock}, err)
+	}()
+	return fn(inner, lock)
+}
+
+// endBlock releases the locks of a function that has returned an error or nil, and returns the error for its caller. If ctx has
+// ended, it does not wait for the answers.
+func (c *Client) endBlock(ctx context.Context, locks []*Lock, err error) error {
+	releases := make([]*call, len(locks))
+	for i, l := range locks {
+		releases[i], _ = l.drop()
+	}
+	end := time.Now().Add(c.config.ResponseTimeout)
+	for i, release := range releases {
+		if release == nil {
+			continue
+		}
+		_, failure := c.wait(ctx, release, time.Until(end))
+		if failure != nil && ctx.Err() == nil && !errors.Is(failure, ErrLockLost) {
+			c.config.Logger.Warn("genie: the release of a lock is not confirmed; it is repeated until the server confirms it",
+				"id", locks[i].id, "resources", locks[i].resources, "error", failure)
+		}
+	}
+	for _, l := range locks {
+		var lost *LostError
+		if errors.As(l.Err(), &lost) && !errors.Is(err, lost) {
+			if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+				err = nil // the function has returned because of the loss
+			}
+			return &LostError{lost.ID, lost.Reason, err}
+		}
+	}
+	return err
 }
 
 // Elect waits until this client is the leader of all that call Elect with the same name, and calls fn. The leader
@@ -252,6 +340,35 @@ func (c *Client) Elect(
 ) error {
 	opts = append([]Option{QueueTimeout(NoTimeout), Watchdog()}, opts...)
 	return c.Do(ctx, []string{Exclusive(name)}, fn, opts...)
+}
+
+// Leader returns the present leader of an election, or nil if there is none: its ID, Note, Fence, and since when it leads.
+func (c *Client) Leader(ctx context.Context, name string) (*Request, error) {
+	inspection, err := c.Inspect(ctx, Query{Resource: name, Only: "holders", Limit: 1})
+	if err != nil || len(inspection.Holders) == 0 {
+		return nil, err
+	}
+	return &inspection.Holders[0], nil
+}
+
+// ReleaseID releases a lock, or cancels a waiting request, of any client. If it had ended otherwise before, the error is a
+// *LostError with the reason, or a *RejectedError with the code "unknown-id".
+func (c *Client) ReleaseID(ctx context.Context, id int64) error {
+	return c.callByID(ctx, "release", &fields{ID: id})
+}
+
+// ExtendID sets the remaining time of a lock of any client to timeout from now. It returns the errors of ReleaseID, and a
+// *LostError also for a lock that was released.
+func (c *Client) ExtendID(ctx context.Context, id int64, timeout time.Duration) error {
+	return c.callByID(ctx, "extend", &fields{ID: id, TransactionTimeout: toMS(timeout)})
+}
+
+func (c *Client) callByID(ctx context.Context, name string, f *fields) error {
+	answer, err := c.do(ctx, name, f, nil, c.config.ResponseTimeout)
+	if err == nil && answer.Reason != "" && (name == "extend" || answer.Reason != reasonSuccess) {
+		err = &LostError{ID: f.ID, Reason: answer.Reason}
+	}
+	return err
 }
 
 // Query selects the requests that Inspect lists: all that match every field that is not zero.
@@ -265,23 +382,26 @@ type Query struct {
 
 // Inspection lists held locks and waiting requests, as they were at one moment.
 type Inspection struct {
-	Holders, Queue           []Request
-	HoldersTotal, QueueTotal int // of all that match, also beyond the limit
+	Holders      []Request `json:"holders"`
+	HoldersTotal int       `json:"holdersTotal"` // of all that match, also beyond the limit
+	Queue        []Request `json:"queue"`
+	QueueTotal   int       `json:"queueTotal"`
 }
 
 // Request is a held lock or a waiting request, as Inspect lists it.
 type Request struct {
-	ID             int64
-	Resources      []string // the first ten, exclusive ones first
-	ResourcesTotal int
-	Priority       float64
-	Since          time.Time     // of the grant; of a waiting request: of its arrival
-	ExpiresIn      time.Duration // until it times out; NoTimeout: it does not
-	Transaction    string        `json:"transactionName"`
-	Note           string
-	Fence          int64     // of a held lock
-	Blockers       []Blocker // of a waiting request: the first ten
-	BlockersTotal  int
+	ID             int64         `json:"id"`
+	Resources      []string      `json:"resources"` // the first ten, exclusive ones first
+	ResourcesTotal int           `json:"resourcesTotal"`
+	Priority       float64       `json:"priority"`
+	Since          time.Time     `json:"since"`     // of the grant; of a waiting request: of its arrival
+	ExpiresIn      time.Duration `json:"expiresIn"` // until it times out; NoTimeout: it does not
+	Transaction    string        `json:"transactionName,omitempty"`
+	Note           string        `json:"note,omitempty"`
+	Traceparent    string        `json:"traceparent,omitempty"`
+	Fence          int64         `json:"fence,omitempty"`    // of a held lock
+	Blockers       []Blocker     `json:"blockers,omitempty"` // of a waiting request: the first ten
+	BlockersTotal  int           `json:"blockersTotal,omitempty"`
 }
 
 // Inspect lists held locks and waiting requests.

@@ -2,11 +2,14 @@ package genie
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -21,13 +24,14 @@ func TestLockAndRelease(t *testing.T) {
 	if lock.ID() != 17 || lock.Fence() != 117 || lock.Resources()[0] != "exclusive:a" || lock.Err() != nil {
 		t.Fatal(lock.ID(), lock.Fence(), lock.Resources(), lock.Err())
 	}
-	ctx := lock.Context(background)
+	ctx, cancel := lock.Context(background)
+	defer cancel()
 	released := release(lock)
 	p.confirm(17)
 	if _, err := released(); err != nil {
 		t.Fatal(err)
 	}
-	expectDone(t, ctx)
+	expectDone(t, ctx.Done())
 	expectError(t, lock.Err(), ErrReleased)
 	if err := lock.Release(background); err != nil {
 		t.Fatal("a second release is not nothing:", err)
@@ -144,7 +148,7 @@ func TestALockIsLost(t *testing.T) {
 		t.Run(reason, func(t *testing.T) {
 			_, p, _, lock := hold(t, Config{})
 			p.send(released1(17, reason, "1"))
-			expectDone(t, lock.Context(background))
+			expectDone(t, lock.Done())
 			expectError(t, lock.Err(), target)
 			expectError(t, lock.Release(background), target)
 			expectError(t, lock.Extend(background, time.Second), ErrLockLost)
@@ -158,7 +162,7 @@ func TestALockIsLost(t *testing.T) {
 
 func TestALockExpiresByTheClientsClock(t *testing.T) {
 	_, p, _, lock := hold(t, Config{}, TransactionTimeout(100*time.Millisecond))
-	expectDone(t, lock.Context(background))
+	expectDone(t, lock.Done())
 	expectError(t, lock.Err(), ErrTransactionTimeout)
 	released := release(lock) // the server may hold the lock for a moment
 	p.confirm(17)
@@ -369,7 +373,7 @@ func TestWatchdog(t *testing.T) {
 	if lock.Err() != nil {
 		t.Fatal(lock.Err())
 	}
-	expectDone(t, lock.Context(background)) // without answers
+	expectDone(t, lock.Done()) // without answers
 }
 
 func TestCancelWhileWaiting(t *testing.T) {
@@ -503,7 +507,7 @@ func TestResume(t *testing.T) {
 	if inspection, err := inspects(); err != nil || inspection.HoldersTotal != 3 {
 		t.Fatal(err)
 	}
-	expectDone(t, gone.Context(background))
+	expectDone(t, gone.Done())
 	expectError(t, gone.Err(), ErrTransactionTimeout)
 }
 
@@ -525,7 +529,7 @@ func TestAServerWithoutState(t *testing.T) {
 		t.Fatal(request)
 	}
 	p.confirm(17)
-	expectDone(t, lock.Context(background))
+	expectDone(t, lock.Done())
 	expectError(t, lock.Err(), ErrLockLost)
 	_, err := extends()
 	expectError(t, err, ErrLockLost)
@@ -574,7 +578,7 @@ func TestASessionBoundLockEndsWithTheSession(t *testing.T) {
 	f, p, _, lock := hold(t, Config{SessionTimeout: 100 * time.Millisecond}, TransactionTimeout(time.Hour), ReleaseOnDisconnect())
 	f.listener.Close()
 	p.Close()
-	expectDone(t, lock.Context(background))
+	expectDone(t, lock.Done())
 	var lost *LostError
 	if !errors.As(lock.Err(), &lost) || lost.Reason != "disconnected" {
 		t.Fatal(lock.Err())
@@ -736,20 +740,29 @@ func TestDefaults(t *testing.T) {
 	host, _ := os.Hostname()
 	note := fmt.Sprintf("%s %d@%s", filepath.Base(os.Args[0]), os.Getpid(), host)
 	for name, c := range map[string]struct {
-		defaults, opts []Option
-		expected       received
+		defaults, opts  []Option
+		hello, expected received
 	}{
-		"none": {nil, nil, received{"queueTimeout": 10000.0, "transactionTimeout": 10000.0, "note": note}},
-		"of the client": {[]Option{QueueTimeout(time.Minute), Priority(3)}, nil,
-			received{"queueTimeout": 60000.0, "priority": 3.0, "note": note}},
-		"overridden": {[]Option{Note("the client's"), Priority(3)}, []Option{Priority(4), Note("mine")},
-			received{"priority": 4.0, "note": "mine"}},
-		"without a note": {[]Option{Note("")}, nil, received{"note": nil}},
+		"none": {nil, nil, received{"note": note}, received{"queueTimeout": 10000.0, "transactionTimeout": 10000.0, "note": nil}},
+		"of the client": {[]Option{QueueTimeout(time.Minute), Priority(3), Note("the client's")}, nil,
+			received{"note": "the client's"}, received{"queueTimeout": 60000.0, "priority": 3.0, "note": nil}},
+		"overridden":     {[]Option{Priority(3)}, []Option{Priority(4), Note("mine")}, nil, received{"priority": 4.0, "note": "mine"}},
+		"without a note": {[]Option{Note("")}, nil, received{"note": nil}, received{"note": nil}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, p, client := connected(t, Config{Defaults: c.defaults})
-			acquire(client, "a", c.opts...)
+			f := newFake(t)
+			dialled := dial(t, Config{Defaults: c.defaults}, f)
+			p := f.accept()
+			hello := p.expect("hello")
+			p.Close()
+			p = f.handshake(false)
+			acquire(dialled(), "a", c.opts...)
 			request := p.expect("request")
+			for field, value := range c.hello {
+				if hello[field] != value {
+					t.Error(field, hello[field])
+				}
+			}
 			for field, value := range c.expected {
 				if request[field] != value {
 					t.Error(field, request[field])
@@ -757,6 +770,258 @@ func TestDefaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestContextsOfALock(t *testing.T) {
+	_, p, client, lock := hold(t, Config{})
+	ctx, cancel := lock.Context(background)
+	forgotten, forget := lock.Context(background)
+	forget()
+	expectDone(t, forgotten.Done())
+	client.mu.Lock()
+	if len(lock.observers) != 1 {
+		t.Error("a context that was cancelled is kept")
+	}
+	client.mu.Unlock()
+	done := lock.Done()
+	p.send(released1(17, "transaction-timeout", "1"))
+	expectDone(t, done)
+	if expectDone(t, ctx.Done()); !errors.Is(context.Cause(ctx), ErrTransactionTimeout) {
+		t.Fatal(context.Cause(ctx))
+	}
+	cancel()
+	expectDone(t, lock.Done())
+	late, cancel := lock.Context(background)
+	defer cancel()
+	expectDone(t, late.Done())
+}
+
+func TestDetach(t *testing.T) {
+	f, p, client, lock := hold(t, Config{}, Watchdog(), TransactionTimeout(200*time.Millisecond))
+	ctx, cancel := lock.Context(background)
+	defer cancel()
+	for i := 0; i < 2; i++ {
+		if id, err := lock.Detach(); id != 17 || err != nil {
+			t.Fatal(id, err)
+		}
+	}
+	expectError(t, lock.Err(), ErrDetached)
+	expectError(t, lock.Release(background), ErrDetached)
+	expectError(t, lock.Extend(background, time.Minute), ErrDetached)
+	p.Close()
+	p = f.handshake(true, `{"command":"locked","payload":{"id":17,"fence":117,"expiresIn":3000,"ref":"1"}}`)
+	p.send(released1(17, "transaction-timeout", "1"))
+	bound := acquire(client, "a", ReleaseOnDisconnect())
+	p.grant(18) // without a release of 17 before it
+	if lock, err := bound(); err != nil {
+		t.Fatal(err)
+	} else if _, err := lock.Detach(); err == nil {
+		t.Fatal("a lock that ends with the session was detached")
+	}
+	if ctx.Err() != nil {
+		t.Fatal("the work was cancelled")
+	}
+}
+
+func TestReleaseAndExtendByID(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	call := func(function func() error, command, answer string) error {
+		t.Helper()
+		done := start(func() (bool, error) { return true, function() })
+		sent := p.expect(command)
+		if sent.text("id") != "17" {
+			t.Fatal(sent)
+		}
+		p.send(strings.Replace(answer, "REF", sent.text("ref"), 1))
+		_, err := done()
+		return err
+	}
+	release := func() error { return client.ReleaseID(background, 17) }
+	extend := func() error { return client.ExtendID(background, 17, time.Minute) }
+	if err := call(release, "release", released1(17, "success", "REF")); err != nil {
+		t.Fatal(err)
+	}
+	expectError(t, call(release, "release", released1(17, "transaction-timeout", "REF")), ErrTransactionTimeout)
+	var rejected *RejectedError
+	if err := call(release, "release", error1("unknown-id", "REF")); !errors.As(err, &rejected) || rejected.Code != "unknown-id" {
+		t.Fatal(err)
+	}
+	if err := call(extend, "extend", `{"command":"extended","payload":{"id":17,"transactionTimeout":60000,"ref":"REF"}}`); err != nil {
+		t.Fatal(err)
+	}
+	expectError(t, call(extend, "extend", released1(17, "success", "REF")), ErrLockLost)
+}
+
+func TestTraceparent(t *testing.T) {
+	type span struct{}
+	_, p, client := connected(t, Config{Defaults: []Option{Traceparent(func(ctx context.Context) string {
+		value, _ := ctx.Value(span{}).(string)
+		return value
+	})}})
+	_ = start(func() (*Lock, error) {
+		return client.Acquire(context.WithValue(background, span{}, "00-1-2-01"), []string{"a"})
+	})
+	if r := p.expect("request"); r.text("traceparent") != "00-1-2-01" {
+		t.Fatal(r)
+	}
+	acquire(client, "a")
+	if r := p.expect("request"); r["traceparent"] != nil {
+		t.Fatal(r)
+	}
+}
+
+func TestAnInspectionThroughJSON(t *testing.T) {
+	text := `{"holders":[{"id":101,"resources":["exclusive:a"],"resourcesTotal":1,"priority":2,"since":1790000000000.5,` +
+		`"expiresIn":10000,"transactionName":"t","note":"n","traceparent":"00","fence":201}],"holdersTotal":1,` +
+		`"queue":[{"id":102,"resources":["shared:a"],"resourcesTotal":1,"priority":0,"since":1790000000000,"blockers":[` +
+		`{"id":101,"resource":"a","mode":"exclusive","state":"held","since":1790000000000,"note":"n"}],"blockersTotal":1}],"queueTotal":1}`
+	var first, second Inspection
+	if err := json.Unmarshal([]byte(text), &first); err != nil {
+		t.Fatal(err)
+	}
+	encoded, err := json.Marshal(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(encoded, &second); err != nil || !reflect.DeepEqual(first, second) ||
+		first.Queue[0].ExpiresIn != NoTimeout || first.Holders[0].ExpiresIn != 10*time.Second {
+		t.Fatal(err, first, second)
+	}
+	var wire, again any
+	_ = json.Unmarshal([]byte(text), &wire)
+	_ = json.Unmarshal(encoded, &again)
+	if !reflect.DeepEqual(wire, again) {
+		t.Fatalf("%s\n%s", text, encoded)
+	}
+}
+
+// Two processes that start together must not wait for the same times.
+func TestTheBackoffIsRandomInEachProcess(t *testing.T) {
+	if os.Getenv("GENIE_TEST_BACKOFF") != "" {
+		fmt.Println("backoff:", backoff(10), backoff(10))
+		return
+	}
+	outputs := map[string]bool{}
+	for i := 0; i < 3; i++ {
+		command := exec.Command(os.Args[0], "-test.run=TestTheBackoffIsRandomInEachProcess")
+		command.Env = append(os.Environ(), "GENIE_TEST_BACKOFF=1")
+		output, err := command.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		outputs[strings.SplitN(string(output), "\n", 2)[0]] = true
+	}
+	if len(outputs) < 3 {
+		t.Fatal(outputs)
+	}
+}
+
+func TestATakenOverSession(t *testing.T) {
+	f, p, client, lock := hold(t, Config{})
+	for i := 0; i < 3; i++ {
+		p.send(`{"command":"error","payload":{"code":"session-taken-over","message":"as scripted"}}`)
+		if p.expectClosed(); i < 2 {
+			p = f.handshake(true, `{"command":"locked","payload":{"id":17,"fence":117,"expiresIn":60000,"ref":"1"}}`)
+		}
+	}
+	expectDone(t, lock.Done())
+	var rejected *RejectedError
+	if err := client.Ping(background); !errors.As(err, &rejected) || rejected.Code != "session-taken-over" {
+		t.Fatal(err)
+	}
+}
+
+// A log that a test reads.
+type log1 struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *log1) Write(text []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(text)
+}
+
+func (l *log1) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func newLog() (*log1, *slog.Logger) {
+	l := &log1{}
+	return l, slog.New(slog.NewTextHandler(l, nil))
+}
+
+// The work is done, so its result counts, although the server has not confirmed the release.
+func TestDoWithoutAnAnswerToTheRelease(t *testing.T) {
+	log, logger := newLog()
+	f, p, client := connected(t, Config{ResponseTimeout: 100 * time.Millisecond, Logger: logger})
+	done := start(func() (bool, error) {
+		return true, client.Do(background, []string{"a"}, func(context.Context, *Lock) error { return nil })
+	})
+	p.grant(17)
+	p.expect("release")
+	if _, err := done(); err != nil || !strings.Contains(log.String(), "not confirmed") {
+		t.Fatal(err, log)
+	}
+	p.Close()
+	p = f.handshake(true)
+	p.confirm(17) // in the background
+	done = start(func() (bool, error) {
+		return true, client.Do(background, []string{"a"}, func(context.Context, *Lock) error { return nil })
+	})
+	p.grant(18)
+	p.send(released1(18, "transaction-timeout", p.expect("release").text("ref")))
+	_, err := done()
+	expectError(t, err, ErrTransactionTimeout) // lost during the work
+}
+
+func TestCloseWarnsOfLocksThatStayHeld(t *testing.T) {
+	log, logger := newLog()
+	_, p, client, _ := hold(t, Config{Logger: logger})
+	closed := start(func() (bool, error) { return true, client.Close() })
+	p.send(fmt.Sprintf(`{"command":"bye","payload":{"ref":%q}}`, p.expect("bye").text("ref")))
+	if _, err := closed(); err != nil || !strings.Contains(log.String(), "17 [exclusive:a]") {
+		t.Fatal(err, log)
+	}
+}
+
+func TestShutdownReleasesAllLocks(t *testing.T) {
+	log, logger := newLog()
+	f, p, client, lock := hold(t, Config{Logger: logger})
+	waits := acquire(client, "waits")
+	waiting := p.expect("request").text("ref")
+	shut := start(func() (bool, error) { return true, client.Shutdown(background) })
+	if _, err := waits(); !errors.Is(err, ErrClosed) {
+		t.Fatal(err)
+	}
+	expectError(t, client.Ping(background), ErrClosed)
+	if expectDone(t, lock.Done()); !errors.Is(lock.Err(), ErrLockLost) || !errors.Is(lock.Err(), ErrClosed) {
+		t.Fatal(lock.Err())
+	}
+	p.Close() // it waits for the answers on the next connection
+	p = f.handshake(true, `{"command":"locked","payload":{"id":17,"fence":117,"expiresIn":60000,"ref":"1"}}`)
+	for i := 0; i < 2; i++ {
+		if release := p.expect("release"); release.text("ref") == waiting {
+			p.send(released1(18, "success", waiting))
+		} else {
+			p.send(released1(17, "success", release.text("ref")))
+		}
+	}
+	p.send(fmt.Sprintf(`{"command":"bye","payload":{"ref":%q}}`, p.expect("bye").text("ref")))
+	if _, err := shut(); err != nil || strings.Contains(log.String(), "held") {
+		t.Fatal(err, log)
+	}
+}
+
+func TestShutdownIsLimitedByItsContext(t *testing.T) {
+	_, p, client, _ := hold(t, Config{ResponseTimeout: 100 * time.Millisecond})
+	ctx, cancel := context.WithTimeout(background, 10*time.Millisecond)
+	defer cancel()
+	expectError(t, client.Shutdown(ctx), context.DeadlineExceeded)
+	p.expect("release")
 }
 
 func TestClose(t *testing.T) {
@@ -778,7 +1043,7 @@ func TestClose(t *testing.T) {
 	expectError(t, err, ErrClosed)
 	_, err = watch.Next(background)
 	expectError(t, err, ErrClosed)
-	expectDone(t, lock.Context(background))
+	expectDone(t, lock.Done())
 	expectError(t, lock.Err(), ErrClosed)
 	_, err = client.TryAcquire(background, []string{"a"})
 	expectError(t, err, ErrClosed)

@@ -172,7 +172,7 @@ func TestALeaseEndsAtAHalfOpenConnection(t *testing.T) {
 					time.Sleep(c.interval / 2) // the lease counts from the ping, not from its answer
 					p.send(fmt.Sprintf(`{"command":"pong","payload":{"ref":%q}}`, ping.text("ref")))
 				}
-				expectDone(t, lock.Context(background))
+				expectDone(t, lock.Done())
 				if passed := time.Since(renewed); passed != c.session {
 					t.Fatal("lost after", passed)
 				}
@@ -185,8 +185,7 @@ func TestALeaseEndsAtAHalfOpenConnection(t *testing.T) {
 func TestMessagesThatAnswerNothingDoNotRenewTheLease(t *testing.T) {
 	world(t, Config{}, func(t *testing.T, p *peer, client *Client) {
 		lock, renewed := p.holdBound(client), time.Now()
-		ctx := lock.Context(background)
-		for ctx.Err() == nil {
+		for lock.Err() == nil {
 			p.send(`{"command":"event","payload":{"state":"locked","resource":"t/2","mode":"shared","id":2}}`)
 			time.Sleep(100 * time.Millisecond)
 			synctest.Wait()
@@ -215,7 +214,7 @@ func TestAClientThatWaitsRenewsItsLease(t *testing.T) {
 			t.Fatal(err, lock)
 		}
 		p.Close()
-		expectDone(t, lock.Context(background))
+		expectDone(t, lock.Done())
 		expectLost(t, lock, reasonDisconnected)
 	})
 }

@@ -12,6 +12,9 @@ const (
 	stagger     = 250 * time.Millisecond // between the attempts of a round (RFC 8305)
 	maxAttempt  = 5 * time.Second        // for a connection and its handshake
 	stableAfter = 2 * time.Second        // a connection that lasted so long resets the backoff
+
+	codeTakenOver = "session-taken-over" // another process uses the secret of the session
+	maxTakeovers  = 3                    // in a row, after which the client ends
 )
 
 // round is one round of attempts to find the leader: it connects to each address of all names once, one after the other, and
@@ -226,6 +229,11 @@ func (c *Client) serve(conn *conn) error {
 	var rejected *RejectedError
 	errors.As(err, &rejected)
 	c.leader, _ = c.leaderOf(conn.address, rejected)
+	if rejected == nil || rejected.Code != codeTakenOver || !conn.isAlone {
+		c.takeovers = 0
+	} else if c.takeovers++; c.takeovers == maxTakeovers {
+		return rejected
+	}
 	return nil
 }
 

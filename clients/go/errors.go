@@ -28,17 +28,20 @@ var (
 	ErrTransactionTimeout = errors.New("genie: the transaction timeout passed")
 	// ErrReleased: the lock was released before, by this client.
 	ErrReleased = errors.New("genie: the lock was released")
+	// ErrDetached: the lock was detached: use Client.ExtendID and Client.ReleaseID.
+	ErrDetached = errors.New("genie: the lock was detached")
 )
 
 // Blocker is a request that blocks another one: it holds Resource, or is ahead in the queue.
 type Blocker struct {
-	ID          int64
-	Resource    string // the name, without a mode
-	Mode        string // "shared" or "exclusive"
-	State       string // "held" or "queued"
-	Since       time.Time
-	Transaction string `json:"transactionName"`
-	Note        string
+	ID          int64     `json:"id"`
+	Resource    string    `json:"resource"` // the name, without a mode
+	Mode        string    `json:"mode"`     // "shared" or "exclusive"
+	State       string    `json:"state"`    // "held" or "queued"
+	Since       time.Time `json:"since"`
+	Transaction string    `json:"transactionName,omitempty"`
+	Note        string    `json:"note,omitempty"`
+	Traceparent string    `json:"traceparent,omitempty"`
 }
 
 func (b Blocker) String() string {
@@ -82,7 +85,8 @@ func (e *QueueTimeoutError) Timeout() bool { return true }
 type WaitEdge struct {
 	Resource       string
 	Waiter, Holder int64
-	Note           string // of the waiter
+	Note           string // of the waiter, as its Traceparent
+	Traceparent    string
 }
 
 // DeadlockError reports that a request would have waited in a cycle. Release the locks of the

@@ -267,11 +267,11 @@ func expectError(t testing.TB, err error, target error) {
 	}
 }
 
-func expectDone(t testing.TB, ctx context.Context) {
+func expectDone(t testing.TB, done <-chan struct{}) {
 	t.Helper()
 	select {
-	case <-ctx.Done():
+	case <-done:
 	case <-time.After(limit):
-		t.Fatal("the context is not cancelled")
+		t.Fatal("it is not done")
 	}
 }

@@ -140,7 +140,7 @@ func TestAgainstAServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	short := mustAcquire(t, client, "short", genie.TransactionTimeout(50*time.Millisecond))
-	<-short.Context(background).Done()
+	<-short.Done()
 	if !errors.Is(short.Err(), genie.ErrTransactionTimeout) {
 		t.Fatal(short.Err())
 	}
@@ -177,12 +177,88 @@ func TestDeadlock(t *testing.T) {
 	}
 }
 
+// Two clients lock the same two names in opposite orders. Whoever loses a deadlock does not lose again.
+func TestTransactionsInOppositeOrders(t *testing.T) {
+	server := serve(t)
+	var group sync.WaitGroup
+	for i := 0; i < 2; i++ {
+		client := connect(t, genie.Config{}, server.Address)
+		names := [2][]string{{"s/2", "s/13"}, {"s/13", "s/2"}}[i]
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			deadlocks := 0
+			for n := 0; n < 15; n++ {
+				attempts := 0
+				err := client.Transaction(background, func(ctx context.Context, tx *genie.Tx) error {
+					if attempts++; attempts > 1 {
+						deadlocks++
+					}
+					for _, name := range names {
+						if _, err := tx.Lock(ctx, name); err != nil {
+							return err
+						}
+						time.Sleep(20 * time.Millisecond)
+					}
+					return nil
+				})
+				if err != nil || attempts > 2 {
+					t.Error(err, attempts)
+				}
+			}
+			t.Log("deadlocks:", deadlocks)
+		}()
+	}
+	group.Wait()
+}
+
+func TestTheLeaderOfAnElection(t *testing.T) {
+	server := serve(t)
+	client := connect(t, genie.Config{Defaults: []genie.Option{genie.Note("candidate 1")}}, server.Address)
+	if leader, err := client.Leader(background, "leader/a"); leader != nil || err != nil {
+		t.Fatal(leader, err)
+	}
+	err := client.Elect(background, "leader/a", func(ctx context.Context, lock *genie.Lock) error {
+		leader, err := client.Leader(ctx, "leader/a")
+		if err == nil && (leader == nil || leader.ID != lock.ID() || leader.Note != "candidate 1" || leader.Fence != lock.Fence()) {
+			return fmt.Errorf("the leader is %v", leader)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Another client takes over a lock by its id.
+func TestALockIsHandedOver(t *testing.T) {
+	server := serve(t)
+	first, second := connect(t, genie.Config{}, server.Address), connect(t, genie.Config{}, server.Address)
+	lock := mustAcquire(t, first, "a", genie.TransactionTimeout(30*time.Second))
+	id, err := lock.Detach()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.ExtendID(background, id, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	inspection, err := second.Inspect(background, genie.Query{ID: id})
+	if err != nil || len(inspection.Holders) != 1 || inspection.Holders[0].ExpiresIn < 50*time.Minute {
+		t.Fatal(inspection, err)
+	}
+	if err := second.ReleaseID(background, id); err != nil {
+		t.Fatal(err)
+	}
+	checkNothingIsLeft(t, second)
+}
+
 func TestWatchdogOfAServer(t *testing.T) {
 	server := serve(t)
 	client := connect(t, genie.Config{}, server.Address)
 	lock := mustAcquire(t, client, "a", genie.Watchdog(), genie.TransactionTimeout(200*time.Millisecond))
 	select {
-	case <-lock.Context(background).Done():
+	case <-lock.Done():
 		t.Fatal(lock.Err())
 	case <-time.After(time.Second):
 	}
@@ -205,7 +281,7 @@ func TestMemoryServerRestarts(t *testing.T) {
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
-	<-lock.Context(background).Done()
+	<-lock.Done()
 	if !errors.Is(lock.Err(), genie.ErrLockLost) {
 		t.Fatal(lock.Err())
 	}

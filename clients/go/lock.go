@@ -16,6 +16,8 @@ type Lock struct {
 	client    *Client
 	request   fields // TransactionTimeout: that of the last extension
 	watchdog  bool
+	attempts  int // of a transaction
+	trace     func(context.Context) string
 	resources []string // of AcquireAny: the choices, and after the grant those that are locked
 	id, fence int64
 	late      bool // when the grant arrived, too little of the timeout remained for certain, or the lock was lost
@@ -24,10 +26,11 @@ type Lock struct {
 	confirmedOn *conn // the last connection on which the server reported the lock
 	expiresAt   time.Time
 	renewAt     time.Time   // when the watchdog extends the lock
-	timer       *time.Timer // for the end and renewAt; nil: there is neither a watchdog nor a context
+	timer       *time.Timer // for the end and renewAt; nil: there is neither a watchdog nor an observer
 	release     *call       // the release of the lock; nil: none was sent
 	err         error       // why the lock has ended; nil: it is held
-	contexts    []context.CancelFunc
+	observers   map[*func(error)]bool
+	done        chan struct{} // of Done
 }
 
 // ID returns the id of the lock at the server. Any client can release a lock by its id.
@@ -40,27 +43,85 @@ func (l *Lock) Fence() int64 { return l.fence }
 // Resources returns the locked resources, such as "exclusive:accounts/2".
 func (l *Lock) Resources() []string { return append([]string(nil), l.resources...) }
 
-// Err returns nil while the lock is held, ErrReleased after Release, and otherwise a *LostError. It reads
-// the clock: it is correct even if the program was suspended.
+// ExpiresAt returns when the lock counts as lost unless it is extended. If it has the option ReleaseOnDisconnect, that may be
+// the end of the session, which each answer of the server moves.
+func (l *Lock) ExpiresAt() time.Time {
+	l.client.mu.Lock()
+	defer l.client.mu.Unlock()
+	end, _ := l.expiry()
+	return end
+}
+
+// Err returns nil while the lock is held, ErrReleased after Release, ErrDetached after Detach, and otherwise a *LostError. It
+// reads the clock: it is correct even if the program was suspended.
 func (l *Lock) Err() error {
 	l.client.mu.Lock()
 	defer l.client.mu.Unlock()
 	return l.checkExpiry()
 }
 
-// Context returns a copy of ctx that is also cancelled when the lock is lost or released. Err tells which. The lock
-// counts as lost, too, when its transaction timeout has passed on this client's clock. That time is
-// counted from when the request, or the last extension, was sent.
-func (l *Lock) Context(ctx context.Context) context.Context {
-	ctx, cancel := context.WithCancel(ctx)
+// Context returns a copy of ctx that is also cancelled when the lock is lost or released; context.Cause returns the error
+// of Err then. The lock counts as lost, too, when its transaction timeout has passed on this client's clock. That time
+// is counted from when the request, or the last extension, was sent. Call cancel when the context is not needed any more.
+func (l *Lock) Context(ctx context.Context) (_ context.Context, cancel context.CancelFunc) {
+	ctx, end := context.WithCancelCause(ctx)
+	forget := l.notify(end)
+	return ctx, func() {
+		forget()
+		end(context.Canceled)
+	}
+}
+
+// Done returns a channel that is closed when the lock is lost or released.
+func (l *Lock) Done() <-chan struct{} {
+	l.client.mu.Lock()
+	isFirst := l.done == nil
+	if isFirst {
+		l.done = make(chan struct{})
+	}
+	done := l.done
+	l.client.mu.Unlock()
+	if isFirst {
+		l.notify(func(error) { close(done) })
+	}
+	return done
+}
+
+// notify calls a function with the error when the lock ends, or now if it has ended. The function must not block.
+func (l *Lock) notify(end func(error)) (forget func()) {
 	l.client.mu.Lock()
 	defer l.client.mu.Unlock()
 	if l.checkExpiry() != nil {
-		cancel()
+		end(l.err)
+		return func() {}
 	}
-	l.contexts = append(l.contexts, cancel)
+	if l.observers == nil {
+		l.observers = map[*func(error)]bool{}
+	}
+	l.observers[&end] = true
 	l.setTimer()
-	return ctx
+	return func() {
+		l.client.mu.Lock()
+		defer l.client.mu.Unlock()
+		delete(l.observers, &end)
+	}
+}
+
+// Detach hands the lock over to other clients, and returns its id: from then on this client neither extends nor releases it, and
+// does not report its end. Contexts of the lock are not cancelled. The other client should call Client.ExtendID at once.
+// A lock with ReleaseOnDisconnect cannot be detached.
+func (l *Lock) Detach() (id int64, err error) {
+	l.client.mu.Lock()
+	defer l.client.mu.Unlock()
+	if l.request.OnDisconnect != "" {
+		return l.id, errors.New("genie: a lock with ReleaseOnDisconnect ends with its session, and cannot be detached")
+	}
+	if err := l.checkExpiry(); err != nil && err != ErrDetached {
+		return l.id, err
+	}
+	l.observers = nil
+	l.end(ErrDetached)
+	return l.id, nil
 }
 
 // Extend sets the remaining time of the lock to timeout from now, which may be shorter than before.
@@ -99,21 +160,6 @@ func (l *Lock) drop() (*call, error) {
 	return l.release, l.err
 }
 
-// result returns the error of Do: that of its function, that of the release, or the loss of the lock.
-func (l *Lock) result(ctx context.Context, err, released error) error {
-	var lost *LostError
-	if !errors.As(l.Err(), &lost) || errors.Is(err, lost) {
-		if err == nil && ctx.Err() == nil {
-			return released
-		}
-		return err
-	}
-	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
-		err = nil // the function has returned because of the loss
-	}
-	return &LostError{lost.ID, lost.Reason, err}
-}
-
 // The rest is called with Client.mu held.
 
 // hold notes that the server holds the lock for at least timeout after since.
@@ -132,9 +178,9 @@ func (l *Lock) expiry() (time.Time, string) {
 	return l.expiresAt, reasonTransactionTimeout
 }
 
-// setTimer sets the timer of a lock that is held, if its watchdog or a context needs one: Err reads the clock itself.
+// setTimer sets the timer of a lock that is held, if its watchdog or an observer needs one: Err reads the clock itself.
 func (l *Lock) setTimer() {
-	if l.err != nil || !l.watchdog && l.contexts == nil {
+	if l.err != nil || !l.watchdog && len(l.observers) == 0 {
 		return
 	}
 	if l.timer == nil {
@@ -179,6 +225,10 @@ func (l *Lock) timeout() time.Duration { return fromMS(*l.request.TransactionTim
 
 func (l *Lock) lost(reason string) *LostError { return &LostError{ID: l.id, Reason: reason} }
 
+func (l *Lock) lostByClose(err error) *LostError {
+	return &LostError{ID: l.id, Reason: "the client does not manage it any more", Err: err}
+}
+
 // end ends the lock for its holder, unless it has ended before.
 func (l *Lock) end(err error) {
 	if l.err != nil {
@@ -188,14 +238,15 @@ func (l *Lock) end(err error) {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	for _, cancel := range l.contexts {
-		cancel()
+	for observer := range l.observers {
+		(*observer)(err)
 	}
+	l.observers = nil
 }
 
 // sendRelease releases the lock at the server, if the server may hold it and no release was sent.
 func (l *Lock) sendRelease() {
-	if l.release == nil && l.client.locks[l.request.Ref] == l {
+	if l.release == nil && l.err != ErrDetached && l.client.locks[l.request.Ref] == l {
 		l.release = l.client.sendBackground("release", &fields{ID: l.id}, l)
 	}
 }
@@ -239,7 +290,7 @@ func (l *Lock) choose(names []string) {
 // onReported handles the report that the server still holds the lock.
 func (l *Lock) onReported(conn *conn, p *payload) {
 	l.confirmedOn = conn
-	if l.err != nil { // by this client's clock
+	if l.err != nil { // by this client's clock, or it is detached
 		l.sendRelease()
 	} else if p.ExpiresIn != nil {
 		l.hold(conn.helloAt, fromMS(*p.ExpiresIn))
@@ -278,6 +329,8 @@ func (l *Lock) onEnded(r *call, reason string) {
 // onResumed handles the end of the handshake: the server has reported the locks that it holds.
 func (l *Lock) onResumed(conn *conn) {
 	switch {
+	case l.confirmedOn != conn && l.err == ErrDetached:
+		delete(l.client.locks, l.request.Ref)
 	case l.confirmedOn != conn && l.release == nil: // it is lost: the answer to a release contains the reason
 		l.sendRelease()
 		if !conn.resumed {

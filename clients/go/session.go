@@ -57,7 +57,7 @@ func (c *Client) hello(ctx context.Context) ([]byte, error) {
 	}
 	f := &fields{
 		Protocol: protocolVersion, Client: clientName, Quiet: true, Token: token, Namespace: c.config.Namespace,
-		Session: c.secret, SessionTimeout: toMS(c.config.SessionTimeout), Ref: helloRef,
+		Session: c.secret, SessionTimeout: toMS(c.config.SessionTimeout), Note: c.note, Ref: helloRef,
 	}
 	hello := encode("hello", f)
 	return append(hello, encode("ping", &fields{Ref: pingRef})...), f.check(hello)
@@ -197,6 +197,16 @@ func (c *Client) abandon(r *call, err error) {
 	}
 }
 
+// stop lets no further calls begin, and cancels the waiting requests.
+func (c *Client) stop() {
+	c.closed = ErrClosed
+	for _, r := range c.calls {
+		if r.name == "request" {
+			c.abandon(r, ErrClosed)
+		}
+	}
+}
+
 // shut ends all locks, calls and watches, because the client is closed.
 func (c *Client) shut(err error) {
 	if c.closed == nil {
@@ -207,7 +217,7 @@ func (c *Client) shut(err error) {
 	}
 	for ref, l := range c.locks {
 		delete(c.locks, ref)
-		l.end(&LostError{ID: l.id, Reason: "the client does not manage it any more", Err: c.closed})
+		l.end(l.lostByClose(c.closed))
 	}
 	for _, r := range c.calls {
 		c.finish(r, c.closed)
@@ -244,7 +254,7 @@ func (c *Client) sendAgain(r *call) {
 	switch {
 	case r.background && r.name != "release":
 		c.finish(r, nil)
-	case r.name == "extend" && r.lock.err != nil:
+	case r.name == "extend" && r.lock != nil && r.lock.err != nil:
 		c.finish(r, r.lock.err)
 	case isNewSession && r.name == "release" && r.fields.ID == 0: // the server does not know the ref of the cancelled request
 		c.finish(r, nil)
@@ -303,7 +313,7 @@ func (c *Client) receive(conn *conn, m *message) error {
 	case "released":
 		c.onReleased(r, p)
 	case "error":
-		if !isUp || p.Code == "unavailable" && p.Leader != "" {
+		if !isUp || p.Code == "unavailable" && p.Leader != "" || p.Code == codeTakenOver && p.Ref == "" {
 			return p.rejection()
 		}
 		c.onError(conn, r, p.rejection())
@@ -342,6 +352,7 @@ func (c *Client) onReleased(r *call, p *payload) {
 	case r != nil && r.lock != nil:
 		r.lock.onEnded(r, p.Reason)
 	case r != nil:
+		r.answer = p
 		c.finish(r, nil)
 	case l != nil:
 		l.onEnded(nil, p.Reason)
@@ -359,7 +370,7 @@ func (c *Client) onAnswer(conn *conn, r *call, m *message) {
 		c.emitUp(conn.address)
 	case r == nil:
 		c.warn("an answer was ignored, because its ref is not known", "command", m.Command, "ref", p.Ref)
-	case r.name == "extend":
+	case r.name == "extend" && r.lock != nil:
 		r.lock.onExtended(r)
 	default:
 		r.answer = p

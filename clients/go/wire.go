@@ -37,6 +37,7 @@ type fields struct {
 	Priority           int      `json:"priority,omitempty"`
 	OnDisconnect       string   `json:"onDisconnect,omitempty"`
 	Note               string   `json:"note,omitempty"`
+	Traceparent        string   `json:"traceparent,omitempty"`
 	Prefix             *string  `json:"prefix,omitempty"`
 	Resource           string   `json:"resource,omitempty"`
 	Limit              int      `json:"limit,omitempty"`
@@ -73,7 +74,7 @@ func (f *fields) check(line []byte) error {
 		prefix = *f.Prefix
 	}
 	for _, texts := range [][]string{
-		f.Resources, f.AnyOf, {f.Transaction, f.Note, f.Resource, f.Only, f.Token, f.Namespace, prefix},
+		f.Resources, f.AnyOf, {f.Transaction, f.Note, f.Traceparent, f.Resource, f.Only, f.Token, f.Namespace, prefix},
 	} {
 		for _, text := range texts {
 			if !utf8.ValidString(text) {
@@ -112,32 +113,55 @@ type payload struct {
 	Resumed              bool
 }
 
+type (
+	plainBlocker Blocker
+	plainRequest Request
+)
+
+// wireBlocker is a blocker as on the wire: its fields hide those of the blocker.
+type wireBlocker struct {
+	*plainBlocker
+	Since float64 `json:"since"`
+}
+
+// wireRequest is a request as on the wire: its fields hide those of the request.
+type wireRequest struct {
+	*plainRequest
+	Since     float64  `json:"since"`
+	ExpiresIn *float64 `json:"expiresIn,omitempty"`
+}
+
 // UnmarshalJSON decodes a blocker as the server sends it.
 func (b *Blocker) UnmarshalJSON(text []byte) error {
-	type plain Blocker
-	row := struct {
-		*plain
-		Since float64
-	}{plain: (*plain)(b)}
+	row := wireBlocker{plainBlocker: (*plainBlocker)(b)}
 	err := json.Unmarshal(text, &row)
 	b.Since = unixMS(row.Since)
 	return err
 }
 
+// MarshalJSON encodes a blocker as the server does.
+func (b Blocker) MarshalJSON() ([]byte, error) {
+	return json.Marshal(wireBlocker{(*plainBlocker)(&b), toUnixMS(b.Since)})
+}
+
 // UnmarshalJSON decodes a request as the server sends it.
 func (r *Request) UnmarshalJSON(text []byte) error {
-	type plain Request
-	row := struct {
-		*plain
-		Since     float64
-		ExpiresIn *float64
-	}{plain: (*plain)(r)}
+	row := wireRequest{plainRequest: (*plainRequest)(r)}
 	err := json.Unmarshal(text, &row)
 	r.Since, r.ExpiresIn = unixMS(row.Since), NoTimeout
 	if row.ExpiresIn != nil {
 		r.ExpiresIn = fromMS(*row.ExpiresIn)
 	}
 	return err
+}
+
+// MarshalJSON encodes a request as the server does.
+func (r Request) MarshalJSON() ([]byte, error) {
+	row := wireRequest{plainRequest: (*plainRequest)(&r), Since: toUnixMS(r.Since)}
+	if r.ExpiresIn != NoTimeout {
+		row.ExpiresIn = toMS(r.ExpiresIn)
+	}
+	return json.Marshal(row)
 }
 
 // toMS returns a duration in milliseconds. A duration beyond the limit of the protocol becomes the limit.
@@ -149,6 +173,8 @@ func toMS(d time.Duration) *float64 {
 func fromMS(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 
 func unixMS(ms float64) time.Time { return time.UnixMicro(int64(ms * 1000)) }
+
+func toUnixMS(t time.Time) float64 { return float64(t.UnixMicro()) / 1000 }
 
 func toBig(n json.Number) *big.Int {
 	i, _ := new(big.Int).SetString(n.String(), 10)

@@ -229,8 +229,10 @@ func (a *adapter) reportLoss(number int64) {
 	a.mu.Lock()
 	lock := a.locks[number]
 	a.mu.Unlock()
-	<-lock.Context(context.Background()).Done()
-	if err := lock.Err(); errors.Is(err, genie.ErrLockLost) && !errors.Is(err, genie.ErrClosed) {
+	ctx, cancel := lock.Context(context.Background())
+	defer cancel()
+	<-ctx.Done()
+	if err := context.Cause(ctx); errors.Is(err, genie.ErrLockLost) && !errors.Is(err, genie.ErrClosed) {
 		a.write(object{"event": "lost", "lock": number, "type": describe(err)["type"]})
 	}
 }
