@@ -24,7 +24,7 @@ from genie.client.commands import (
     make_any_request,
 )
 from genie.client.config import Address, parse_addresses, resolve_namespace, resolve_token
-from genie.client.errors import already_released, copy_lock_lost
+from genie.client.errors import already_released, copy_lock_lost, reject_pickling
 from genie.client.inspection import Inspection
 from genie.client.watches import Change
 from genie.errors import Code, ConnectionLost, GenieError, QueueTimeout, RequestRejected
@@ -354,6 +354,8 @@ class Client:
             token=resolve_token(token),
             namespace=resolve_namespace(namespace),
         )
+
+    __reduce__ = reject_pickling
 
     async def __aenter__(self) -> Self:
         await self._connection.open()

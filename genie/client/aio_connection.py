@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
+from asyncio import _get_running_loop  # returns None if no event loop runs
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol, cast
 
@@ -23,7 +24,7 @@ MAX_UNSENT_COMMANDS: Final = 32
 
 
 class CallFuture(Protocol):
-    """The future of a call: an `asyncio.Future`, or a `concurrent.futures.Future` of the sync client."""
+    """The future of a call: an `asyncio.Future`, or a `Handover` of the client for threads."""
 
     def done(self) -> bool:
         """Return whether the future has been completed or cancelled."""
@@ -365,6 +366,21 @@ class AsyncConnection:
         finally:
             await self._close_transport()
 
+    async def leave(self, limit_s: float) -> None:
+        """Send `bye` because the process ends, and wait at most `limit_s` seconds until the server has closed the connection.
+
+        Calls that still wait get no outcome.
+        """
+        handler, self._closed = self._handler, True
+        if handler is None or not self.session.up:
+            return
+        self.session.send(Bye(), time.monotonic())
+        self.flush()
+        self._handler = None  # ignore what the server still sends
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await handler.closed.wait()
+
     def call(self, call: Call) -> Coroutine[Any, Any, Any]:
         """Send a call, wait for its outcome, and return its result or raise its error.
 
@@ -453,8 +469,13 @@ class AsyncConnection:
         self.session.send(release, time.monotonic())
 
     def check_open(self) -> None:
-        """Raise RuntimeError if the client was never opened, ConnectionLost if it was closed."""
+        """Raise RuntimeError if the client was never opened or is used from another event loop, ConnectionLost if it was closed."""
         if not self._closed:
+            if _get_running_loop() is not self._loop:
+                raise RuntimeError(
+                    "this client was opened in another event loop: use it in the coroutines of that loop only, or open a "
+                    "client in this one. For threads use genie.sync.connect()"
+                )
             return
         if not self._was_opened:
             raise RuntimeError("the client was not entered: use `async with genie.connect() as client`")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from genie.errors import Code, GenieError, LockLost, RequestRejected
 from genie.protocol import codec, messages
@@ -32,6 +32,11 @@ class LockInfo:
 
     def __init__(self, request: Request) -> None:
         self._request = request
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"lock {self.id} can't be pickled: call `detach`, and pass on the id; another client can extend and release it"
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {' '.join(self.resources)}: {self._request.state.name.lower()}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from genie.errors import (
     Blocker,
@@ -126,3 +127,8 @@ def copy_rejection(error: RequestRejected) -> RequestRejected:
 def copy_lock_lost(error: LockLost) -> LockLost:
     """Copy an error, to raise it in another call. Raising one exception object twice would mix up its tracebacks."""
     return type(error)(str(error), id=error.id)
+
+
+def reject_pickling(client: object) -> NoReturn:
+    """Raise TypeError because a client is pickled, for example as an argument of a function for another process."""
+    raise TypeError(f"a {type(client).__name__} of genie can't be pickled: make a new client in the other process")

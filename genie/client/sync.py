@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Sequence
 from ssl import SSLContext
@@ -23,11 +21,12 @@ from genie.client.commands import (
     make_any_request,
 )
 from genie.client.config import Address, parse_addresses, resolve_namespace, resolve_token
-from genie.client.errors import already_released, copy_lock_lost
+from genie.client.errors import already_released, copy_lock_lost, reject_pickling
+from genie.client.handover import LostEvent
 from genie.client.inspection import Inspection
 from genie.client.sync_connection import SyncConnection
 from genie.client.watches import Change
-from genie.errors import Code, ConnectionLost, GenieError, QueueTimeout, RequestRejected
+from genie.errors import Code, GenieError, QueueTimeout, RequestRejected
 from genie.protocol.resources import exclusive
 
 
@@ -46,9 +45,12 @@ class Lock(LockInfo):
         return self._request.is_held(time.monotonic()) and not self._connection.forked
 
     @property
-    def lost(self) -> threading.Event:
-        """An event that is set when the lock ends without `release`; see `genie.Lock.lost`. Test `lock.lost.is_set()`."""
-        return cast("threading.Event", self._request.lost_event)
+    def lost(self) -> LostEvent:
+        """An event that is set when the lock ends without `release`; see `genie.Lock.lost`.
+
+        It has `is_set()` and `wait(timeout)`, as a `threading.Event`.
+        """
+        return cast("LostEvent", self._request.lost_event)
 
     def release(self) -> None:
         """Release the lock, and wait until the server confirms. Does nothing if the lock was released before or is lost.
@@ -106,19 +108,24 @@ class LockContext:
     of the block is propagated. A detached lock is not released at the end of the block.
     """
 
-    __slots__ = ("_connection", "_lock", "_request")
+    __slots__ = ("__weakref__", "_connection", "_guard", "_lock", "_request")
 
     def __init__(self, connection: SyncConnection, request: Request) -> None:
         self._connection = connection
         self._request = request
         self._lock: Lock | None = None
+        self._guard = connection.guard(self, request)
 
     def __enter__(self) -> Lock:
         """Acquire the lock."""
         if self._request.state is not RequestState.WAITING:
             raise RuntimeError("a lock context can be entered only once; call client.lock() again")
-        self._lock = acquire(self._connection, self._request)
-        return self._lock
+        try:
+            self._lock = acquire(self._connection, self._request)
+            return self._lock  # noqa: TRY300 - an exception at this point must release the lock, too
+        except BaseException:  # for example raised by a signal handler after the grant: the block will not run
+            self._connection.abandon(self._request)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -128,6 +135,15 @@ class LockContext:
         A failed release is retried in the background. If the block has raised an error, that error is propagated, with a
         note about the failed release or the lost lock.
         """
+        try:
+            self._end_block(error)
+            self._connection.unguard(self._guard)
+        except BaseException:  # maybe raised by a signal handler before the release was sent
+            self._connection.abandon(self._request)
+            raise
+
+    def _end_block(self, error: BaseException | None) -> None:
+        """Release the lock after a block that has ended with this error, or without one."""
         lock, request = self._lock, self._request
         if lock is None or request.state is RequestState.DETACHED or self._connection.forked:
             return  # this process has no lock to release
@@ -137,7 +153,7 @@ class LockContext:
             else:  # do not delay the block's error until there is a connection
                 self._connection.release_lock(request, wait=False)
         except GenieError as release_error:
-            self._release_in_background()
+            self._connection.abandon(request)  # retries in the background
             if error is None:
                 raise
             error.add_note(f"In addition, lock {lock.id} could not be released: {release_error}")
@@ -147,19 +163,18 @@ class LockContext:
                 raise copy_lock_lost(request.error)
             error.add_note(f"In addition, {request.error}")
 
-    def _release_in_background(self) -> None:
-        """Release the lock again without waiting for the reply, after a release that failed."""
-        with contextlib.suppress(ConnectionLost):  # the client was closed
-            self._connection.release_lock(self._request, wait=False)
-
 
 def acquire(connection: SyncConnection, request: Request) -> Lock:
     """Send a request, wait until it is granted, and return the lock. Raises the error of a request that fails."""
-    request.lost_event = threading.Event()
-    connection.call(request)
-    if request.error is not None:  # the lock was granted, and lost before this thread could run
-        raise copy_lock_lost(request.error)
-    return Lock(connection, request)
+    request.lost_event = LostEvent()
+    try:
+        connection.call(request)
+        if request.error is not None:  # the lock was granted, and lost before this thread could run
+            raise copy_lock_lost(request.error)  # noqa: TRY301
+        return Lock(connection, request)
+    except BaseException:  # maybe raised by a signal handler after the grant
+        connection.abandon(request)
+        raise
 
 
 class Watch:
@@ -170,11 +185,12 @@ class Watch:
     client is closed. Then the iteration ends.
     """
 
-    __slots__ = ("_connection", "_watch")
+    __slots__ = ("__weakref__", "_connection", "_guard", "_watch")
 
     def __init__(self, connection: SyncConnection, watch: watches.Watch) -> None:
         self._connection = connection
         self._watch = watch
+        self._guard = connection.guard(self, watch)
 
     @property
     def prefix(self) -> str:
@@ -202,6 +218,7 @@ class Watch:
     def close(self) -> None:
         """End the watch. Does nothing if the watch has ended."""
         self._connection.unwatch(self._watch)
+        self._connection.unguard(self._guard)
 
     def __enter__(self) -> Self:
         """Start the watch, so that changes are buffered from now on. Without `with` the iteration starts it."""
@@ -212,11 +229,6 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        """End a watch that was not closed, for example after leaving a `for` loop."""
-        if not self._watch.ended:
-            self._connection.unwatch_threadsafe(self._watch)
 
 
 # -- the client ---------------------------------------------------------------------------------------
@@ -273,6 +285,8 @@ class Client:
             token=resolve_token(token),
             namespace=resolve_namespace(namespace),
         )
+
+    __reduce__ = reject_pickling
 
     def __enter__(self) -> Self:
         self._connection.open()

@@ -1,34 +1,48 @@
 """The connection of the client for threads: the asyncio client's, on an event loop in a background thread.
 
-A call hands its command to the event loop and waits for a `concurrent.futures.Future`. There is no
-coroutine and no task for each call: measured with 1 to 64 threads, tasks cost up to a fifth of the rate.
+A call hands its command to the event loop and waits for a `Handover`. There is no coroutine and no task for each call:
+measured with 1 to 64 threads, tasks cost up to a fifth of the rate.
+
+A caller may be interrupted at any point, by an exception that a signal handler raises. So a caller changes the connection
+only by appending to a deque, and the background thread never waits for a caller. A request whose caller was interrupted is
+abandoned: the background thread releases it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from enum import Enum, auto
 from typing import Any, TypeVar
 
 from genie.client.aio_connection import AsyncConnection
-from genie.client.commands import Call, Release, Request
+from genie.client.commands import Call, Release, Request, RequestState
 from genie.client.config import Address
+from genie.client.handover import Guard, Handover
 from genie.client.watches import Change, Watch
 from genie.errors import ConnectionLost, Unavailable
 
 T = TypeVar("T")
 
 
+GUARD_INTERVAL_S = 0.5
+"""How often the background thread looks for contexts and watches that were garbage collected without having been ended."""
+EXIT_TIMEOUT_S = 1.0
+"""How long the end of the process waits for the servers to end the sessions of all clients that were not closed."""
+
+
 class _State(Enum):
     NEW = auto()
     OPEN = auto()
     CLOSED = auto()
+    EXITED = auto()
+    """The process ends. Calls that still wait, in daemon threads, get no outcome: the process ends without them."""
     FORKED = auto()
     """This process was forked after the client was opened. The background thread exists only in the parent process."""
 
@@ -76,6 +90,12 @@ class SyncConnection:
         """Whether the event loop no longer executes submitted functions."""
         self._submitted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         """Functions that the background thread must execute, with their arguments."""
+        self._guards: set[Guard] = set()
+        """The guards of the contexts and watches that were not ended. Any thread adds and removes them."""
+        self._dropped: deque[Guard] = deque()
+        """Those of them whose context or watch was garbage collected."""
+        self._checks_guards = False
+        """Whether a call of `_check_guards` is scheduled."""
 
     # -- opening and closing ------------------------------------------------------------------------------
 
@@ -89,29 +109,43 @@ class SyncConnection:
         """
         if self._state is not _State.NEW or self._thread is not None:
             raise RuntimeError("a client can be opened only once: make a new one with genie.sync.connect()")
-        self._start_loop()
         try:
+            self._start_loop()
             self._run_coroutine(self.aio.open())
+            self._state = OPEN
         except BaseException:
             self._stop_loop()
             self._thread = None
+            self._state = _State.NEW
             raise
-        self._state = OPEN
 
     def close(self) -> None:
         """End the session and the connection. Waiting calls fail, and their requests are released."""
         if self._state is not OPEN:
             return
-        self._state = _State.CLOSED
         try:
+            self._state = _State.CLOSED
             self._run_coroutine(self.aio.close())
         finally:
             self._stop_loop()
 
-    def stop(self) -> None:
-        """End the background thread without sending `bye`. The server ends the session after the session timeout."""
-        self._state = _State.CLOSED
-        self._stop_loop()
+    def begin_exit(self, limit_s: float) -> None:
+        """End the session because the process ends, at most `limit_s` seconds later. Calls that wait get no outcome."""
+        self._state = _State.EXITED
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._exit(limit_s)))
+
+    async def _exit(self, limit_s: float) -> None:
+        """Send `bye`, and end the background thread when the server has ended the session."""
+        try:
+            await self.aio.leave(limit_s)
+        finally:
+            self._loop.stop()
+
+    def finish_exit(self) -> None:
+        """Wait for the end of the background thread."""
+        if self._thread is not None:
+            self._thread.join()
 
     def mark_forked(self) -> None:
         """Make the client unusable in a forked process, because the connection belongs to the parent process."""
@@ -137,7 +171,8 @@ class SyncConnection:
 
     async def _end_tasks(self) -> None:
         """Fail the remaining calls, cancel all tasks, and close the transport, because the event loop ends."""
-        self._execute_submitted()
+        if self._state is not _State.EXITED:
+            self._execute_submitted()
         await asyncio.sleep(0)  # lets the tasks start that the submitted functions have created
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -155,34 +190,38 @@ class SyncConnection:
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the background thread and return its result.
 
-        If KeyboardInterrupt interrupts the wait, the coroutine is cancelled. KeyboardInterrupt is raised after the
-        coroutine has ended.
+        If an exception interrupts the wait, the coroutine is cancelled. The exception is raised after the coroutine has
+        ended.
         """
-        future: Future[T] = Future()
+        handover: Handover[T] = Handover()
         tasks: list[asyncio.Task[T]] = []  # `start` appends the task in the background thread
 
         def start() -> None:
             tasks.append(self._loop.create_task(coroutine))
-            tasks[0].add_done_callback(complete_future)
+            tasks[0].add_done_callback(complete)
 
         def cancel() -> None:
-            tasks[0].cancel()
+            if tasks:
+                tasks[0].cancel()
+            else:  # interrupted before `start` was queued
+                coroutine.close()
+                handover.set_exception(asyncio.CancelledError())
 
-        def complete_future(task: asyncio.Task[T]) -> None:
+        def complete(task: asyncio.Task[T]) -> None:
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is None:
-                future.set_result(task.result())
+                handover.set_result(task.result())
             else:
-                future.set_exception(error)
+                handover.set_exception(error)
 
-        self._loop.call_soon_threadsafe(start)
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(start)
+            handover.wait()
         except BaseException:
-            if not future.done():  # this thread was interrupted while it waited for the result
-                self._loop.call_soon_threadsafe(cancel)
-                future.exception()  # waits until the coroutine has ended
+            self._loop.call_soon_threadsafe(cancel)
+            handover.wait()  # until the coroutine has ended
             raise
+        return handover.result()
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -190,19 +229,28 @@ class SyncConnection:
         """Send a call, wait for its outcome, and return its result or raise its error.
 
         While disconnected a request is queued until its timeouts have passed. Any other call waits for a connection, and
-        raises Unavailable after `connect_timeout`. If KeyboardInterrupt interrupts the wait, a request is released.
+        raises Unavailable after `connect_timeout`. The caller must `abandon` a request if this method raises an error.
         """
         if self._state is not OPEN:
             self._check_open()  # raises an error
-        future: Future[Any] = Future()
+        handover: Handover[Any] = Handover()
         try:
-            self._submit(self._send, call, future)
-            return future.result()
-        except BaseException as error:
-            is_outcome = future.done() and future.exception() is error
-            if not is_outcome:  # this thread was interrupted, maybe after the call had its outcome
-                self._execute_and_wait(self._abandon, call, future)
+            self._submit(self._send, call, handover)
+            handover.wait()
+        except BaseException:
+            handover.abandon()
             raise
+        return handover.result()
+
+    def abandon(self, request: Request) -> None:
+        """Release a request in the background, unless it has ended, because its caller was interrupted or has failed.
+
+        Neither blocks nor raises an error, so that the caller can propagate its own.
+        """
+        if request.state in (RequestState.WAITING, RequestState.HELD) and self._state is OPEN:
+            self._submitted.append((self.aio.abandon, (request,)))
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._execute_submitted)
 
     def wait_until_connected(self) -> None:
         """Wait for a connection. Raises Unavailable if there is none within `connect_timeout`."""
@@ -217,21 +265,21 @@ class SyncConnection:
 
         Raises:
             Unavailable: if there is no reply within `connect_timeout`. The client continues to send the release in the
-                background. It also continues if KeyboardInterrupt interrupts the wait.
+                background. It also continues if an exception interrupts the wait.
         """
-        future: Future[str] = Future()
-        self._submit(self._send_release, release, future)
-        return self._await_release(release, future)
+        handover: Handover[str] = Handover()
+        self._submit(self._send_release, release, handover)
+        return self._await_release(release.id, handover)
 
     def release_lock(self, request: Request, *, wait: bool) -> None:
         """Release a lock or cancel a waiting request, unless the request has ended.
 
         `wait`: wait for the reply, and raise Unavailable after `connect_timeout`. Otherwise return at once.
         """
-        future: Future[str] = Future()
-        self._submit(self._send_lock_release, request, future if wait else None)
-        if wait:
-            self._await_release(request, future)
+        handover: Handover[str] | None = Handover() if wait else None
+        self._submit(self._send_lock_release, request, handover)
+        if handover is not None:
+            self._await_release(request.id, handover)
 
     def detach(self, request: Request) -> None:
         """Stop managing a held lock. The server continues to hold the lock."""
@@ -261,33 +309,32 @@ class SyncConnection:
     def next_change(self, watch: Watch) -> Change | None:
         """Wait for the next change of a watch and return the change, or None if the watch has ended.
 
-        Raises RuntimeError if another thread already waits for a change of this watch; the watch then continues. Any
-        other error ends the watch, as does a KeyboardInterrupt.
+        Raises RuntimeError if another thread already waits for a change of this watch; the watch then continues. An
+        exception that interrupts the wait ends the watch.
         """
-        try:
-            while True:
-                try:
+        while True:
+            handover: Handover[None] = Handover()
+            try:
+                if watch.changes:
                     return watch.changes.popleft()
-                except IndexError:
-                    if watch.ended:
-                        watch.raise_rejection()
-                        return None
-                future: Future[None] = Future()
-                self._submit(self._await_change, watch, future)
-                future.result()
-        except RuntimeError:  # another thread waits for the next change: do not end the watch
-            raise
-        except BaseException:
-            self.unwatch(watch)
-            raise
+                if watch.ended:
+                    break
+                self._submit(self._await_change, watch, handover)
+                handover.wait()
+            except BaseException:
+                self.unwatch_soon(watch)
+                raise
+            handover.result()
+        watch.raise_rejection()
+        return None
 
     def unwatch(self, watch: Watch) -> None:
         """End a watch. Does nothing in a forked process, because the connection belongs to the parent process."""
         if not self.forked:
             self._execute_and_wait(self.aio.unwatch, watch)
 
-    def unwatch_threadsafe(self, watch: Watch) -> None:
-        """End a watch that was garbage collected, which may happen in any thread and during any call."""
+    def unwatch_soon(self, watch: Watch) -> None:
+        """End a watch without waiting, because its consumer was interrupted."""
         if self._state is OPEN:
             self.aio.unwatch_threadsafe(watch)
 
@@ -301,12 +348,16 @@ class SyncConnection:
             raise RuntimeError("the client was opened before this process was forked: open a new one in this process")
         if self._state is _State.CLOSED:
             raise ConnectionLost("the client was closed")
+        if self._state is _State.EXITED:
+            if threading.current_thread().daemon:
+                Handover().wait()  # for ever: the process ends without this thread
+            raise ConnectionLost("the client was closed at the end of the process")
         raise RuntimeError("the client was not entered: use `with genie.sync.connect() as client`")
 
     def _submit(self, function: Callable[..., None], *arguments: object) -> None:
         """Queue a function for the background thread, and return at once.
 
-        The function must not raise an error. Instead it completes the future that is its last argument, if that is not
+        The function must not raise an error. Instead it completes the handover that is its last argument, if that is not
         None. Raises an error if the client is not open.
         """
         if self._state is not OPEN:
@@ -316,8 +367,8 @@ class SyncConnection:
                 "a call in the client's own thread, for example in a finalizer, would block itself forever"
             )
         self._submitted.append((function, arguments))
-        # Wake the loop on every call. A flag "already woken" would save wake-ups, but a KeyboardInterrupt between setting
-        # the flag and waking the loop would block all later calls.
+        # Wake the loop on every call. A flag "already woken" would save wake-ups, but an exception between setting the
+        # flag and waking the loop would block all later calls.
         try:
             self._loop.call_soon_threadsafe(self._execute_submitted)
         except RuntimeError:  # the event loop is closed
@@ -335,7 +386,7 @@ class SyncConnection:
         if self._thread is None or threading.get_ident() == self._thread_id:
             function(*arguments)
             return
-        completion: Future[None] = Future()
+        completion: Handover[None] = Handover()
         try:
             self._loop.call_soon_threadsafe(_execute, function, arguments, completion)
         except RuntimeError:  # the event loop is closed
@@ -348,12 +399,40 @@ class SyncConnection:
                 return
         completion.result()
 
+    # -- objects that are garbage collected before they were ended --------------------------------------------
+
+    def guard(self, owner: object, owned: Request | Watch) -> Guard:
+        """End a request or a watch if its owner, an object of the caller, is garbage collected before `unguard`."""
+        guard = Guard(owner, self._dropped, owned)
+        self._guards.add(guard)
+        return guard
+
+    def unguard(self, guard: Guard) -> None:
+        """Forget a guard, because its owner has ended what it owns."""
+        self._guards.discard(guard)
+
+    def _check_guards(self) -> None:
+        """Release the requests, and end the watches, whose owners were garbage collected. Repeated while there are guards."""
+        while self._dropped:
+            guard = self._dropped.popleft()
+            self._guards.discard(guard)
+            if isinstance(guard.owned, Request):
+                self.aio.abandon(guard.owned)
+            else:
+                self.aio.unwatch(guard.owned)
+        self._checks_guards = bool(self._guards)
+        if self._checks_guards:
+            self._loop.call_later(GUARD_INTERVAL_S, self._check_guards)
+
     # -- in the background thread ---------------------------------------------------------------------------
 
     def _execute_submitted(self) -> None:
         """Execute all queued functions, and send the resulting commands together."""
         if not self._submitted:
             return
+        if self._guards and not self._checks_guards:
+            self._checks_guards = True
+            self._loop.call_later(GUARD_INTERVAL_S, self._check_guards)
         self.aio.begin_batch()
         try:
             while self._submitted:
@@ -362,12 +441,12 @@ class SyncConnection:
         finally:
             self.aio.flush()
 
-    def _send(self, call: Call, future: Future[Any]) -> None:
-        """Send a call whose outcome completes `future`. An error that prevents sending also completes `future`.
+    def _send(self, call: Call, handover: Handover[Any]) -> None:
+        """Send a call whose outcome completes `handover`, as does an error that prevents sending.
 
         Behaves like `AsyncConnection.call`, but creates a task only if the call must wait for a connection.
         """
-        if future.done():  # the calling thread was interrupted, and has abandoned the call already
+        if handover.done():  # the calling thread was interrupted, and has abandoned the call already
             return
         aio = self.aio
         try:
@@ -375,83 +454,78 @@ class SyncConnection:
             if not aio.session.up:
                 aio.check_not_rejected()
                 if not isinstance(call, Request):
-                    self._loop.create_task(self._send_when_connected(call, future))
+                    self._loop.create_task(self._send_when_connected(call, handover))
                     return
-            aio.send(call, future)
+            aio.send(call, handover)
         except Exception as error:  # noqa: BLE001 - passed on to the caller
-            future.set_exception(error)
+            handover.set_exception(error)
 
-    async def _send_when_connected(self, call: Call, future: Future[Any]) -> None:
-        """Send a call as soon as there is a connection. `future` gets the error if there is no connection in time."""
+    async def _send_when_connected(self, call: Call, handover: Handover[Any]) -> None:
+        """Send a call as soon as there is a connection. `handover` gets the error if there is no connection in time."""
+        error: BaseException | None = None
         try:
             await self.aio.wait_until_connected()
         except asyncio.CancelledError:
-            future.set_exception(ConnectionLost("the client was closed"))
-        except Exception as error:  # noqa: BLE001 - passed on to the caller
-            if not future.done():
-                future.set_exception(error)
+            if self._state is _State.EXITED:
+                return
+            error = ConnectionLost("the client was closed")
+        except Exception as problem:  # noqa: BLE001 - passed on to the caller
+            error = problem
+        if handover.done():
+            return
+        if error is None:
+            self._send(call, handover)
         else:
-            if not future.done():
-                self._send(call, future)
+            handover.set_exception(error)
 
-    def _abandon(self, call: Call, future: Future[Any]) -> None:
-        """Drop the outcome of a call whose caller was interrupted. A request is also released."""
-        future.cancel()
-        self.aio.abandon(call)
-
-    def _send_release(self, release: Release, future: Future[str]) -> None:
-        """Send a release, or queue it while disconnected. The reply, or an error, completes `future`."""
+    def _send_release(self, release: Release, handover: Handover[str]) -> None:
+        """Send a release, or queue it while disconnected. The reply, or an error, completes `handover`."""
         try:
             self.aio.check_open()
-            self.aio.send(release, future)
+            self.aio.send(release, handover)
         except Exception as error:  # noqa: BLE001 - passed on to the caller
-            future.set_exception(error)
+            handover.set_exception(error)
 
-    def _send_lock_release(self, request: Request, future: Future[str] | None) -> None:
-        """Release the locks of a request. The reply completes `future`, if there is one, with the reason why the locks ended,
-        or with the error.
+    def _send_lock_release(self, request: Request, handover: Handover[str] | None) -> None:
+        """Release the locks of a request. The reply completes `handover`, if there is one, with the reason why the locks
+        ended, or with the error.
 
-        If the request has ended or is being released already, `future` is completed at once with an empty string.
+        If the request has ended or is being released already, `handover` is completed at once with an empty string.
         """
         try:
             pending_release = self.aio.release_lock(request)
         except Exception as error:  # noqa: BLE001 - passed on to the caller
-            if future is not None:
-                future.set_exception(error)
+            if handover is not None:
+                handover.set_exception(error)
             return
-        if future is None:
+        if handover is None:
             return
         if pending_release is None:
-            future.set_result("")
+            handover.set_result("")
         else:
-            pending_release.future = future
+            pending_release.future = handover
 
-    def _await_change(self, watch: Watch, future: Future[None]) -> None:
-        """Complete `future` with None as soon as the watch has a change or has ended."""
+    def _await_change(self, watch: Watch, handover: Handover[None]) -> None:
+        """Complete `handover` with None as soon as the watch has a change or has ended."""
         try:
-            self.aio.request_next(watch, future)
+            self.aio.request_next(watch, handover)
         except Exception as error:  # noqa: BLE001 - passed on to the caller
-            future.set_exception(error)
+            handover.set_exception(error)
 
     # -- in the calling thread ------------------------------------------------------------------------------
 
-    def _await_release(self, call: Release | Request, future: Future[str]) -> str:
-        """Wait for the reply to a release, and return the reason for which the lock ended.
+    def _await_release(self, id: int, handover: Handover[str]) -> str:
+        """Wait for the reply to the release of the lock with this id, and return the reason for which the lock ended.
 
-        `call` is the release, or the request that is being released. Raises Unavailable after `connect_timeout`.
+        Raises Unavailable after `connect_timeout`. A later reply completes the handover, for which nobody waits.
         """
-        try:
-            return future.result(self.aio.connect_timeout)
-        except TimeoutError:
-            raise Unavailable(self.aio.release_timeout_text(call.id)) from None
-        finally:
-            pending_release = call if isinstance(call, Release) else call.release
-            if pending_release is not None:
-                pending_release.future = None  # a later reply has no caller
+        if not handover.wait(self.aio.connect_timeout):
+            raise Unavailable(self.aio.release_timeout_text(id))
+        return handover.result()
 
 
-def _execute(function: Callable[..., None], arguments: Sequence[object], completion: Future[None]) -> None:
-    """Execute a function, and complete the future `completion` with the error, or with None."""
+def _execute(function: Callable[..., None], arguments: Sequence[object], completion: Handover[None]) -> None:
+    """Execute a function, and complete `completion` with the error, or with None."""
     try:
         function(*arguments)
     except BaseException as error:  # noqa: BLE001 - passed on to the caller
@@ -476,10 +550,17 @@ _running: set[SyncConnection] = set()
 
 
 @atexit.register
-def _stop_all() -> None:
-    """Stop the threads of clients that were not closed: a daemon thread must not run while the interpreter ends."""
-    for connection in list(_running):
-        connection.stop()
+def _exit_all() -> None:
+    """End the sessions of the clients that were not closed, so that nothing waits for their requests any more.
+
+    Also ends the threads of these clients, because a daemon thread must not run while the interpreter ends.
+    """
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    connections = list(_running)
+    for connection in connections:
+        connection.begin_exit(deadline - time.monotonic())
+    for connection in connections:
+        connection.finish_exit()
 
 
 def _after_fork_in_child() -> None:
