@@ -517,7 +517,7 @@ class SyncConnection:
     def _await_release(self, id: int, handover: Handover[str]) -> str:
         """Wait for the reply to the release of the lock with this id, and return the reason for which the lock ended.
 
-        Raises Unavailable after `connect_timeout`. A later reply completes the handover, for which nobody waits.
+        Raises Unavailable after `connect_timeout`. A later reply completes the handover, which has no caller then.
         """
         if not handover.wait(self.aio.connect_timeout):
             raise Unavailable(self.aio.release_timeout_text(id))

@@ -524,7 +524,9 @@ class LockOrder:
                 self._is_incomplete = True
                 return
             transaction = request.transaction or ""
-            example = Example(request.id, transaction, request.principal, request.shown_note, held_name, asked_name, unix_ms)
+            example = Example(
+                request.id, transaction, request.principal, request.shown_note, held_name, asked_name, unix_ms
+            )
             edge = self.edges[key] = Edge(held, asked, flags, guards, example)
             self._has_guards = self._has_guards or bool(guards)
             self._outgoing.setdefault(held.id, []).append(edge)
