@@ -1,4 +1,5 @@
-// The bank while two servers and their Redis are killed and paused at random:
+// The bank while two servers and their Redis are killed and paused at random, and connections are half-open for some time:
+// the server's side is reset, and the client's side stays silent.
 //
 //   npm run example:faults -- --seconds 120
 //
@@ -8,12 +9,15 @@ import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { connect } from '../src/index.js';
-import { GenieServer, RedisServer } from '../test/support.js';
+import { GenieServer, HalfOpenProxy, RedisServer } from '../test/support.js';
 import { bank, type Report } from './bank.js';
 
 /** Everything must end within this time after the last fault. */
 const LIMIT = 90_000;
 const CONNECT_TIMEOUT = 60_000;
+/** Shorter than the time in which a client notices a half-open connection. */
+const SESSION_TIMEOUT = 1_000;
+const BOUND_PAUSE = 3_000;
 
 interface Row {
   state: 'locked' | 'unlocked' | 'lagged';
@@ -74,24 +78,32 @@ export interface FaultReport extends Report {
 export async function bankUnderFaults(ms: number): Promise<FaultReport> {
   await using redis = await RedisServer.start();
   const settings = { REDIS_URL: redis.url, LEASE: '1' };
-  await using first = await GenieServer.start(settings);
-  await using second = await GenieServer.start(settings);
+  await using firstProxy = await HalfOpenProxy.start();
+  await using secondProxy = await HalfOpenProxy.start();
+  const proxies = [firstProxy, secondProxy];
+  await using first = await GenieServer.start({ ...settings, ADVERTISE: firstProxy.host });
+  await using second = await GenieServer.start({ ...settings, ADVERTISE: secondProxy.host });
   const servers = [first, second];
-  const host = servers.map((server) => server.host);
+  proxies.forEach((proxy, index) => (proxy.target = servers[index]!.port));
+  const host = proxies.map((proxy) => proxy.host);
   const stopping = new AbortController();
   const observing = new AbortController();
   const observer = new Observer();
   const observed = observer.observe(servers.map(({ port }) => port), observing.signal);
   const working = bank({
-    clerks: 12, accounts: 6, pause: 2, stop: stopping.signal, connect: { host, connectTimeout: CONNECT_TIMEOUT },
+    clerks: 15, accounts: 6, pause: 2, boundPause: BOUND_PAUSE, stop: stopping.signal,
+    connect: { host, connectTimeout: CONNECT_TIMEOUT, sessionTimeout: SESSION_TIMEOUT },
   });
   let faults = 0;
   const end = performance.now() + ms;
   while (performance.now() < end) {
     await sleep(300 + Math.random() * 1500);
     const server = servers[faults % 2]!;
-    const kind = faults++ % 5;
-    if (kind === 4) {
+    const kind = faults++ % 6;
+    if (kind === 0) {
+      for (const proxy of proxies) proxy.halfOpen();
+      await sleep(2_000); // longer than the session timeout
+    } else if (kind === 4) {
       await redis.kill();
       await sleep(Math.random() * 1500);
       await redis.restart();

@@ -6,9 +6,9 @@
 //
 // Many clerks, each with its own client, move money between accounts. Each reads two balances, pauses, and writes them back:
 // only the locks prevent lost updates. Some clerks request both accounts at once, which cannot deadlock. Some request the
-// second account while they hold the first, with a transaction name: a deadlock is detected, and they start over. And some
+// second account while they hold the first, with a transaction name: a deadlock is detected, and they start over. Some
 // pause for longer than their transaction timeout: they lose their lock with half a transfer done. Fencing tokens make that
-// safe, and `compensate` undoes the half.
+// safe, and `compensate` undoes the half. And some have locks that end with their session, and no other timeout to speak of.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import {
@@ -19,9 +19,10 @@ import {
 const OPENING_BALANCE = 1_000_000; // cents
 const LARGEST_TRANSFER = 10_000;
 const TRANSACTION_TIMEOUT = 250;
+const BOUND_TRANSACTION_TIMEOUT = 60_000;
 const QUEUE_TIMEOUT = 60_000;
-const STRATEGIES = ['at once', 'step by step', 'slow', 'step by step'] as const;
-/** A slow clerk exceeds its transaction timeout in every 20th transfer. */
+const STRATEGIES = ['at once', 'step by step', 'slow', 'step by step', 'bound'] as const;
+/** A slow clerk exceeds its transaction timeout in every 20th transfer, and a bound one makes a pause. */
 const TRANSFERS_PER_PAUSE = 20;
 const FIRST_BACKOFF = 50;
 const GREATEST_BACKOFF = 2_000;
@@ -68,6 +69,8 @@ export interface BankOptions {
   accounts: number;
   /** Maximum time between reading and writing, in ms. */
   pause: number;
+  /** The pause of bound clerks in every 20th transfer, in ms. */
+  boundPause?: number;
   withoutLocks?: boolean;
   connect?: ConnectOptions;
   /** The clerks complete their transfers when it is aborted. */
@@ -110,7 +113,7 @@ class Clerk {
       const source = Math.floor(Math.random() * options.accounts);
       const target = (source + 1 + Math.floor(Math.random() * (options.accounts - 1))) % options.accounts;
       const amount = 1 + Math.floor(Math.random() * LARGEST_TRANSFER);
-      let isSlow = this.#strategy === 'slow' && this.#completed % TRANSFERS_PER_PAUSE === 0;
+      let isSlow = this.#completed % TRANSFERS_PER_PAUSE === 0;
       while (!(await this.#transfer([[source, -amount], [target, amount]], isSlow))) {
         report.retries++;
         isSlow = false;
@@ -154,8 +157,13 @@ class Clerk {
     for (const [account, amount] of changes) {
       await store.write(account, balances.get(account)! + amount, fences.get(account)!);
       written.push([account, amount]);
-      if (isSlow && written.length === 1) await sleep(1.5 * TRANSACTION_TIMEOUT);
+      if (isSlow && written.length === 1) await sleep(this.#longPause);
     }
+  }
+
+  get #longPause(): number {
+    if (this.#strategy === 'slow') return 1.5 * TRANSACTION_TIMEOUT;
+    return this.#strategy === 'bound' ? this.bank.options.boundPause ?? 0 : 0;
   }
 
   /** Undoes the written part of a transfer under new locks. Others have changed the accounts since, so it adds amounts. */
@@ -183,20 +191,23 @@ class Clerk {
     const isStepwise = this.#strategy === 'step by step';
     const steps = isStepwise ? accounts.map((account) => [account]) : [accounts];
     const options = {
-      queueTimeout: QUEUE_TIMEOUT, transactionTimeout: TRANSACTION_TIMEOUT,
+      queueTimeout: QUEUE_TIMEOUT,
+      ...(this.#strategy === 'bound'
+        ? { transactionTimeout: BOUND_TRANSACTION_TIMEOUT, onDisconnect: 'release' as const }
+        : { transactionTimeout: TRANSACTION_TIMEOUT }),
       // Identifies this transaction: its requests do not block each other, and deadlocks are detected.
       ...(isStepwise ? { transactionName: `transfer-${this.number}-${this.#completed}` } : {}),
     };
     const run = async (step: number): Promise<void> => {
       const names = steps[step];
       if (!names) return work(fences);
-      await client.using(names.map((account) => `exclusive:accounts/${account}`), options, async (lock) => {
+      await client.using(names.map((account) => `exclusive:accounts/${account}`), async (lock) => {
         for (const account of names) {
           fences.set(account, lock.fence);
           this.#checkOverlap(account, lock);
         }
         await run(step + 1);
-      });
+      }, options);
     };
     await run(0);
   }

@@ -1,15 +1,52 @@
 // The commands that wait for an answer, and the locks that result from requests. Times are ms of `performance.now()`.
 import type { LockLostError } from './errors.js';
-import type { Lock } from './lock.js';
-import type { Watch } from './watch.js';
-import { encode } from './wire.js';
+import { encode, type Change, type Watching } from './wire.js';
 
 /**
- * `waiting`: without an answer. The other states are those of a request. `held`: granted. `releasing`: its release by id has
- * no answer yet. `cancelling`: its caller no longer waits, and its release by `ref` has no answer yet. `detached`: granted,
- * and no longer managed by this client. @internal
+ * `waiting`: without an answer. The other states are those of a request. `held`: granted. `losing`: a resumed session does
+ * not report it, and the reason is not known yet. `releasing`: its release by id has no answer yet. `cancelling`: its caller
+ * no longer waits, and its release by `ref` has no answer yet. `detached`: granted, and no longer managed by this client.
+ * @internal
  */
-export type CallState = 'waiting' | 'held' | 'releasing' | 'cancelling' | 'detached' | 'ended';
+export type CallState = 'waiting' | 'held' | 'losing' | 'releasing' | 'cancelling' | 'detached' | 'ended';
+
+/** What receives the events of a `watch` command. @internal */
+export interface Subscriber {
+  readonly prefix: string;
+  onSnapshot(snapshot: Watching): void;
+  onEvent(event: Change | { state: 'lagged' }): void;
+  onLagged(): void;
+  end(error?: unknown): void;
+}
+
+/** How long the server certainly keeps a session, and the locks that are bound to it. @internal */
+export interface Lease {
+  endsAt: number;
+}
+
+const NO_LEASE: Lease = { endsAt: Infinity };
+const waiting = new WeakMap<AbortSignal, Set<() => void>>();
+
+function runCallbacks(this: AbortSignal): void {
+  for (const callback of [...waiting.get(this)!]) callback();
+}
+
+/**
+ * Calls back when a signal is aborted, until the returned function is called. All calls share one listener of the signal,
+ * because Node warns of more than ten. @internal
+ */
+export function onAbort(signal: AbortSignal, callback: () => void): () => void {
+  const callbacks = waiting.get(signal) ?? new Set();
+  if (!callbacks.size) {
+    waiting.set(signal, callbacks);
+    signal.addEventListener('abort', runCallbacks);
+  }
+  callbacks.add(callback);
+  return () => {
+    callbacks.delete(callback);
+    if (!callbacks.size) signal.removeEventListener('abort', runCallbacks);
+  };
+}
 
 /** A command that expects an answer, which settles its promise. @internal */
 export abstract class Call<T> {
@@ -44,7 +81,7 @@ export abstract class Call<T> {
 
 /** A command other than `request`. `request` and `watch` are what it is about, if they are of this client. @internal */
 export class Command extends Call<object> {
-  constructor(ref: string, readonly name: string, payload: object, readonly request?: Request, readonly watch?: Watch) {
+  constructor(ref: string, readonly name: string, payload: object, readonly request?: Request, readonly watch?: Subscriber) {
     super(ref, encode(name, payload, ref));
   }
 }
@@ -59,15 +96,15 @@ export interface RequestOptions {
 }
 
 /** A request, and the lock that results from it. @internal */
-export class Request extends Call<Lock> {
+export class Request extends Call<Request> {
   id = 0;
   fence = 0;
   /** Whether the server has confirmed on this connection that the lock is held. */
   isConfirmed = false;
   /** When the lock times out. */
   expiresAt = Infinity;
-  /** While disconnected: when the server may end the session, and with it the lock. */
-  sessionEndsAt = Infinity;
+  /** Ends a lock that is bound to the session. */
+  readonly lease: Lease;
   /** When the watchdog extends the lock. */
   renewAt = Infinity;
   /** The last release by id. */
@@ -76,31 +113,46 @@ export class Request extends Call<Lock> {
   error: LockLostError | undefined;
   #controller: AbortController | undefined;
 
-  constructor(ref: string, payload: object, readonly options: RequestOptions) {
+  constructor(ref: string, payload: object, readonly options: RequestOptions, lease: Lease) {
     super(ref, encode('request', payload, ref));
+    this.lease = options.isBoundToSession ? lease : NO_LEASE;
   }
 
   /** When the lock ends by the clock of this client. */
   get endsAt(): number {
-    return Math.min(this.expiresAt, this.sessionEndsAt);
+    return Math.min(this.expiresAt, this.lease.endsAt);
   }
 
   override get timerAt(): number {
     return this.state === 'held' ? Math.min(this.endsAt, this.renewAt) : this.deadline;
   }
 
-  /** Is made on demand, since most callers never ask for it. */
-  get signal(): AbortSignal {
+  /**
+   * Is made on demand, since most callers never ask for it. It calls `check` before it says whether it is aborted: a timer
+   * is late if the event loop was blocked.
+   */
+  signal(check: () => void): AbortSignal {
     if (!this.#controller) {
       this.#controller = new AbortController();
-      if (this.error) this.#controller.abort(this.error);
+      const { signal } = this.#controller;
+      for (const name of ['aborted', 'reason', 'throwIfAborted'] as const) {
+        const { get, value } = Object.getOwnPropertyDescriptor(AbortSignal.prototype, name)!;
+        const checked = (): unknown => (check(), (get ?? value).call(signal));
+        Object.defineProperty(signal, name, get ? { get: checked } : { value: checked });
+      }
     }
+    check();
     return this.#controller.signal;
   }
 
   /** The lock is lost. Its signal is aborted after the current message, because listeners may call the client. */
   lose(error: LockLostError): void {
     this.error = error;
-    queueMicrotask(() => this.#controller?.abort(error));
+    queueMicrotask(() => this.abort());
+  }
+
+  /** Aborts the signal of a lost lock. */
+  abort(): void {
+    if (this.error) this.#controller?.abort(this.error);
   }
 }

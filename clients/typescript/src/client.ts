@@ -1,17 +1,11 @@
 import type { ConnectOptions } from './config.js';
 import { QueueTimeoutError } from './errors.js';
-import { Lock } from './lock.js';
+import { Lock, type CallOptions } from './lock.js';
 import { checkTimeout, Session } from './session.js';
 import { Watch } from './watch.js';
 import { MAX_TIMEOUT, type Inspection } from './wire.js';
 
 type Resources = string | readonly string[];
-
-/** Options of all calls. */
-export interface CallOptions {
-  /** Ends the wait: the call rejects with the reason of the signal. */
-  signal?: AbortSignal | undefined;
-}
 
 /** Options of `acquire`. Times are in ms. */
 export interface AcquireOptions extends CallOptions {
@@ -41,7 +35,7 @@ export interface AnyOptions extends Omit<TryOptions, 'priority'> {
 }
 
 /** Options of `elect`. A leader that does not respond is succeeded after its `transactionTimeout`. */
-export type ElectOptions = Pick<AcquireOptions, 'transactionTimeout' | 'note' | 'signal'>;
+export type ElectOptions = Pick<AcquireOptions, 'transactionTimeout' | 'onDisconnect' | 'note' | 'signal'>;
 
 export interface InspectQuery {
   /** Only requests that lock or wait for this resource, a name without a mode. */
@@ -99,7 +93,7 @@ export class Client implements AsyncDisposable {
    * Holds a lock while `work` runs, and releases it at the end. If the lock is lost, `lock.signal` is aborted; when `work`
    * has ended, this call rejects with the `LockLostError`, whose cause is the error of `work`.
    */
-  async using<T>(resources: Resources, options: AcquireOptions, work: (lock: Lock) => Promise<T> | T): Promise<T> {
+  async using<T>(resources: Resources, work: (lock: Lock) => Promise<T> | T, options: AcquireOptions = {}): Promise<T> {
     const lock = await this.acquire(resources, options);
     let result: T;
     try {
@@ -120,8 +114,8 @@ export class Client implements AsyncDisposable {
    * has ended. If the leadership is lost, `leadership.signal` is aborted; when `work` has ended, this call rejects with the
    * `LockLostError`.
    */
-  elect<T>(name: string, options: ElectOptions, work: (leadership: Lock) => Promise<T> | T): Promise<T> {
-    return this.using(`exclusive:${name}`, { ...options, queueTimeout: Infinity, watchdog: true }, work);
+  elect<T>(name: string, work: (leadership: Lock) => Promise<T> | T, options: ElectOptions = {}): Promise<T> {
+    return this.using(`exclusive:${name}`, work, { ...options, queueTimeout: Infinity, watchdog: true });
   }
 
   /** Watches the locks on resources whose names begin with `prefix`. The watch begins at once, also without a `next`. */
@@ -174,7 +168,7 @@ export class Client implements AsyncDisposable {
     if (wait !== queueTimeout) payload.queueTimeout = wait;
     const isBoundToSession = onDisconnect === 'release';
     const handling = { resources, queueTimeout: wait, transactionTimeout, watchdog, isBoundToSession };
-    const lock = await this.#session.request(payload, handling, signal);
+    const lock = new Lock(this.#session, await this.#session.request(payload, handling, signal));
     if (lock.error) throw lock.error; // lost at once, before the caller could continue
     return lock;
   }

@@ -23,7 +23,10 @@ export interface ConnectOptions {
   tls?: boolean | ConnectionOptions | undefined;
   /** Limit in ms for the first connection, and for a later call to wait for a server. Default: 10,000. */
   connectTimeout?: number | undefined;
-  /** How long the server keeps the session of a disconnected client, in ms. Default: 10,000. */
+  /**
+   * How long the server keeps the session of a disconnected client, in ms: its waiting requests, and its locks with
+   * `onDisconnect: 'release'`. The client counts it from the last command that was answered. Default: 10,000.
+   */
   sessionTimeout?: number | undefined;
   /** Aborts the attempt to connect. */
   signal?: AbortSignal | undefined;

@@ -5,8 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { debuglog } from 'node:util';
 import { formatAddress, parseAddress, type Address } from './config.js';
 import { RejectedError, UnavailableError } from './errors.js';
-import type { Session } from './session.js';
-import { MessageReader } from './wire.js';
+import { MessageReader, type Message } from './wire.js';
 
 /** Prints to standard error if the environment variable NODE_DEBUG contains `genie`. @internal */
 export const log = debuglog('genie');
@@ -35,11 +34,25 @@ export class Backoff {
   }
 }
 
+/** What happens on the connection of a client. @internal */
+export interface ConnectionHandler {
+  /** The steps of the keepalive since bytes have arrived. */
+  silentSteps: number;
+  /** Returns the first lines of a new connection. */
+  onOpen(): string;
+  onMessage(message: Message): void;
+  onClose(): void;
+  /** All servers have rejected this client for good. */
+  onRejected(error: Error): void;
+  /** Returns the lines to write next, of about `limit` characters. */
+  takeOutput(limit: number): string;
+}
+
 /** @internal */
 export class Connection {
   /** The delays before reconnects. */
   readonly backoff = new Backoff();
-  readonly #session: Session;
+  readonly #handler: ConnectionHandler;
   readonly #attemptTimeout: number;
   readonly #closing = new AbortController();
   #addresses: readonly Address[];
@@ -57,10 +70,10 @@ export class Connection {
   #leader: Address | undefined;
   #isFlushScheduled = false;
 
-  constructor(addresses: readonly Address[], connectTimeout: number, session: Session) {
+  constructor(addresses: readonly Address[], connectTimeout: number, handler: ConnectionHandler) {
     this.#addresses = addresses;
     this.#attemptTimeout = Math.min(MAX_ATTEMPT_TIME, connectTimeout / addresses.length);
-    this.#session = session;
+    this.#handler = handler;
   }
 
   /** Connects, unless there is a connection or an attempt. */
@@ -102,7 +115,7 @@ export class Connection {
   #write(): void {
     this.#isFlushScheduled = false;
     while (this.#socket && this.#socket.writableLength <= MAX_UNSENT_BYTES) {
-      const output = this.#session.takeOutput(MAX_UNSENT_BYTES);
+      const output = this.#handler.takeOutput(MAX_UNSENT_BYTES);
       if (!output) return;
       this.#socket.write(output);
     }
@@ -125,7 +138,7 @@ export class Connection {
       isRejected = await this.#round();
     }
     this.#isRunning = false;
-    if (isRejected) this.#session.onRejected(this.#failure);
+    if (isRejected) this.#handler.onRejected(this.#failure);
   }
 
   /** Tries each address once, until a connection was established and has ended. Returns whether all errors are final. */
@@ -152,7 +165,7 @@ export class Connection {
     this.#attemptTimer = setTimeout(() => this.drop(new Error('no answer to hello')), this.#attemptTimeout);
     socket.setNoDelay(true);
     socket.setKeepAlive(true, KEEPALIVE_IDLE_TIME);
-    socket.once(tls ? 'secureConnect' : 'connect', () => socket.write(this.#session.onOpen()));
+    socket.once(tls ? 'secureConnect' : 'connect', () => socket.write(this.#handler.onOpen()));
     const reader = new MessageReader();
     socket.on('data', (chunk: Buffer) => this.#onData(socket, reader, chunk));
     socket.on('drain', () => this.#write());
@@ -166,10 +179,10 @@ export class Connection {
   }
 
   #onData(socket: Socket, reader: MessageReader, chunk: Buffer): void {
-    this.#session.silentSteps = 0;
+    this.#handler.silentSteps = 0;
     try {
       reader.read(chunk, (message) => {
-        this.#session.onMessage(message);
+        this.#handler.onMessage(message);
         return !socket.destroyed;
       });
     } catch (error) {
@@ -190,7 +203,7 @@ export class Connection {
       this.#addresses = [...this.#addresses.slice(next), ...this.#addresses.slice(0, next)];
     }
     this.#upSince = 0;
-    this.#session.onClose();
+    this.#handler.onClose();
     return wasUp;
   }
 }

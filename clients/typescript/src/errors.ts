@@ -1,28 +1,16 @@
-import type { ErrorReply, Released } from './wire.js';
+import type { Blocker, ErrorReply, Released, Wait } from './wire.js';
 
-/** A request that blocked another request: it held `resource` (a name without a mode), or was ahead in its queue. */
-export interface Blocker {
-  readonly id: number;
-  readonly resource: string;
-  readonly mode: 'shared' | 'exclusive';
-  readonly state: 'held' | 'queued';
-  /** Unix time in ms: of the grant if `held`, of the arrival if `queued`. */
-  readonly since: number;
-  readonly transactionName?: string;
-  readonly note?: string;
-}
-
-/** One edge of a deadlock's cycle: the request `waiter` waits for `resource`, which the request `holder` holds. */
-export interface Wait {
-  readonly resource: string;
-  readonly waiter: number;
-  readonly holder: number;
-  readonly note?: string;
-}
+/** The `code` of an error: of this client, of the end of a lock or request, or of an `error` of the server, which may be new. */
+export type ErrorCode =
+  | 'unavailable' | 'closed'
+  | 'queue-timeout' | 'deadlock' | 'insufficient' | 'transaction-timeout' | 'disconnected' | 'released' | 'lost'
+  | 'bad-json' | 'bad-message' | 'bad-request' | 'line-too-long' | 'ref-conflict' | 'too-many' | 'unauthorized'
+  | 'unknown-command' | 'unknown-id' | 'unknown-namespace' | 'unsupported-protocol'
+  | (string & {});
 
 /** The base class of all errors of this package, except for wrong arguments. `code` identifies the kind of error. */
 export class GenieError extends Error {
-  constructor(readonly code: string, message: string, options?: ErrorOptions) {
+  constructor(readonly code: ErrorCode, message: string, options?: ErrorOptions) {
     super(message, options);
     this.name = new.target.name;
   }
@@ -50,7 +38,7 @@ export class ClosedError extends GenieError {
 
 /** A lock request failed, or its lock was lost. `id` is the id of the request. */
 export class LockError extends GenieError {
-  constructor(code: string, message: string, readonly id: number) {
+  constructor(code: ErrorCode, message: string, readonly id: number) {
     super(code, message);
   }
 }

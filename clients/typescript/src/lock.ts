@@ -1,7 +1,12 @@
 import type { Request } from './calls.js';
-import type { CallOptions } from './client.js';
 import { LockLostError } from './errors.js';
 import type { Session } from './session.js';
+
+/** Options of all calls. */
+export interface CallOptions {
+  /** Ends the wait: the call rejects with the reason of the signal. */
+  signal?: AbortSignal | undefined;
+}
 
 /** A granted lock. It is held until `release` or `detach`, or until it is lost. */
 export class Lock implements AsyncDisposable {
@@ -25,17 +30,18 @@ export class Lock implements AsyncDisposable {
 
   /** Whether the lock is held, by the clock of this client. */
   get held(): boolean {
-    return this.#request.state === 'held' && performance.now() < this.#request.endsAt;
+    return this.#session.isHeld(this.#request);
   }
 
   /** Why the lock is lost; undefined: it is not lost. */
   get error(): LockLostError | undefined {
+    this.#session.isHeld(this.#request);
     return this.#request.error;
   }
 
   /** Is aborted, with the `LockLostError` as its reason, when the lock is lost, or has timed out by the client's clock. */
   get signal(): AbortSignal {
-    return this.#request.signal;
+    return this.#request.signal(() => this.#session.isHeld(this.#request));
   }
 
   /**
@@ -73,6 +79,6 @@ export class Lock implements AsyncDisposable {
 
   #checkHeld(): void {
     const text = `lock ${this.id} was released or detached`;
-    if (this.#request.state !== 'held') throw this.error ?? new LockLostError('lost', text, this.id);
+    if (!this.held) throw this.error ?? new LockLostError('lost', text, this.id);
   }
 }

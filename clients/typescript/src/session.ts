@@ -4,12 +4,10 @@
 // Each connection begins with `hello` and `ping`. Before it answers this `ping`, the server sends the state of the requests
 // of the session. Then the client sends again what has no answer yet, in the order in which it was first sent.
 import { randomBytes } from 'node:crypto';
-import { Command, Request, type RequestOptions } from './calls.js';
+import { Command, onAbort, Request, type Lease, type RequestOptions, type Subscriber } from './calls.js';
 import { parseAddresses, resolveToken, type ConnectOptions } from './config.js';
-import { Backoff, Connection, log } from './connection.js';
+import { Backoff, Connection, log, type ConnectionHandler } from './connection.js';
 import { ClosedError, fromReply, lost, notGranted } from './errors.js';
-import { Lock } from './lock.js';
-import type { Watch } from './watch.js';
 import { encode, MAX_TIMEOUT } from './wire.js';
 import type { ErrorReply, Extended, Inspection, Locked, Message, Released, Watching, Welcome } from './wire.js';
 
@@ -31,6 +29,8 @@ const STEP_AFTER_PING = 1_000;
 const LONG_WAIT = 0.1;
 /** After a wait of more than this share, `acquire` waits until the lock is extended. */
 const VERY_LONG_WAIT = 0.5;
+/** If less than this share of the session timeout remains when a bound lock is granted, the lock is extended first. */
+const MIN_LEASE = 0.5;
 const BYE_TIMEOUT = 3_000;
 /** Minimum time (ms) between two scans of all calls, per call: bounds the share of CPU time that scans take. */
 const MIN_SCAN_INTERVAL = 0.001;
@@ -45,18 +45,18 @@ export function checkTimeout(name: string, value: number): number {
 function abortable<T>(promise: Promise<T>, signal: AbortSignal | undefined, cancel = (): void => {}): Promise<T> {
   if (!signal) return promise;
   return new Promise((resolve, reject) => {
-    const onAbort = (): void => {
+    const stop = (): void => {
       cancel();
       reject(signal.reason);
     };
-    signal.addEventListener('abort', onAbort);
-    if (signal.aborted) onAbort();
-    promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', onAbort));
+    const stopListening = onAbort(signal, stop);
+    if (signal.aborted) stop();
+    promise.then(resolve, reject).finally(stopListening);
   });
 }
 
 /** @internal */
-export class Session {
+export class Session implements ConnectionHandler {
   readonly #connection: Connection;
   readonly #connectTimeout: number;
   readonly #sessionTimeout: number;
@@ -65,13 +65,21 @@ export class Session {
   readonly #hello: string;
   /** The requests that have not ended, and the other commands without an answer, by `ref`, in the order of their calls. */
   readonly #calls = new Map<string, Call>();
-  readonly #watches = new Set<Watch>();
+  /** The requests whose id is known, and that have not ended. */
+  readonly #byId = new Map<number, Request>();
+  readonly #watches = new Set<Subscriber>();
+  /** Each answer renews the session, from the sending of the command that was answered. */
+  readonly #lease: Lease = { endsAt: -Infinity };
+  /** When to look whether the lease needs a `ping`. */
+  #leaseCheckAt = Infinity;
   /** What is to be written on this connection. */
   readonly #queue = new Set<Call>();
   /** After an answer `unavailable`: when the client writes again. */
   #retryAt = Infinity;
   readonly #retryBackoff = new Backoff();
   #lastRef = 0;
+  /** The number of waiting requests. */
+  #waiting = 0;
   #phase: 'down' | 'hello' | 'resuming' | 'up' = 'down';
   #helloSentAt = 0;
   #closing: Promise<void> | undefined;
@@ -99,12 +107,25 @@ export class Session {
 
   // -- calls ----------------------------------------------------------------------------------------------------------
 
-  /** Sends a request, and resolves with the lock when it is granted. */
-  request(payload: object, options: RequestOptions, signal: AbortSignal | undefined): Promise<Lock> {
+  /** Sends a request, and resolves with it when it is granted. */
+  request(payload: object, options: RequestOptions, signal: AbortSignal | undefined): Promise<Request> {
     this.#checkOpen(signal);
-    const request = new Request(this.#nextRef(), payload, options);
+    const request = new Request(this.#nextRef(), payload, options, this.#lease);
+    this.#waiting++;
     this.#submit(request, options.queueTimeout < MAX_TIMEOUT ? options.queueTimeout + this.#connectTimeout : Infinity);
+    if (options.isBoundToSession && this.#phase === 'up') this.#arm((this.#leaseCheckAt = 0));
     return abortable(request.promise, signal, () => this.#cancel(request));
+  }
+
+  /**
+   * Returns whether a lock is held. A lock whose time is over is lost first: a timer is late if the event loop was blocked.
+   * So the members of a lock never contradict each other.
+   */
+  isHeld(request: Request): boolean {
+    if (request.state === 'losing') this.#lose(request, 'lost');
+    else if (request.state === 'held' && request.endsAt <= performance.now()) this.#expire(request);
+    request.abort();
+    return request.state === 'held';
   }
 
   /** Sends another command, and resolves with the payload of its answer. `request`: the lock that it is about. */
@@ -115,7 +136,7 @@ export class Session {
 
   /** Releases a lock of this client. An aborted signal ends the wait for the answer, not the release. */
   async release(request: Request, signal: AbortSignal | undefined): Promise<void> {
-    if (request.state === 'held') {
+    if (this.isHeld(request)) {
       this.#checkOpen();
       request.state = 'releasing';
       request.release = this.#command('release', { id: request.id }, request, this.#connectTimeout);
@@ -126,12 +147,12 @@ export class Session {
   /** Releases a lock, or cancels a waiting request, of any client. Returns the reason for which it has ended. */
   async releaseId(id: number, signal: AbortSignal | undefined): Promise<string> {
     const own = this.#find(id);
-    const waiting = this.#requests().filter(({ state }) => state === 'waiting');
     // This client does not know the ids of its waiting requests, and the server does not notify a client of the end of a
     // request that the client itself has released. So if a waiting request is released, it may be one of them.
-    const isQueued = !own && waiting.length > 0 && this.#isQueued(id);
+    const isQueued = !own && this.#waiting > 0 && this.#isQueued(id);
     const { reason } = (await this.call('release', { id }, signal, own)) as Released;
-    if (await isQueued) for (const request of waiting) this.#enqueue(request); // the answer to a repetition is the reason
+    // The answer to a repetition is the reason.
+    if (await isQueued) for (const request of this.#requests()) if (request.state === 'waiting') this.#enqueue(request);
     return reason;
   }
 
@@ -150,7 +171,7 @@ export class Session {
   }
 
   /** Sends a `watch` command. Its answer is a snapshot of the held locks; the events of all later changes follow. */
-  subscribe(watch: Watch): Command {
+  subscribe(watch: Subscriber): Command {
     this.#checkOpen();
     this.#watches.add(watch);
     const command = new Command(this.#nextRef(), 'watch', { prefix: watch.prefix }, undefined, watch);
@@ -160,7 +181,7 @@ export class Session {
   }
 
   /** Ends a watch. `command` is its last `watch` command. */
-  unsubscribe(watch: Watch, command: Command): void {
+  unsubscribe(watch: Subscriber, command: Command): void {
     this.#watches.delete(watch);
     this.#end(command);
     const { prefix } = watch;
@@ -205,7 +226,8 @@ export class Session {
   }
 
   #find(id: number): Request | undefined {
-    return this.#requests().find((request) => request.id === id && ['held', 'detached'].includes(request.state));
+    const request = this.#byId.get(id);
+    return request?.state === 'held' || request?.state === 'detached' ? request : undefined;
   }
 
   /** Sends a command whose caller waits for `timeout` ms. */
@@ -238,9 +260,13 @@ export class Session {
     call.reject(error);
   }
 
-  #end(call: Call): void {
+  #end(call: Call, state: 'ended' | 'losing' = 'ended'): void {
     this.#calls.delete(call.ref);
-    call.state = 'ended';
+    if (call instanceof Request) {
+      this.#byId.delete(call.id);
+      if (call.state === 'waiting') this.#waiting--;
+    }
+    call.state = state;
   }
 
   /** The lock of a request has ended, not by its holder. */
@@ -304,7 +330,8 @@ export class Session {
       this.#connection.flush();
     }
     if (this.#keepaliveAt <= now) this.#keepAlive(now);
-    let next = Math.min(this.#retryAt, this.#keepaliveAt);
+    if (this.#leaseCheckAt <= now) this.#keepLease(now);
+    let next = Math.min(this.#retryAt, this.#keepaliveAt, this.#leaseCheckAt);
     for (const call of this.#calls.values()) {
       if (call.timerAt <= now && call instanceof Request && call.state === 'held') this.#onLockTimer(call, now);
       else if (call.timerAt <= now) this.#fail(call, this.#connection.unavailableError());
@@ -314,15 +341,34 @@ export class Session {
   }
 
   #onLockTimer(request: Request, now: number): void {
-    const { id, options } = request;
-    if (request.endsAt > now) {
-      request.renewAt = now + options.transactionTimeout / 3;
-      if (this.#phase === 'up') this.#extendInBackground(request);
-      return;
-    }
-    // Time without a server does not count for the server, so it may hold a lock longer that it has not confirmed here.
-    if (!request.isConfirmed && !this.#closed) this.#send('release', { id });
-    this.#lose(request, request.sessionEndsAt < request.expiresAt ? 'disconnected' : 'transaction-timeout');
+    if (request.endsAt <= now) return this.#expire(request);
+    request.renewAt = now + request.options.transactionTimeout / 3;
+    if (this.#phase === 'up') this.#extendInBackground(request);
+  }
+
+  /** The time of a lock is over by the clock of this client. */
+  #expire(request: Request): void {
+    const { id, expiresAt, isConfirmed, lease } = request;
+    const isLeaseOver = lease.endsAt < expiresAt;
+    // The server may keep the session longer than its lease. And time without a server does not count for the server, so it
+    // may hold a lock longer that it has not confirmed on this connection.
+    if ((isLeaseOver || !isConfirmed) && !this.#closed) this.#send('release', { id });
+    this.#lose(request, isLeaseOver ? 'disconnected' : 'transaction-timeout');
+  }
+
+  /** Sends a `ping` if the lease was not renewed for long, while anything is bound to the session. */
+  #keepLease(now: number): void {
+    const isBound = ({ state, options }: Request): boolean => options.isBoundToSession && (state === 'waiting' || state === 'held');
+    if (!this.#requests().some(isBound)) return void (this.#leaseCheckAt = Infinity);
+    const interval = Math.min(this.#pingInterval, this.#sessionTimeout / 3);
+    this.#leaseCheckAt = this.#lease.endsAt - this.#sessionTimeout + interval;
+    if (this.#leaseCheckAt > now) return;
+    this.#send('ping', {});
+    this.#leaseCheckAt = now + interval;
+  }
+
+  #renewLease(sentAt: number): void {
+    this.#lease.endsAt = Math.max(this.#lease.endsAt, sentAt + this.#sessionTimeout);
   }
 
   /** A step of the keepalive. It sends a `ping` after a silence, and ends the connection if the silence continues. */
@@ -345,15 +391,10 @@ export class Session {
   }
 
   onClose(): void {
-    const sessionEndsAt = performance.now() + this.#sessionTimeout;
-    for (const request of this.#requests()) {
-      request.isConfirmed = false;
-      if (request.options.isBoundToSession) request.sessionEndsAt = Math.min(request.sessionEndsAt, sessionEndsAt);
-    }
-    this.#arm(sessionEndsAt);
+    for (const request of this.#requests()) request.isConfirmed = false;
     this.#phase = 'down';
     this.#queue.clear();
-    this.#retryAt = this.#keepaliveAt = Infinity;
+    this.#retryAt = this.#keepaliveAt = this.#leaseCheckAt = Infinity;
     for (const watch of this.#watches) watch.onLagged();
     if (this.#bye) this.#fail(this.#bye, new ClosedError());
   }
@@ -394,6 +435,7 @@ export class Session {
       return this.#connection.drop(new Error(`the server has protocol ${protocol} and the namespace ${namespace}`));
     }
     this.#phase = 'resuming';
+    this.#renewLease(this.#helloSentAt);
     const limit = this.#connectTimeout / 2;
     this.#pingInterval = Math.min(Math.max(pingInterval ?? DEFAULT_PING_INTERVAL, MIN_PING_INTERVAL), limit);
     if (resumed) return;
@@ -403,7 +445,9 @@ export class Session {
       if (state === 'held') this.#lose(request, 'lost');
       else if (state === 'cancelling' || state === 'detached') this.#end(request); // their `ref` is forgotten
       if (id && state !== 'releasing' && state !== 'detached') this.#send('release', { id });
-      if (state === 'waiting') request.id = 0; // it is queued again
+      if (state !== 'waiting') continue;
+      this.#byId.delete(id);
+      request.id = 0; // it is queued again
     }
   }
 
@@ -421,14 +465,14 @@ export class Session {
     this.#phase = 'up';
     this.#connection.established();
     this.#connection.flush();
-    this.#keepaliveAt = 0;
+    this.#keepaliveAt = this.#leaseCheckAt = 0;
     this.#arm(0);
   }
 
   #onRequestResumed(request: Request): void {
     if (request.state !== 'held') return;
     if (!request.isConfirmed) {
-      this.#end(request);
+      this.#end(request, 'losing');
       this.#send('release', { id: request.id }, request); // the answer contains the reason
     } else if (request.options.watchdog) {
       request.renewAt = 0; // the last extension may have been lost with the connection
@@ -442,6 +486,7 @@ export class Session {
     if (!request) return this.#send('release', { id });
     const { options, isConfirmed } = request;
     request.id = id;
+    this.#byId.set(id, request);
     request.fence = fence;
     request.isConfirmed = true;
     if (resources) options.resources = choose(options.resources, resources);
@@ -453,18 +498,23 @@ export class Session {
       // always safe, but leaves little time after a wait in the queue: then it counts from the sending of an `extend`.
       // A request that was sent before this connection may have been granted before it was sent again.
       const since = Math.max(request.firstSentAt, this.#helloSentAt);
-      const waited = (performance.now() - since) / options.transactionTimeout;
-      if (waited > LONG_WAIT) this.#extendInBackground(request);
-      if (waited < VERY_LONG_WAIT) this.#hold(request, since, options.transactionTimeout);
+      const now = performance.now();
+      const waited = (now - since) / options.transactionTimeout;
+      const isLeaseShort = request.lease.endsAt - now < MIN_LEASE * this.#sessionTimeout;
+      if (waited > LONG_WAIT || isLeaseShort) this.#extendInBackground(request);
+      if (waited < VERY_LONG_WAIT && !isLeaseShort) this.#hold(request, since, options.transactionTimeout);
     }
   }
 
   /** The server has granted or confirmed a lock, which ends `duration` ms after `since`. */
   #hold(request: Request, since: number, duration: number): void {
     if (request.state !== 'waiting' && request.state !== 'held') return;
-    if (request.state === 'waiting') request.resolve(new Lock(this, request));
+    if (request.state === 'waiting') {
+      this.#waiting--;
+      request.resolve(request);
+    }
     request.state = 'held';
-    request.deadline = request.sessionEndsAt = Infinity;
+    request.deadline = Infinity;
     request.expiresAt = since + duration;
     if (request.options.watchdog) request.renewAt = since + duration / 3;
     this.#arm(request.timerAt);
@@ -482,16 +532,17 @@ export class Session {
   #onAnswer(command: Command, payload: object): void {
     const { request, watch } = command;
     this.#end(command);
+    this.#renewLease(command.sentAt);
     watch?.onSnapshot(payload as Watching);
-    if (request && 'reason' in payload) this.#onLockEnded(command, request, payload as Released);
+    if (request && 'reason' in payload) this.#onLockEnded(request, payload as Released);
     else if (request) this.#onExtended(request, command.sentAt, payload as Extended);
     command.resolve(payload);
   }
 
   /** A lock was released by this client, or had ended before its `release` or `extend`. */
-  #onLockEnded({ name }: Command, request: Request, released: Released): void {
+  #onLockEnded(request: Request, released: Released): void {
     const { state, error } = request;
-    if (error || (state === 'ended' && name === 'extend')) return; // it was lost or released before
+    if (error || state === 'ended') return; // it was lost or released before
     if (state === 'detached' || (state === 'releasing' && released.reason === 'success')) return this.#end(request);
     this.#lose(request, released.reason);
     request.reject(request.error); // if `acquire` still waits

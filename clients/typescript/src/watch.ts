@@ -1,4 +1,4 @@
-import type { Command } from './calls.js';
+import { onAbort, type Command } from './calls.js';
 import type { Session } from './session.js';
 import type { Change, Watching } from './wire.js';
 
@@ -16,7 +16,7 @@ type Result = IteratorResult<Change, undefined>;
  */
 export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable {
   readonly #session: Session;
-  readonly #signal: AbortSignal | undefined;
+  #stopListening = (): void => {};
   /** `lagging`: the watch needs a snapshot, which it requests when its consumer waits. Only `live` follows the events. */
   #state: 'requested' | 'live' | 'lagging' | 'ended' = 'requested';
   /** The last `watch` command. */
@@ -29,15 +29,13 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
   readonly #iterator = this.#iterate();
   /** Continues the iteration. undefined: its consumer does not wait. */
   #wake: (() => void) | undefined;
-  readonly #onAbort = (): void => this.end(this.#signal?.reason);
 
   /** @internal */
   constructor(session: Session, readonly prefix: string, signal?: AbortSignal) {
     this.#session = session;
-    this.#signal = signal;
     signal?.throwIfAborted();
     this.#command = session.subscribe(this);
-    signal?.addEventListener('abort', this.#onAbort);
+    if (signal) this.#stopListening = onAbort(signal, () => this.end(signal.reason));
   }
 
   /** Whether the last snapshot left out held locks, because there are more than the server lists. */
@@ -99,7 +97,7 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
     this.#error = error;
     this.#changes = [];
     this.#held.clear();
-    this.#signal?.removeEventListener('abort', this.#onAbort);
+    this.#stopListening();
     this.#session.unsubscribe(this, this.#command);
     this.#wake?.();
   }

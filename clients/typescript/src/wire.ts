@@ -1,5 +1,24 @@
 // The messages of the wire protocol (protocol.md), and how they are encoded and split into lines.
-import type { Blocker, Wait } from './errors.js';
+
+/** A request that blocked another request: it held `resource` (a name without a mode), or was ahead in its queue. */
+export interface Blocker {
+  readonly id: number;
+  readonly resource: string;
+  readonly mode: 'shared' | 'exclusive';
+  readonly state: 'held' | 'queued';
+  /** Unix time in ms: of the grant if `held`, of the arrival if `queued`. */
+  readonly since: number;
+  readonly transactionName?: string;
+  readonly note?: string;
+}
+
+/** One edge of a deadlock's cycle: the request `waiter` waits for `resource`, which the request `holder` holds. */
+export interface Wait {
+  readonly resource: string;
+  readonly waiter: number;
+  readonly holder: number;
+  readonly note?: string;
+}
 
 /** A lock on `resource` (a name without a mode) was granted (`locked`) or has ended (`unlocked`). */
 export interface Change {

@@ -1,36 +1,13 @@
 // Tests with a scripted server: what the client sends, and what its callers get.
 import assert from 'node:assert/strict';
-import { once } from 'node:events';
+import { getEventListeners, once } from 'node:events';
 import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import {
   ClosedError, connect, DeadlockError, DisconnectedError, InsufficientError, LockLostError, QueueTimeoutError,
-  RejectedError, TransactionTimeoutError, UnavailableError, type Client, type ConnectOptions, type Lock,
+  RejectedError, TransactionTimeoutError, UnavailableError, type Lock,
 } from '../src/index.js';
-import { aborted, FakeServer, within, type FakeConnection, type Handshake } from './support.js';
-
-interface Connected extends AsyncDisposable {
-  server: FakeServer;
-  connection: FakeConnection;
-  client: Client;
-}
-
-/** A client that is connected to a scripted server. */
-async function connected(options: ConnectOptions & Handshake = {}): Promise<Connected> {
-  const { pingInterval, ...others } = options;
-  const server = await FakeServer.start();
-  const connecting = connect({ host: server.host, token: '', ...others });
-  const connection = await server.accept();
-  await connection.handshake(pingInterval === undefined ? {} : { pingInterval });
-  const client = await connecting;
-  return {
-    server, connection, client,
-    async [Symbol.asyncDispose]() {
-      await server[Symbol.asyncDispose](); // first, so that `close` does not wait for an answer
-      await client.close();
-    },
-  };
-}
+import { aborted, connected, FakeServer, within } from './support.js';
 
 test('commands of one tick are sent in one write', async () => {
   await using fake = await connected();
@@ -158,6 +135,26 @@ test('a request that is aborted in the tick of its call is not sent', async () =
   await other;
 });
 
+test('many calls share a signal without a warning, and leave no listener', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const warnings: Error[] = [];
+  const onWarning = (warning: Error): number => warnings.push(warning);
+  process.on('warning', onWarning);
+  const controller = new AbortController();
+  const { signal } = controller;
+  const watch = client.watch('', { signal });
+  await connection.expect('watch');
+  const calls = Array.from({ length: 20 }, () => client.ping({ signal }));
+  for (const _ of calls) connection.send('pong', await connection.expect('ping'));
+  await Promise.all(calls);
+  await watch.return();
+  assert.equal(getEventListeners(signal, 'abort').length, 0);
+  await sleep(0);
+  process.off('warning', onWarning);
+  assert.deepEqual(warnings, []);
+});
+
 test('an aborted release, extend, inspect and ping stop waiting', async () => {
   await using fake = await connected();
   const { client, connection } = fake;
@@ -261,12 +258,12 @@ test('a release by id repeats the waiting requests only if a waiting request was
 test('a leader leads under a lock without a queue timeout, which is extended', async () => {
   await using fake = await connected();
   const { client, connection } = fake;
-  const led = client.elect('leader/a:b', { transactionTimeout: 150, note: 'n' }, async (leadership) => {
+  const led = client.elect('leader/a:b', async (leadership) => {
     await aborted(leadership.signal);
     return 'unreachable, because the leadership is lost';
-  });
+  }, { transactionTimeout: 150, note: 'n', onDisconnect: 'keep' });
   const { ref, ...payload } = await connection.grant(1);
-  assert.deepEqual(payload, { resources: ['exclusive:leader/a:b'], transactionTimeout: 150, note: 'n', queueTimeout: 2147483647 });
+  assert.deepEqual(payload, { resources: ['exclusive:leader/a:b'], transactionTimeout: 150, note: 'n', onDisconnect: 'keep', queueTimeout: 2147483647 });
   assert.equal((await connection.expect('extend')).transactionTimeout, 150);
   const rejected = assert.rejects(led, { code: 'released' });
   connection.send('released', { id: 1, reason: 'success', ref });
@@ -276,7 +273,7 @@ test('a leader leads under a lock without a queue timeout, which is extended', a
 test('using releases at the end, also if the work fails', async () => {
   await using fake = await connected();
   const { client, connection } = fake;
-  const done = client.using('a', {}, async (lock) => {
+  const done = client.using('a', async (lock) => {
     await sleep(0);
     return lock.id;
   });
@@ -284,7 +281,7 @@ test('using releases at the end, also if the work fails', async () => {
   const release = await connection.expect('release');
   connection.send('released', { id: 3, reason: 'success', ref: release.ref });
   assert.equal(await done, 3);
-  const failed = assert.rejects(client.using('a', {}, () => Promise.reject(new Error('work'))), /work/);
+  const failed = assert.rejects(client.using('a', () => Promise.reject(new Error('work'))), /work/);
   await connection.grant(4);
   assert.equal((await connection.expect('release')).id, 4);
   await failed;
@@ -296,7 +293,7 @@ test('using aborts the signal when the lock is lost, and rejects after the end o
   let isEnded = false;
   let onStart = (): void => {};
   const started = new Promise<void>((resolve) => (onStart = resolve));
-  const done = client.using('a', {}, async (lock) => {
+  const done = client.using('a', async (lock) => {
     onStart();
     await aborted(lock.signal);
     isEnded = true;
@@ -522,13 +519,13 @@ test('locks that a resumed session does not report are lost, with the reason of 
   const { client, connection, server } = fake;
   const acquired = client.acquire('a');
   await connection.grant(1);
-  const lock = await acquired;
+  const lost = aborted((await acquired).signal);
   connection.socket.destroy();
   const next = await server.accept();
   await next.handshake({ resumed: true });
   const release = await next.expect('release');
   next.send('released', { id: 1, reason: 'transaction-timeout', ref: release.ref });
-  assert.ok((await aborted(lock.signal)) instanceof TransactionTimeoutError);
+  assert.ok((await lost) instanceof TransactionTimeoutError);
 });
 
 test('locks of a forgotten session are lost and released, and requests are repeated', async () => {

@@ -6,6 +6,7 @@ import { createServer, connect as connectTcp, type AddressInfo, type Server, typ
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { createInterface } from 'node:readline';
+import { connect, type Client, type ConnectOptions } from '../src/index.js';
 
 /** A generous limit (ms) for anything that must happen, so that slow machines do not fail. */
 const WAIT = 60_000;
@@ -167,6 +168,29 @@ export class FakeServer implements AsyncDisposable {
   }
 }
 
+export interface Connected extends AsyncDisposable {
+  server: FakeServer;
+  connection: FakeConnection;
+  client: Client;
+}
+
+/** A client that is connected to a scripted server. */
+export async function connected(options: ConnectOptions & Handshake = {}): Promise<Connected> {
+  const { pingInterval, ...others } = options;
+  const server = await FakeServer.start();
+  const connecting = connect({ host: server.host, token: '', ...others });
+  const connection = await server.accept();
+  await connection.handshake(pingInterval === undefined ? {} : { pingInterval });
+  const client = await connecting;
+  return {
+    server, connection, client,
+    async [Symbol.asyncDispose]() {
+      await server[Symbol.asyncDispose](); // first, so that `close` does not wait for an answer
+      await client.close();
+    },
+  };
+}
+
 // -- real servers -----------------------------------------------------------------------------------------------------
 
 const FIRST_PORT = 20_000;
@@ -185,6 +209,51 @@ export async function freePort(): Promise<number> {
     if (!isFree) continue;
     await new Promise((done) => server.close(done));
     return port;
+  }
+}
+
+/** Forwards connections to a server, and makes them half-open: the server's side is reset, the client's side stays silent. */
+export class HalfOpenProxy implements AsyncDisposable {
+  /** The port of the server. */
+  target = 0;
+  readonly #pairs = new Map<Socket, Socket>();
+
+  private constructor(private readonly server: Server) {
+    server.on('connection', (client) => {
+      const upstream = connectTcp({ host: '127.0.0.1', port: this.target });
+      this.#pairs.set(client, upstream);
+      for (const [from, to] of [[client, upstream], [upstream, client]] as const) {
+        from.on('error', () => {});
+        from.on('data', (data) => to.write(data));
+        // A half-open pair is not in the map any more.
+        from.on('close', () => (from === client || this.#pairs.has(client)) && to.destroy());
+      }
+      client.on('close', () => this.#pairs.delete(client));
+    });
+  }
+
+  static async start(): Promise<HalfOpenProxy> {
+    const server = createServer().listen(await freePort(), '127.0.0.1');
+    await once(server, 'listening');
+    return new HalfOpenProxy(server);
+  }
+
+  get host(): string {
+    return `127.0.0.1:${(this.server.address() as AddressInfo).port}`;
+  }
+
+  /** Makes about half of the connections half-open. */
+  halfOpen(): void {
+    for (const [client, upstream] of this.#pairs) {
+      if (Math.random() < 0.5) continue;
+      this.#pairs.delete(client);
+      upstream.resetAndDestroy();
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    for (const sockets of this.#pairs) for (const socket of sockets) socket.destroy();
+    this.server.close();
   }
 }
 
