@@ -74,9 +74,7 @@ func TransactionTimeout(d time.Duration) Option {
 
 // Transaction names the one transaction to which the request belongs, such as "transfer-42". Requests of
 // one transaction do not block each other, and deadlocks between transactions are detected.
-func Transaction(name string) Option {
-	return option(func(l *Lock) { l.request.Transaction = name })
-}
+func Transaction(name string) Option { return option(func(l *Lock) { l.request.Transaction = name }) }
 
 // Priority lets requests of a higher priority be granted first. Default: 0.
 func Priority(priority int) Option { return option(func(l *Lock) { l.request.Priority = priority }) }
@@ -127,14 +125,12 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 		option.apply(&c.template)
 	}
 	c.note, c.template.request.Note = c.template.request.Note, ""
-	if _, err := c.hello(ctx); err != nil {
+	if err := (&fields{Token: config.Token, Namespace: config.Namespace, Note: c.note}).check(nil); err != nil {
 		return nil, err
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	connected := &call{name: "ping", fields: &fields{Ref: pingRef}, done: make(chan struct{})} // of the handshake
-	if !config.Lazy {
-		c.calls[pingRef] = connected
-	}
+	c.calls[pingRef] = connected
 	go c.run()
 	if config.Lazy {
 		return c, nil

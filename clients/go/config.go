@@ -1,6 +1,7 @@
 package genie
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -88,23 +89,21 @@ func (c *Config) resolve() ([]address, error) {
 	for timeout, otherwise := range map[*time.Duration]time.Duration{
 		&c.SessionTimeout: defaultTimeout, &c.ConnectTimeout: defaultTimeout, &c.ResponseTimeout: defaultResponseTimeout,
 	} {
-		if *timeout == 0 {
-			*timeout = otherwise
-		}
-		if *timeout < time.Millisecond || *timeout > maxTimeout {
+		if *timeout = cmp.Or(*timeout, otherwise); *timeout < time.Millisecond || *timeout > maxTimeout {
 			return nil, fmt.Errorf("genie: a timeout must be between 1 ms and %v, not %v", maxTimeout, *timeout)
 		}
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if c.dial == nil {
 		c.dial = (&net.Dialer{KeepAlive: tcpKeepAlive}).DialContext
+	}
+	if c.OnEvent == nil {
+		c.OnEvent = func(Event) {}
 	}
 	if c.lookUpHost == nil {
 		c.lookUpHost = net.DefaultResolver.LookupHost
 	}
-	c.Namespace = firstOf(c.Namespace, os.Getenv("GENIE_NAMESPACE"))
+	c.Namespace = cmp.Or(c.Namespace, os.Getenv("GENIE_NAMESPACE"))
 	if c.TokenSource == nil {
 		token := c.Token
 		c.TokenSource = func(context.Context) (string, error) { return tokenFrom(token) }
@@ -112,7 +111,7 @@ func (c *Config) resolve() ([]address, error) {
 			return nil, err
 		}
 	}
-	list := firstOf(strings.Join(c.Addresses, ","), os.Getenv("GENIE_HOST"))
+	list := cmp.Or(strings.Join(c.Addresses, ","), os.Getenv("GENIE_HOST"))
 	texts := strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 	if len(texts) == 0 {
 		texts = []string{defaultHost}
@@ -161,13 +160,13 @@ func (c *Config) portFromEnvironment() string {
 		})
 		port = ""
 	}
-	return firstOf(port, defaultPort)
+	return cmp.Or(port, defaultPort)
 }
 
 // tokenFrom returns the token, or that of the environment.
 func tokenFrom(token string) (string, error) {
 	path := os.Getenv("GENIE_TOKEN_FILE")
-	if token = firstOf(token, os.Getenv("GENIE_TOKEN")); token != "" || path == "" {
+	if token = cmp.Or(token, os.Getenv("GENIE_TOKEN")); token != "" || path == "" {
 		return token, nil
 	}
 	text, err := os.ReadFile(path)
@@ -188,7 +187,7 @@ func (c *Config) tlsFor(host string) (config *tls.Config, err error) {
 			return nil, err
 		}
 	}
-	config.ServerName = firstOf(config.ServerName, host)
+	config.ServerName = cmp.Or(config.ServerName, host)
 	return config, nil
 }
 
@@ -206,7 +205,7 @@ func tlsFromEnvironment() (*tls.Config, error) {
 		}
 	}
 	if certificate != "" || key != "" {
-		pair, err := tls.LoadX509KeyPair(certificate, firstOf(key, certificate)) // one file may contain both
+		pair, err := tls.LoadX509KeyPair(certificate, cmp.Or(key, certificate)) // one file may contain both
 		if err != nil {
 			return nil, fmt.Errorf("genie: GENIE_TLS_CERT and GENIE_TLS_KEY: %w", err)
 		}
@@ -226,14 +225,4 @@ func defaultNote() string {
 		return r
 	}, note))
 	return string(runes[:min(len(runes), maxNote)])
-}
-
-// firstOf returns the first text that is not empty.
-func firstOf(texts ...string) string {
-	for _, text := range texts {
-		if text != "" {
-			return text
-		}
-	}
-	return ""
 }

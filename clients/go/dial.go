@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 )
 
@@ -25,13 +26,13 @@ type round struct {
 	ctx      context.Context // ends with the round
 	queue    []endpoint
 	lookUps  int // of names, that have not ended
-	found    chan found
+	lookedUp chan lookUp
 	attempts map[*conn]bool // those that have not ended
 	ended    chan *conn
 	tried    map[string]bool // by HOST:PORT
 
-	rejected *RejectedError // the last rejection that is final for its address
-	isFinal  bool           // all attempts were rejected so
+	rejected   *RejectedError // the last rejection that is final for its address
+	isRejected bool           // all attempts were rejected so
 }
 
 // endpoint is an address that was looked up.
@@ -40,11 +41,11 @@ type endpoint struct {
 	hostPort string
 }
 
-// found is the result of the look-up of a name.
-type found struct {
-	endpoints []endpoint
-	isNext    bool // it is the leader's
-	err       error
+// lookUp is the result of the look-up of a name.
+type lookUp struct {
+	address
+	hosts []string
+	err   error
 }
 
 // run connects in rounds, until the client is closed or all servers reject it.
@@ -71,13 +72,13 @@ func (c *Client) run() {
 	c.shut(err)
 }
 
-// connect makes one round. It returns a connection whose handshake is complete. If all addresses reject the client for good,
-// it returns the error of the last one.
+// connect makes one round. It returns a connection whose `hello` was accepted. If all addresses reject the client for good, it
+// returns the error of the last one.
 func (c *Client) connect() (*conn, *RejectedError) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	r := &round{
-		client: c, ctx: ctx, found: make(chan found), attempts: map[*conn]bool{}, ended: make(chan *conn),
-		tried: map[string]bool{}, isFinal: true,
+		client: c, ctx: ctx, lookedUp: make(chan lookUp), attempts: map[*conn]bool{}, ended: make(chan *conn),
+		tried: map[string]bool{}, isRejected: true,
 	}
 	defer func() {
 		cancel()
@@ -85,10 +86,9 @@ func (c *Client) connect() (*conn, *RejectedError) {
 			loser.close(errors.New("another connection is used"))
 		}
 	}()
-	for _, a := range append([]address{c.leader}, c.addresses...) {
-		r.lookUp(a, false)
+	for _, a := range slices.Backward(append([]address{c.leader}, c.addresses...)) {
+		r.add(a)
 	}
-	c.leader = address{}
 	timer := time.NewTimer(stagger)
 	defer timer.Stop()
 	for mayStart := true; ; {
@@ -98,7 +98,7 @@ func (c *Client) connect() (*conn, *RejectedError) {
 			continue
 		}
 		if len(r.queue)+r.lookUps+len(r.attempts) == 0 {
-			if r.isFinal {
+			if r.isRejected {
 				return nil, r.rejected
 			}
 			return nil, nil
@@ -106,9 +106,9 @@ func (c *Client) connect() (*conn, *RejectedError) {
 		select {
 		case <-timer.C:
 			mayStart = true
-		case names := <-r.found:
+		case names := <-r.lookedUp:
 			r.lookUps--
-			r.add(names)
+			r.enqueue(names)
 		case conn := <-r.ended:
 			delete(r.attempts, conn)
 			if conn.err == nil {
@@ -123,35 +123,28 @@ func (c *Client) connect() (*conn, *RejectedError) {
 	}
 }
 
-// lookUp adds the addresses of a name to the queue, or later sends them to `found`.
-func (r *round) lookUp(a address, isNext bool) {
-	if a == (address{}) {
-		return
-	}
+// add adds an address to the front of the queue. A name is looked up first.
+func (r *round) add(a address) {
 	if net.ParseIP(a.host) != nil {
-		r.add(found{[]endpoint{{a, a.String()}}, isNext, nil})
-		return
+		r.enqueue(lookUp{a, []string{a.host}, nil})
+	} else if a.host != "" {
+		r.lookUps++
+		go func() {
+			hosts, err := r.client.config.lookUpHost(r.ctx, a.host)
+			select {
+			case r.lookedUp <- lookUp{a, hosts, err}:
+			case <-r.ctx.Done():
+			}
+		}()
 	}
-	r.lookUps++
-	go func() {
-		hosts, err := r.client.config.lookUpHost(r.ctx, a.host)
-		result := found{nil, isNext, err}
-		for _, host := range hosts {
-			result.endpoints = append(result.endpoints, endpoint{a, net.JoinHostPort(host, a.port)})
-		}
-		select {
-		case r.found <- result:
-		case <-r.ctx.Done():
-		}
-	}()
 }
 
-func (r *round) add(names found) {
+func (r *round) enqueue(names lookUp) {
 	if names.err != nil {
-		r.fail(address{}, names.err)
+		r.fail(names.address, names.err)
 	}
-	if r.queue = append(r.queue, names.endpoints...); names.isNext {
-		r.queue = append(names.endpoints[:len(names.endpoints):len(names.endpoints)], r.queue[:len(r.queue)-len(names.endpoints)]...)
+	for _, host := range slices.Backward(names.hosts) {
+		r.queue = append([]endpoint{{names.address, net.JoinHostPort(host, names.port)}}, r.queue...)
 	}
 }
 
@@ -177,38 +170,32 @@ func (r *round) start() bool {
 
 // fail notes why an attempt has failed. A follower names the leader, which is tried next.
 func (r *round) fail(a address, err error) {
-	c := r.client
-	c.config.Logger.Debug("genie: connection failed", "address", a, "error", err)
-	c.mu.Lock()
-	c.lastFailure = fmt.Errorf("%s: %w", a, err)
-	c.mu.Unlock()
+	r.client.config.Logger.Debug("genie: connection failed", "address", a, "error", err)
+	r.client.mu.Lock()
+	r.client.lastFailure = fmt.Errorf("%s: %w", a, err)
+	r.client.mu.Unlock()
 	var rejected *RejectedError
-	if !errors.As(err, &rejected) || !rejected.isFinal() {
-		r.isFinal = false
-	} else {
+	if errors.As(err, &rejected) && rejected.isFinal() {
 		r.rejected = rejected
+	} else {
+		r.isRejected = false
 	}
-	if leader, err := c.leaderOf(a, rejected); err == nil {
-		r.lookUp(leader, true)
-	}
+	r.add(r.client.leaderOf(a, err))
 }
 
-// leaderOf returns the address of the leader that a server has named.
-func (c *Client) leaderOf(a address, rejected *RejectedError) (address, error) {
-	if rejected == nil || rejected.leader == "" {
-		return address{}, errors.New("no leader")
+// leaderOf returns the address of the leader that the error of a server names, or none.
+func (c *Client) leaderOf(a address, err error) (leader address) {
+	var rejected *RejectedError
+	if errors.As(err, &rejected) {
+		leader, _ = c.config.parseAddress(rejected.leader, a.isSecure)
 	}
-	return c.config.parseAddress(rejected.leader, a.isSecure)
+	return leader
 }
 
 // serve handles the messages of a connection until it ends. An error ends the client.
 func (c *Client) serve(conn *conn) error {
-	for i, a := range c.addresses { // the next round begins with the address after it
-		if a == conn.address {
-			c.addresses = append(c.addresses[i+1:len(c.addresses):len(c.addresses)], c.addresses[:i+1]...)
-			break
-		}
-	}
+	next := slices.Index(c.addresses, conn.address) + 1 // the next round begins with the address after it
+	c.addresses = slices.Concat(c.addresses[next:], c.addresses[:next])
 	err := conn.read()
 	conn.close(err)
 	conn.timer.Stop()
@@ -224,12 +211,11 @@ func (c *Client) serve(conn *conn) error {
 		c.config.Logger.Warn("genie: connection lost", "address", conn.address, "error", err)
 	}
 	if wasUp {
-		c.emit("down", conn.address, err)
+		c.config.OnEvent(Event{"down", conn.address.String(), err})
 	}
+	c.leader = c.leaderOf(conn.address, err)
 	var rejected *RejectedError
-	errors.As(err, &rejected)
-	c.leader, _ = c.leaderOf(conn.address, rejected)
-	if rejected == nil || rejected.Code != codeTakenOver || !conn.isAlone {
+	if !errors.As(err, &rejected) || rejected.Code != codeTakenOver || !conn.isAlone {
 		c.takeovers = 0
 	} else if c.takeovers++; c.takeovers == maxTakeovers {
 		return rejected
@@ -251,19 +237,4 @@ func (c *Client) reject(rejected *RejectedError) error {
 		}
 	}
 	return nil
-}
-
-func (c *Client) emitUp(a address) {
-	state := "up"
-	if c.lastUp != (address{}) && c.lastUp != a {
-		state = "leader"
-	}
-	c.lastUp = a
-	c.emit(state, a, nil)
-}
-
-func (c *Client) emit(state string, a address, err error) {
-	if c.config.OnEvent != nil {
-		c.config.OnEvent(Event{state, a.String(), err})
-	}
 }

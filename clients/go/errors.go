@@ -1,6 +1,7 @@
 package genie
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/big"
@@ -138,7 +139,7 @@ var lostReasons = map[string]string{
 }
 
 func (e *LostError) Error() string {
-	reason := firstOf(lostReasons[e.Reason], e.Reason)
+	reason := cmp.Or(lostReasons[e.Reason], e.Reason)
 	if e.Err != nil {
 		reason += " (" + e.Err.Error() + ")"
 	}

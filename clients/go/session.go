@@ -367,7 +367,12 @@ func (c *Client) onAnswer(conn *conn, r *call, m *message) {
 		c.resume(conn)
 		c.mu.Unlock()
 		defer c.mu.Lock()
-		c.emitUp(conn.address)
+		state := "up"
+		if c.lastUp != (address{}) && c.lastUp != conn.address {
+			state = "leader"
+		}
+		c.lastUp = conn.address
+		c.config.OnEvent(Event{state, conn.address.String(), nil})
 	case r == nil:
 		c.warn("an answer was ignored, because its ref is not known", "command", m.Command, "ref", p.Ref)
 	case r.name == "extend" && r.lock != nil:

@@ -1,6 +1,7 @@
 package genie
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -45,7 +46,7 @@ func Attempts(n int) Option { return option(func(l *Lock) { l.attempts = n }) }
 // at the same time, such as an idempotency key: their locks would not exclude each other.
 func (c *Client) Transaction(ctx context.Context, fn func(ctx context.Context, tx *Tx) error, opts ...Option) error {
 	l := c.newLock(opts)
-	name := firstOf(l.request.Transaction, "tx-"+newSecret()[:16])
+	name := cmp.Or(l.request.Transaction, "tx-"+newSecret()[:16])
 	tx := &Tx{client: c, opts: append(slices.Clip(opts), Transaction(name)), wanted: map[string]bool{}}
 	for attempt := 1; ; attempt++ {
 		err := tx.attempt(ctx, fn)
