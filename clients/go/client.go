@@ -154,7 +154,8 @@ func (c *Client) Close() error {
 				kept = append(kept, fmt.Sprint(l.id, l.resources))
 			}
 		}
-		c.stop()
+		c.closed = ErrClosed
+		c.abandonRequests(ErrClosed)
 		conn, bye := c.conn, c.sendBackground("bye", &fields{}, nil)
 		if len(kept) > 0 {
 			c.warn("the client is closed and leaves locks held", "locks", kept)
@@ -173,7 +174,8 @@ func (c *Client) Close() error {
 // ends, and closes the client. If not all were confirmed, it returns the error of ctx.
 func (c *Client) Shutdown(ctx context.Context) error {
 	c.mu.Lock()
-	c.stop()
+	c.closed = ErrClosed
+	c.abandonRequests(ErrClosed)
 	for _, l := range c.locks {
 		l.sendRelease()
 		l.end(l.lostByClose(ErrClosed))

@@ -54,7 +54,7 @@ type conn struct {
 }
 
 func (c *Client) newConn(a address) *conn {
-	conn := &conn{client: c, address: a, pingInterval: c.pingInterval(defaultPingInterval)}
+	conn := &conn{client: c, address: a, pingInterval: defaultPingInterval}
 	conn.outputAdded, conn.outputTaken = make(chan struct{}, 1), make(chan struct{})
 	conn.ctx, conn.close = context.WithCancelCause(c.ctx)
 	c.mu.Lock()
@@ -98,8 +98,9 @@ func (conn *conn) handshake(hostPort string) (err error) {
 			}
 			conn.resumed = p.Resumed
 			if interval := fromMS(p.PingInterval); interval > 0 {
-				conn.pingInterval = conn.client.pingInterval(interval)
+				conn.pingInterval = interval
 			}
+			conn.pingInterval = min(conn.pingInterval, conn.client.config.SessionTimeout/leaseParts)
 			return nil
 		}
 	}
@@ -201,11 +202,6 @@ func (conn *conn) onTimer() {
 		next = step
 	}
 	conn.timer.Reset(next)
-}
-
-// pingInterval returns after which time without an answer a server is pinged that recommends the interval.
-func (c *Client) pingInterval(recommended time.Duration) time.Duration {
-	return min(recommended, c.config.SessionTimeout/leaseParts)
 }
 
 // writeOutput writes the output until the connection ends.

@@ -26,7 +26,7 @@ type round struct {
 	ctx      context.Context // ends with the round
 	queue    []endpoint
 	lookUps  int // of names, that have not ended
-	lookedUp chan lookUp
+	lookedUp chan []endpoint
 	attempts map[*conn]bool // those that have not ended
 	ended    chan *conn
 	tried    map[string]bool // by HOST:PORT
@@ -39,13 +39,6 @@ type round struct {
 type endpoint struct {
 	address
 	hostPort string
-}
-
-// lookUp is the result of the look-up of a name.
-type lookUp struct {
-	address
-	hosts []string
-	err   error
 }
 
 // run connects in rounds, until the client is closed or all servers reject it.
@@ -77,7 +70,7 @@ func (c *Client) run() {
 func (c *Client) connect() (*conn, *RejectedError) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	r := &round{
-		client: c, ctx: ctx, lookedUp: make(chan lookUp), attempts: map[*conn]bool{}, ended: make(chan *conn),
+		client: c, ctx: ctx, lookedUp: make(chan []endpoint), attempts: map[*conn]bool{}, ended: make(chan *conn),
 		tried: map[string]bool{}, isRejected: true,
 	}
 	defer func() {
@@ -89,6 +82,7 @@ func (c *Client) connect() (*conn, *RejectedError) {
 	for _, a := range slices.Backward(append([]address{c.leader}, c.addresses...)) {
 		r.add(a)
 	}
+	c.leader = address{}
 	timer := time.NewTimer(stagger)
 	defer timer.Stop()
 	for mayStart := true; ; {
@@ -106,9 +100,9 @@ func (c *Client) connect() (*conn, *RejectedError) {
 		select {
 		case <-timer.C:
 			mayStart = true
-		case names := <-r.lookedUp:
+		case endpoints := <-r.lookedUp:
 			r.lookUps--
-			r.enqueue(names)
+			r.queue = append(endpoints, r.queue...)
 		case conn := <-r.ended:
 			delete(r.attempts, conn)
 			if conn.err == nil {
@@ -126,25 +120,23 @@ func (c *Client) connect() (*conn, *RejectedError) {
 // add adds an address to the front of the queue. A name is looked up first.
 func (r *round) add(a address) {
 	if net.ParseIP(a.host) != nil {
-		r.enqueue(lookUp{a, []string{a.host}, nil})
+		r.queue = append([]endpoint{{a, a.String()}}, r.queue...)
 	} else if a.host != "" {
 		r.lookUps++
 		go func() {
+			var endpoints []endpoint
 			hosts, err := r.client.config.lookUpHost(r.ctx, a.host)
+			if err != nil {
+				hosts = []string{a.host} // the attempt fails in the same way
+			}
+			for _, host := range hosts {
+				endpoints = append(endpoints, endpoint{a, net.JoinHostPort(host, a.port)})
+			}
 			select {
-			case r.lookedUp <- lookUp{a, hosts, err}:
+			case r.lookedUp <- endpoints:
 			case <-r.ctx.Done():
 			}
 		}()
-	}
-}
-
-func (r *round) enqueue(names lookUp) {
-	if names.err != nil {
-		r.fail(names.address, names.err)
-	}
-	for _, host := range slices.Backward(names.hosts) {
-		r.queue = append([]endpoint{{names.address, net.JoinHostPort(host, names.port)}}, r.queue...)
 	}
 }
 
@@ -231,10 +223,6 @@ func (c *Client) reject(rejected *RejectedError) error {
 	if !c.isEntered {
 		return rejected
 	}
-	for _, r := range c.calls {
-		if r.name == "request" {
-			c.abandon(r, rejected)
-		}
-	}
+	c.abandonRequests(rejected)
 	return nil
 }

@@ -25,12 +25,12 @@ type Lock struct {
 	// Client.mu protects the rest.
 	confirmedOn *conn // the last connection on which the server reported the lock
 	expiresAt   time.Time
-	renewAt     time.Time   // when the watchdog extends the lock
-	timer       *time.Timer // for the end and renewAt; nil: there is neither a watchdog nor an observer
-	release     *call       // the release of the lock; nil: none was sent
-	err         error       // why the lock has ended; nil: it is held
-	observers   map[*func(error)]bool
-	done        chan struct{} // of Done
+	renewAt     time.Time       // when the watchdog extends the lock
+	timer       *time.Timer     // for the end and renewAt; nil: there is neither a watchdog nor a context
+	release     *call           // the release of the lock; nil: none was sent
+	err         error           // why the lock has ended; nil: it is held
+	life        context.Context // ends with the lock; nil: nobody has asked for it
+	endLife     context.CancelCauseFunc
 }
 
 // ID returns the id of the lock at the server. Any client can release a lock by its id.
@@ -64,47 +64,33 @@ func (l *Lock) Err() error {
 // of Err then. The lock counts as lost, too, when its transaction timeout has passed on this client's clock. That time
 // is counted from when the request, or the last extension, was sent. Call cancel when the context is not needed any more.
 func (l *Lock) Context(ctx context.Context) (_ context.Context, cancel context.CancelFunc) {
+	life := l.lifetime()
 	ctx, end := context.WithCancelCause(ctx)
-	forget := l.notify(end)
+	if life.Err() != nil {
+		end(context.Cause(life))
+	}
+	stop := context.AfterFunc(life, func() { end(context.Cause(life)) })
 	return ctx, func() {
-		forget()
+		stop()
 		end(context.Canceled)
 	}
 }
 
 // Done returns a channel that is closed when the lock is lost or released.
-func (l *Lock) Done() <-chan struct{} {
-	l.client.mu.Lock()
-	isFirst := l.done == nil
-	if isFirst {
-		l.done = make(chan struct{})
-	}
-	done := l.done
-	l.client.mu.Unlock()
-	if isFirst {
-		l.notify(func(error) { close(done) })
-	}
-	return done
-}
+func (l *Lock) Done() <-chan struct{} { return l.lifetime().Done() }
 
-// notify calls a function with the error when the lock ends, or now if it has ended. The function must not block.
-func (l *Lock) notify(end func(error)) (forget func()) {
+// lifetime returns a context that is cancelled when the lock ends.
+func (l *Lock) lifetime() context.Context {
 	l.client.mu.Lock()
 	defer l.client.mu.Unlock()
-	if l.checkExpiry() != nil {
-		end(l.err)
-		return func() {}
+	if l.life == nil {
+		l.life, l.endLife = context.WithCancelCause(context.Background())
+		if l.checkExpiry() != nil {
+			l.endLife(l.err)
+		}
+		l.setTimer()
 	}
-	if l.observers == nil {
-		l.observers = map[*func(error)]bool{}
-	}
-	l.observers[&end] = true
-	l.setTimer()
-	return func() {
-		l.client.mu.Lock()
-		defer l.client.mu.Unlock()
-		delete(l.observers, &end)
-	}
+	return l.life
 }
 
 // Detach hands the lock over to other clients, and returns its id: from then on this client neither extends nor releases it, and
@@ -119,7 +105,7 @@ func (l *Lock) Detach() (id int64, err error) {
 	if err := l.checkExpiry(); err != nil && err != ErrDetached {
 		return l.id, err
 	}
-	l.observers = nil
+	l.life = nil
 	l.end(ErrDetached)
 	return l.id, nil
 }
@@ -178,9 +164,9 @@ func (l *Lock) expiry() (time.Time, string) {
 	return l.expiresAt, reasonTransactionTimeout
 }
 
-// setTimer sets the timer of a lock that is held, if its watchdog or an observer needs one: Err reads the clock itself.
+// setTimer sets the timer of a lock that is held, if its watchdog or a context needs one: Err reads the clock itself.
 func (l *Lock) setTimer() {
-	if l.err != nil || !l.watchdog && len(l.observers) == 0 {
+	if l.err != nil || !l.watchdog && l.life == nil {
 		return
 	}
 	if l.timer == nil {
@@ -238,10 +224,9 @@ func (l *Lock) end(err error) {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	for observer := range l.observers {
-		(*observer)(err)
+	if l.life != nil {
+		l.endLife(err)
 	}
-	l.observers = nil
 }
 
 // sendRelease releases the lock at the server, if the server may hold it and no release was sent.

@@ -1,12 +1,14 @@
 package genie
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
 	"fmt"
+	"maps"
 	mathrand "math/rand/v2"
-	"sort"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -197,12 +199,11 @@ func (c *Client) abandon(r *call, err error) {
 	}
 }
 
-// stop lets no further calls begin, and cancels the waiting requests.
-func (c *Client) stop() {
-	c.closed = ErrClosed
+// abandonRequests cancels the waiting requests, whose callers get the error.
+func (c *Client) abandonRequests(err error) {
 	for _, r := range c.calls {
 		if r.name == "request" {
-			c.abandon(r, ErrClosed)
+			c.abandon(r, err)
 		}
 	}
 }
@@ -232,11 +233,7 @@ func (c *Client) resume(conn *conn) {
 	for _, l := range c.locks {
 		l.onResumed(conn)
 	}
-	calls := make([]*call, 0, len(c.calls))
-	for _, r := range c.calls {
-		calls = append(calls, r)
-	}
-	sort.Slice(calls, func(i, j int) bool { return calls[i].number < calls[j].number })
+	calls := slices.SortedFunc(maps.Values(c.calls), func(a, b *call) int { return cmp.Compare(a.number, b.number) })
 	c.conn, c.isEntered = conn, true
 	c.lastFailure = fmt.Errorf("%s does not answer", conn.address)
 	go conn.writeOutput()

@@ -112,9 +112,10 @@ func (tx *Tx) Lock(ctx context.Context, resources ...string) (*Lock, error) {
 		return nil, ErrReleased
 	}
 	tx.locks = append(tx.locks, lock)
-	lock.notify(func(err error) {
-		if errors.Is(err, ErrLockLost) {
-			tx.cancel(err)
+	life := lock.lifetime()
+	context.AfterFunc(life, func() {
+		if lost := context.Cause(life); errors.Is(lost, ErrLockLost) {
+			tx.cancel(lost)
 		}
 	})
 	return lock, nil
