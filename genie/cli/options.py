@@ -24,7 +24,7 @@ from click.core import ParameterSource
 
 from genie.client.aio import Client
 from genie.client.commands import Inspect
-from genie.client.config import DEFAULT_HOST, DEFAULT_PORT, Address, format_address, parse_addresses
+from genie.client.config import DEFAULT_HOST, DEFAULT_PORT, Address, ClientOptions, format_address, parse_addresses
 from genie.errors import Code, GenieError, RequestRejected, Unavailable
 from genie.protocol import diagnostics
 from genie.protocol.limits import MAX_TIMEOUT_MS
@@ -323,7 +323,7 @@ def query(
 
     async def connect_and_run() -> T:
         deadline = asyncio.get_running_loop().time() + timeout_s
-        client = Querier(parse_addresses(host, port), connect_timeout=timeout_s, namespace=namespace)
+        client = Querier(parse_addresses(host, port), ClientOptions(connect_timeout=timeout_s, namespace=namespace))
         try:
             async with asyncio.timeout(None) as time_limit, AsyncExitStack() as stack:
                 # While connecting, the client applies `connect_timeout`: its error contains the replies of the servers.

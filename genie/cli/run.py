@@ -21,12 +21,14 @@ import os
 import signal
 import subprocess
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import click
 
 from genie.cli.options import INTERRUPTED, MAX_SECONDS, WholeNumber, one_line, one_line_errors, seconds, server_options
 from genie.client.aio import Client, Lock, connect
+from genie.client.note import default_note
 from genie.errors import GenieError, LockError, LockLost, QueueTimeout
 from genie.protocol.resources import parse_resource_arg
 
@@ -67,10 +69,17 @@ class RunOptions:
     """Maximum hold time; None: the locks are extended while the command runs."""
     transaction: str | None
     priority: float
+    note: str | None = None
+    """None: the name of the program, with the process id of genie and the host."""
     conflict_status: int
     """Exit status if the locks were not granted."""
     kill_after: float
     """Time between SIGTERM and SIGKILL when the locks are lost."""
+
+    @property
+    def note_of_client(self) -> str:
+        """The note of the locks."""
+        return default_note(PurePath(self.command[0]).name) if self.note is None else self.note
 
 
 class LockedCommand:
@@ -94,7 +103,10 @@ class LockedCommand:
         self._task = asyncio.current_task()
         self._handle_signals()
         try:
-            async with connect(self._options.host, self._options.port, namespace=self._options.namespace) as client:
+            options = self._options
+            async with connect(
+                options.host, options.port, namespace=options.namespace, note=options.note_of_client
+            ) as client:
                 await self._run_with_locks(client)
         except asyncio.CancelledError:
             if self._exit_status() is None:  # `_on_signal` did not request this cancellation
@@ -333,6 +345,12 @@ def _parse_resource(text: str) -> str:
 @click.option("--transaction", metavar="NAME", help="Transaction of the request.")
 @click.option(
     "--priority", type=float, metavar="N", default=0, help="Higher priorities are granted first. [default: 0]"
+)
+@click.option(
+    "--note",
+    metavar="TEXT",
+    help="Who holds the locks, for operators and for others that wait; empty for none. "
+    "[default: COMMAND, process and host]",
 )
 @click.option(
     "-E",

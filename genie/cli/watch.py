@@ -15,7 +15,7 @@ from genie.cli.format import printable
 from genie.cli.options import json_option, one_line_errors, run_async, server_options, timeout_option
 from genie.client.aio import Client
 from genie.client.aio_connection import AsyncConnection, TransportHandler
-from genie.client.config import Address, parse_addresses, resolve_token
+from genie.client.config import Address, ClientOptions, parse_addresses
 from genie.client.watches import Change
 from genie.protocol import codec
 
@@ -136,15 +136,9 @@ class _Watcher(Client):
     """A client that prints a message when its connection is lost."""
 
     def __init__(self, addresses: list[Address], namespace: str | None, *, connect_timeout: float) -> None:
-        super().__init__(addresses, connect_timeout=connect_timeout)
-        self._connection = _WatcherConnection(
-            addresses,
-            connect_timeout=connect_timeout,
-            session_secret=None,  # a new session
-            session_timeout=SESSION_TIMEOUT_S,
-            token=resolve_token(),
-            namespace=namespace,
-        )
+        options = ClientOptions(connect_timeout=connect_timeout, session_timeout=SESSION_TIMEOUT_S, namespace=namespace)
+        super().__init__(addresses, options)
+        self._connection = _WatcherConnection(addresses, options)
 
 
 class _WatcherConnection(AsyncConnection):

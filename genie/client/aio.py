@@ -23,7 +23,7 @@ from genie.client.commands import (
     RequestState,
     make_any_request,
 )
-from genie.client.config import Address, parse_addresses, resolve_namespace, resolve_token
+from genie.client.config import Address, ClientOptions, parse_addresses
 from genie.client.errors import already_released, copy_lock_lost, reject_pickling
 from genie.client.inspection import Inspection
 from genie.client.watches import Change
@@ -286,6 +286,7 @@ def connect(
     session_timeout: float = 10.0,
     token: str | None = None,
     namespace: str | None = None,
+    note: str | None = None,
     ssl: bool | SSLContext | None = None,
 ) -> Client:
     """Return a client that connects at the start of its `async with` block and is closed at the end.
@@ -310,6 +311,8 @@ def connect(
             GENIE_TOKEN_FILE.
         namespace: the namespace of all locks of this client: 1 to 128 letters, digits, or any of `_.:-`. Default:
             GENIE_NAMESPACE, else the first namespace of the server. Use one client for each namespace.
+        note: who this client is, in at most 256 characters: the note of each request without one of its own. Operators see
+            it, and so does a request that waits for a lock of this client. Default: `PROGRAM PID@HOST`. Empty: none.
         ssl: True, or an `ssl.SSLContext`, selects TLS for all servers. For True, the file GENIE_TLS_CA contains the
             trusted CAs (default: the CAs of the system), and GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own
             certificate. The server's certificate and host name are verified.
@@ -320,11 +323,14 @@ def connect(
     """
     return Client(
         parse_addresses(host, port, ssl=ssl),
-        connect_timeout=connect_timeout,
-        session=session,
-        session_timeout=session_timeout,
-        token=token,
-        namespace=namespace,
+        ClientOptions(
+            connect_timeout=connect_timeout,
+            session=session,
+            session_timeout=session_timeout,
+            token=token,
+            namespace=namespace,
+            note=note,
+        ),
     )
 
 
@@ -338,22 +344,10 @@ class Client:
 
     def __init__(
         self,
-        to: Sequence[Address],
-        *,
-        connect_timeout: float = 10.0,
-        session: str | None = None,
-        session_timeout: float = 10.0,
-        token: str | None = None,
-        namespace: str | None = None,
+        addresses: Sequence[Address],
+        options: ClientOptions,
     ) -> None:
-        self._connection = AsyncConnection(
-            to,
-            connect_timeout,
-            session_secret=session,
-            session_timeout=session_timeout,
-            token=resolve_token(token),
-            namespace=resolve_namespace(namespace),
-        )
+        self._connection = AsyncConnection(addresses, options)
 
     __reduce__ = reject_pickling
 
@@ -458,7 +452,7 @@ class Client:
                 when the client is closed, or no server has answered it for `session_timeout`. `"keep"`: the lock
                 stays held until `transaction_timeout`.
             note: text of at most 256 characters that is shown to operators, and in the errors of requests that
-                waited for this lock.
+                waited for this lock. Default: the note of the client.
 
         Raises:
             QueueTimeout: (a TimeoutError) after `queue_timeout` seconds in the queue.

@@ -11,7 +11,14 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol, cast
 
 from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Outcome, Release, Request
-from genie.client.config import KEEPALIVE_IDLE_S, Address
+from genie.client.config import (
+    KEEPALIVE_IDLE_S,
+    Address,
+    ClientOptions,
+    resolve_namespace,
+    resolve_note,
+    resolve_token,
+)
 from genie.client.failover import ServerList
 from genie.client.session import ClientSession
 from genie.client.watches import Watch
@@ -68,27 +75,24 @@ class TransportHandler(asyncio.Protocol):
 class AsyncConnection:
     """The connection of one client to its servers: reconnects, runs the timers, and completes the futures of calls.
 
-    Any number of tasks may use the connection. `connect_timeout` (seconds) bounds the first connection, the wait of a
+    Any number of tasks may use the connection. The option `connect_timeout` (seconds) bounds the first connection, the wait of a
     call for a later connection, and the wait of a release for its reply.
     """
 
     def __init__(
         self,
         addresses: Sequence[Address],
-        connect_timeout: float,
-        session_secret: str | None,
-        session_timeout: float,
-        token: str | None,
-        namespace: str | None = None,
+        options: ClientOptions,
     ) -> None:
-        self.connect_timeout = connect_timeout
-        self._servers = ServerList(addresses, connect_timeout)
+        self.connect_timeout = options.connect_timeout
+        self._servers = ServerList(addresses, options.connect_timeout)
         self.session = ClientSession(
-            session_secret,
-            session_timeout=session_timeout,
-            response_timeout=connect_timeout,
-            token=token,
-            namespace=namespace,
+            options.session,
+            session_timeout=options.session_timeout,
+            response_timeout=options.connect_timeout,
+            token=resolve_token(options.token),
+            namespace=resolve_namespace(options.namespace),
+            note=resolve_note(options.note),
         )
         """The protocol state machine."""
         self.session.explain_unavailable = lambda: str(self._servers.unavailable_error())

@@ -475,7 +475,13 @@ def make_request_line(payload: dict[str, Any]) -> bytes:
     return line
 
 
-def make_hello(secret: str, session_timeout: float, token: str | None = None, namespace: str | None = None) -> bytes:
+def make_hello(
+    secret: str,
+    session_timeout: float,
+    token: str | None = None,
+    namespace: str | None = None,
+    note: str | None = None,
+) -> bytes:
     """Encode the `hello` that opens every connection.
 
     `secret` identifies the session to the server. `session_timeout` is in seconds. Raises ValueError if an argument is
@@ -485,6 +491,7 @@ def make_hello(secret: str, session_timeout: float, token: str | None = None, na
         raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # without the token
     if not isinstance(secret, str) or len(secret) not in SECRET_LENGTHS:
         raise ValueError(f"session must be a secret of {SECRET_LENGTHS[0]} to {SECRET_LENGTHS[-1]} characters")
+    check_note(note)
     return make_line(
         "hello",
         protocol=PROTOCOL,
@@ -494,6 +501,7 @@ def make_hello(secret: str, session_timeout: float, token: str | None = None, na
         sessionTimeout=to_milliseconds(session_timeout, "session_timeout", min_ms=1),
         token=token,
         namespace=namespace,
+        note=note,
         ref="hello",
     )
 

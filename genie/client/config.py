@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import ssl as ssl_module
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from ssl import SSLContext
 from typing import NamedTuple
 
+from genie.client import note as note_module
 from genie.net import format_host_port, parse_host_port, parse_port
 from genie.protocol import diagnostics
 from genie.tls import MIN_VERSION, load_ca, load_certificate
@@ -23,6 +25,18 @@ MAX_TOKEN_FILE_CHARACTERS = 1 << 16
 """Read limit for the file GENIE_TOKEN_FILE."""
 
 PLAIN, TLS = "genie://", "genies://"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """The options of a client; `genie.connect` describes them. Times are in seconds."""
+
+    connect_timeout: float = 10.0
+    session: str | None = None
+    session_timeout: float = 10.0
+    token: str | None = None
+    namespace: str | None = None
+    note: str | None = None
 
 
 class Address(NamedTuple):
@@ -146,6 +160,11 @@ def _read_token_file(path: str) -> str:
     if len(words) != 1:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} must contain one word, the token, not {len(words)}")
     return words[0]
+
+
+def resolve_note(note: str | None = None) -> str | None:
+    """Return the note of a client: the argument, else `PROGRAM PID@HOST`. An empty string means no note: None."""
+    return (note_module.default_note() if note is None else note) or None
 
 
 def resolve_namespace(namespace: str | None = None) -> str | None:

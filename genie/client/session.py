@@ -90,6 +90,7 @@ class ClientSession:
         response_timeout: seconds that a request waits for a silent server, beyond its queue timeout.
         token: sent with every `hello`, for authentication.
         namespace: sent with every `hello`; the server must confirm it. None: the server's first namespace.
+        note: sent with every `hello`, as the note of all requests without one. None: no note.
 
     Every `now` is in seconds, on any monotonic clock.
 
@@ -102,6 +103,7 @@ class ClientSession:
         response_timeout: float = 10.0,
         token: str | None = None,
         namespace: str | None = None,
+        note: str | None = None,
     ) -> None:
         self.explain_unavailable: Callable[[], str] = lambda: "there is no connection"
         """Returns why there is no connection. The I/O layer replaces this function."""
@@ -114,7 +116,11 @@ class ClientSession:
         self.server = ""
         """Version and build of the last server that accepted a `hello`."""
         self._encoded_hello = commands.make_hello(
-            secrets.token_urlsafe() if secret is None else secret, session_timeout, token=token, namespace=namespace
+            secrets.token_urlsafe() if secret is None else secret,
+            session_timeout,
+            token=token,
+            namespace=namespace,
+            note=note,
         )
         self._namespace = namespace
         self._rejection: RequestRejected | None = None

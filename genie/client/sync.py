@@ -20,7 +20,7 @@ from genie.client.commands import (
     RequestState,
     make_any_request,
 )
-from genie.client.config import Address, parse_addresses, resolve_namespace, resolve_token
+from genie.client.config import Address, ClientOptions, parse_addresses
 from genie.client.errors import already_released, copy_lock_lost, reject_pickling
 from genie.client.handover import LostEvent
 from genie.client.inspection import Inspection
@@ -243,6 +243,7 @@ def connect(
     session_timeout: float = 10.0,
     token: str | None = None,
     namespace: str | None = None,
+    note: str | None = None,
     ssl: bool | SSLContext | None = None,
 ) -> Client:
     """Return a client that connects at the start of its `with` block and is closed at the end.
@@ -251,11 +252,14 @@ def connect(
     """
     return Client(
         parse_addresses(host, port, ssl=ssl),
-        connect_timeout=connect_timeout,
-        session=session,
-        session_timeout=session_timeout,
-        token=token,
-        namespace=namespace,
+        ClientOptions(
+            connect_timeout=connect_timeout,
+            session=session,
+            session_timeout=session_timeout,
+            token=token,
+            namespace=namespace,
+            note=note,
+        ),
     )
 
 
@@ -269,22 +273,10 @@ class Client:
 
     def __init__(
         self,
-        to: Sequence[Address],
-        *,
-        connect_timeout: float = 10.0,
-        session: str | None = None,
-        session_timeout: float = 10.0,
-        token: str | None = None,
-        namespace: str | None = None,
+        addresses: Sequence[Address],
+        options: ClientOptions,
     ) -> None:
-        self._connection = SyncConnection(
-            to,
-            connect_timeout,
-            session_secret=session,
-            session_timeout=session_timeout,
-            token=resolve_token(token),
-            namespace=resolve_namespace(namespace),
-        )
+        self._connection = SyncConnection(addresses, options)
 
     __reduce__ = reject_pickling
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from genie.client.aio_connection import AsyncConnection
 from genie.client.commands import Call, Release, Request, RequestState
-from genie.client.config import Address
+from genie.client.config import Address, ClientOptions
 from genie.client.handover import Guard, Handover
 from genie.client.watches import Change, Watch
 from genie.errors import ConnectionLost, Unavailable
@@ -56,27 +56,16 @@ class SyncConnection:
     Everything that changes the connection or its `session` runs in the background thread. Callers read the state of their
     own requests without a mutex, because the background thread writes the state before it completes their future.
 
-    `connect_timeout` (seconds) bounds the first connection, the wait of a call for a later connection, and the wait of a
+    The option `connect_timeout` (seconds) bounds the first connection, the wait of a call for a later connection, and the wait of a
     release for its reply.
     """
 
     def __init__(
         self,
         addresses: Sequence[Address],
-        connect_timeout: float,
-        session_secret: str | None,
-        session_timeout: float,
-        token: str | None,
-        namespace: str | None = None,
+        options: ClientOptions,
     ) -> None:
-        self.aio = AsyncConnection(
-            addresses,
-            connect_timeout,
-            session_secret=session_secret,
-            session_timeout=session_timeout,
-            token=token,
-            namespace=namespace,
-        )
+        self.aio = AsyncConnection(addresses, options)
         """The connection. Only the background thread changes it."""
         self.new_ref = self.aio.session.new_ref
         """Returns a new reference for a request. Thread-safe."""

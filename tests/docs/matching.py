@@ -13,7 +13,9 @@ LOWER_BOUNDS = ("waited", "held")
 RECENT_MS = 3_600_000
 
 LONG = re.compile(r"\d{13,}")
-VARIABLE = re.compile(r"…|\d{13,}|\d+(?:\.\d+)? (?:µs|ms|s|min|h)\b|\s+")
+NOTE = r"[\w.-]+ \d+@[\w.-]+"
+"""The default note of a client: program, process and host."""
+VARIABLE = re.compile(rf"…|{NOTE}|\d{{13,}}|\d+(?:\.\d+)? (?:µs|ms|s|min|h)\b|\s+")
 
 
 class NumberBindings:
@@ -79,7 +81,7 @@ class Bindings:
 class Screen:
     """Compares documented terminal output with real output.
 
-    Numbers of 13 digits or more are bound; durations and spaces may differ; `…` matches any text.
+    Numbers of 13 digits or more are bound; durations, spaces and default notes may differ; `…` matches any text.
     """
 
     def __init__(self) -> None:
@@ -112,6 +114,8 @@ class Screen:
             text = part[0]
             if text == "…":
                 pattern += ".*?"
+            elif "@" in text:
+                pattern += NOTE
             elif text.isspace():
                 pattern += r"\s+"
             elif not text.isdigit():

@@ -186,7 +186,8 @@ def test_a_queue_timeout_names_the_blocker(genie: Genie) -> None:
         for options, status in ((["-n"], 1), (["-w", "0"], 1), (["-w", "0.05"], 1), (["-n", "-E", "99"], 99)):
             result = run(genie, *options, "shared:taken", "--", "echo", "ran")
             assert (result.returncode, result.stdout) == (status, "")
-            assert "'first' holds exclusive:taken" in result.stderr
+            program = Path(PYTHON[0]).name
+            assert f"'first' ({program} {holder.pid}@{socket.gethostname()}) holds exclusive:taken" in result.stderr
             assert result.stderr.count("\n") == 1
         assert close_stdin_and_wait(holder) == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +11,7 @@ import pytest
 
 from fake import fake_server, released
 from genie import Client, ConnectionLost, Deadlock, Disconnected, LockLost, QueueTimeout, RequestRejected, connect, sync
+from genie.client.note import default_note
 from servers import WAIT_S, Genie
 
 
@@ -238,6 +240,19 @@ class TestNote:
         assert lock is not None
         assert other_threads.inspect(id=lock.id).holders[0].note == "n"
         lock.release()
+
+    async def test_is_that_of_the_client_if_the_request_has_none(self, genie, other):
+        async with connect(*genie.address, note="worker-7") as named, named.lock("options/own", "options/none"):
+            with pytest.raises(QueueTimeout, match=r"\(worker-7\) holds exclusive:options/own"):
+                await other.acquire("options/own", queue_timeout=0)
+            async with other.lock("options/other"):
+                with pytest.raises(QueueTimeout) as caught:
+                    await named.acquire("options/other", queue_timeout=0)
+                (blocker,) = caught.value.blockers
+                assert blocker.note == default_note()
+                assert str(os.getpid()) in str(caught.value)
+        with sync.connect(*genie.address, note="") as silent, silent.lock("options/silent") as lock:
+            assert (await other.inspect(id=lock.id)).holders[0].note is None
 
     async def test_of_the_waiter_is_shown_in_a_deadlock(self, client, other):
         async with client.lock("options/cycle/a", transaction="ta"), other.lock("options/cycle/b", transaction="tb"):

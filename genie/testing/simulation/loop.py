@@ -30,6 +30,8 @@ from weakref import WeakSet
 
 import structlog
 
+from genie.client import note
+
 T = TypeVar("T")
 
 
@@ -302,7 +304,7 @@ def deterministic(
         return secret_random.randbytes(size)
 
     original_functions = time.time, time.time_ns, time.monotonic, secrets.token_bytes
-    original_urandom = os.urandom
+    original_urandom, original_note = os.urandom, note.default_note
     original_log_config = structlog.get_config()
     original_gc = gc.collect, gc.freeze, gc.set_threshold
     random_state, gc_was_enabled = random.getstate(), gc.isenabled()
@@ -313,6 +315,7 @@ def deterministic(
     # `uuid.uuid4` calls the one, `random.SystemRandom` and the other functions of `secrets` call the other.
     os.urandom = random._urandom = random_bytes  # type: ignore[attr-defined]
     random.seed(seed)
+    note.default_note = lambda _program=None: ""  # the process and the host differ from run to run
     if on_log is not None:
         structlog.configure(
             processors=[filter_log, *structlog.get_config()["processors"]], cache_logger_on_first_use=False
@@ -325,6 +328,7 @@ def deterministic(
     finally:
         time.time, time.time_ns, time.monotonic, secrets.token_bytes = original_functions
         os.urandom = random._urandom = original_urandom  # type: ignore[attr-defined]
+        note.default_note = original_note
         gc.collect, gc.freeze, gc.set_threshold = original_gc
         structlog.configure(**original_log_config)
         random.setstate(random_state)
