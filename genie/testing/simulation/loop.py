@@ -315,7 +315,8 @@ def deterministic(
     # `uuid.uuid4` calls the one, `random.SystemRandom` and the other functions of `secrets` call the other.
     os.urandom = random._urandom = random_bytes  # type: ignore[attr-defined]
     random.seed(seed)
-    note.default_note = lambda _program=None: ""  # the process and the host differ from run to run
+    # The process and the host differ from run to run.
+    note.default_note = lambda program=None: ""  # noqa: ARG005
     if on_log is not None:
         structlog.configure(
             processors=[filter_log, *structlog.get_config()["processors"]], cache_logger_on_first_use=False
