@@ -360,7 +360,9 @@ class SyncConnection:
         # flag and waking the loop would block all later calls.
         try:
             self._loop.call_soon_threadsafe(self._execute_submitted)
-        except RuntimeError:  # the event loop is closed
+        except RuntimeError:
+            if not self._loop.is_closed():  # raised by a signal handler
+                raise
             raise ConnectionLost("the client was closed") from None
         if self._loop_ended:  # the function may have been queued too late to be executed
             raise ConnectionLost("the client was closed")
@@ -378,7 +380,9 @@ class SyncConnection:
         completion: Handover[None] = Handover()
         try:
             self._loop.call_soon_threadsafe(_execute, function, arguments, completion)
-        except RuntimeError:  # the event loop is closed
+        except RuntimeError:
+            if not self._loop.is_closed():  # raised by a signal handler
+                raise
             function(*arguments)
             return
         if self._loop_ended:

@@ -32,8 +32,8 @@ MAX_LINES = 400
 """More lines than any call executes, so that a loop over them ends."""
 
 
-class Interruption(Exception):
-    """What the signal handler of a program raises."""
+class Interruption(TimeoutError, RuntimeError):
+    """What the signal handler of a program raises: an error of kinds that the client also raises or handles itself."""
 
 
 @pytest.fixture
