@@ -8,8 +8,7 @@
 //	go run ./examples/bank -without-locks   # the same work, and a sum that is wrong
 //
 // There are four kinds of clerks. Some lock both accounts at once, which cannot deadlock. Some lock the
-// second account while they hold the first, with a transaction name: a cycle is answered with
-// ErrDeadlock, and they start over. Some pause for longer than their transaction timeout between
+// second account while they hold the first, in a transaction, which starts over after a deadlock. Some pause for longer than their transaction timeout between
 // their two writes: they lose their lock with half a transfer done. Fencing tokens make that safe, and
 // `compensate` undoes the half. And some hold locks for long that the server releases when their session
 // ends: their client must know that before another clerk has the lock.
@@ -62,12 +61,11 @@ type counters struct {
 type change struct{ account, amount int }
 
 type clerk struct {
-	number       int
-	store        store
-	client       *genie.Client // nil: without locks
-	counters     *counters
-	random       *rand.Rand
-	transactions int
+	number   int
+	store    store
+	client   *genie.Client // nil: without locks
+	counters *counters
+	random   *rand.Rand
 }
 
 func (c *clerk) kind() int { return c.number % 5 }
@@ -84,8 +82,8 @@ func (c *clerk) work(stop <-chan struct{}) error {
 		target := (source + 1 + c.random.Intn(accounts-1)) % accounts
 		amount := 1 + c.random.Intn(largestTransfer)
 		pauses := transfers%transfersPerPause == 0
-		for attempt := 0; ; attempt++ {
-			done, err := c.transfer([]change{{source, -amount}, {target, amount}}, pauses, attempt)
+		for {
+			done, err := c.transfer([]change{{source, -amount}, {target, amount}}, pauses)
 			if err != nil {
 				return err
 			} else if done {
@@ -99,7 +97,7 @@ func (c *clerk) work(stop <-chan struct{}) error {
 }
 
 // transfer attempts a transfer. It returns false if the transfer failed and all its changes were undone.
-func (c *clerk) transfer(changes []change, pauses bool, attempt int) (bool, error) {
+func (c *clerk) transfer(changes []change, pauses bool) (bool, error) {
 	var written []change
 	err := c.locked(changes, func(ctx context.Context, fences map[int]int64) error {
 		return c.apply(ctx, changes, fences, &written, pauses)
@@ -107,11 +105,6 @@ func (c *clerk) transfer(changes []change, pauses bool, attempt int) (bool, erro
 	switch {
 	case err == nil:
 		return true, nil
-	case errors.Is(err, genie.ErrDeadlock): // nothing was written before all locks were granted
-		atomic.AddInt64(&c.counters.Deadlocks, 1)
-		limit := 50 * time.Millisecond << min(attempt, 5) // at most 2 s
-		time.Sleep(time.Duration(c.random.Int63n(int64(limit))))
-		return false, nil
 	case errors.Is(err, genie.ErrLockLost), errors.Is(err, errStaleFence):
 		atomic.AddInt64(&c.counters.LostLocks, 1)
 		return false, c.compensate(written)
@@ -212,19 +205,20 @@ func (c *clerk) locked(changes []change, function func(context.Context, map[int]
 			return err
 		}, opts...)
 	}
-	c.transactions++ // step by step: the name makes the requests one transaction
-	opts = append(opts, genie.Transaction(fmt.Sprintf("transfer-%d-%d-%d", os.Getpid(), c.number, c.transactions)))
-	var step func(ctx context.Context, rest []change) error
-	step = func(ctx context.Context, rest []change) error {
-		if len(rest) == 0 {
-			return function(ctx, fences)
+	attempts := 0 // step by step
+	return c.client.Transaction(context.Background(), func(ctx context.Context, tx *genie.Tx) error {
+		if attempts++; attempts > 1 {
+			atomic.AddInt64(&c.counters.Deadlocks, 1)
 		}
-		return c.client.Do(ctx, []string{resource(rest[0].account)}, func(ctx context.Context, lock *genie.Lock) error {
-			fences[rest[0].account] = lock.Fence()
-			return step(ctx, rest[1:])
-		}, opts...)
-	}
-	return step(context.Background(), changes)
+		for _, change := range changes {
+			lock, err := tx.Lock(ctx, resource(change.account))
+			if err != nil {
+				return err
+			}
+			fences[change.account] = lock.Fence()
+		}
+		return function(ctx, fences)
+	}, opts...)
 }
 
 func resource(account int) string { return fmt.Sprint("exclusive:accounts/", account) }
