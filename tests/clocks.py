@@ -16,7 +16,7 @@ from servers import WAIT_S
 LONG_S = WAIT_S / 2
 """Longer than any operation takes, and shorter than WAIT_S, so that a `skip` of it does not end such a timeout."""
 
-LONG_TIMEOUTS = {"connect_timeout": WAIT_S, "session_timeout": WAIT_S}
+LONG_TIMEOUTS = {"connect_timeout": WAIT_S, "response_timeout": WAIT_S, "session_timeout": WAIT_S}
 """Arguments of `connect` for a client that outlives any restart of its server."""
 
 

@@ -68,7 +68,7 @@ async def run_request(selector: SherdlockSelector, job: Job, number: int, amount
 
 async def main() -> None:
     host, port, url = sys.argv[1:]
-    timeouts = {"connect_timeout": WAIT_S, "session_timeout": WAIT_S}
+    timeouts = {"connect_timeout": WAIT_S, "response_timeout": WAIT_S, "session_timeout": WAIT_S}
     async with genie.connect(host, int(port), **timeouts) as client, SqlTokenStore(url) as store:
         await client.ping()
         report(ready=True)

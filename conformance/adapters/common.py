@@ -27,10 +27,11 @@ def seconds(milliseconds: float | None) -> float | None:
 
 
 def connect_arguments(addresses: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `connect`. The clients have one timeout for a round over all addresses and for waiting."""
+    """Return the arguments of `connect`. The clients have one timeout for a round over all addresses and for entering."""
     arguments: dict[str, Any] = {"host": list(addresses)}
     if options.get("connectTimeout") is not None:
         arguments["connect_timeout"] = options["connectTimeout"] * len(addresses) / 1000
+    arguments["response_timeout"] = options.get("maxUnavailable", 10_000) / 1000
     if options.get("sessionTimeout") is not None:
         arguments["session_timeout"] = options["sessionTimeout"] / 1000
     arguments["token"] = options.get("token") or ""

@@ -431,7 +431,7 @@ def _run_profile(profile: str, host: str, port: int, namespace: str | None, time
     interrupted = False
 
     def connect() -> aio.Client:
-        return aio.connect(host, port, namespace=namespace, connect_timeout=timeout)
+        return aio.connect(host, port, namespace=namespace, connect_timeout=timeout, response_timeout=timeout)
 
     try:
         _run_event_loop(_run_phases(phases, results, connect))

@@ -323,7 +323,10 @@ def query(
 
     async def connect_and_run() -> T:
         deadline = asyncio.get_running_loop().time() + timeout_s
-        client = Querier(parse_addresses(host, port), ClientOptions(connect_timeout=timeout_s, namespace=namespace))
+        client = Querier(
+            parse_addresses(host, port),
+            ClientOptions(connect_timeout=timeout_s, response_timeout=timeout_s, namespace=namespace),
+        )
         try:
             async with asyncio.timeout(None) as time_limit, AsyncExitStack() as stack:
                 # While connecting, the client applies `connect_timeout`: its error contains the replies of the servers.

@@ -49,6 +49,9 @@ WATCHDOG_TIMEOUT_S = 30.0
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 
+RESPONSE_TIMEOUT_S = 10.0
+"""How long genie waits for a server, besides the queue timeout: longer than a failover takes."""
+
 LOOP_ITERATIONS = 3
 """Event-loop iterations after which a pending signal or timeout has been read, queued and handled."""
 
@@ -105,7 +108,11 @@ class LockedCommand:
         try:
             options = self._options
             async with connect(
-                options.host, options.port, namespace=options.namespace, note=options.note_of_client
+                options.host,
+                options.port,
+                response_timeout=RESPONSE_TIMEOUT_S,
+                namespace=options.namespace,
+                note=options.note_of_client,
             ) as client:
                 await self._run_with_locks(client)
         except asyncio.CancelledError:

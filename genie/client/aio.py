@@ -73,7 +73,7 @@ class Lock(LockInfo):
         """Release the lock, and wait until the server confirms. Does nothing if the lock was released before or is lost.
 
         Raises:
-            Unavailable: if the server does not confirm the release within `connect_timeout`, for example while
+            Unavailable: if the server does not confirm the release within `response_timeout`, for example while
                 disconnected. The client then retries in the background.
             RuntimeError: if the lock was detached: use `client.release(id)`.
 
@@ -117,14 +117,12 @@ class Lock(LockInfo):
         Raises:
             LockLost: if the lock is no longer held.
             ConnectionLost: if the connection ended before the reply, so that the result is not known.
-            Unavailable: if there is no connection within `connect_timeout`.
+            Unavailable: if no server has answered within `response_timeout`, so that the result is not known.
             RuntimeError: if the lock was detached.
 
         """
         extend = Extend(self.id, seconds, self._request)  # checks `seconds`
         self._check_managed()
-        await self._connection.wait_until_connected()
-        self._check_managed()  # again, since the lock may be detached or lost during the wait
         if self._request.state is RequestState.HELD:
             await self._connection.call(extend)
         if self._request.error is not None:
@@ -282,6 +280,7 @@ def connect(
     port: int | None = None,
     *,
     connect_timeout: float = 10.0,
+    response_timeout: float = 1.0,
     session: str | None = None,
     session_timeout: float = 10.0,
     token: str | None = None,
@@ -301,8 +300,10 @@ def connect(
         host: one address, several addresses separated by commas, or a list: `HOST`, `HOST:PORT`, `[IPv6]:PORT`. The
             prefix `genies://` selects TLS. Default: GENIE_HOST, else 127.0.0.1.
         port: the port of addresses without a port. Default: GENIE_PORT, else 7077.
-        connect_timeout: seconds for the first connection, and for a later call to wait for a connection. After that,
-            Unavailable is raised.
+        connect_timeout: seconds after which entering the client raises Unavailable, if no server has accepted it.
+        response_timeout: seconds for which a call waits for a server, connected or not. After that, Unavailable is raised.
+            A request waits for its `queue_timeout` and this time. To let calls ride through a failover of the leader,
+            whose lease is 3 seconds, set 5 seconds or more.
         session: the secret that identifies the session to the server, 16 to 128 characters. Default: a random secret.
             A second client with the same secret takes over the session of the first client.
         session_timeout: seconds for which the server keeps the session of a disconnected client: its waiting requests,
@@ -325,6 +326,7 @@ def connect(
         parse_addresses(host, port, ssl=ssl),
         ClientOptions(
             connect_timeout=connect_timeout,
+            response_timeout=response_timeout,
             session=session,
             session_timeout=session_timeout,
             token=token,
@@ -459,7 +461,7 @@ class Client:
             Deadlock: at once, if the wait could never end.
             LockError: if the waiting request was released by its id.
             RequestRejected: if the server rejects the request.
-            Unavailable: if no server has responded for `queue_timeout` plus `connect_timeout`.
+            Unavailable: if no server has answered within `queue_timeout` plus `response_timeout`.
             ConnectionLost: if the client was closed.
             RuntimeError: if the client was not entered with `async with`.
 
@@ -537,7 +539,7 @@ class Client:
             Insufficient: if the free resources do not reach the target. The error has the sums of the weights of the
                 free and of the locked resources.
             RequestRejected: if the server rejects the request, or its line would be longer than 1 MiB.
-            Unavailable: if no server has responded for `connect_timeout`.
+            Unavailable: if no server has answered within `response_timeout`.
             ConnectionLost: if the client was closed.
 
         """
@@ -587,13 +589,14 @@ class Client:
 
         Raises:
             RequestRejected: if the server rejects the query.
+            Unavailable: if no server has answered within `response_timeout`.
 
         """
         query = Inspect(resource=resource, transaction=transaction, id=id, limit=limit, only=only)
         return inspection.parse_inspected(await self._connection.call(query))
 
     async def ping(self) -> None:
-        """Send a `ping`, and wait until the server replies."""
+        """Send a `ping`, and wait until the server replies. Raises Unavailable after `response_timeout`."""
         await self._connection.call(Ping())
 
     async def release(self, id: int) -> str:
@@ -607,7 +610,7 @@ class Client:
 
         Raises:
             RequestRejected: (`unknown-id`) if the server does not know the id.
-            Unavailable: if the server does not confirm the release within `connect_timeout`. The client then retries in
+            Unavailable: if the server does not confirm the release within `response_timeout`. The client then retries in
                 the background.
 
         """
@@ -627,7 +630,7 @@ class Client:
             RequestRejected: if the request still waits (`bad-request`), or the server does not know the id
                 (`unknown-id`).
             ConnectionLost: if the connection ended before the reply, so that the result is not known.
-            Unavailable: if there is no connection within `connect_timeout`.
+            Unavailable: if no server has answered within `response_timeout`, so that the result is not known.
 
         """
         await self._connection.call(Extend(id, seconds, self._connection.find_held_lock(id)))

@@ -75,8 +75,8 @@ class TransportHandler(asyncio.Protocol):
 class AsyncConnection:
     """The connection of one client to its servers: reconnects, runs the timers, and completes the futures of calls.
 
-    Any number of tasks may use the connection. The option `connect_timeout` (seconds) bounds the first connection, the wait of a
-    call for a later connection, and the wait of a release for its reply.
+    Any number of tasks may use the connection. Two of the options limit how long callers wait: `connect_timeout` for the
+    first connection, `response_timeout` for the answer to a call.
     """
 
     def __init__(
@@ -85,11 +85,12 @@ class AsyncConnection:
         options: ClientOptions,
     ) -> None:
         self.connect_timeout = options.connect_timeout
+        self.response_timeout = options.response_timeout
         self._servers = ServerList(addresses, options.connect_timeout)
         self.session = ClientSession(
             options.session,
             session_timeout=options.session_timeout,
-            response_timeout=options.connect_timeout,
+            response_timeout=options.response_timeout,
             token=resolve_token(options.token),
             namespace=resolve_namespace(options.namespace),
             note=resolve_note(options.note),
@@ -102,8 +103,6 @@ class AsyncConnection:
         """The current connection or connection attempt; None: there is none."""
         self._connected_at = 0.0
         """When the last handshake was completed, in seconds of the monotonic clock."""
-        self._connected_event = asyncio.Event()
-        """Set while connected, and after the client was closed."""
         self._closed = True
         """Whether the client is not open: it was not opened yet, or was closed."""
         self._was_opened = False
@@ -113,9 +112,9 @@ class AsyncConnection:
         """Whether `flush` will be called soon, so that `flush_soon` need not schedule it."""
         self._waiting_tasks = 0
         """Number of tasks that wait for the outcome of a call."""
-        self._release_deadlines: dict[Release, float] = {}
-        """When the callers of releases give up, in seconds of the monotonic clock, the earliest first. One timer serves
-        all of them, because a timer for each release would cost more than its encoding."""
+        self._deadlines: dict[Call, float] = {}
+        """When the callers of calls other than requests give up, in seconds of the monotonic clock, the earliest first. One
+        timer serves all of them, because a timer for each release would cost more than its encoding."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         """When `_timer` fires, in seconds of the monotonic clock; inf: there is no timer."""
@@ -156,7 +155,6 @@ class AsyncConnection:
                 self._servers.on_success()
         elif self.session.up:  # the received data has completed the handshake
             self._connected_at = time.monotonic()
-            self._connected_event.set()
             handler.handshake_done.set()
         self.flush()
 
@@ -171,7 +169,6 @@ class AsyncConnection:
         if self.session.redirect is not None:
             self._servers.on_redirect(handler.address, self.session.redirect)
         if self.session.up:
-            self._connected_event.clear()
             reason = self._servers.on_disconnect(handler.address, reason, time.monotonic() - self._connected_at)
             if not self._closed and (self._reconnect_task is None or self._reconnect_task.done()):
                 self._reconnect_task = self._loop.create_task(self._reconnect())
@@ -269,14 +266,14 @@ class AsyncConnection:
                 return
             if self.session.rejection is not None:
                 self._deliver(self.session.fail_callers(time.monotonic()))
-                # Wake the tasks in `wait_until_connected`: they raise the rejection.
-                self._connected_event.set()
-                self._connected_event.clear()
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """Complete the future of each call. A request without a future may have lost its lock: notify the lock's owner."""
+        deadlines = self._deadlines
         for call, result, error in outcomes:
             future, call.future = call.future, None
+            if deadlines:
+                deadlines.pop(call, None)
             if future is None:
                 if isinstance(call, Request) and call.error is not None:
                     self._notify_lost(call)
@@ -294,10 +291,10 @@ class AsyncConnection:
             request.on_lost()
 
     def _set_timer(self) -> None:
-        """Schedule `_on_timer` for the next timer of the session or of a release, unless it is scheduled for then or earlier."""
+        """Schedule `_on_timer` for the next timer of the session or of a call, unless it is scheduled for then or earlier."""
         if self._closed:
             return
-        next_timer = min(self.session.next_timer, next(iter(self._release_deadlines.values()), math.inf))
+        next_timer = min(self.session.next_timer, next(iter(self._deadlines.values()), math.inf))
         if next_timer >= self._timer_at:  # `_on_timer` will call this method again
             return
         if self._timer is not None:
@@ -310,15 +307,15 @@ class AsyncConnection:
         """Run the session's timers, close the connection if the session demands it, and send the resulting commands."""
         self._timer, self._timer_at = None, math.inf
         now = time.monotonic()
-        for release, deadline in list(self._release_deadlines.items()):
+        for call, deadline in list(self._deadlines.items()):
             if deadline > now:
                 break
-            self._time_out_release(release)
+            self._time_out(call, now)
         self._deliver(self.session.on_timer(now))
         if self.session.close_reason and self._handler is not None:
             self._abandon_transport(self._handler, self.session.close_reason)
         self.flush()
-        self._set_timer()  # also for the releases
+        self._set_timer()  # also for the other calls
 
     # -- calls ----------------------------------------------------------------------------------------
 
@@ -353,7 +350,7 @@ class AsyncConnection:
     async def close(self) -> None:
         """End the session and the connection. Waiting calls fail, and their requests are released.
 
-        Waits at most `BYE_TIMEOUT_S` for the server's reply to `bye`. Without a reply, the server ends the session after
+        Waits at most `response_timeout`, and at most `BYE_TIMEOUT_S`, for the server's reply to `bye`. Without a reply, the server ends the session after
         the session timeout.
         """
         if self._closed:
@@ -363,7 +360,7 @@ class AsyncConnection:
             self._deliver(self.session.begin_close(time.monotonic()))
             self.flush_soon()
             if self.session.up:
-                async with asyncio.timeout(min(BYE_TIMEOUT_S, self.connect_timeout)):
+                async with asyncio.timeout(min(BYE_TIMEOUT_S, self.response_timeout)):
                     await self._send_and_wait(Bye())
         except (TimeoutError, GenieError):
             pass  # the server ends the session after the session timeout
@@ -388,53 +385,45 @@ class AsyncConnection:
     def call(self, call: Call) -> Coroutine[Any, Any, Any]:
         """Send a call, wait for its outcome, and return its result or raise its error.
 
-        While disconnected a request is queued until its timeouts have passed. Any other call waits for a connection, and
-        raises Unavailable after `connect_timeout`. If this task is cancelled, a request is released.
+        Without an answer Unavailable is raised: for a request after its queue timeout and `response_timeout`, for any
+        other call after `response_timeout`, connected or not. If this task is cancelled, a request is released.
         """
         self.check_open()
-        return self._send_and_wait(call) if self.session.up else self._call_while_disconnected(call)
-
-    async def _call_while_disconnected(self, call: Call) -> Any:
-        """Wait for a connection, unless the call can be queued, and execute the call."""
-        self.check_not_rejected()
-        if not isinstance(call, Request):
-            await self.wait_until_connected()
-        return await self._send_and_wait(call)
+        if not self.session.up:
+            self.check_not_rejected()
+        return self._send_and_wait(call)
 
     def send(self, call: Call, future: CallFuture) -> None:
-        """Send a call whose outcome completes `future`. While disconnected, only requests and releases are allowed."""
-        call.future = future
-        self.session.send(call, time.monotonic())
+        """Send a call, now or on the next connection. Its outcome, or Unavailable after a time, completes `future`."""
+        now = time.monotonic()
+        self.session.send(call, now)
+        if isinstance(call, Request):
+            call.future = future
+        else:
+            self.limit_wait(call, future, now)
         self._flush_alone_or_soon()
+
+    def limit_wait(self, call: Call, future: CallFuture, now: float) -> None:
+        """Complete `future` with the outcome of a call, or with Unavailable after `response_timeout`."""
+        call.future = future
+        deadline = self._deadlines[call] = now + self.response_timeout
+        if deadline < self._timer_at:
+            self._set_timer()
 
     def abandon(self, call: Call) -> None:
         """Drop the outcome of a call whose caller was cancelled. A request is also released."""
+        self._deadlines.pop(call, None)
         self.session.abandon(call, time.monotonic())
         self.flush_soon()
-
-    async def wait_until_connected(self) -> None:
-        """Wait for a connection. Raises Unavailable if there is none within `connect_timeout`."""
-        if self.session.up:
-            return
-        try:
-            async with asyncio.timeout(self.connect_timeout):
-                while not self.session.up:
-                    self.check_open()
-                    self.check_not_rejected()
-                    await self._connected_event.wait()
-        except TimeoutError:
-            raise self._servers.unavailable_error() from None
 
     async def wait_for_release(self, release: Release) -> str:
         """Wait for the reply to a release, even if the client must reconnect. Returns the reason why the lock ended.
 
-        Raises Unavailable after `connect_timeout`. After a timeout or a cancellation of this task, the client still
+        Raises Unavailable after `response_timeout`. After a timeout or a cancellation of this task, the client still
         retries the release in the background.
         """
-        future = release.future = self._loop.create_future()
-        deadline = self._release_deadlines[release] = time.monotonic() + self.connect_timeout
-        if deadline < self._timer_at:
-            self._set_timer()
+        future = self._loop.create_future()
+        self.limit_wait(release, future, time.monotonic())
         self._flush_alone_or_soon()
         self._waiting_tasks += 1
         try:
@@ -442,7 +431,7 @@ class AsyncConnection:
         finally:
             self._waiting_tasks -= 1
             release.future = None
-            self._release_deadlines.pop(release, None)
+            self._deadlines.pop(release, None)  # after a cancellation
 
     def release_lock(self, request: Request) -> Release | None:
         """Send the release of a lock, or queue it while disconnected.
@@ -553,7 +542,7 @@ class AsyncConnection:
     async def _close_transport(self) -> None:
         """Stop the timer and the reconnect task, fail all calls, and close the connection after sending its buffer.
 
-        Waits at most `connect_timeout` until the buffer is sent and the connection has ended, then aborts the connection.
+        Waits at most `response_timeout` until the buffer is sent and the connection has ended, then aborts the connection.
         """
         if self._reconnect_task is not None:
             self._reconnect_task.cancel()
@@ -565,29 +554,32 @@ class AsyncConnection:
         if handler is not None and handler.transport is not None:
             handler.transport.close()  # sends the buffered data first
         self._deliver(self.session.finish_close())
-        self._connected_event.set()  # wakes the tasks in `wait_until_connected`, which then raise ConnectionLost
         try:
             if self._reconnect_task is not None:
                 await asyncio.wait({self._reconnect_task})
             if handler is not None:
                 with contextlib.suppress(TimeoutError):
                     # Not `asyncio.wait_for`, which may swallow a cancellation in Python 3.11.
-                    async with asyncio.timeout(self.connect_timeout):
+                    async with asyncio.timeout(self.response_timeout):
                         await handler.closed.wait()
         finally:
             if handler is not None and handler.transport is not None:
                 handler.transport.abort()
 
-    def _time_out_release(self, release: Release) -> None:
-        """Fail a caller that waits for the reply to a release, unless the reply has arrived."""
-        del self._release_deadlines[release]
-        if release.future is not None and not release.future.done():
-            release.future.set_exception(Unavailable(self.release_timeout_text(release.id)))
-
-    def release_timeout_text(self, id: int) -> str:
-        """Return the error message for a release that had no reply within `connect_timeout`."""
+    def _time_out(self, call: Call, now: float) -> None:
+        """Fail the caller of a call that had no answer within `response_timeout`. A release is retried in the background."""
+        del self._deadlines[call]
+        future, call.future = call.future, None
+        if not isinstance(call, Release):
+            self.session.abandon(call, now)
+        if future is None or future.done():
+            return
         reason = "the server does not answer" if self.session.up else str(self._servers.unavailable_error())
-        return f"{id} could not be released within {self.connect_timeout:g} s: {reason}"
+        if isinstance(call, Release):
+            problem = f"{call.id} could not be released within"
+        else:
+            problem = f"no answer to {type(call).__name__.lower()} within"
+        future.set_exception(Unavailable(f"{problem} {self.response_timeout:g} s: {reason}"))
 
     def abort(self) -> None:
         """Close the transport at once, without sending `bye` or the buffered data."""

@@ -32,6 +32,7 @@ class ClientOptions:
     """The options of a client; `genie.connect` describes them. Times are in seconds."""
 
     connect_timeout: float = 10.0
+    response_timeout: float = 1.0
     session: str | None = None
     session_timeout: float = 10.0
     token: str | None = None

@@ -27,7 +27,7 @@ class LiveRequests:
     """The requests of a client that wait, are held, or are being released, with their timers.
 
     A request that has ended, or whose lock is lost, is removed. `response_timeout` (seconds) is how long a caller waits
-    for a server that sends nothing, in addition to the queue timeout.
+    for a server, in addition to the queue timeout.
 
     The client also detects an expired lock by its own clock, because it may be disconnected. It counts the timeout from the
     time at which it sent the command that the server answered, so the lock never ends at the server before.
@@ -40,14 +40,18 @@ class LiveRequests:
         self.next_timer = math.inf
         """The time at which `collect_timers` must be called; inf: never."""
         self._response_timeout = response_timeout
-        """Seconds that a caller waits for a silent server, in addition to the queue timeout."""
+        """Seconds that a caller waits for a server, in addition to the queue timeout."""
 
     # -- the index ----------------------------------------------------------------------------------------
 
     def add(self, request: Request, now: float) -> None:
-        """Add a new request, and start its response timer."""
+        """Add a new request, and start the timer after which its caller gives up.
+
+        A reconnect does not restart it, so that the caller waits no longer than its queue timeout and the response timeout.
+        """
         self.by_ref[request.ref] = request
-        self.start_response_timer(request, now)
+        request.response_deadline = now + request.queue_timeout + self._response_timeout
+        self.next_timer = min(self.next_timer, request.response_deadline)
 
     def set_id(self, request: Request, id: int) -> None:
         """Store the id that the server has assigned to a request. A request that was sent again may get another id."""
@@ -86,11 +90,6 @@ class LiveRequests:
         return [release for release in releases if not release.id]
 
     # -- timers -------------------------------------------------------------------------------------------
-
-    def start_response_timer(self, request: Request, now: float) -> None:
-        """Start the time after which the caller gives up: the queue timeout plus the response timeout."""
-        request.response_deadline = now + request.queue_timeout + self._response_timeout
-        self.next_timer = min(self.next_timer, request.response_deadline)
 
     def start_hold(self, request: Request, since: float, remaining: float | None = None) -> None:
         """Start the expiry timer of a lock that the server has granted, extended or confirmed.
@@ -214,6 +213,8 @@ interval would not help, and would cost the server more pings on each connection
 """
 MIN_PING_INTERVAL_S = 0.1
 """Lower bound of the interval that a server recommends."""
+MAX_PING_INTERVAL_S = 5.0
+"""Upper bound of the interval that a server recommends."""
 PING_TIMEOUT_STEP_S = 1.0
 PING_TIMEOUT_STEPS = 3
 """A pinged server is considered hung after this many steps without a message.
@@ -226,21 +227,15 @@ long to reply. A false alarm costs only a reconnect.
 class Keepalive:
     """The ping timer of a connection.
 
-    A shorter `connect_timeout` (seconds) also shortens the ping interval and the ping timeout.
-
     The ping timeout is counted in steps, each of which starts when the one before was noticed. So a client that was
     suspended or busy reads the received messages before it considers the server hung.
     """
 
-    def __init__(self, connect_timeout: float) -> None:
+    def __init__(self) -> None:
         self.next_timer = math.inf
         """The time at which `on_timer` must be called; inf: the timer is stopped."""
-        self._max_ping_interval_s = connect_timeout / 2
-        """Upper bound of the ping interval, also for the interval that a server recommends."""
-        self._ping_interval_s = min(PING_INTERVAL_S, self._max_ping_interval_s)
+        self._ping_interval_s = PING_INTERVAL_S
         """Seconds without a message from the server after which it is pinged."""
-        self._timeout_step_s = min(PING_TIMEOUT_STEP_S, connect_timeout / 4)
-        """Seconds of one step of the ping timeout."""
         self._last_message_at = 0.0
         """When the last message arrived, or the timer was started, in seconds of the monotonic clock."""
         self._step_count = 0
@@ -254,7 +249,7 @@ class Keepalive:
     def set_interval(self, seconds: float) -> None:
         """Set the ping interval to the seconds that the server recommends, within limits. 0 keeps the default."""
         if seconds > 0:
-            self._ping_interval_s = min(max(seconds, MIN_PING_INTERVAL_S), self._max_ping_interval_s)
+            self._ping_interval_s = min(max(seconds, MIN_PING_INTERVAL_S), MAX_PING_INTERVAL_S)
 
     def start(self, now: float) -> None:
         """Start the ping timer, unless it runs already, because the client now expects messages from the server."""
@@ -284,7 +279,7 @@ class Keepalive:
             self._step_count = 1
             should_ping = True
         self.next_timer = (
-            now + self._timeout_step_s if self._step_count else self._last_message_at + self._ping_interval_s
+            now + PING_TIMEOUT_STEP_S if self._step_count else self._last_message_at + self._ping_interval_s
         )
         return should_ping
 

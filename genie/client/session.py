@@ -87,7 +87,7 @@ class ClientSession:
     Args:
         secret: the secret that identifies the session to the server. None: a random secret.
         session_timeout: seconds for which the server keeps the session of a disconnected client.
-        response_timeout: seconds that a request waits for a silent server, beyond its queue timeout.
+        response_timeout: seconds that a request waits for a server, beyond its queue timeout.
         token: sent with every `hello`, for authentication.
         namespace: sent with every `hello`; the server must confirm it. None: the server's first namespace.
         note: sent with every `hello`, as the note of all requests without one. None: no note.
@@ -100,7 +100,7 @@ class ClientSession:
         self,
         secret: str | None = None,
         session_timeout: float = 10.0,
-        response_timeout: float = 10.0,
+        response_timeout: float = 1.0,
         token: str | None = None,
         namespace: str | None = None,
         note: str | None = None,
@@ -145,10 +145,12 @@ class ClientSession:
         self._requests = LiveRequests(response_timeout)
         hints.register(self._requests)
         self._watches = Watches()
-        self._keepalive = Keepalive(response_timeout)
+        self._keepalive = Keepalive()
         self._lease = SessionLease(session_timeout)
         self._deferred_releases: list[Release] = []
         """Releases by id that must be sent on the next connection."""
+        self._deferred_calls: list[Call] = []
+        """Other calls that wait for the next connection: `Extend`, `Ping`, `Inspect`. A caller limits their wait."""
 
     # -- calls to bytes -----------------------------------------------------------------------------------
 
@@ -165,7 +167,7 @@ class ClientSession:
         return f"{self._ref_prefix}{next(self._ref_numbers)}"
 
     def send(self, call: Call, now: float) -> None:
-        """Send a call. While disconnected, requests and releases by id are queued, and other calls are not allowed."""
+        """Send a call, now or on the next connection."""
         if isinstance(call, Request):
             self._requests.add(call, now)
             if call.bound_to_session:
@@ -174,8 +176,10 @@ class ClientSession:
                 self._send_request(call, now)
             return
         if self._phase is not Phase.UP:
-            assert isinstance(call, Release), "there is no connection"  # noqa: S101 - the I/O layer must wait for one
-            self._deferred_releases.append(call)
+            if isinstance(call, Release):
+                self._deferred_releases.append(call)
+            else:
+                self._deferred_calls.append(call)
             return
         self._keepalive.start(now)
         if isinstance(call, Extend | Ping):
@@ -246,6 +250,8 @@ class ClientSession:
         call.future = None
         if isinstance(call, Request):
             self._release_abandoned(call, now)
+        elif call in self._deferred_calls:
+            self._deferred_calls.remove(call)
 
     def request_next(self, watch: Watch, now: float) -> None:
         """Record that the consumer of a watch waits for the next change, and send the `watch` command if necessary.
@@ -321,10 +327,9 @@ class ClientSession:
         """Fail the remaining calls, after the client has closed its connection. Locks bound to the session are lost."""
         reason = "the client was closed"
         outcomes = self.on_disconnected(reason)
-        releases = self._deferred_releases + self._requests.releases_by_ref()
-        outcomes += [
-            Outcome(release, error=ConnectionLost(f"{reason}, before the reply arrived")) for release in releases
-        ]
+        calls = self._deferred_calls + self._deferred_releases + self._requests.releases_by_ref()
+        outcomes += [Outcome(call, error=ConnectionLost(f"{reason}, before the reply arrived")) for call in calls]
+        self._deferred_calls = []
         for request in list(self._requests.by_ref.values()):
             if request.state is not RequestState.HELD:
                 self._mark_ended(request)
@@ -357,12 +362,11 @@ class ClientSession:
         """
         if self._rejection is None:
             return []
-        releases = self._deferred_releases + self._requests.releases_by_ref()
+        calls = self._deferred_calls + self._deferred_releases + self._requests.releases_by_ref()
         outcomes: list[Outcome] = [
-            Outcome(release, error=errors.copy_rejection(self._rejection))
-            for release in releases
-            if release.future is not None
+            Outcome(call, error=errors.copy_rejection(self._rejection)) for call in calls if call.future is not None
         ]
+        self._deferred_calls = []
         for watch in self._watches.all():
             self._watches.on_rejected(watch, errors.copy_rejection(self._rejection), outcomes)
         for request in self._requests.waiting():
@@ -469,11 +473,11 @@ class ClientSession:
             case messages.Released():
                 self._handle_released(message.payload, outcomes)
             case messages.Queued():
-                self._handle_queued(message.payload, now)
+                self._handle_queued(message.payload)
             case messages.Extended():
                 self._handle_extended(message.payload, now, outcomes)
             case messages.Pong() if self._phase is Phase.RESUMING:
-                self._finish_resumption(now)
+                outcomes += self._finish_resumption(now)
             case messages.Pong() | messages.Inspected() | messages.Bye():
                 self._handle_reply(message, outcomes)
             case messages.Watching() | messages.Unwatched() | messages.Event():
@@ -542,10 +546,11 @@ class ClientSession:
             request.state = RequestState.ENDED
             outcomes.append(Outcome(release, result=errors.SUCCESS))
 
-    def _finish_resumption(self, now: float) -> None:
+    def _finish_resumption(self, now: float) -> list[Outcome]:
         """Complete the handshake, now that the server has sent the state of all requests of the session.
 
-        Sends the calls that were deferred until now: releases, waiting requests, extensions and watches.
+        Sends the calls that were deferred until now: releases, waiting requests, extensions and watches. Returns the
+        outcomes of calls that need not be sent.
         """
         self._phase = Phase.UP
         waiting: list[Request] = []
@@ -562,25 +567,36 @@ class ClientSession:
         for release in deferred:
             self.send(release, now)
         for request in waiting:
-            self._requests.start_response_timer(request, now)
             if request.connection_number == self._connection_number:  # granted, but too little of the timeout remains
                 self._extend_granted(request, now)
             else:
                 self._requests.clear_grant(request)  # the server may execute the request as a new one
                 self._send_request(request, now)
+        outcomes = self._send_deferred_calls(now)
         self._requests.renew_all(now)
         self._keepalive.start(now)
         if self._requests.needs_lease:
             self._lease.start(now)
         self._send_watches(now)
+        return outcomes
 
-    def _handle_queued(self, queued: messages.Queued.Payload, now: float) -> None:
+    def _send_deferred_calls(self, now: float) -> list[Outcome]:
+        """Send the calls that have waited for this connection. Returns the outcomes of extensions of locks that were lost."""
+        outcomes: list[Outcome] = []
+        calls, self._deferred_calls = self._deferred_calls, []
+        for call in calls:
+            lost = call.request.error if isinstance(call, Extend) and call.request is not None else None
+            if lost is None:
+                self.send(call, now)
+            else:
+                outcomes.append(Outcome(call, error=errors.copy_lock_lost(lost)))
+        return outcomes
+
+    def _handle_queued(self, queued: messages.Queued.Payload) -> None:
         """Store the id of a waiting request. Servers that support the `quiet` mode do not send `queued`."""
         request = self.find_request(queued.ref)
         if request is not None:
             self._requests.set_id(request, queued.id)
-            if request.state is RequestState.WAITING:
-                self._requests.start_response_timer(request, now)
 
     def handle_locked(self, locked: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
         """Handle `locked`: the grant of a request or, during a resumption, the remaining time of a held lock.

@@ -56,7 +56,7 @@ class Lock(LockInfo):
         """Release the lock, and wait until the server confirms. Does nothing if the lock was released before or is lost.
 
         Raises:
-            Unavailable: if the server does not confirm the release within `connect_timeout`. The client then retries in
+            Unavailable: if the server does not confirm the release within `response_timeout`. The client then retries in
                 the background.
             RuntimeError: if the lock was detached: use `client.release(id)`.
 
@@ -84,15 +84,12 @@ class Lock(LockInfo):
         Raises:
             LockLost: if the lock is no longer held.
             ConnectionLost: if the connection ended before the reply, so that the result is not known.
-            Unavailable: if there is no connection within `connect_timeout`.
+            Unavailable: if no server has answered within `response_timeout`, so that the result is not known.
             RuntimeError: if the lock was detached.
 
         """
         extend = Extend(self.id, seconds, self._request)  # checks `seconds`
         self._check_managed()
-        if self._request.state is RequestState.HELD:
-            self._connection.wait_until_connected()
-            self._check_managed()  # again, since the lock may be detached or lost during the wait
         if self._request.state is RequestState.HELD:
             self._connection.call(extend)
         if self._request.error is not None:
@@ -239,6 +236,7 @@ def connect(
     port: int | None = None,
     *,
     connect_timeout: float = 10.0,
+    response_timeout: float = 1.0,
     session: str | None = None,
     session_timeout: float = 10.0,
     token: str | None = None,
@@ -254,6 +252,7 @@ def connect(
         parse_addresses(host, port, ssl=ssl),
         ClientOptions(
             connect_timeout=connect_timeout,
+            response_timeout=response_timeout,
             session=session,
             session_timeout=session_timeout,
             token=token,
@@ -446,7 +445,7 @@ class Client:
         return inspection.parse_inspected(self._connection.call(query))
 
     def ping(self) -> None:
-        """Send a `ping`, and wait until the server replies."""
+        """Send a `ping`, and wait until the server replies. Raises Unavailable after `response_timeout`."""
         self._connection.call(Ping())
 
     def release(self, id: int) -> str:

@@ -26,7 +26,7 @@ from genie.client.commands import Call, Release, Request, RequestState
 from genie.client.config import Address, ClientOptions
 from genie.client.handover import Guard, Handover
 from genie.client.watches import Change, Watch
-from genie.errors import ConnectionLost, Unavailable
+from genie.errors import ConnectionLost
 
 T = TypeVar("T")
 
@@ -56,8 +56,7 @@ class SyncConnection:
     Everything that changes the connection or its `session` runs in the background thread. Callers read the state of their
     own requests without a mutex, because the background thread writes the state before it completes their future.
 
-    The option `connect_timeout` (seconds) bounds the first connection, the wait of a call for a later connection, and the wait of a
-    release for its reply.
+    `AsyncConnection` describes the options.
     """
 
     def __init__(
@@ -217,8 +216,7 @@ class SyncConnection:
     def call(self, call: Call) -> Any:
         """Send a call, wait for its outcome, and return its result or raise its error.
 
-        While disconnected a request is queued until its timeouts have passed. Any other call waits for a connection, and
-        raises Unavailable after `connect_timeout`. The caller must `abandon` a request if this method raises an error.
+        Without an answer Unavailable is raised, as by `AsyncConnection.call`. The caller must `abandon` a request if this method raises an error.
         """
         if self._state is not OPEN:
             self._check_open()  # raises an error
@@ -241,34 +239,28 @@ class SyncConnection:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._execute_submitted)
 
-    def wait_until_connected(self) -> None:
-        """Wait for a connection. Raises Unavailable if there is none within `connect_timeout`."""
-        self._check_open()
-        if not self.up:
-            self._run_coroutine(self.aio.wait_until_connected())
-
     def release(self, release: Release) -> str:
         """Send a release, now or on the next connection, and wait for its reply.
 
         Returns the reason for which the lock ended.
 
         Raises:
-            Unavailable: if there is no reply within `connect_timeout`. The client continues to send the release in the
+            Unavailable: if there is no reply within `response_timeout`. The client continues to send the release in the
                 background. It also continues if an exception interrupts the wait.
         """
         handover: Handover[str] = Handover()
         self._submit(self._send_release, release, handover)
-        return self._await_release(release.id, handover)
+        return handover.result()
 
     def release_lock(self, request: Request, *, wait: bool) -> None:
         """Release a lock or cancel a waiting request, unless the request has ended.
 
-        `wait`: wait for the reply, and raise Unavailable after `connect_timeout`. Otherwise return at once.
+        `wait`: wait for the reply, and raise Unavailable after `response_timeout`. Otherwise return at once.
         """
         handover: Handover[str] | None = Handover() if wait else None
         self._submit(self._send_lock_release, request, handover)
         if handover is not None:
-            self._await_release(request.id, handover)
+            handover.result()
 
     def detach(self, request: Request) -> None:
         """Stop managing a held lock. The server continues to hold the lock."""
@@ -437,7 +429,7 @@ class SyncConnection:
     def _send(self, call: Call, handover: Handover[Any]) -> None:
         """Send a call whose outcome completes `handover`, as does an error that prevents sending.
 
-        Behaves like `AsyncConnection.call`, but creates a task only if the call must wait for a connection.
+        Behaves like `AsyncConnection.call`, without a task.
         """
         if handover.done():  # the calling thread was interrupted, and has abandoned the call already
             return
@@ -446,29 +438,8 @@ class SyncConnection:
             aio.check_open()
             if not aio.session.up:
                 aio.check_not_rejected()
-                if not isinstance(call, Request):
-                    self._loop.create_task(self._send_when_connected(call, handover))
-                    return
             aio.send(call, handover)
         except Exception as error:  # noqa: BLE001 - passed on to the caller
-            handover.set_exception(error)
-
-    async def _send_when_connected(self, call: Call, handover: Handover[Any]) -> None:
-        """Send a call as soon as there is a connection. `handover` gets the error if there is no connection in time."""
-        error: BaseException | None = None
-        try:
-            await self.aio.wait_until_connected()
-        except asyncio.CancelledError:
-            if self._state is _State.EXITED:
-                return
-            error = ConnectionLost("the client was closed")
-        except Exception as problem:  # noqa: BLE001 - passed on to the caller
-            error = problem
-        if handover.done():
-            return
-        if error is None:
-            self._send(call, handover)
-        else:
             handover.set_exception(error)
 
     def _send_release(self, release: Release, handover: Handover[str]) -> None:
@@ -496,7 +467,7 @@ class SyncConnection:
         if pending_release is None:
             handover.set_result("")
         else:
-            pending_release.future = handover
+            self.aio.limit_wait(pending_release, handover, time.monotonic())
 
     def _await_change(self, watch: Watch, handover: Handover[None]) -> None:
         """Complete `handover` with None as soon as the watch has a change or has ended."""
@@ -504,17 +475,6 @@ class SyncConnection:
             self.aio.request_next(watch, handover)
         except Exception as error:  # noqa: BLE001 - passed on to the caller
             handover.set_exception(error)
-
-    # -- in the calling thread ------------------------------------------------------------------------------
-
-    def _await_release(self, id: int, handover: Handover[str]) -> str:
-        """Wait for the reply to the release of the lock with this id, and return the reason for which the lock ended.
-
-        Raises Unavailable after `connect_timeout`. A later reply completes the handover, which has no caller then.
-        """
-        if not handover.wait(self.aio.connect_timeout):
-            raise Unavailable(self.aio.release_timeout_text(id))
-        return handover.result()
 
 
 def _execute(function: Callable[..., None], arguments: Sequence[object], completion: Handover[None]) -> None:

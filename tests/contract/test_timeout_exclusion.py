@@ -244,7 +244,7 @@ async def test_a_committed_run_is_reported_although_the_lock_server_has_stopped(
     await books.add_transfer("a", PAST)
     with running_server() as server:
         async with connect(*server.address) as client:
-            client._connection.connect_timeout = 0.2  # for what is asked when it has gone
+            client._connection.response_timeout = 0.2  # for what is asked when it has gone
 
             async def end(_ids: list[str]) -> None:
                 await asyncio.to_thread(server.kill)

@@ -47,7 +47,10 @@ def resume_the_leader(leader: Genie, follower: Genie) -> None:
 
 async def test_waiting_requests_and_locks_move_to_the_next_leader(pair: tuple[Genie, Genie]) -> None:
     servers = addresses(*pair)
-    async with connect(servers, session_timeout=HOLD_S) as holder, connect(servers, session_timeout=HOLD_S) as waiter:
+    async with (
+        connect(servers, session_timeout=HOLD_S, response_timeout=HOLD_S) as holder,
+        connect(servers, session_timeout=HOLD_S, response_timeout=HOLD_S) as waiter,
+    ):
         async with holder.lock("a", transaction_timeout=HOLD_S, watchdog=True) as lock:
             waiting = asyncio.create_task(waiter.acquire("a", queue_timeout=WAIT_S, transaction_timeout=HOLD_S))
             while not (await holder.inspect(resource="a")).queue_total:
@@ -69,8 +72,8 @@ async def test_waiting_requests_and_locks_move_to_the_next_leader(pair: tuple[Ge
 def test_threads_waiting_requests_and_locks_move_to_the_next_leader(pair: tuple[Genie, Genie]) -> None:
     servers = addresses(*pair)
     with (
-        sync.connect(servers, session_timeout=HOLD_S) as holder,
-        sync.connect(servers, session_timeout=HOLD_S) as waiter,
+        sync.connect(servers, session_timeout=HOLD_S, response_timeout=HOLD_S) as holder,
+        sync.connect(servers, session_timeout=HOLD_S, response_timeout=HOLD_S) as waiter,
         ThreadPoolExecutor() as threads,
     ):
         with holder.lock("a", transaction_timeout=HOLD_S, watchdog=True) as lock:

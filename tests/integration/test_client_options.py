@@ -282,11 +282,11 @@ class TestClose:
             if threads:
                 client = sync.connect("127.0.0.1", fake.port)
                 await asyncio.to_thread(client.__enter__)
-                client._connection.aio.connect_timeout = 0.05
+                client._connection.aio.response_timeout = 0.05
             else:
                 client = connect("127.0.0.1", fake.port)
                 await client.__aenter__()
-                client._connection.connect_timeout = 0.05
+                client._connection.response_timeout = 0.05
             line = await fake.accept()
             await (asyncio.to_thread(client.close) if threads else client.close())
             assert await line.rest() == ["bye"]

@@ -62,15 +62,15 @@ def shorten(lock: Lock) -> None:
 
 def test_the_reply_to_a_release_may_arrive_before_its_thread_waits(client, monkeypatch):
     """The background thread runs whenever it likes, also between the sending of a release and the wait for its answer."""
-    await_release = SyncConnection._await_release
+    submit = SyncConnection._submit
 
-    def late(connection, releasing, waiter):
+    def submit_and_wait(connection, function, *arguments):
+        submit(connection, function, *arguments)
         end = time.monotonic() + WAIT_S
-        while not waiter.done() and time.monotonic() < end:
+        while not arguments[-1].done() and time.monotonic() < end:
             time.sleep(0)
-        return await_release(connection, releasing, waiter)
 
-    monkeypatch.setattr(SyncConnection, "_await_release", late)
+    monkeypatch.setattr(SyncConnection, "_submit", submit_and_wait)
     client.acquire("sync/late").release()
     id_ = client.acquire("sync/late").id
     client.release(id_)

@@ -24,6 +24,8 @@ from genie.timeouts.handler import MAX_BATCH
 from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import last_change
 
+RESPONSE_TIMEOUT_S = 10.0
+"""How long a call waits for a Genie server: longer than a failover takes."""
 KILL_AFTER_S = 10.0
 """Time between SIGTERM and SIGKILL when genie ends a running command."""
 
@@ -214,7 +216,11 @@ class _Service:
         With `--once` the handler runs only once, else until this task is cancelled. Returns the exit status.
         """
         options = self.options
-        client = None if options.lock is None else connect(options.host, options.port, namespace=options.namespace)
+        client = (
+            None
+            if options.lock is None
+            else connect(options.host, options.port, response_timeout=RESPONSE_TIMEOUT_S, namespace=options.namespace)
+        )
         handler = TimeoutHandler(
             options.url,
             on_expired=self.delivery.deliver,

@@ -10,7 +10,6 @@ from genie.client.commands import Extend, Inspect, Ping, Release
 from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S, PING_TIMEOUT_STEPS
 from genie.client.session import ClientSession
 from scripted_server import (
-    SECRET,
     RefIgnoringSession,
     complete_handshake,
     encode,
@@ -186,12 +185,3 @@ def test_a_held_lock_keeps_the_keepalive_running_after_a_reconnect():
     granted_request(session, transaction_timeout=1000)
     reconnect(session, locked(101, "1", expiresIn=1_000_000), now=10.0)
     assert run(session, 10.0 + PING_INTERVAL_S) == [(10.0 + PING_INTERVAL_S, PING)]
-
-
-def test_a_short_connect_timeout_shortens_the_keepalive():
-    session = RefIgnoringSession(SECRET, response_timeout=1.0)
-    complete_handshake(session, resumed=False)
-    send_request(session)
-    session.data_to_send()
-    assert run(session, 1.25) == [(0.5, PING)]
-    assert session.close_reason

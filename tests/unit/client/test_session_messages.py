@@ -69,7 +69,7 @@ def test_a_server_without_quiet_mode_sends_queued_first():
     session = connected_session()
     request = send_request(session, queue_timeout=10)
     assert session.receive_data(queued(101, "1"), 0.5) == []
-    assert (request.id, request.state, request.response_deadline) == (101, RequestState.WAITING, 20.5)
+    assert (request.id, request.state, request.response_deadline) == (101, RequestState.WAITING, 11.0)
     assert session.receive_data(locked(101, "1"), 1.0) == [(request, None, None)]
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import orjson
 import pytest
 
-from genie.client.commands import Bye, Extend, Ping, Release, RequestState
+from genie.client.commands import Bye, Extend, Inspect, Ping, Release, RequestState
 from genie.client.session import ClientSession
 from genie.errors import (
     ConnectionLost,
@@ -34,6 +34,7 @@ from scripted_server import (
     granted_request,
     locked,
     pong,
+    queued,
     reconnect,
     release,
     released,
@@ -150,14 +151,14 @@ class TestHandshake:
         assert session.fail_callers(0.0) == []
 
     def test_welcome_sets_the_ping_interval(self):
-        session = ClientSession(SECRET, response_timeout=100.0)
+        session = ClientSession(SECRET)
         session.on_connected(0.0)
-        session.receive_data(welcome(False, pingInterval=7000) + PONG, 0.0)
+        session.receive_data(welcome(False, pingInterval=4000) + PONG, 0.0)
         send_request(session, queue_timeout=1000)
         session.data_to_send()
-        session.on_timer(6.9)
+        session.on_timer(3.9)
         assert session.data_to_send() == b""
-        session.on_timer(7.0)
+        session.on_timer(4.0)
         assert orjson.loads(session.data_to_send())["command"] == "ping"
 
     @pytest.mark.parametrize("leader", ["b:1", None])
@@ -634,22 +635,24 @@ class TestResponseTimeout:
         session = connected_session()
         request = send_request(session, queue_timeout=1)
         session.data_to_send()
-        [(call, _, why)] = session.on_timer(11.0)
+        assert session.on_timer(1.9) == []
+        [(call, _, why)] = session.on_timer(2.0)
         assert call is request
         assert "the server does not answer" in str(why)
         assert session.data_to_send() == CANCEL
 
-    def test_restarts_with_each_connection(self):
+    def test_is_not_restarted_by_a_connection_or_by_queued(self):
         session = connected_session()
         request = sent_request(session, queue_timeout=1, now=0.0)
-        reconnect(session, now=8.0)
+        reconnect(session, now=1.5)
         assert session.data_to_send() == request.line
-        assert session.on_timer(11.0) == []
-        assert session.next_timer == 19.0
-        [(call, _, why)] = session.on_timer(19.0)
+        session.receive_data(queued(101, "1"), 1.6)
+        assert session.on_timer(1.9) == []
+        assert session.next_timer == 2.0
+        [(call, _, why)] = session.on_timer(2.0)
         assert call is request
         assert isinstance(why, Unavailable)
-        assert session.data_to_send() == CANCEL
+        assert orjson.loads(session.data_to_send())["payload"]["id"] == 101
 
     def test_without_a_queue_timeout_is_infinite(self):
         session = connected_session()
@@ -662,6 +665,54 @@ class TestResponseTimeout:
         granted_request(session, queue_timeout=0, transaction_timeout=100)
         assert session.on_timer(50.0) == []
         assert session.next_timer == 100.0
+
+
+class TestDeferredCalls:
+    """Calls other than requests, while there is no connection."""
+
+    def test_are_sent_on_the_next_connection(self):
+        session = connected_session()
+        session.on_disconnected("gone")
+        ping, extend = Ping(), Extend(101, 5.0)
+        session.send(ping, 1.0)
+        session.send(extend, 1.0)
+        complete_handshake(session, now=2.0)
+        assert [orjson.loads(line)["command"] for line in session.data_to_send().splitlines()] == ["ping", "extend"]
+        assert extend.sent_at == 2.0
+
+    def test_are_not_sent_once_their_caller_has_given_up(self):
+        session = connected_session()
+        session.on_disconnected("gone")
+        ping = Ping()
+        session.send(ping, 1.0)
+        session.abandon(ping, 2.0)
+        complete_handshake(session, now=3.0)
+        assert session.data_to_send() == b""
+
+    def test_fail_when_the_client_is_closed_or_rejected(self):
+        session = ClientSession(SECRET)
+        ping, inspect = Ping(), Inspect()
+        inspect.future = Future()
+        session.send(inspect, 1.0)
+        session.on_round_failed([RequestRejected("unauthorized", "no")])
+        [(call, _, why)] = session.fail_callers(2.0)
+        assert (call, type(why)) == (inspect, RequestRejected)
+        session.send(ping, 3.0)
+        [(call, _, why)] = session.finish_close()
+        assert (call, type(why)) == (ping, ConnectionLost)
+
+    def test_an_extension_of_a_lock_that_was_lost_meanwhile_is_not_sent(self):
+        session = connected_session()
+        request = granted_request(session, transaction_timeout=5)
+        session.on_disconnected("gone")
+        extend = Extend(request.id, 5.0, request)
+        session.send(extend, 1.0)
+        session.on_timer(5.0)
+        session.data_to_send()
+        session.on_connected(6.0)
+        outcomes = session.receive_data(welcome(True) + PONG, 6.0)
+        assert [(call, type(why)) for call, _, why in outcomes] == [(extend, TransactionTimeout)]
+        assert b'"extend"' not in session.data_to_send()
 
 
 class TestClose:
