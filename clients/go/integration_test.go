@@ -378,6 +378,28 @@ func TestTLS(t *testing.T) {
 	checkNothingIsLeft(t, client)
 }
 
+// The files of the certificates are read for each connection.
+func TestCertificatesAreRotated(t *testing.T) {
+	oldCA, _ := certificate(t)
+	ca, pair := certificate(t)
+	server := serve(t, "GENIE_TLS_CERT="+pair)
+	t.Setenv("GENIE_TLS_CA", oldCA)
+	client := connect(t, genie.Config{Lazy: true, ResponseTimeout: 200 * time.Millisecond}, "genies://"+server.Address)
+	var unknown x509.UnknownAuthorityError
+	if err := client.Ping(background); !errors.Is(err, genie.ErrUnavailable) || !errors.As(err, &unknown) {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(oldCA, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lock := mustAcquire(t, client, "a")
+	mustRelease(t, lock)
+}
+
 // certificate makes a certificate of 127.0.0.1; it returns the file of the CA and that of the certificate with its key.
 func certificate(t testing.TB) (ca, pair string) {
 	t.Helper()

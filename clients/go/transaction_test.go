@@ -33,7 +33,7 @@ func TestATransactionTakesEverythingAtOnceAfterADeadlock(t *testing.T) {
 			if calls == 2 && (first.ID() != 20 || tx.Fence() != 120) {
 				return errors.New("the lock of the first request is not used")
 			}
-			if _, err := tx.Lock(ctx, "b"); err != nil {
+			if _, err := tx.Lock(ctx, "b", "shared:c"); err != nil {
 				return errors.Join(errors.New("wrapped"), err)
 			}
 			_, err = tx.Lock(ctx, "a")
