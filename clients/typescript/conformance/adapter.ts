@@ -61,9 +61,8 @@ async function execute(call: Call, signal: AbortSignal): Promise<object> {
   switch (call.do) {
     case 'connect': {
       const { connectTimeout, maxUnavailable, token = '', ...others } = options as ConnectOptions & { maxUnavailable?: number };
-      // The client has one timeout for a round over all addresses and for the wait of a caller.
-      const timeout = maxUnavailable ?? (connectTimeout && connectTimeout * call.addresses.length);
-      client = await connect({ ...others, host: call.addresses, token, connectTimeout: timeout });
+      const responseTimeout = maxUnavailable ?? connectTimeout ?? 10_000;
+      client = await connect({ ...others, host: call.addresses, token, connectTimeout, responseTimeout });
       return {};
     }
     case 'acquire':

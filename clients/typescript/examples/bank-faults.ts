@@ -92,7 +92,7 @@ export async function bankUnderFaults(ms: number): Promise<FaultReport> {
   const observed = observer.observe(servers.map(({ port }) => port), observing.signal);
   const working = bank({
     clerks: 15, accounts: 6, pause: 2, boundPause: BOUND_PAUSE, stop: stopping.signal,
-    connect: { host, connectTimeout: CONNECT_TIMEOUT, sessionTimeout: SESSION_TIMEOUT },
+    connect: { host, connectTimeout: CONNECT_TIMEOUT, responseTimeout: 5_000, sessionTimeout: SESSION_TIMEOUT },
   });
   let faults = 0;
   const end = performance.now() + ms;
@@ -120,7 +120,7 @@ export async function bankUnderFaults(ms: number): Promise<FaultReport> {
   stopping.abort();
   const stuck = sleep(LIMIT, undefined, { ref: false }).then(() => Promise.reject(new Error('a clerk is stuck')));
   const report = await Promise.race([working, stuck]);
-  await using client = await connect({ host, connectTimeout: CONNECT_TIMEOUT });
+  await using client = await connect({ host, connectTimeout: CONNECT_TIMEOUT, responseTimeout: 5_000 });
   // A lost lock may be held by the server for the rest of its transaction timeout.
   let { holdersTotal, queueTotal } = await client.inspect();
   for (let attempt = 0; attempt < 50 && holdersTotal + queueTotal > 0; attempt++) {

@@ -1,51 +1,11 @@
-import type { ConnectOptions } from './config.js';
 import { QueueTimeoutError } from './errors.js';
-import { Lock, type CallOptions } from './lock.js';
-import { checkTimeout, Session } from './session.js';
+import { Lock } from './lock.js';
+import type { AcquireOptions, AnyOptions, CallOptions, ConnectOptions, ElectOptions, InspectQuery, TryOptions } from './options.js';
+import { checkTimeout, Session, type CloseOptions } from './session.js';
 import { Watch } from './watch.js';
 import { MAX_TIMEOUT, type Inspection } from './wire.js';
 
 type Resources = string | readonly string[];
-
-/** Options of `acquire`. Times are in ms. */
-export interface AcquireOptions extends CallOptions {
-  /** Limit of the wait in the queue. Infinity: no limit, even while no server responds. Default: 10,000. */
-  queueTimeout?: number | undefined;
-  /** Time for which the locks are held, from the grant. Default: 10,000. */
-  transactionTimeout?: number | undefined;
-  /** Names one transaction, such as `transfer-42`. Its requests do not block each other, and deadlocks are detected. */
-  transactionName?: string | undefined;
-  /** Requests of higher priority are granted first. Default: 0. */
-  priority?: number | undefined;
-  /** `release`: the server releases the lock when the session of this client ends. Default: `keep`. */
-  onDisconnect?: 'keep' | 'release' | undefined;
-  /** Text for operators, at most 256 characters. */
-  note?: string | undefined;
-  /** Whether the client extends the lock until it is released. Default: false. */
-  watchdog?: boolean | undefined;
-}
-
-/** Options of `tryAcquire`. */
-export type TryOptions = Omit<AcquireOptions, 'queueTimeout'>;
-
-/** Options of `acquireAny`. `target` is the sum of `weights` to reach. The default of each weight is 1. */
-export interface AnyOptions extends Omit<TryOptions, 'priority'> {
-  target: number | bigint;
-  weights?: readonly (number | bigint)[] | undefined;
-}
-
-/** Options of `elect`. A leader that does not respond is succeeded after its `transactionTimeout`. */
-export type ElectOptions = Pick<AcquireOptions, 'transactionTimeout' | 'onDisconnect' | 'note' | 'signal'>;
-
-export interface InspectQuery {
-  /** Only requests that lock or wait for this resource, a name without a mode. */
-  resource?: string | undefined;
-  id?: number | undefined;
-  transactionName?: string | undefined;
-  /** Maximum number of rows. Default: 100. */
-  limit?: number | undefined;
-  only?: 'holders' | 'queue' | undefined;
-}
 
 /**
  * A client with one connection to the leader, for any number of concurrent calls. Locks stay held and requests keep their
@@ -54,9 +14,12 @@ export interface InspectQuery {
 export class Client implements AsyncDisposable {
   readonly #session: Session;
 
+  readonly #defaults: AcquireOptions | undefined;
+
   /** @internal */
-  constructor(session: Session) {
+  constructor(session: Session, defaults?: AcquireOptions) {
     this.#session = session;
+    this.#defaults = defaults;
   }
 
   /**
@@ -64,7 +27,7 @@ export class Client implements AsyncDisposable {
    * without a colon, which is exclusive.
    *
    * Rejects with `QueueTimeoutError`, `DeadlockError`, `RejectedError`, `ClosedError`, or with `UnavailableError` if no
-   * server has responded for `queueTimeout` plus `connectTimeout`.
+   * server has responded for `queueTimeout` plus `responseTimeout`.
    */
   acquire(resources: Resources, options: AcquireOptions = {}): Promise<Lock> {
     return this.#request(typeof resources === 'string' ? [resources] : resources, options);
@@ -145,10 +108,11 @@ export class Client implements AsyncDisposable {
 
   /**
    * Ends the session and the connection. Waiting calls reject with `ClosedError`. Held locks with `onDisconnect: 'release'`
-   * are released; the others stay held until they are released by id or time out.
+   * are released. The others stay held until they are released by id or time out, which is logged; `release` releases them,
+   * too. `drain` first waits for that many ms until the locks are released by their holders.
    */
-  close(): Promise<void> {
-    return this.#session.close();
+  close(options: CloseOptions = {}): Promise<void> {
+    return this.#session.close(options);
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -156,7 +120,7 @@ export class Client implements AsyncDisposable {
   }
 
   async #request(names: readonly string[], options: AcquireOptions, anyOf?: object): Promise<Lock> {
-    const { signal, watchdog = false, ...wire } = options;
+    const { signal, watchdog = false, ...wire } = this.#defaults ? { ...this.#defaults, ...options } : options;
     const { transactionTimeout = 10_000, queueTimeout = 10_000, onDisconnect, priority = 0 } = wire;
     const wait = queueTimeout === Infinity ? MAX_TIMEOUT : queueTimeout;
     checkTimeout('queueTimeout', wait);
@@ -174,16 +138,20 @@ export class Client implements AsyncDisposable {
   }
 }
 
-/** Connects to the leader. Rejects with `UnavailableError` after `connectTimeout`, or if all servers reject the client. */
+/**
+ * Connects to the leader. Rejects with `UnavailableError` after `connectTimeout`, or with `RejectedError` if all servers
+ * reject the client. With `lazy` it resolves at once.
+ */
 export async function connect(options: ConnectOptions = {}): Promise<Client> {
+  options.signal?.throwIfAborted();
   const session = new Session(options);
   try {
-    await session.call('ping', {}, options.signal);
+    if (!options.lazy) await session.enter(options.signal);
   } catch (error) {
-    await session.close();
+    await session.close({});
     throw error;
   }
-  return new Client(session);
+  return new Client(session, options.defaults);
 }
 
 /** Returns `shared:NAME` or `exclusive:NAME`. A mistyped mode must not become a part of the name. */

@@ -1,79 +1,72 @@
-// The configuration of a client, from its options and the environment: addresses, TLS, token, namespace.
+// The configuration of a client, from its options and the environment: addresses, TLS, token, note.
 
 import { readFileSync } from 'node:fs';
 import { isIPv6 } from 'node:net';
-import { createSecureContext, type ConnectionOptions } from 'node:tls';
+import { hostname } from 'node:os';
+import { basename } from 'node:path';
+import type { ConnectionOptions } from 'node:tls';
+import { debuglog } from 'node:util';
+import type { ConnectOptions, Logger } from './options.js';
 
-export interface ConnectOptions {
-  /**
-   * One address, several addresses separated by commas, or a list: `HOST`, `HOST:PORT` or `[IPv6]:PORT`. The prefix
-   * `genies://` selects TLS, `genie://` a plain connection. Default: GENIE_HOST, else 127.0.0.1.
-   */
-  host?: string | readonly string[] | undefined;
-  /** The port of addresses without a port. Default: GENIE_PORT, else 7077. */
-  port?: number | undefined;
-  /** Token for authentication. Default: GENIE_TOKEN, else the word in the file GENIE_TOKEN_FILE. */
-  token?: string | undefined;
-  /** The namespace of all locks of the client. Default: GENIE_NAMESPACE, else the first namespace of the server. */
-  namespace?: string | undefined;
-  /**
-   * `true`, or options of `tls.connect`, selects TLS for all servers. By default GENIE_TLS_CA is the file of trusted CAs
-   * (else those of Node), GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own certificate.
-   */
-  tls?: boolean | ConnectionOptions | undefined;
-  /** Limit in ms for the first connection, and for a later call to wait for a server. Default: 10,000. */
-  connectTimeout?: number | undefined;
-  /**
-   * How long the server keeps the session of a disconnected client, in ms: its waiting requests, and its locks with
-   * `onDisconnect: 'release'`. The client counts it from the last command that was answered. Default: 10,000.
-   */
-  sessionTimeout?: number | undefined;
-  /** Aborts the attempt to connect. */
-  signal?: AbortSignal | undefined;
-}
-
-/** The address of a server. Without `tls`, the connection is plain. @internal */
+/** The address of a server. @internal */
 export interface Address {
   readonly host: string;
   readonly port: number;
-  readonly tls?: ConnectionOptions | undefined;
+  readonly isSecure: boolean;
 }
 
 const DEFAULT_HOST = '127.0.0.1';
 const DEFAULT_PORT = 7077;
 const PLAIN = 'genie://';
 const TLS = 'genies://';
+const MAX_NOTE = 256;
+
+const debug = debuglog('genie');
+/** @internal */
+export const DEFAULT_LOGGER: Logger = {
+  debug: (message) => debug('%s', message),
+  warn: (message) => process.emitWarning(message, 'GenieWarning'),
+};
+
+let hasWarnedOfServiceLink = false;
 
 /** Returns the addresses to connect to, in order. Throws TypeError if an option or a variable is wrong. @internal */
-export function parseAddresses({ host, port, tls }: ConnectOptions): Address[] {
+export function parseAddresses({ host, port, tls, logger = DEFAULT_LOGGER }: ConnectOptions): Address[] {
   const source = host ?? (process.env.GENIE_HOST || DEFAULT_HOST);
   const texts = (typeof source === 'string' ? source.split(',') : source).map((text) => text.trim()).filter(Boolean);
   if (!texts.length) throw new TypeError('host must contain at least one server address');
-  const portText = String(port ?? (process.env.GENIE_PORT || DEFAULT_PORT));
-  const defaultPort = parsePort(portText, port === undefined ? 'GENIE_PORT' : 'port');
+  const defaultPort = (): number => (port === undefined ? environmentPort(logger) : parsePort(String(port), 'port'));
   // One address with genies:// selects TLS for all addresses without a prefix.
-  const useTls = tls ?? texts.some((text) => text.startsWith(TLS));
-  const options = useTls ? tlsOptions(typeof tls === 'object' ? tls : {}) : undefined;
+  const useTls = Boolean(tls ?? texts.some((text) => text.startsWith(TLS)));
   return texts.map((text) => {
     const [, prefix, address = ''] = /^(genies?:\/\/)?(.*?)\/?$/.exec(text) ?? [];
-    if (prefix && tls !== undefined && (prefix === TLS) !== Boolean(tls)) {
+    if (prefix && tls !== undefined && (prefix === TLS) !== useTls) {
       throw new TypeError(`${text}: the prefix contradicts the option tls`);
     }
-    return parseAddress(address, defaultPort, prefix === PLAIN ? undefined : options);
+    return parseAddress(address, useTls && prefix !== PLAIN, defaultPort);
   });
 }
 
 /** Parses one address without a prefix. Throws TypeError if the text is not an address. @internal */
-export function parseAddress(text: string, defaultPort = DEFAULT_PORT, tls?: ConnectionOptions): Address {
+export function parseAddress(text: string, isSecure: boolean, defaultPort = (): number => DEFAULT_PORT): Address {
   const match = isIPv6(text) ? [text, text] : /^(?:\[([^\]/]+)\]|([^:[\]/]*))(?::(\d+))?$/.exec(text);
   if (!match) throw new TypeError(`${text}: an address is HOST, HOST:PORT or [IPv6]:PORT, with the prefix ${TLS} for TLS`);
   const [, ipv6, name, port] = match;
-  return { host: ipv6 || name || DEFAULT_HOST, port: port ? parsePort(port, text) : defaultPort, tls };
+  return { host: ipv6 || name || DEFAULT_HOST, port: port ? parsePort(port, text) : defaultPort(), isSecure };
 }
 
 /** Returns the text of an address, which `parseAddresses` can parse. @internal */
-export function formatAddress({ host, port, tls }: Address): string {
-  return `${tls ? TLS : ''}${host.includes(':') ? `[${host}]` : host}:${port}`;
+export function formatAddress({ host, port, isSecure }: Address): string {
+  return `${isSecure ? TLS : ''}${host.includes(':') ? `[${host}]` : host}:${port}`;
+}
+
+/** Returns GENIE_PORT, unless Kubernetes has set it for a service of the name `genie`, as a URL. */
+function environmentPort(logger: Logger): number {
+  const text = process.env.GENIE_PORT || String(DEFAULT_PORT);
+  if (!text.startsWith('tcp://')) return parsePort(text, 'GENIE_PORT');
+  if (!hasWarnedOfServiceLink) logger.warn(`GENIE_PORT=${text} is ignored: it is a service link of Kubernetes, not a port`);
+  hasWarnedOfServiceLink = true;
+  return DEFAULT_PORT;
 }
 
 function parsePort(text: string, source: string): number {
@@ -82,13 +75,13 @@ function parsePort(text: string, source: string): number {
   return port;
 }
 
-/** Adds the files of the environment to the options, and creates the TLS context, which checks them. */
-function tlsOptions(options: ConnectionOptions): ConnectionOptions {
+/** Returns the options of `tls.connect`, and reads the files of the environment. @internal */
+export function tlsOptions({ tls }: ConnectOptions): ConnectionOptions {
+  const options = typeof tls === 'object' ? tls : {};
   if (options.secureContext) return options;
   const [ca, cert, key] = ['GENIE_TLS_CA', 'GENIE_TLS_CERT', 'GENIE_TLS_KEY'].map(readFile);
   if (key && !cert) throw new TypeError('GENIE_TLS_KEY is set without GENIE_TLS_CERT');
-  const context = { minVersion: 'TLSv1.2', ca, cert, key: key ?? cert, ...options } as const;
-  return { ...options, secureContext: createSecureContext(context) };
+  return { minVersion: 'TLSv1.2', ca, cert, key: key ?? cert, ...options };
 }
 
 /** Returns the option, else GENIE_TOKEN, else the word in the file GENIE_TOKEN_FILE, else undefined. @internal */
@@ -100,6 +93,12 @@ export function resolveToken(token?: string): string | undefined {
     throw new TypeError(`${process.env.GENIE_TOKEN_FILE} must contain one word, the token, not ${words.length}`);
   }
   return words?.[0];
+}
+
+/** Returns the note of a client that has none: which program it is, and where it runs. @internal */
+export function defaultNote(): string {
+  const program = basename(process.argv[1] ?? process.execPath);
+  return `${program} ${process.pid}@${hostname()}`.replace(/\p{Cc}/gu, ' ').toWellFormed().slice(0, MAX_NOTE);
 }
 
 /** Returns the text of the file that an environment variable names, or undefined if the variable is not set. */

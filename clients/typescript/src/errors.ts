@@ -5,7 +5,7 @@ export type ErrorCode =
   | 'unavailable' | 'closed'
   | 'queue-timeout' | 'deadlock' | 'insufficient' | 'transaction-timeout' | 'disconnected' | 'released' | 'lost'
   | 'bad-json' | 'bad-message' | 'bad-request' | 'line-too-long' | 'ref-conflict' | 'too-many' | 'unauthorized'
-  | 'unknown-command' | 'unknown-id' | 'unknown-namespace' | 'unsupported-protocol'
+  | 'session-taken-over' | 'unknown-command' | 'unknown-id' | 'unknown-namespace' | 'unsupported-protocol'
   | (string & {});
 
 /** The base class of all errors of this package, except for wrong arguments. `code` identifies the kind of error. */

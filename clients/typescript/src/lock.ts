@@ -1,12 +1,7 @@
 import type { Request } from './calls.js';
 import { LockLostError } from './errors.js';
+import type { CallOptions } from './options.js';
 import type { Session } from './session.js';
-
-/** Options of all calls. */
-export interface CallOptions {
-  /** Ends the wait: the call rejects with the reason of the signal. */
-  signal?: AbortSignal | undefined;
-}
 
 /** A granted lock. It is held until `release` or `detach`, or until it is lost. */
 export class Lock implements AsyncDisposable {

@@ -4,10 +4,13 @@
 // Each connection begins with `hello` and `ping`. Before it answers this `ping`, the server sends the state of the requests
 // of the session. Then the client sends again what has no answer yet, in the order in which it was first sent.
 import { randomBytes } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { createSecureContext } from 'node:tls';
 import { Command, onAbort, Request, type Lease, type RequestOptions, type Subscriber } from './calls.js';
-import { parseAddresses, resolveToken, type ConnectOptions } from './config.js';
-import { Backoff, Connection, log, type ConnectionHandler } from './connection.js';
-import { ClosedError, fromReply, lost, notGranted } from './errors.js';
+import { DEFAULT_LOGGER, defaultNote, parseAddresses, resolveToken, tlsOptions } from './config.js';
+import { Backoff, Connection, type ConnectionHandler } from './connection.js';
+import { ClosedError, fromReply, lost, notGranted, type GenieError } from './errors.js';
+import type { ConnectOptions } from './options.js';
 import { encode, MAX_TIMEOUT } from './wire.js';
 import type { ErrorReply, Extended, Inspection, Locked, Message, Released, Watching, Welcome } from './wire.js';
 
@@ -18,6 +21,9 @@ const CLIENT = 'genie-typescript/0.1.0';
 const RESUME_REF = 'resume';
 const DEFAULT_PING_INTERVAL = 2_000;
 const MIN_PING_INTERVAL = 100;
+const MAX_PING_INTERVAL = 5_000;
+/** After so many take-overs in a row, another process uses the secret of the session. */
+const MAX_TAKEOVERS = 3;
 /**
  * After a silence of 3 steps, each of half a ping interval, the keepalive sends a `ping`. If 3 steps of a second are silent
  * after it, the server hangs. The keepalive counts steps, because a client that was suspended first has to read.
@@ -32,6 +38,7 @@ const VERY_LONG_WAIT = 0.5;
 /** If less than this share of the session timeout remains when a bound lock is granted, the lock is extended first. */
 const MIN_LEASE = 0.5;
 const BYE_TIMEOUT = 3_000;
+const DRAIN_STEP = 20;
 /** Minimum time (ms) between two scans of all calls, per call: bounds the share of CPU time that scans take. */
 const MIN_SCAN_INTERVAL = 0.001;
 
@@ -55,14 +62,23 @@ function abortable<T>(promise: Promise<T>, signal: AbortSignal | undefined, canc
   });
 }
 
+export interface CloseOptions {
+  /** How long to wait until the locks are released and the requests have ended, in ms. Default: 0. */
+  drain?: number | undefined;
+  /** Whether to release the locks that are still held. Default: false. */
+  release?: boolean | undefined;
+}
+
 /** @internal */
 export class Session implements ConnectionHandler {
   readonly #connection: Connection;
+  readonly #options: ConnectOptions;
+  readonly #logger;
   readonly #connectTimeout: number;
+  readonly #responseTimeout: number;
   readonly #sessionTimeout: number;
   readonly #namespace: string | undefined;
-  /** The first lines of each connection. */
-  readonly #hello: string;
+  readonly #secret = randomBytes(24).toString('base64url');
   /** The requests that have not ended, and the other commands without an answer, by `ref`, in the order of their calls. */
   readonly #calls = new Map<string, Call>();
   /** The requests whose id is known, and that have not ended. */
@@ -80,10 +96,13 @@ export class Session implements ConnectionHandler {
   #lastRef = 0;
   /** The number of waiting requests. */
   #waiting = 0;
-  #phase: 'down' | 'hello' | 'resuming' | 'up' = 'down';
+  #phase: 'down' | 'resuming' | 'up' = 'down';
   #helloSentAt = 0;
   #closing: Promise<void> | undefined;
   #closed = false;
+  /** Why the client has ended by itself. */
+  #fatal: GenieError | undefined;
+  #takeovers = 0;
   #bye: Command | undefined;
   #pingInterval = DEFAULT_PING_INTERVAL;
   /** The steps of the keepalive since bytes have arrived. */
@@ -94,15 +113,24 @@ export class Session implements ConnectionHandler {
   #timerAt = Infinity;
 
   constructor(options: ConnectOptions) {
-    const { connectTimeout = 10_000, sessionTimeout = 10_000 } = options;
+    const { connectTimeout = 10_000, responseTimeout = 1_000, sessionTimeout = 10_000 } = options;
+    this.#options = options;
+    this.#logger = options.logger ?? DEFAULT_LOGGER;
     this.#connectTimeout = checkTimeout('connectTimeout', connectTimeout);
+    this.#responseTimeout = checkTimeout('responseTimeout', responseTimeout);
     this.#sessionTimeout = checkTimeout('sessionTimeout', sessionTimeout);
-    const namespace = options.namespace ?? (process.env.GENIE_NAMESPACE || undefined);
-    this.#namespace = namespace;
-    const secrets = { session: randomBytes(24).toString('base64url'), token: resolveToken(options.token) };
-    const hello = { protocol: PROTOCOL, client: CLIENT, quiet: true, sessionTimeout, namespace, ...secrets };
-    this.#hello = encode('hello', hello, 'hello') + encode('ping', {}, RESUME_REF);
-    this.#connection = new Connection(parseAddresses(options), connectTimeout, this);
+    this.#namespace = options.namespace ?? (process.env.GENIE_NAMESPACE || undefined);
+    const addresses = parseAddresses(options);
+    // What is read again for each connection is checked here, so that a wrong option is no error of the connection.
+    if (typeof options.token !== 'function') this.#encodeHello(resolveToken(options.token));
+    if (addresses.some(({ isSecure }) => isSecure)) createSecureContext(tlsOptions(options));
+    this.#connection = new Connection(addresses, options, this.#logger, this);
+    void this.#connection.run();
+  }
+
+  /** Waits until a server has accepted this client. Rejects if all servers reject it. */
+  async enter(signal: AbortSignal | undefined): Promise<void> {
+    await abortable(this.#command('ping', {}, undefined, this.#connectTimeout).promise, signal);
   }
 
   // -- calls ----------------------------------------------------------------------------------------------------------
@@ -110,9 +138,10 @@ export class Session implements ConnectionHandler {
   /** Sends a request, and resolves with it when it is granted. */
   request(payload: object, options: RequestOptions, signal: AbortSignal | undefined): Promise<Request> {
     this.#checkOpen(signal);
+    if (this.#closing) throw new ClosedError();
     const request = new Request(this.#nextRef(), payload, options, this.#lease);
     this.#waiting++;
-    this.#submit(request, options.queueTimeout < MAX_TIMEOUT ? options.queueTimeout + this.#connectTimeout : Infinity);
+    this.#submit(request, options.queueTimeout < MAX_TIMEOUT ? options.queueTimeout + this.#responseTimeout : Infinity);
     if (options.isBoundToSession && this.#phase === 'up') this.#arm((this.#leaseCheckAt = 0));
     return abortable(request.promise, signal, () => this.#cancel(request));
   }
@@ -131,15 +160,17 @@ export class Session implements ConnectionHandler {
   /** Sends another command, and resolves with the payload of its answer. `request`: the lock that it is about. */
   call(name: string, payload: object, signal?: AbortSignal, request?: Request): Promise<object> {
     this.#checkOpen(signal);
-    return abortable(this.#command(name, payload, request, this.#connectTimeout).promise, signal);
+    return abortable(this.#command(name, payload, request).promise, signal);
   }
 
   /** Releases a lock of this client. An aborted signal ends the wait for the answer, not the release. */
   async release(request: Request, signal: AbortSignal | undefined): Promise<void> {
-    if (this.isHeld(request)) {
+    const isHeld = this.isHeld(request);
+    // The release of a caller that no longer waits is repeated in the background: another one tells when it is confirmed.
+    if (isHeld || (request.state === 'releasing' && request.release?.deadline === Infinity)) {
       this.#checkOpen();
       request.state = 'releasing';
-      request.release = this.#command('release', { id: request.id }, request, this.#connectTimeout);
+      request.release = this.#command('release', { id: request.id }, request);
     }
     if (request.release) await abortable(request.release.promise, signal);
   }
@@ -190,16 +221,22 @@ export class Session implements ConnectionHandler {
     this.#enqueue(new Command(this.#nextRef(), 'unwatch', { prefix }));
   }
 
-  close(): Promise<void> {
-    return (this.#closing ??= this.#close());
+  close(options: CloseOptions): Promise<void> {
+    return (this.#closing ??= this.#close(options));
   }
 
-  async #close(): Promise<void> {
+  async #close({ drain = 0, release = false }: CloseOptions): Promise<void> {
+    const isOpen = ({ state }: Request): boolean => state === 'waiting' || state === 'held' || state === 'releasing';
+    for (const end = performance.now() + drain; this.#requests().some(isOpen) && performance.now() < end; ) await sleep(DRAIN_STEP);
+    const held = this.#requests().filter((request) => this.isHeld(request));
+    if (release) await Promise.allSettled(held.map((request) => this.release(request, undefined)));
+    const kept = this.#requests().filter(({ state, options }) => state === 'held' && !options.isBoundToSession);
+    if (kept.length) this.#logger.warn(`the client was closed with locks that stay held: ${kept.map(describe).join(', ')}`);
     this.#closed = true;
     for (const watch of this.#watches) watch.end();
     for (const request of this.#requests()) if (request.state === 'waiting') this.#fail(request, new ClosedError());
     if (this.#phase === 'up') {
-      this.#bye = this.#command('bye', {}, undefined, Math.min(BYE_TIMEOUT, this.#connectTimeout));
+      this.#bye = this.#command('bye', {}, undefined, Math.min(BYE_TIMEOUT, this.#responseTimeout));
       await this.#bye.promise.catch(() => {});
     }
     this.#connection.close();
@@ -213,7 +250,7 @@ export class Session implements ConnectionHandler {
   // -- requests and commands ------------------------------------------------------------------------------------------
 
   #checkOpen(signal?: AbortSignal): void {
-    if (this.#closed) throw new ClosedError();
+    if (this.#closed) throw this.#fatal ?? new ClosedError();
     signal?.throwIfAborted();
   }
 
@@ -231,15 +268,15 @@ export class Session implements ConnectionHandler {
   }
 
   /** Sends a command whose caller waits for `timeout` ms. */
-  #command(name: string, payload: object, request?: Request, timeout = Infinity): Command {
+  #command(name: string, payload: object, request?: Request, timeout = this.#responseTimeout): Command {
     const command = new Command(this.#nextRef(), name, payload, request);
     this.#submit(command, timeout);
     return command;
   }
 
   /** Sends a command in the background, until it is answered. */
-  #send(name: string, payload: object, request?: Request, timeout?: number): void {
-    this.#command(name, payload, request, timeout).promise.catch((error: Error) => log('%s: %s', name, error.message));
+  #send(name: string, payload: object, request?: Request, timeout = Infinity): void {
+    this.#command(name, payload, request, timeout).promise.catch((error: Error) => this.#logger.debug(`${name}: ${error.message}`));
   }
 
   /** Cancels a request whose caller no longer waits. */
@@ -277,7 +314,7 @@ export class Session implements ConnectionHandler {
 
   #extendInBackground(request: Request): void {
     const { transactionTimeout } = request.options;
-    this.#send('extend', { id: request.id, transactionTimeout }, request, this.#connectTimeout);
+    this.#send('extend', { id: request.id, transactionTimeout }, request, this.#responseTimeout);
   }
 
   // -- sending --------------------------------------------------------------------------------------------------------
@@ -291,7 +328,7 @@ export class Session implements ConnectionHandler {
 
   /** Sends a command at the end of this tick. While disconnected, a pending call waits for the next connection. */
   #enqueue(call: Call): void {
-    if (this.#phase !== 'up') return this.#connection.start();
+    if (this.#phase !== 'up') return;
     this.#queue.add(call);
     this.#connection.flush();
   }
@@ -378,36 +415,51 @@ export class Session implements ConnectionHandler {
     if (this.silentSteps === STEPS_TO_PING) this.#send('ping', {});
     if (this.silentSteps === STEPS_TO_DROP) this.#connection.drop(new Error('the server does not answer'));
     const isPinged = this.silentSteps >= STEPS_TO_PING;
-    this.#keepaliveAt = now + (isPinged ? Math.min(STEP_AFTER_PING, this.#connectTimeout / 4) : this.#pingInterval / 2);
+    this.#keepaliveAt = now + (isPinged ? Math.min(STEP_AFTER_PING, this.#responseTimeout) : this.#pingInterval / 2);
   }
 
   // -- events of the connection ---------------------------------------------------------------------------------------
 
-  /** Returns the first lines of a new connection. */
-  onOpen(): string {
-    this.#phase = 'hello';
-    this.#helloSentAt = performance.now();
-    return this.#hello;
+  async hello(): Promise<string> {
+    const { token } = this.#options;
+    return this.#encodeHello(typeof token === 'function' ? await token() : resolveToken(token));
   }
 
-  onClose(): void {
+  #encodeHello(token: string | undefined): string {
+    const { note = defaultNote() } = this.#options;
+    const fields = { client: CLIENT, quiet: true, sessionTimeout: this.#sessionTimeout, namespace: this.#namespace };
+    const secrets = { session: this.#secret, token: token || undefined };
+    const hello = { protocol: PROTOCOL, ...fields, note: note || undefined, ...secrets };
+    return encode('hello', hello, 'hello') + encode('ping', {}, RESUME_REF);
+  }
+
+  onClose(reason: Error): void {
     for (const request of this.#requests()) request.isConfirmed = false;
     this.#phase = 'down';
     this.#queue.clear();
     this.#retryAt = this.#keepaliveAt = this.#leaseCheckAt = Infinity;
     for (const watch of this.#watches) watch.onLagged();
     if (this.#bye) this.#fail(this.#bye, new ClosedError());
+    this.#takeovers = (reason as GenieError).code === 'session-taken-over' ? this.#takeovers + 1 : 0;
+    if (this.#takeovers >= MAX_TAKEOVERS) this.#endWith(reason as GenieError);
   }
 
-  /** All servers have rejected this client for good. The next call tries again. */
+  /** All servers have rejected this client, maybe only until its token is renewed: the client tries again. */
   onRejected(error: Error): void {
+    for (const call of this.#calls.values()) if (!(call instanceof Command && call.watch)) this.#fail(call, error);
+  }
+
+  /** The client ends by itself. */
+  #endWith(error: GenieError): void {
+    this.#fatal = error;
+    this.#closed = true;
     for (const watch of this.#watches) watch.end(error);
-    for (const call of this.#calls.values()) this.#fail(call, error);
+    this.onRejected(error);
+    this.#connection.close();
   }
 
   onMessage(message: Message): void {
     const { command, payload } = message;
-    if (this.#phase === 'hello') return this.#onHandshake(message);
     const { ref = '' } = payload as { ref?: string };
     const call = this.#calls.get(ref);
     if (this.#phase === 'up' && command !== 'error') {
@@ -421,23 +473,17 @@ export class Session implements ConnectionHandler {
     else if (command === 'released' && call) this.#onReleased(payload, call);
     else if (command === 'event') for (const watch of this.#watches) watch.onEvent(payload);
     else if (command === 'pong' && ref === RESUME_REF && this.#phase === 'resuming') this.#onResumed(true);
-    else log('ignored: %j', message); // not needed, such as `queued` and a second `released`, or of a newer server
+    else this.#logger.debug(`ignored: ${JSON.stringify(message)}`); // not needed, such as `queued` and a second `released`, or of a newer server
   }
 
-  #onHandshake({ command, payload }: Message): void {
-    if (command === 'error') this.#connection.drop(fromReply(payload), payload.leader);
-    else if (command === 'welcome') this.#onWelcome(payload);
-    else if (command === 'pong') this.#connection.drop(new Error('the server did not answer hello'));
-  }
-
-  #onWelcome({ protocol, namespace, resumed, pingInterval }: Welcome): void {
+  onWelcome({ protocol, namespace, resumed, pingInterval }: Welcome, helloSentAt: number): void {
     if (protocol !== PROTOCOL || (this.#namespace ?? namespace) !== namespace) {
-      return this.#connection.drop(new Error(`the server has protocol ${protocol} and the namespace ${namespace}`));
+      throw new Error(`the server has protocol ${protocol} and the namespace ${namespace}`);
     }
     this.#phase = 'resuming';
-    this.#renewLease(this.#helloSentAt);
-    const limit = this.#connectTimeout / 2;
-    this.#pingInterval = Math.min(Math.max(pingInterval ?? DEFAULT_PING_INTERVAL, MIN_PING_INTERVAL), limit);
+    this.#helloSentAt = helloSentAt;
+    this.#renewLease(helloSentAt);
+    this.#pingInterval = Math.min(Math.max(pingInterval ?? DEFAULT_PING_INTERVAL, MIN_PING_INTERVAL), MAX_PING_INTERVAL);
     if (resumed) return;
     // The server does not know the session: its locks are lost, and may still block other requests.
     for (const request of this.#requests()) {
@@ -569,14 +615,20 @@ export class Session implements ConnectionHandler {
       // A release that was sent on an earlier connection may have been executed there.
       const isExecuted = call.name === 'release' && call.firstSentAt < this.#helloSentAt;
       this.#onAnswer(call, { id: call.request.id, reason: isExecuted ? 'success' : code });
+    } else if (code === 'session-taken-over' && !call) {
+      this.#connection.drop(error);
     } else if (call?.isPending) {
       this.#end(call);
       if (call instanceof Command && call.request?.release === call) call.request.state = 'held';
       call.reject(error); // a cancelled request has no caller any more
     } else {
-      log('error without a command: %s', error.message);
+      this.#logger.debug(`error without a command: ${error.message}`);
     }
   }
+}
+
+function describe({ id, options }: Request): string {
+  return `${id} (${options.resources.slice(0, 3).join(', ')}${options.resources.length > 3 ? ', …' : ''})`;
 }
 
 /** Returns the resources that the server has locked. `names` have no modes. */

@@ -10,6 +10,7 @@ export interface Blocker {
   readonly since: number;
   readonly transactionName?: string;
   readonly note?: string;
+  readonly traceparent?: string;
 }
 
 /** One edge of a deadlock's cycle: the request `waiter` waits for `resource`, which the request `holder` holds. */
@@ -43,6 +44,7 @@ export interface Holder {
   readonly fence: number;
   readonly transactionName?: string;
   readonly note?: string;
+  readonly traceparent?: string;
 }
 
 /** A waiting request. `since` is the time of its arrival. `expiresIn` is missing if it waits without a limit. */
@@ -128,7 +130,7 @@ export class MessageReader {
     const rest = chunk.length - (chunk.lastIndexOf(LINE_FEED) + 1);
     this.#parts.push(chunk);
     this.#size += chunk.length;
-    if (this.#size > MAX_LINE_FROM_SERVER) throw new Error(`a line of more than ${MAX_LINE_FROM_SERVER} bytes`);
+    if (this.#size > MAX_LINE_FROM_SERVER) throw new Error(`the server sent a line of more than ${MAX_LINE_FROM_SERVER} bytes`);
     if (rest === chunk.length) return;
     // All complete lines are decoded at once: a line feed is never a part of a longer UTF-8 sequence.
     const bytes = this.#parts.length === 1 ? chunk : Buffer.concat(this.#parts);
@@ -150,5 +152,5 @@ function parse(line: string): Message {
   } catch {
     // Reported below.
   }
-  throw new Error(`an invalid message: ${line.slice(0, 80)}`);
+  throw new Error(`the server sent an invalid message: ${line.slice(0, 80)}`);
 }

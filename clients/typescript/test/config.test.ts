@@ -4,7 +4,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { afterEach, beforeEach, test } from 'node:test';
-import { formatAddress, parseAddresses, resolveToken } from '../src/config.js';
+import { formatAddress, parseAddresses, resolveToken, tlsOptions } from '../src/config.js';
 
 let folder = '';
 
@@ -36,7 +36,20 @@ test('wrong addresses are rejected', () => {
   assert.throws(() => parseAddresses({ host: 'genie://a', tls: true }), /contradicts/);
   assert.throws(() => parseAddresses({ host: 'genies://a', tls: false }), /contradicts/);
   process.env.GENIE_TLS_CA = join(folder, 'missing');
-  assert.throws(() => parseAddresses({ tls: true }), /GENIE_TLS_CA: .*missing can't be read/);
+  assert.throws(() => tlsOptions({ tls: true }), /GENIE_TLS_CA: .*missing can't be read/);
+});
+
+test('a service link in GENIE_PORT is ignored with one warning, and a default that is not needed is not validated', () => {
+  const warnings: string[] = [];
+  const logger = { warn: (message: string) => warnings.push(message), debug() {} };
+  process.env.GENIE_PORT = 'tcp://10.96.3.4:7077';
+  assert.deepEqual(parseAddresses({ host: 'a,b', logger }).map(formatAddress), ['a:7077', 'b:7077']);
+  assert.deepEqual(parseAddresses({ host: 'a', logger }).map(formatAddress), ['a:7077']);
+  assert.equal(warnings.length, 1);
+  assert.match(warnings[0]!, /GENIE_PORT=tcp:\/\/10\.96\.3\.4:7077 is ignored: it is a service link/);
+  process.env.GENIE_PORT = 'wrong';
+  assert.deepEqual(texts({ host: 'a:1' }), ['a:1']);
+  assert.throws(() => texts({ host: 'a' }), /GENIE_PORT/);
 });
 
 test('the token comes from the option, the environment, or a file', () => {

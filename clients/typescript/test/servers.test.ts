@@ -91,7 +91,7 @@ test('no lock is lost or left behind if connections are cut after any number of 
   let connections = 0;
   const proxy = await cuttingProxy(server.port, () => (connections++, bytes));
   const host = `127.0.0.1:${(proxy.address() as AddressInfo).port}`;
-  await using client = await connect({ host, connectTimeout: 30_000 });
+  await using client = await connect({ host, responseTimeout: 30_000 });
   await using direct = await connect({ host: server.host });
   const work = async (name: string): Promise<void> => {
     const lock = await client.acquire(name, { transactionTimeout: 60_000 });
@@ -172,8 +172,8 @@ test('locks, requests and releases survive the death of the leader', async () =>
   await using first = await GenieServer.start(settings);
   await using second = await GenieServer.start(settings);
   const servers = [first, second];
-  await using client = await connect({ host: servers.map(({ host }) => host), connectTimeout: 60_000 });
-  await using other = await connect({ host: servers.map(({ host }) => host), connectTimeout: 60_000 });
+  await using client = await connect({ host: servers.map(({ host }) => host), responseTimeout: 60_000 });
+  await using other = await connect({ host: servers.map(({ host }) => host), responseTimeout: 60_000 });
   const held = await client.acquire('a', { transactionTimeout: 60_000 });
   const watched = await client.acquire('w', { transactionTimeout: 30_000, watchdog: true });
   const waiting = other.acquire('a', { queueTimeout: 60_000 });
@@ -199,7 +199,7 @@ test('locks, requests and releases survive the death of the leader', async () =>
 
 test('a restart of a server without a store loses the locks, and a paused leader is left', async () => {
   await using server = await GenieServer.start();
-  await using client = await connect({ host: server.host, connectTimeout: 20_000 });
+  await using client = await connect({ host: server.host, responseTimeout: 20_000 });
   const lock = await client.acquire('a', { transactionTimeout: 60_000 });
   const waiting = client.acquire('a', { queueTimeout: 60_000 });
   await client.ping();

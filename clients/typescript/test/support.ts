@@ -178,7 +178,7 @@ export interface Connected extends AsyncDisposable {
 export async function connected(options: ConnectOptions & Handshake = {}): Promise<Connected> {
   const { pingInterval, ...others } = options;
   const server = await FakeServer.start();
-  const connecting = connect({ host: server.host, token: '', ...others });
+  const connecting = connect({ host: server.host, token: '', responseTimeout: 60_000, ...others });
   const connection = await server.accept();
   await connection.handshake(pingInterval === undefined ? {} : { pingInterval });
   const client = await connecting;

@@ -1,0 +1,191 @@
+// How a client finds the leader: attempts to connect to all addresses of all servers, staggered as in RFC 8305.
+import { lookup } from 'node:dns/promises';
+import { connect as connectTcp, isIP, type Socket } from 'node:net';
+import { connect as connectTls, type ConnectionOptions } from 'node:tls';
+import { formatAddress, parseAddress, type Address } from './config.js';
+import { fromReply } from './errors.js';
+import { MessageReader, type Message, type Welcome } from './wire.js';
+
+/** Time (ms) after which the next attempt begins, although the last one goes on. */
+const STAGGER = 250;
+/** Time (ms) after which `hello` is sent on another connection, although the last one has no answer. */
+const HELLO_STAGGER = 1_000;
+const MAX_ATTEMPT_TIME = 5_000;
+const KEEPALIVE_IDLE_TIME = 5_000;
+
+/** What the attempts need of their client. @internal */
+export interface Dialer {
+  /** Returns the first lines of a connection. */
+  hello(): Promise<string>;
+  tls(): ConnectionOptions;
+  /** A server has accepted `hello`, which ends all other attempts. Throws if the client does not accept the server. */
+  onWelcome(attempt: Attempt, welcome: Welcome): void;
+  /** All attempts have failed, the last of them with `error`. */
+  onFailed(errors: readonly Error[]): void;
+}
+
+/** One connection, which is an attempt until its `hello` is answered. @internal */
+export class Attempt {
+  helloSentAt = 0;
+  /** The leader that the server has named. */
+  leader: string | undefined;
+  readonly #reader = new MessageReader();
+  readonly #timer: NodeJS.Timeout;
+  #failure = new Error('the server closed the connection');
+  /** Handle what happens on the connection. */
+  onConnected = (): void => {};
+  onMessage: (message: Message) => void = () => {};
+  onBytes = (): void => {};
+  onClose: (failure: Error) => void = () => {};
+
+  /** `address` is that of the configuration, whose host may be a name. */
+  constructor(readonly address: Address, readonly socket: Socket, readonly hello: string) {
+    this.#timer = setTimeout(() => socket.destroy(new Error('no answer to hello')), MAX_ATTEMPT_TIME);
+    socket.setNoDelay(true);
+    socket.setKeepAlive(true, KEEPALIVE_IDLE_TIME);
+    socket.once(address.isSecure ? 'secureConnect' : 'connect', () => this.onConnected());
+    socket.on('data', (chunk: Buffer) => this.#onData(chunk));
+    socket.on('end', () => socket.destroy()); // everything was read
+    socket.on('error', (error) => (this.#failure = error));
+    socket.on('close', () => {
+      clearTimeout(this.#timer);
+      this.onClose(this.#failure);
+    });
+  }
+
+  /** The attempt has succeeded, and has no limit any more. */
+  established(): void {
+    clearTimeout(this.#timer);
+  }
+
+  sendHello(): void {
+    this.helloSentAt = performance.now();
+    this.socket.write(this.hello);
+  }
+
+  #onData(chunk: Buffer): void {
+    this.onBytes();
+    try {
+      this.#reader.read(chunk, (message) => {
+        this.onMessage(message);
+        return !this.socket.destroyed;
+      });
+    } catch (error) {
+      this.socket.destroy(error as Error);
+    }
+  }
+}
+
+/** Tries each address once, and a leader that a server names next, until a server accepts `hello`. @internal */
+export class Dial {
+  readonly #dialer: Dialer;
+  readonly #queue: [address: Address, ip: string][];
+  readonly #tried = new Set<string>();
+  readonly #errors: Error[] = [];
+  readonly #attempts = new Set<Attempt>();
+  /** The attempts and look-ups that have not ended. */
+  #running = 0;
+  /** The connections that wait to send `hello`. */
+  readonly #connected: Attempt[] = [];
+  #greeting: Attempt | undefined;
+  #isDone = false;
+  #timer: NodeJS.Timeout | undefined;
+  #helloTimer: NodeJS.Timeout | undefined;
+
+  constructor(addresses: readonly Address[], dialer: Dialer) {
+    this.#dialer = dialer;
+    this.#queue = addresses.map((address) => [address, address.host]);
+    this.#next();
+  }
+
+  /** Ends all attempts but one. */
+  end(winner?: Attempt): void {
+    this.#isDone = true;
+    clearTimeout(this.#timer);
+    clearTimeout(this.#helloTimer);
+    for (const attempt of this.#attempts) if (attempt !== winner) attempt.socket.destroy();
+  }
+
+  #next(): void {
+    clearTimeout(this.#timer);
+    const [address, ip] = this.#queue.shift() ?? [];
+    if (!address || !ip) return this.#running ? undefined : this.#onExhausted();
+    const key = formatAddress({ ...address, host: ip });
+    if (this.#tried.has(key)) return this.#next();
+    this.#tried.add(key);
+    this.#running++;
+    this.#timer = setTimeout(() => this.#next(), STAGGER);
+    (isIP(ip) ? this.#connect(address, ip) : this.#lookUp(address)).catch((error: Error) => this.#onFailed(address, error));
+  }
+
+  #onExhausted(): void {
+    this.end();
+    this.#dialer.onFailed(this.#errors);
+  }
+
+  async #lookUp(address: Address): Promise<void> {
+    const found = await lookup(address.host, { all: true });
+    // Alternately of both families, so that a network without one of them costs one step.
+    const rank = found.map(({ family }, index) => found.slice(0, index).filter((other) => other.family === family).length);
+    const order = [...found.keys()].sort((a, b) => rank[a]! - rank[b]!);
+    this.#queue.unshift(...order.map((index): [Address, string] => [address, found[index]!.address]));
+    this.#running--;
+    if (!this.#isDone) this.#next();
+  }
+
+  async #connect(address: Address, host: string): Promise<void> {
+    const hello = await this.#dialer.hello();
+    if (this.#isDone) return;
+    const { port, isSecure } = address;
+    const servername = isIP(address.host) ? undefined : address.host;
+    const socket = isSecure ? connectTls({ servername, ...this.#dialer.tls(), host, port }) : connectTcp({ host, port });
+    const attempt = new Attempt(address, socket, hello);
+    this.#attempts.add(attempt);
+    attempt.onConnected = () => {
+      this.#connected.push(attempt);
+      if (!this.#greeting) this.#greet();
+    };
+    attempt.onMessage = (message) => this.#onAnswer(attempt, message);
+    attempt.onClose = (failure) => {
+      this.#attempts.delete(attempt);
+      if (this.#connected.includes(attempt)) this.#connected.splice(this.#connected.indexOf(attempt), 1);
+      if (this.#greeting === attempt) this.#greet();
+      this.#onFailed(address, failure, attempt.leader);
+    };
+  }
+
+  /** Sends one `hello` after the other: if two connections lead to one server, the later takes over the session. */
+  #greet(): void {
+    clearTimeout(this.#helloTimer);
+    this.#greeting = this.#isDone ? undefined : this.#connected.shift();
+    if (!this.#greeting) return;
+    this.#greeting.sendHello();
+    this.#helloTimer = setTimeout(() => this.#greet(), HELLO_STAGGER);
+  }
+
+  #onAnswer(attempt: Attempt, { command, payload }: Message): void {
+    if (command === 'error') {
+      attempt.leader = payload.leader;
+      attempt.socket.destroy(fromReply(payload));
+    } else if (command === 'pong') {
+      attempt.socket.destroy(new Error('the server did not answer hello'));
+    } else if (command === 'welcome') {
+      this.#dialer.onWelcome(attempt, payload);
+      this.end(attempt);
+    }
+  }
+
+  #onFailed(address: Address, error: Error, leader?: string): void {
+    if (this.#isDone) return;
+    this.#running--;
+    // The error of a look-up or of a socket may have no message.
+    this.#errors.push(error.message ? error : new Error(String((error as NodeJS.ErrnoException).code), { cause: error }));
+    try {
+      const next = leader && parseAddress(leader, address.isSecure);
+      if (next) this.#queue.unshift([next, next.host]);
+    } catch {
+      // A server of another version names its leader in another way.
+    }
+    this.#next();
+  }
+}
