@@ -6,13 +6,13 @@
 //
 // Many clerks, each with its own client, move money between accounts. Each reads two balances, pauses, and writes them back:
 // only the locks prevent lost updates. Some clerks request both accounts at once, which cannot deadlock. Some request the
-// second account while they hold the first, with a transaction name: a deadlock is detected, and they start over. Some
+// second account while they hold the first, in a transaction: a deadlock is detected, and the transaction starts over. Some
 // pause for longer than their transaction timeout: they lose their lock with half a transfer done. Fencing tokens make that
 // safe, and `compensate` undoes the half. And some have locks that end with their session, and no other timeout to speak of.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import {
-  connect, DeadlockError, GenieError, LockLostError, QueueTimeoutError, UnavailableError,
+  connect, GenieError, LockLostError, QueueTimeoutError, UnavailableError,
   type Client, type ConnectOptions, type Lock,
 } from '../src/index.js';
 
@@ -24,8 +24,6 @@ const QUEUE_TIMEOUT = 60_000;
 const STRATEGIES = ['at once', 'step by step', 'slow', 'step by step', 'bound'] as const;
 /** A slow clerk exceeds its transaction timeout in every 20th transfer, and a bound one makes a pause. */
 const TRANSFERS_PER_PAUSE = 20;
-const FIRST_BACKOFF = 50;
-const GREATEST_BACKOFF = 2_000;
 
 type Change = readonly [account: number, amount: number];
 /** The fencing token of the lock under which an account is changed. */
@@ -100,7 +98,6 @@ interface Bank {
 class Clerk {
   readonly #strategy: (typeof STRATEGIES)[number];
   #completed = 0;
-  #backoff = FIRST_BACKOFF;
 
   constructor(readonly number: number, readonly bank: Bank, readonly client: Client | undefined) {
     this.#strategy = STRATEGIES[number % STRATEGIES.length]!;
@@ -119,7 +116,6 @@ class Clerk {
         isSlow = false;
       }
       this.#completed++;
-      this.#backoff = FIRST_BACKOFF;
       report.transfers++;
     }
   }
@@ -134,18 +130,10 @@ class Clerk {
     } catch (error) {
       if (!(error instanceof GenieError || error instanceof StaleFenceError)) throw error;
       if (error instanceof LockLostError || error instanceof StaleFenceError) this.bank.report.lostLocks++;
-      else if (error instanceof DeadlockError) await this.#afterDeadlock();
       else if (!(error instanceof QueueTimeoutError || error instanceof UnavailableError)) throw error;
       await this.#compensate(written);
       return false;
     }
-  }
-
-  /** All locks of the transaction are released by now. Waits, so that the others of the cycle come first. */
-  async #afterDeadlock(): Promise<void> {
-    this.bank.report.deadlocks++;
-    await sleep(Math.random() * this.#backoff);
-    this.#backoff = Math.min(2 * this.#backoff, GREATEST_BACKOFF);
   }
 
   /** Reads all balances, pauses, and writes them one by one. Appends to `written` what the store has accepted. */
@@ -175,7 +163,6 @@ class Clerk {
         await this.#locked(remaining, (fences) => this.#apply(remaining, fences, undone));
       } catch (error) {
         if (!(error instanceof GenieError || error instanceof StaleFenceError)) throw error;
-        if (error instanceof DeadlockError) await this.#afterDeadlock();
       }
       // What the store has accepted stays undone, also if the lock was lost at last.
       remaining = remaining.slice(undone.length);
@@ -188,28 +175,28 @@ class Clerk {
     const { client } = this;
     if (!client) return work(new Map(accounts.map((account) => [account, 1])));
     const fences = new Map<number, number>();
-    const isStepwise = this.#strategy === 'step by step';
-    const steps = isStepwise ? accounts.map((account) => [account]) : [accounts];
     const options = {
       queueTimeout: QUEUE_TIMEOUT,
       ...(this.#strategy === 'bound'
         ? { transactionTimeout: BOUND_TRANSACTION_TIMEOUT, onDisconnect: 'release' as const }
         : { transactionTimeout: TRANSACTION_TIMEOUT }),
-      // Identifies this transaction: its requests do not block each other, and deadlocks are detected.
-      ...(isStepwise ? { transactionName: `transfer-${this.number}-${this.#completed}` } : {}),
     };
-    const run = async (step: number): Promise<void> => {
-      const names = steps[step];
-      if (!names) return work(fences);
-      await client.using(names.map((account) => `exclusive:accounts/${account}`), async (lock) => {
-        for (const account of names) {
-          fences.set(account, lock.fence);
-          this.#checkOverlap(account, lock);
-        }
-        await run(step + 1);
+    const onLocked = (account: number, lock: Lock): void => {
+      fences.set(account, lock.fence);
+      this.#checkOverlap(account, lock);
+    };
+    if (this.#strategy !== 'step by step') {
+      return client.using(accounts.map((account) => `accounts/${account}`), (lock) => {
+        for (const account of accounts) onLocked(account, lock);
+        return work(fences);
       }, options);
-    };
-    await run(0);
+    }
+    let attempts = 0;
+    await client.transaction(async (tx) => {
+      if (attempts++) this.bank.report.deadlocks++;
+      for (const account of accounts) onLocked(account, await tx.lock(`accounts/${account}`));
+      await work(fences); // after all locks, so that a deadlock undoes nothing
+    }, options);
   }
 
   #checkOverlap(account: number, lock: Lock): void {

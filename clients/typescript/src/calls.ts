@@ -48,6 +48,17 @@ export function onAbort(signal: AbortSignal, callback: () => void): () => void {
   };
 }
 
+/** Returns a controller whose signal calls `check` before it says whether it is aborted. @internal */
+export function checkedController(check: () => void): AbortController {
+  const controller = new AbortController();
+  for (const name of ['aborted', 'reason', 'throwIfAborted'] as const) {
+    const { get, value } = Object.getOwnPropertyDescriptor(AbortSignal.prototype, name)!;
+    const checked = (): unknown => (check(), (get ?? value).call(controller.signal));
+    Object.defineProperty(controller.signal, name, get ? { get: checked } : { value: checked });
+  }
+  return controller;
+}
+
 /** A command that expects an answer, which settles its promise. @internal */
 export abstract class Call<T> {
   state: CallState = 'waiting';
@@ -127,20 +138,9 @@ export class Request extends Call<Request> {
     return this.state === 'held' ? Math.min(this.endsAt, this.renewAt) : this.deadline;
   }
 
-  /**
-   * Is made on demand, since most callers never ask for it. It calls `check` before it says whether it is aborted: a timer
-   * is late if the event loop was blocked.
-   */
+  /** Is made on demand, since most callers never ask for it. Calls `check`, since a timer is late after a blocked event loop. */
   signal(check: () => void): AbortSignal {
-    if (!this.#controller) {
-      this.#controller = new AbortController();
-      const { signal } = this.#controller;
-      for (const name of ['aborted', 'reason', 'throwIfAborted'] as const) {
-        const { get, value } = Object.getOwnPropertyDescriptor(AbortSignal.prototype, name)!;
-        const checked = (): unknown => (check(), (get ?? value).call(signal));
-        Object.defineProperty(signal, name, get ? { get: checked } : { value: checked });
-      }
-    }
+    this.#controller ??= checkedController(check);
     check();
     return this.#controller.signal;
   }

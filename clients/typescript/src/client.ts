@@ -1,9 +1,12 @@
+import { runBlock, type Work } from './block.js';
 import { QueueTimeoutError } from './errors.js';
 import { Lock } from './lock.js';
-import type { AcquireOptions, AnyOptions, CallOptions, ConnectOptions, ElectOptions, InspectQuery, TryOptions } from './options.js';
-import { checkTimeout, Session, type CloseOptions } from './session.js';
+import type { AcquireOptions, AnyOptions, CallOptions, CloseOptions, ConnectOptions, ElectOptions, InspectQuery } from './options.js';
+import type { TransactionOptions, TryOptions } from './options.js';
+import { checkTimeout, Session } from './session.js';
+import { runTransaction, type Transaction } from './transaction.js';
 import { Watch } from './watch.js';
-import { MAX_TIMEOUT, type Inspection } from './wire.js';
+import { MAX_TIMEOUT, withMode, type Holder, type Inspection } from './wire.js';
 
 type Resources = string | readonly string[];
 
@@ -13,7 +16,6 @@ type Resources = string | readonly string[];
  */
 export class Client implements AsyncDisposable {
   readonly #session: Session;
-
   readonly #defaults: AcquireOptions | undefined;
 
   /** @internal */
@@ -54,22 +56,28 @@ export class Client implements AsyncDisposable {
 
   /**
    * Holds a lock while `work` runs, and releases it at the end. If the lock is lost, `lock.signal` is aborted; when `work`
-   * has ended, this call rejects with the `LockLostError`, whose cause is the error of `work`.
+   * has ended, this call rejects with the `LockLostError`, whose cause is the error of `work`. If the server does not confirm
+   * the release, the result is returned nevertheless: the client repeats the release, and logs a warning.
    */
   async using<T>(resources: Resources, work: (lock: Lock) => Promise<T> | T, options: AcquireOptions = {}): Promise<T> {
     const lock = await this.acquire(resources, options);
-    let result: T;
-    try {
-      result = await work(lock);
-    } catch (error) {
-      if (lock.error && lock.error !== error) lock.error.cause ??= error;
-      // The error of the work is reported at once, also without a connection. The release goes on in the background.
-      lock.release().catch(() => {});
-      throw lock.error ?? error;
-    }
-    await lock.release();
-    if (lock.error) throw lock.error;
-    return result;
+    return this.block([lock], () => work(lock));
+  }
+
+  /** @internal */
+  block<T>(locks: readonly Lock[], work: Work<T>, giveBack?: (lock: Lock) => Promise<void>): Promise<T> {
+    return runBlock(locks, work, this.#session.logger, giveBack);
+  }
+
+  /**
+   * Runs `work`, which locks what it needs step by step with `tx.lock`, and releases all locks at its end. If `work` rejects
+   * with a `DeadlockError`, all locks are released, and `work` runs again after a random pause. Before that, all names that
+   * it has asked for are locked in one request, which cannot deadlock. So `work` must be able to start over: it writes after
+   * it has all locks, or undoes what it has written. `signal` is aborted when a lock is lost: then this call rejects with the
+   * `LockLostError`, whose cause is the error of `work`.
+   */
+  transaction<T>(work: (tx: Transaction, signal: AbortSignal) => Promise<T> | T, options: TransactionOptions = {}): Promise<T> {
+    return runTransaction(work, options, (resources, each) => this.acquire(resources, each), this.#session.logger);
   }
 
   /**
@@ -79,6 +87,11 @@ export class Client implements AsyncDisposable {
    */
   elect<T>(name: string, work: (leadership: Lock) => Promise<T> | T, options: ElectOptions = {}): Promise<T> {
     return this.using(`exclusive:${name}`, work, { ...options, queueTimeout: Infinity, watchdog: true });
+  }
+
+  /** Returns the present leader of an election: its `id`, `note`, `fence`, and `since` when it leads; undefined: none. */
+  async leader(name: string, { signal }: CallOptions = {}): Promise<Holder | undefined> {
+    return (await this.inspect({ resource: name, only: 'holders', limit: 1 }, { signal })).holders[0];
   }
 
   /** Watches the locks on resources whose names begin with `prefix`. The watch begins at once, also without a `next`. */
@@ -131,7 +144,7 @@ export class Client implements AsyncDisposable {
     const payload = { ...(anyOf ? { anyOf: resources } : { resources }), ...wire, ...anyOf };
     if (wait !== queueTimeout) payload.queueTimeout = wait;
     const isBoundToSession = onDisconnect === 'release';
-    const handling = { resources, queueTimeout: wait, transactionTimeout, watchdog, isBoundToSession };
+    const handling = { resources, queueTimeout: anyOf ? 0 : wait, transactionTimeout, watchdog, isBoundToSession };
     const lock = new Lock(this.#session, await this.#session.request(payload, handling, signal));
     if (lock.error) throw lock.error; // lost at once, before the caller could continue
     return lock;
@@ -152,11 +165,4 @@ export async function connect(options: ConnectOptions = {}): Promise<Client> {
     throw error;
   }
   return new Client(session, options.defaults);
-}
-
-/** Returns `shared:NAME` or `exclusive:NAME`. A mistyped mode must not become a part of the name. */
-function withMode(resource: string): string {
-  if (resource.startsWith('exclusive:') || resource.startsWith('shared:')) return resource;
-  if (!resource.includes(':')) return `exclusive:${resource}`;
-  throw new TypeError(`'${resource}': a resource is shared:NAME, exclusive:NAME or a NAME without a colon`);
 }

@@ -5,6 +5,8 @@ export { LockLostError, QueueTimeoutError, RejectedError, TransactionTimeoutErro
 export type { ErrorCode } from './errors.js';
 export type { Lock } from './lock.js';
 export type { AcquireOptions, AnyOptions, CallOptions, ConnectionEvent, ConnectOptions } from './options.js';
-export type { ElectOptions, InspectQuery, Logger, TryOptions } from './options.js';
+export type { CloseOptions, ElectOptions, InspectQuery, Logger, TransactionOptions, TryOptions } from './options.js';
+export { once } from './once.js';
+export type { Transaction } from './transaction.js';
 export type { Watch } from './watch.js';
 export type { Blocker, Change, Holder, Inspection, Wait, Waiter } from './wire.js';

@@ -28,6 +28,11 @@ export class Lock implements AsyncDisposable {
     return this.#session.isHeld(this.#request);
   }
 
+  /** When the lock counts as lost unless it is extended, by the clock of this client: Unix time in ms. */
+  get expiresAt(): number {
+    return Date.now() + this.#request.endsAt - performance.now();
+  }
+
   /** Why the lock is lost; undefined: it is not lost. */
   get error(): LockLostError | undefined {
     this.#session.isHeld(this.#request);
@@ -41,7 +46,7 @@ export class Lock implements AsyncDisposable {
 
   /**
    * Releases the lock, and waits until the server confirms. Does nothing if the lock was released before or is lost.
-   * Rejects with `UnavailableError` after `connectTimeout`; the client then repeats the release in the background.
+   * Rejects with `UnavailableError` after `responseTimeout`; the client then repeats the release in the background.
    * An aborted signal ends the wait, and not the release.
    */
   release({ signal }: CallOptions = {}): Promise<void> {
@@ -67,9 +72,9 @@ export class Lock implements AsyncDisposable {
     return this.id;
   }
 
-  /** Releases the lock at the end of an `await using` block. */
+  /** Releases the lock at the end of an `await using` block, which does not fail if the server has not confirmed that. */
   [Symbol.asyncDispose](): Promise<void> {
-    return this.release();
+    return this.release().catch((error: Error) => this.#session.logger.warn(`lock ${this.id}: ${error.message}`));
   }
 
   #checkHeld(): void {

@@ -39,6 +39,24 @@ export interface AnyOptions extends Omit<TryOptions, 'priority'> {
 /** Options of `elect`. A leader that does not respond is succeeded after its `transactionTimeout`. */
 export type ElectOptions = Pick<AcquireOptions, 'transactionTimeout' | 'onDisconnect' | 'note' | 'traceparent' | 'signal'>;
 
+/** Options of `transaction`, and of each of its requests. */
+export interface TransactionOptions extends Omit<AcquireOptions, 'transactionName'> {
+  /**
+   * Default: a new name. Two transactions with one name at the same time do not exclude each other, so an idempotency key is
+   * no name.
+   */
+  name?: string | undefined;
+  /** How often `work` is run, at most. Default: 10. */
+  attempts?: number | undefined;
+}
+
+export interface CloseOptions {
+  /** How long to wait until the locks are released and the requests have ended, in ms. Default: 0. */
+  drain?: number | undefined;
+  /** Whether to release the locks that are still held. Default: false. */
+  release?: boolean | undefined;
+}
+
 export interface InspectQuery {
   /** Only requests that lock or wait for this resource, a name without a mode. */
   resource?: string | undefined;

@@ -10,7 +10,7 @@ import { Command, onAbort, Request, type Lease, type RequestOptions, type Subscr
 import { DEFAULT_LOGGER, defaultNote, parseAddresses, resolveToken, tlsOptions } from './config.js';
 import { Backoff, Connection, type ConnectionHandler } from './connection.js';
 import { ClosedError, fromReply, lost, notGranted, type GenieError } from './errors.js';
-import type { ConnectOptions } from './options.js';
+import type { CloseOptions, ConnectOptions, Logger } from './options.js';
 import { encode, MAX_TIMEOUT } from './wire.js';
 import type { ErrorReply, Extended, Inspection, Locked, Message, Released, Watching, Welcome } from './wire.js';
 
@@ -58,22 +58,16 @@ function abortable<T>(promise: Promise<T>, signal: AbortSignal | undefined, canc
     };
     const stopListening = onAbort(signal, stop);
     if (signal.aborted) stop();
-    promise.then(resolve, reject).finally(stopListening);
+    // Before the caller continues: from then on the signal has no effect.
+    promise.finally(stopListening).then(resolve, reject);
   });
-}
-
-export interface CloseOptions {
-  /** How long to wait until the locks are released and the requests have ended, in ms. Default: 0. */
-  drain?: number | undefined;
-  /** Whether to release the locks that are still held. Default: false. */
-  release?: boolean | undefined;
 }
 
 /** @internal */
 export class Session implements ConnectionHandler {
   readonly #connection: Connection;
   readonly #options: ConnectOptions;
-  readonly #logger;
+  readonly logger: Logger;
   readonly #connectTimeout: number;
   readonly #responseTimeout: number;
   readonly #sessionTimeout: number;
@@ -115,7 +109,7 @@ export class Session implements ConnectionHandler {
   constructor(options: ConnectOptions) {
     const { connectTimeout = 10_000, responseTimeout = 1_000, sessionTimeout = 10_000 } = options;
     this.#options = options;
-    this.#logger = options.logger ?? DEFAULT_LOGGER;
+    this.logger = options.logger ?? DEFAULT_LOGGER;
     this.#connectTimeout = checkTimeout('connectTimeout', connectTimeout);
     this.#responseTimeout = checkTimeout('responseTimeout', responseTimeout);
     this.#sessionTimeout = checkTimeout('sessionTimeout', sessionTimeout);
@@ -124,7 +118,7 @@ export class Session implements ConnectionHandler {
     // What is read again for each connection is checked here, so that a wrong option is no error of the connection.
     if (typeof options.token !== 'function') this.#encodeHello(resolveToken(options.token));
     if (addresses.some(({ isSecure }) => isSecure)) createSecureContext(tlsOptions(options));
-    this.#connection = new Connection(addresses, options, this.#logger, this);
+    this.#connection = new Connection(addresses, options, this.logger, this);
     void this.#connection.run();
   }
 
@@ -143,7 +137,10 @@ export class Session implements ConnectionHandler {
     this.#waiting++;
     this.#submit(request, options.queueTimeout < MAX_TIMEOUT ? options.queueTimeout + this.#responseTimeout : Infinity);
     if (options.isBoundToSession && this.#phase === 'up') this.#arm((this.#leaseCheckAt = 0));
-    return abortable(request.promise, signal, () => this.#cancel(request));
+    return abortable(request.promise, signal, () => {
+      if (request.state === 'held') this.release(request, undefined).catch(() => {}); // granted in this tick
+      else this.#cancel(request);
+    });
   }
 
   /**
@@ -231,7 +228,7 @@ export class Session implements ConnectionHandler {
     const held = this.#requests().filter((request) => this.isHeld(request));
     if (release) await Promise.allSettled(held.map((request) => this.release(request, undefined)));
     const kept = this.#requests().filter(({ state, options }) => state === 'held' && !options.isBoundToSession);
-    if (kept.length) this.#logger.warn(`the client was closed with locks that stay held: ${kept.map(describe).join(', ')}`);
+    if (kept.length) this.logger.warn(`the client was closed with locks that stay held: ${kept.map(describe).join(', ')}`);
     this.#closed = true;
     for (const watch of this.#watches) watch.end();
     for (const request of this.#requests()) if (request.state === 'waiting') this.#fail(request, new ClosedError());
@@ -276,7 +273,7 @@ export class Session implements ConnectionHandler {
 
   /** Sends a command in the background, until it is answered. */
   #send(name: string, payload: object, request?: Request, timeout = Infinity): void {
-    this.#command(name, payload, request, timeout).promise.catch((error: Error) => this.#logger.debug(`${name}: ${error.message}`));
+    this.#command(name, payload, request, timeout).promise.catch((error: Error) => this.logger.debug(`${name}: ${error.message}`));
   }
 
   /** Cancels a request whose caller no longer waits. */
@@ -473,7 +470,7 @@ export class Session implements ConnectionHandler {
     else if (command === 'released' && call) this.#onReleased(payload, call);
     else if (command === 'event') for (const watch of this.#watches) watch.onEvent(payload);
     else if (command === 'pong' && ref === RESUME_REF && this.#phase === 'resuming') this.#onResumed(true);
-    else this.#logger.debug(`ignored: ${JSON.stringify(message)}`); // not needed, such as `queued` and a second `released`, or of a newer server
+    else this.logger.debug(`ignored: ${JSON.stringify(message)}`); // not needed, such as `queued` and a second `released`, or of a newer server
   }
 
   onWelcome({ protocol, namespace, resumed, pingInterval }: Welcome, helloSentAt: number): void {
@@ -622,7 +619,7 @@ export class Session implements ConnectionHandler {
       if (call instanceof Command && call.request?.release === call) call.request.state = 'held';
       call.reject(error); // a cancelled request has no caller any more
     } else {
-      this.#logger.debug(`error without a command: ${error.message}`);
+      this.logger.debug(`error without a command: ${error.message}`);
     }
   }
 }

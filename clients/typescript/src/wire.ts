@@ -154,3 +154,10 @@ function parse(line: string): Message {
   }
   throw new Error(`the server sent an invalid message: ${line.slice(0, 80)}`);
 }
+
+/** Returns `shared:NAME` or `exclusive:NAME`. A mistyped mode must not become a part of the name. @internal */
+export function withMode(resource: string): string {
+  if (resource.startsWith('exclusive:') || resource.startsWith('shared:')) return resource;
+  if (!resource.includes(':')) return `exclusive:${resource}`;
+  throw new TypeError(`'${resource}': a resource is shared:NAME, exclusive:NAME or a NAME without a colon`);
+}
