@@ -15,7 +15,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/big"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,7 +46,7 @@ type Client struct {
 	mu          sync.Mutex
 	conn        *conn            // the connection whose handshake is complete; nil: there is none
 	calls       map[string]*call // the commands without an answer, by ref
-	locks       map[string]*Lock // the locks that the server may hold, by the ref of their request
+	locks       map[int64]*Lock  // the locks that the server may hold, by id
 	watches     map[*Watch]bool  // the open watches
 	leaseFrom   time.Time        // the lease of the session: when the last command was sent that the server has answered
 	isEntered   bool             // Dial does not wait any more
@@ -115,7 +117,7 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 	}
 	c := &Client{
 		config: config, secret: newSecret(), stopped: make(chan struct{}), addresses: addresses,
-		calls: map[string]*call{}, locks: map[string]*Lock{}, watches: map[*Watch]bool{},
+		calls: map[string]*call{}, locks: map[int64]*Lock{}, watches: map[*Watch]bool{},
 		isEntered: config.Lazy, lastFailure: errors.New("no server has answered"),
 	}
 	defaults := []Option{
@@ -180,19 +182,16 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		l.sendRelease()
 		l.end(l.lostByClose(ErrClosed))
 	}
-	var releases []*call
-	for _, r := range c.calls {
-		if r.name == "release" {
-			releases = append(releases, r)
-		}
-	}
+	calls := slices.Collect(maps.Values(c.calls))
 	c.mu.Unlock()
 	defer c.Close()
-	for _, r := range releases {
-		select {
-		case <-r.done:
-		case <-ctx.Done():
-			return ctx.Err()
+	for _, r := range calls {
+		if r.name == "release" {
+			select {
+			case <-r.done:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
 		}
 	}
 	return nil
@@ -249,13 +248,12 @@ func withModes(resources []string) []string {
 
 // newLock returns a lock with the default options and these.
 func (c *Client) newLock(opts []Option) *Lock {
-	l := &Lock{}
-	*l = c.template
+	l := c.template
 	l.client = c
 	for _, option := range opts {
-		option.apply(l)
+		option.apply(&l)
 	}
-	return l
+	return &l
 }
 
 func (c *Client) acquire(ctx context.Context, f *fields, opts []Option) (*Lock, error) {
@@ -352,13 +350,29 @@ func (c *Client) Leader(ctx context.Context, name string) (*Request, error) {
 // ReleaseID releases a lock, or cancels a waiting request, of any client. If it had ended otherwise before, the error is a
 // *LostError with the reason, or a *RejectedError with the code "unknown-id".
 func (c *Client) ReleaseID(ctx context.Context, id int64) error {
+	if l := c.held(id); l != nil {
+		return l.Release(ctx)
+	}
 	return c.callByID(ctx, "release", &fields{ID: id})
 }
 
 // ExtendID sets the remaining time of a lock of any client to timeout from now. It returns the errors of ReleaseID, and a
 // *LostError also for a lock that was released.
 func (c *Client) ExtendID(ctx context.Context, id int64, timeout time.Duration) error {
+	if l := c.held(id); l != nil {
+		return l.Extend(ctx, timeout)
+	}
 	return c.callByID(ctx, "extend", &fields{ID: id, TransactionTimeout: toMS(timeout)})
+}
+
+// held returns the lock with this id that this client holds, or nil.
+func (c *Client) held(id int64) *Lock {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l := c.locks[id]; l != nil && l.checkExpiry() == nil {
+		return l
+	}
+	return nil
 }
 
 func (c *Client) callByID(ctx context.Context, name string, f *fields) error {

@@ -53,6 +53,8 @@ func TestEncodedCommands(t *testing.T) {
 			`"transactionTimeout":2147483647,"transactionName":"t","priority":-2,"onDisconnect":"release","note":"n\n"}}`},
 		{"request", fields{Ref: "6", Resources: []string{"a"}, QueueTimeout: toMS(0)},
 			`{"command":"request","payload":{"ref":"6","resources":["a"],"queueTimeout":0}}`},
+		{"release", fields{Ref: "7", ID: 17}, `{"command":"release","payload":{"ref":"7","id":17}}`},
+		{"release", fields{Ref: "7"}, `{"command":"release","payload":{"ref":"7"}}`},
 		{"watch", fields{Ref: "9", Prefix: &prefix}, `{"command":"watch","payload":{"ref":"9","prefix":""}}`},
 		{"bye", fields{Ref: "9"}, `{"command":"bye","payload":{"ref":"9"}}`},
 	} {
@@ -848,6 +850,40 @@ func TestReleaseAndExtendByID(t *testing.T) {
 		t.Fatal(err)
 	}
 	expectError(t, call(extend, "extend", released1(17, "success", "REF")), ErrLockLost)
+}
+
+// The server sends no notification to a client that releases its own lock by id.
+func TestReleaseAndExtendOfTheClientsOwnLockByID(t *testing.T) {
+	_, p, client, lock := hold(t, Config{})
+	extended := start(func() (bool, error) { return true, client.ExtendID(background, 17, time.Second) })
+	p.send(fmt.Sprintf(`{"command":"extended","payload":{"id":17,"transactionTimeout":1000,"ref":%q}}`, p.expect("extend").text("ref")))
+	if _, err := extended(); err != nil || time.Until(lock.ExpiresAt()) > time.Second {
+		t.Fatal(err, lock.ExpiresAt())
+	}
+	released := start(func() (bool, error) { return true, client.ReleaseID(background, 17) })
+	p.confirm(17)
+	if _, err := released(); err != nil {
+		t.Fatal(err)
+	}
+	expectError(t, lock.Err(), ErrReleased)
+
+	acquired := acquire(client, "b")
+	p.grant(18)
+	lock, err := acquired()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = lock.Detach()
+	released = start(func() (bool, error) { return true, client.ReleaseID(background, 18) })
+	p.confirm(18)
+	if _, err := released(); err != nil {
+		t.Fatal(err)
+	}
+	client.mu.Lock()
+	defer client.mu.Unlock()
+	if len(client.locks) != 0 {
+		t.Fatal("a detached lock that was released is kept")
+	}
 }
 
 func TestTraceparent(t *testing.T) {

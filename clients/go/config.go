@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
 
 const (
@@ -214,15 +215,12 @@ func tlsFromEnvironment() (*tls.Config, error) {
 	return config, nil
 }
 
-// defaultNote returns PROGRAM PID@HOST.
+// defaultNote returns PROGRAM PID@HOST, or nothing if that is no valid note.
 func defaultNote() string {
 	host, _ := os.Hostname()
 	note := fmt.Sprintf("%s %d@%s", filepath.Base(os.Args[0]), os.Getpid(), host)
-	runes := []rune(strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return -1
-		}
-		return r
-	}, note))
-	return string(runes[:min(len(runes), maxNote)])
+	if len(note) > maxNote || strings.ContainsFunc(note, unicode.IsControl) || !utf8.ValidString(note) {
+		return ""
+	}
+	return note
 }

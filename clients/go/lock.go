@@ -231,14 +231,14 @@ func (l *Lock) end(err error) {
 
 // sendRelease releases the lock at the server, if the server may hold it and no release was sent.
 func (l *Lock) sendRelease() {
-	if l.release == nil && l.err != ErrDetached && l.client.locks[l.request.Ref] == l {
+	if l.release == nil && l.err != ErrDetached && l.client.locks[l.id] == l {
 		l.release = l.client.sendBackground("release", &fields{ID: l.id}, l)
 	}
 }
 
 // onGranted handles the grant of a request.
 func (l *Lock) onGranted(conn *conn, r *call, p *payload) {
-	l.client.locks[p.Ref] = l
+	l.client.locks[p.ID] = l
 	l.id, l.fence, l.confirmedOn = p.ID, p.Fence, conn
 	if p.Resources != nil {
 		l.choose(p.Resources)
@@ -298,7 +298,7 @@ func (l *Lock) onEnded(r *call, reason string) {
 	if r == nil && l.release != nil && reason == reasonSuccess {
 		return // the answer to the release follows
 	}
-	delete(l.client.locks, l.request.Ref)
+	delete(l.client.locks, l.id)
 	if l.err == ErrReleased && reason != reasonSuccess { // before the server received the release
 		l.err = l.lost(reason)
 	}
@@ -315,7 +315,7 @@ func (l *Lock) onEnded(r *call, reason string) {
 func (l *Lock) onResumed(conn *conn) {
 	switch {
 	case l.confirmedOn != conn && l.err == ErrDetached:
-		delete(l.client.locks, l.request.Ref)
+		delete(l.client.locks, l.id)
 	case l.confirmedOn != conn && l.release == nil: // it is lost: the answer to a release contains the reason
 		l.sendRelease()
 		if !conn.resumed {

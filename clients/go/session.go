@@ -216,8 +216,8 @@ func (c *Client) shut(err error) {
 	for w := range c.watches {
 		w.end(c.closed)
 	}
-	for ref, l := range c.locks {
-		delete(c.locks, ref)
+	for id, l := range c.locks {
+		delete(c.locks, id)
 		l.end(l.lostByClose(c.closed))
 	}
 	for _, r := range c.calls {
@@ -326,7 +326,7 @@ func (c *Client) receive(conn *conn, m *message) error {
 
 // onLocked handles the grant of a request, or the report that a lock is held.
 func (c *Client) onLocked(conn *conn, r *call, p *payload) {
-	l := c.locks[p.Ref]
+	l := c.locks[p.ID]
 	switch {
 	case r != nil && r.name == "request":
 		r.lock.onGranted(conn, r, p)
@@ -342,7 +342,7 @@ func (c *Client) onLocked(conn *conn, r *call, p *payload) {
 
 // onReleased handles the end of a request or of a lock, as a notification or as the answer to a command.
 func (c *Client) onReleased(r *call, p *payload) {
-	l := c.locks[p.Ref]
+	l := c.locks[p.ID]
 	switch {
 	case r != nil && r.name == "request":
 		c.finish(r, p.notGranted())
@@ -351,6 +351,7 @@ func (c *Client) onReleased(r *call, p *payload) {
 	case r != nil:
 		r.answer = p
 		c.finish(r, nil)
+		delete(c.locks, p.ID) // a lock that is detached
 	case l != nil:
 		l.onEnded(nil, p.Reason)
 	} // otherwise it is repeated
@@ -413,9 +414,12 @@ func (c *Client) onError(conn *conn, r *call, err *RejectedError) {
 	}
 }
 
-// backoff returns the wait before an attempt: 50 ms at first, then twice as long each time, at most
-// 2 s, each times a random number between 0.5 and 1.
+// backoff returns the wait before an attempt: the greatest one, times a random number between 0.5 and 1.
 func backoff(attempts int) time.Duration {
-	wait := min(50*time.Millisecond<<min(attempts, 10), 2*time.Second)
-	return time.Duration(float64(wait) * (0.5 + mathrand.Float64()/2))
+	return time.Duration(float64(maxBackoff(attempts)) * (0.5 + mathrand.Float64()/2))
+}
+
+// maxBackoff returns 50 ms at first, then twice as long each time, at most 2 s.
+func maxBackoff(attempts int) time.Duration {
+	return min(50*time.Millisecond<<min(attempts, 10), 2*time.Second)
 }

@@ -11,12 +11,7 @@ import (
 	"time"
 )
 
-const (
-	defaultAttempts     = 10
-	firstDeadlockPause  = 50 * time.Millisecond // the greatest pause after a deadlock; it doubles each time
-	maxDeadlockPause    = 2 * time.Second
-	maxDeadlockDoubling = 6
-)
+const defaultAttempts = 10
 
 // Tx is an attempt of a transaction. Its methods may be called from several goroutines.
 type Tx struct {
@@ -53,9 +48,8 @@ func (c *Client) Transaction(ctx context.Context, fn func(ctx context.Context, t
 		if !errors.Is(err, ErrDeadlock) || attempt >= l.attempts {
 			return err
 		}
-		limit := min(firstDeadlockPause<<min(attempt-1, maxDeadlockDoubling), maxDeadlockPause)
 		select {
-		case <-time.After(rand.N(limit)):
+		case <-time.After(rand.N(maxBackoff(attempt - 1))):
 			tx = &Tx{client: c, opts: tx.opts, wanted: tx.wanted}
 		case <-ctx.Done():
 			return err
