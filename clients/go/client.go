@@ -42,6 +42,7 @@ type Client struct {
 	lastUp       address   // the server of the last connection
 	failedRounds int       // since the server has executed a command
 	takeovers    int       // of the session, in a row
+	isEntered    bool      // Dial does not wait any more
 
 	mu          sync.Mutex
 	conn        *conn            // the connection whose handshake is complete; nil: there is none
@@ -49,7 +50,6 @@ type Client struct {
 	locks       map[int64]*Lock  // the locks that the server may hold, by id
 	watches     map[*Watch]bool  // the open watches
 	leaseFrom   time.Time        // the lease of the session: when the last command was sent that the server has answered
-	isEntered   bool             // Dial does not wait any more
 	lastFailure error            // the cause of ErrUnavailable
 	closed      error            // why the client is closed; nil: it is open
 }
@@ -350,34 +350,28 @@ func (c *Client) Leader(ctx context.Context, name string) (*Request, error) {
 // ReleaseID releases a lock, or cancels a waiting request, of any client. If it had ended otherwise before, the error is a
 // *LostError with the reason, or a *RejectedError with the code "unknown-id".
 func (c *Client) ReleaseID(ctx context.Context, id int64) error {
-	if l := c.held(id); l != nil {
-		return l.Release(ctx)
+	err := c.callByID(ctx, "release", &fields{ID: id})
+	if lost := (*LostError)(nil); errors.As(err, &lost) && lost.Reason == reasonSuccess {
+		return nil
 	}
-	return c.callByID(ctx, "release", &fields{ID: id})
+	return err
 }
 
 // ExtendID sets the remaining time of a lock of any client to timeout from now. It returns the errors of ReleaseID, and a
 // *LostError also for a lock that was released.
 func (c *Client) ExtendID(ctx context.Context, id int64, timeout time.Duration) error {
-	if l := c.held(id); l != nil {
-		return l.Extend(ctx, timeout)
-	}
 	return c.callByID(ctx, "extend", &fields{ID: id, TransactionTimeout: toMS(timeout)})
 }
 
-// held returns the lock with this id that this client holds, or nil.
-func (c *Client) held(id int64) *Lock {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if l := c.locks[id]; l != nil && l.checkExpiry() == nil {
-		return l
-	}
-	return nil
-}
-
 func (c *Client) callByID(ctx context.Context, name string, f *fields) error {
-	answer, err := c.do(ctx, name, f, nil, c.config.ResponseTimeout)
-	if err == nil && answer.Reason != "" && (name == "extend" || answer.Reason != reasonSuccess) {
+	c.mu.Lock()
+	l := c.locks[f.ID] // of this client: no notification tells it what has changed
+	if l != nil && l.checkExpiry() != nil {
+		l = nil
+	}
+	c.mu.Unlock()
+	answer, err := c.do(ctx, name, f, l, c.config.ResponseTimeout)
+	if err == nil && answer != nil && answer.Reason != "" {
 		err = &LostError{ID: f.ID, Reason: answer.Reason}
 	}
 	return err

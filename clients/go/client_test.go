@@ -865,7 +865,7 @@ func TestReleaseAndExtendOfTheClientsOwnLockByID(t *testing.T) {
 	if _, err := released(); err != nil {
 		t.Fatal(err)
 	}
-	expectError(t, lock.Err(), ErrReleased)
+	expectLost(t, lock, reasonSuccess)
 
 	acquired := acquire(client, "b")
 	p.grant(18)

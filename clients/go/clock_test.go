@@ -236,13 +236,6 @@ func TestALockThatIsNotBoundOutlivesTheLease(t *testing.T) {
 	})
 }
 
-func expectLost(t testing.TB, lock *Lock, reason string) {
-	t.Helper()
-	if lost, _ := lock.Err().(*LostError); lost == nil || lost.Reason != reason {
-		t.Fatal(lock.Err())
-	}
-}
-
 func TestAHungServerIsGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newNetwork(t, "10.0.0.1:1", "10.0.0.2:2")

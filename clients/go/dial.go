@@ -46,12 +46,14 @@ func (c *Client) run() {
 	defer close(c.stopped)
 	var err error
 	for err == nil {
-		conn, rejected := c.connect()
-		switch {
-		case conn != nil:
+		if conn, rejected := c.connect(); conn != nil {
 			err = c.serve(conn)
-		case rejected != nil:
-			err = c.reject(rejected)
+		} else if rejected != nil && !c.isEntered {
+			err = rejected
+		} else if rejected != nil { // this may be temporary, for example while tokens are exchanged
+			c.mu.Lock()
+			c.abandonRequests(rejected)
+			c.mu.Unlock()
 		}
 		select {
 		case <-time.After(backoff(c.failedRounds)):
@@ -212,17 +214,5 @@ func (c *Client) serve(conn *conn) error {
 	} else if c.takeovers++; c.takeovers == maxTakeovers {
 		return rejected
 	}
-	return nil
-}
-
-// reject handles that all addresses reject the client for good. While Dial waits, that ends the client. Later it may be
-// temporary, for example while tokens are exchanged: calls fail, and the client tries again.
-func (c *Client) reject(rejected *RejectedError) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.isEntered {
-		return rejected
-	}
-	c.abandonRequests(rejected)
 	return nil
 }

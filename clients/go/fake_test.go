@@ -275,3 +275,10 @@ func expectDone(t testing.TB, done <-chan struct{}) {
 		t.Fatal("it is not done")
 	}
 }
+
+func expectLost(t testing.TB, lock *Lock, reason string) {
+	t.Helper()
+	if lost, _ := lock.Err().(*LostError); lost == nil || lost.Reason != reason {
+		t.Fatal(lock.Err())
+	}
+}
