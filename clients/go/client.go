@@ -172,29 +172,38 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Shutdown releases all locks that are held, which count as lost here, waits until the server has confirmed all releases or ctx
-// ends, and closes the client. If not all were confirmed, it returns the error of ctx.
+// Shutdown lets no further calls begin, waits until all locks are released, or until ctx ends, releases those that are still
+// held, which count as lost here, and closes the client. It returns the error of ctx if ctx has ended, and ErrUnavailable if the
+// server has not confirmed all releases.
 func (c *Client) Shutdown(ctx context.Context) error {
 	c.mu.Lock()
 	c.closed = ErrClosed
 	c.abandonRequests(ErrClosed)
-	for _, l := range c.locks {
+	locks := slices.Collect(maps.Values(c.locks))
+	c.mu.Unlock()
+	defer c.Close()
+	for _, l := range locks {
+		select {
+		case <-l.Done():
+		case <-ctx.Done():
+		}
+	}
+	c.mu.Lock()
+	for _, l := range locks {
 		l.sendRelease()
 		l.end(l.lostByClose(ErrClosed))
 	}
 	calls := slices.Collect(maps.Values(c.calls))
 	c.mu.Unlock()
-	defer c.Close()
+	end := time.Now().Add(c.config.ResponseTimeout)
 	for _, r := range calls {
 		if r.name == "release" {
-			select {
-			case <-r.done:
-			case <-ctx.Done():
-				return ctx.Err()
+			if _, err := c.wait(context.Background(), r, time.Until(end)); errors.Is(err, ErrUnavailable) {
+				return err
 			}
 		}
 	}
-	return nil
+	return ctx.Err()
 }
 
 // Acquire waits until all of the resources can be locked at once. A resource is "exclusive:NAME",

@@ -1022,27 +1022,25 @@ func TestCloseWarnsOfLocksThatStayHeld(t *testing.T) {
 	}
 }
 
-func TestShutdownReleasesAllLocks(t *testing.T) {
+func TestShutdownWaitsForTheHolders(t *testing.T) {
 	log, logger := newLog()
-	f, p, client, lock := hold(t, Config{Logger: logger})
+	_, p, client, lock := hold(t, Config{Logger: logger})
 	waits := acquire(client, "waits")
 	waiting := p.expect("request").text("ref")
 	shut := start(func() (bool, error) { return true, client.Shutdown(background) })
 	if _, err := waits(); !errors.Is(err, ErrClosed) {
 		t.Fatal(err)
 	}
+	p.expect("release")
+	p.send(released1(18, "success", waiting))
 	expectError(t, client.Ping(background), ErrClosed)
-	if expectDone(t, lock.Done()); !errors.Is(lock.Err(), ErrLockLost) || !errors.Is(lock.Err(), ErrClosed) {
-		t.Fatal(lock.Err())
+	if err := lock.Err(); err != nil {
+		t.Fatal(err)
 	}
-	p.Close() // it waits for the answers on the next connection
-	p = f.handshake(true, `{"command":"locked","payload":{"id":17,"fence":117,"expiresIn":60000,"ref":"1"}}`)
-	for i := 0; i < 2; i++ {
-		if release := p.expect("release"); release.text("ref") == waiting {
-			p.send(released1(18, "success", waiting))
-		} else {
-			p.send(released1(17, "success", release.text("ref")))
-		}
+	released := release(lock)
+	p.confirm(17)
+	if _, err := released(); err != nil {
+		t.Fatal(err)
 	}
 	p.send(fmt.Sprintf(`{"command":"bye","payload":{"ref":%q}}`, p.expect("bye").text("ref")))
 	if _, err := shut(); err != nil || strings.Contains(log.String(), "held") {
@@ -1050,11 +1048,27 @@ func TestShutdownReleasesAllLocks(t *testing.T) {
 	}
 }
 
-func TestShutdownIsLimitedByItsContext(t *testing.T) {
+func TestShutdownReleasesWhatIsLeft(t *testing.T) {
+	f, p, client, lock := hold(t, Config{})
+	ctx, cancel := context.WithCancel(background)
+	shut := start(func() (bool, error) { return true, client.Shutdown(ctx) })
+	cancel()
+	if expectDone(t, lock.Done()); !errors.Is(lock.Err(), ErrLockLost) || !errors.Is(lock.Err(), ErrClosed) {
+		t.Fatal(lock.Err())
+	}
+	p.Close() // it waits for the answer on the next connection
+	p = f.handshake(true, `{"command":"locked","payload":{"id":17,"fence":117,"expiresIn":60000,"ref":"1"}}`)
+	p.confirm(17)
+	p.send(fmt.Sprintf(`{"command":"bye","payload":{"ref":%q}}`, p.expect("bye").text("ref")))
+	_, err := shut()
+	expectError(t, err, context.Canceled)
+}
+
+func TestShutdownWithoutAServer(t *testing.T) {
 	_, p, client, _ := hold(t, Config{ResponseTimeout: 100 * time.Millisecond})
-	ctx, cancel := context.WithTimeout(background, 10*time.Millisecond)
-	defer cancel()
-	expectError(t, client.Shutdown(ctx), context.DeadlineExceeded)
+	ctx, cancel := context.WithCancel(background)
+	cancel()
+	expectError(t, client.Shutdown(ctx), ErrUnavailable)
 	p.expect("release")
 }
 

@@ -162,7 +162,7 @@ func ExampleConfig_lazy() {
 	<-stop.Done()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	_ = client.Shutdown(ctx) // gives back what is still locked
+	_ = client.Shutdown(ctx) // waits for running work, and gives back what is still locked
 }
 
 // transfers answers one of three outcomes: done, not done, or unknown.

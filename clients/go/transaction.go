@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -22,7 +23,7 @@ type Tx struct {
 
 	mu      sync.Mutex
 	locks   []*Lock
-	wanted  map[string]bool // the names that all attempts have asked for; true: exclusively
+	wanted  map[string]string // the names that all attempts have asked for, and the resource with the stronger mode
 	isEnded bool
 }
 
@@ -42,7 +43,7 @@ func Attempts(n int) Option { return option(func(l *Lock) { l.attempts = n }) }
 func (c *Client) Transaction(ctx context.Context, fn func(ctx context.Context, tx *Tx) error, opts ...Option) error {
 	l := c.newLock(opts)
 	name := cmp.Or(l.request.Transaction, "tx-"+newSecret()[:16])
-	tx := &Tx{client: c, opts: append(slices.Clip(opts), Transaction(name)), wanted: map[string]bool{}}
+	tx := &Tx{client: c, opts: append(slices.Clip(opts), Transaction(name)), wanted: map[string]string{}}
 	for attempt := 1; ; attempt++ {
 		err := tx.attempt(ctx, fn)
 		if !errors.Is(err, ErrDeadlock) || attempt >= l.attempts {
@@ -66,11 +67,7 @@ func (tx *Tx) attempt(ctx context.Context, fn func(ctx context.Context, tx *Tx) 
 		tx.cancel(ErrReleased)
 		err = tx.client.endBlock(ctx, tx.locks, err)
 	}()
-	var all []string
-	for name, isExclusive := range tx.wanted {
-		all = append(all, map[bool]string{true: Exclusive(name), false: Shared(name)}[isExclusive])
-	}
-	if slices.Sort(all); len(all) > 0 {
+	if all := slices.Sorted(maps.Values(tx.wanted)); len(all) > 0 {
 		if _, err := tx.Lock(tx.ctx, all...); err != nil {
 			return err
 		}
@@ -84,8 +81,9 @@ func (tx *Tx) Lock(ctx context.Context, resources ...string) (*Lock, error) {
 	resources = withModes(resources)
 	tx.mu.Lock()
 	for _, resource := range resources {
-		mode, name, _ := strings.Cut(resource, ":")
-		tx.wanted[name] = tx.wanted[name] || mode != "shared"
+		if mode, name, _ := strings.Cut(resource, ":"); mode != "shared" || tx.wanted[name] == "" {
+			tx.wanted[name] = resource
+		}
 	}
 	locks := tx.locks
 	tx.mu.Unlock()
