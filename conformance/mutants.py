@@ -388,9 +388,30 @@ CLIENT_MUTANTS: Final = [
         "if session_ended or not self.up or",
         "if not session_ended and not self.up or",
     ),
+    Mutant(
+        "18",
+        "the client takes its session back for ever",
+        "client/takeover.py",
+        "        if self._in_a_row < MAX_TAKEOVERS:",
+        "        if True:",
+    ),
+    Mutant(
+        "18",
+        "the first takeover ends the client",
+        "client/takeover.py",
+        "MAX_TAKEOVERS: Final = 3",
+        "MAX_TAKEOVERS: Final = 1",
+    ),
 ]
 
 SERVER_MUTANTS: Final = [
+    Mutant(
+        "Sessions",
+        "a connection whose session was taken over gets no reason",
+        DISPATCHER,
+        "        self.notifier.send(connection, replies.error(TAKEN_OVER))\n",
+        "",
+    ),
     Mutant(
         "Trace context",
         "locked after a wait lacks the blockers",

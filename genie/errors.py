@@ -36,6 +36,7 @@ class Code(StrEnum):
     TOO_MANY = "too-many"
     UNAUTHORIZED = "unauthorized"
     UNAVAILABLE = "unavailable"
+    SESSION_TAKEN_OVER = "session-taken-over"
 
 
 class GenieError(Exception):

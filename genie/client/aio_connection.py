@@ -256,11 +256,11 @@ class AsyncConnection:
             handler.transport.abort()
 
     async def _reconnect(self) -> None:
-        """Try the servers, with backoff, until a server accepts the client.
+        """Try the servers, with backoff, until a server accepts the client, or the client has ended.
 
         If all servers reject the client for good, the waiting calls fail, and the attempts continue for later calls.
         """
-        while True:
+        while not self.session.has_ended:
             await asyncio.sleep(self._servers.next_round_delay_s)
             if await self._try_all_servers():
                 return

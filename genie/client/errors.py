@@ -80,6 +80,13 @@ def session_expired(id: int) -> Disconnected:
     return Disconnected(f"lock {id} ended with its session: no server has answered within its session_timeout", id=id)
 
 
+def session_taken_over(id: int) -> Disconnected:
+    """Return the error for a lock of a session that another process uses."""
+    return Disconnected(
+        f"lock {id} is lost: two processes use the same session=…, and its session was taken over", id=id
+    )
+
+
 def client_closed(id: int) -> Disconnected:
     """Return the error for a lock bound to its session, after the client was closed."""
     return Disconnected(f"lock {id} ended with its session: the client was closed", id=id)

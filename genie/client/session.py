@@ -34,6 +34,10 @@ request for one, pings often enough.
 Detached locks: the client drops the request, so it neither extends nor releases the lock, and ignores messages about it.
 Another client then manages the lock.
 
+Takeovers: if a newer connection sends the same secret, the server ends the older one with `session-taken-over`. After three
+such endings in a row another process uses the secret. Then the client ends: its calls fail, and its locks are lost
+(`TakeoverCount`).
+
 The client disconnects from a server that replies `unavailable`, because the server is a follower or can't reach its store.
 The rejected requests, releases and watches are sent again to the next server. A client that waits for, holds or watches
 anything pings a silent server (`Keepalive`). Any other client sends nothing.
@@ -52,6 +56,7 @@ from typing import Final, TypeVar
 from genie.client import commands, errors, hints
 from genie.client.commands import Bye, Call, Extend, Inspect, Outcome, Ping, Release, Request, RequestState
 from genie.client.pending import MIN_LEASE, Keepalive, LiveRequests, SessionLease
+from genie.client.takeover import TakeoverCount
 from genie.client.watches import Unwatch, Watch, Watches
 from genie.errors import Code, ConnectionLost, GenieError, LockLost, RequestRejected, Unavailable
 from genie.protocol import messages
@@ -147,6 +152,7 @@ class ClientSession:
         self._watches = Watches()
         self._keepalive = Keepalive()
         self._lease = SessionLease(session_timeout)
+        self._takeovers = TakeoverCount()
         self._deferred_releases: list[Release] = []
         """Releases by id that must be sent on the next connection."""
         self._deferred_calls: list[Call] = []
@@ -312,7 +318,24 @@ class ClientSession:
                 self._deferred_releases.append(call)
             elif not isinstance(call, Watch | Unwatch):
                 outcomes.append(Outcome(call, error=ConnectionLost(f"{reason}, before the reply arrived")))
+        if self._takeovers.on_disconnected():
+            self._end_taken_over(outcomes)
         return outcomes
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the client must not connect again, because other processes use its session."""
+        return self._takeovers.error is not None
+
+    def _end_taken_over(self, outcomes: list[Outcome]) -> None:
+        """Fail all calls and locks: another process uses the session, so it is unknown what happens to them."""
+        outcomes += self.fail_callers(self._connected_at)
+        self._deferred_releases = []
+        for request in list(self._requests.by_ref.values()):
+            self._requests.remove(request)
+            if request.state is RequestState.HELD:
+                self._mark_lost(request, errors.session_taken_over(request.id), outcomes)
+            request.state = RequestState.ENDED
 
     def begin_close(self, now: float) -> list[Outcome]:
         """Cancel all waiting requests and end all watches, before the client that is being closed sends `bye`."""
@@ -342,8 +365,9 @@ class ClientSession:
 
     @property
     def rejection(self) -> RequestRejected | None:
-        """The error with which all servers rejected this client for good in the last round of attempts, or None."""
-        return None if self._rejection is None else errors.copy_rejection(self._rejection)
+        """The error that ended the client, or with which all servers rejected it in the last round of attempts, or None."""
+        error = self._takeovers.error or self._rejection
+        return None if error is None else errors.copy_rejection(error)
 
     def on_round_failed(self, rejections: Sequence[RequestRejected | None]) -> None:
         """Record a failed round of connection attempts.
@@ -356,22 +380,23 @@ class ClientSession:
         self._rejection = rejections[-1] if is_rejected_by_all else None
 
     def fail_callers(self, now: float) -> list[Outcome]:
-        """Fail all waiting calls if all servers have rejected this client for good; else do nothing.
+        """Fail all waiting calls if the client has ended, or all servers have rejected it for good; else do nothing.
 
         The requests of the failed calls are released when a server accepts the client again.
         """
-        if self._rejection is None:
+        error = self.rejection
+        if error is None:
             return []
         calls = self._deferred_calls + self._deferred_releases + self._requests.releases_by_ref()
         outcomes: list[Outcome] = [
-            Outcome(call, error=errors.copy_rejection(self._rejection)) for call in calls if call.future is not None
+            Outcome(call, error=errors.copy_rejection(error)) for call in calls if call.future is not None
         ]
         self._deferred_calls = []
         for watch in self._watches.all():
-            self._watches.on_rejected(watch, errors.copy_rejection(self._rejection), outcomes)
+            self._watches.on_rejected(watch, errors.copy_rejection(error), outcomes)
         for request in self._requests.waiting():
             self._release_abandoned(request, now)
-            outcomes.append(Outcome(request, error=errors.copy_rejection(self._rejection)))
+            outcomes.append(Outcome(request, error=errors.copy_rejection(error)))
         return outcomes
 
     def on_timer(self, now: float) -> list[Outcome]:
@@ -759,6 +784,8 @@ class ClientSession:
             and self._phase is Phase.HANDSHAKE
         ):
             self.handshake_rejection = error
+        if isinstance(error, RequestRejected) and error.code == Code.SESSION_TAKEN_OVER and error.ref is None:
+            self._takeovers.on_taken_over()
         if unavailable or not self.up:
             self._request_close(f"the server answered {error}")
             if unavailable:

@@ -212,6 +212,11 @@ def _request_metrics(stats: Mapping[str, Stats]) -> Iterator[Metric]:
         "code",
         per_namespace(lambda stats: {code.value: stats.errors[code] for code in Code}),
     )
+    yield from _counter(
+        "genie_session_takeovers",
+        "Connections that were closed because a newer connection has resumed their session.",
+        per_namespace(lambda stats: stats.session_takeovers),
+    )
     yield from _histogram(
         "genie_commit_seconds", "Commit latency of the store.", per_namespace(lambda stats: stats.commits)
     )

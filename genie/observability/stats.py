@@ -131,6 +131,8 @@ class Stats:
         """Held locks that ended other than by a release, by reason."""
         self.errors: Counter[str] = Counter()
         """Rejected commands, by error code."""
+        self.session_takeovers = 0
+        """Connections that were closed because a newer connection has resumed their session."""
         self.waits = Histogram()
         """Wait times of requests granted after a wait (ms)."""
         self.holds = Histogram()

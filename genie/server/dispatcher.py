@@ -34,6 +34,7 @@ from genie.server.notifier import Notifier
 from genie.server.peer import DETACHED, END_OF_INPUT, Item, Peer
 from genie.server.rejections import wrong_namespace
 from genie.server.sessions import Outbound, Session, SessionTable, is_same_request
+from genie.server.takeovers import TAKEN_OVER, Takeovers
 from genie.server.watches import MAX_WATCHES, WatchRegistry
 from genie.storage.store import Batch, RetainedReply, snapshot_of
 
@@ -71,6 +72,7 @@ class Dispatcher:
         self.manager = manager
         self.stats = stats
         self.sessions = SessionTable()
+        self._takeovers = Takeovers(namespace)
         self.watches = WatchRegistry(manager.table, limits.max_unread // 4)
         self.notifier = Notifier(manager, self.sessions, self.watches, stats, durable=durable)
         self.store_full = False
@@ -396,6 +398,7 @@ class Dispatcher:
             return
         session, resumed = self.sessions.attach(hello.session, hello.session_timeout_ms, name)
         if session.connection is not None:
+            self._takeovers.record(session.number, (session.note, hello.note), name, notifier.now)
             self._detach_replaced(session.connection)
         session.connection, session.connected_at, connection.session = connection, notifier.now, session
         session.quiet, session.note = hello.quiet, hello.note
@@ -413,7 +416,9 @@ class Dispatcher:
         self.notifier.send(connection, message)
 
     def _detach_replaced(self, connection: Outbound) -> None:
-        """End a connection whose session is taken over by a newer connection."""
+        """End a connection whose session is taken over by a newer connection. Its last message contains the reason."""
+        self.stats.session_takeovers += 1
+        self.notifier.send(connection, replies.error(TAKEN_OVER))
         self.watches.remove_all(connection)
         self._detach(connection)
 

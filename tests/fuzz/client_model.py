@@ -211,6 +211,11 @@ class ClientModel:
         elif code == "too-many" and why.startswith(TOO_MANY_CONNECTIONS):
             self.close_reason = "full"
             self.pending.clear()
+        elif code == "session-taken-over":
+            if not isinstance(self.owner, tuple) or len(self.shared.claims[self.owner[0]]) < 2:
+                raise Violation("no other client has sent the secret of the session")
+            self.close_reason = "stolen"
+            self.pending.clear()  # they are not executed
         elif code == "unavailable" and self._matches_earlier_release(payload):
             return
         elif not self.pending:

@@ -483,6 +483,7 @@ async def test_a_session_belongs_to_its_principal(genie: Genie) -> None:
     again.send("hello", token=LIMITS, session=SECRET + "1")
     assert (await again.expect("welcome"))["resumed"] is True
     assert (await again.expect("locked"))["id"] == id_
+    assert (await first.expect("error"))["code"] == "session-taken-over"
     assert await first.receive() == ("closed", {})
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import genie as genie_module
 from clocks import LONG_TIMEOUTS
-from genie import Client, ConnectionLost, LockLost, QueueTimeout, connect, sync
+from genie import Client, ConnectionLost, LockLost, QueueTimeout, RequestRejected, Unavailable, connect, sync
 from proxy import CutPosition, Decide, lines, proxy
 from servers import WAIT_S, Genie, Redis, running_server
 from wire import Wire
@@ -145,6 +145,7 @@ async def test_a_client_resumes_the_session_of_an_earlier_one(genie):
     held = await wire.lock("exclusive:lives", ref="1")
     await wire.request("exclusive:lives", queueTimeout=3_600_000, ref="2")
     async with connect(*genie.address, session=secret) as client:
+        assert (await wire.expect("error"))["code"] == "session-taken-over"
         assert await wire.receive() == ("closed", {})
         assert await client.try_acquire("lives") is None, "it is held for as long as the earlier life said"
         assert await client.release(held) == "success"
@@ -153,6 +154,30 @@ async def test_a_client_resumes_the_session_of_an_earlier_one(genie):
         await lock.release()
         assert await client.try_acquire("lives") is not None
     assert not lock.lost.is_set()
+
+
+async def test_two_processes_with_one_session_find_out(genie):
+    """One of two clients ends with an error that says why, and the other one keeps the session. The server logs it."""
+    secret = "the secret of two processes"  # noqa: S105 - it guards nothing
+
+    async def ping_until_the_client_ends(client: Client) -> Client:
+        with pytest.raises(RequestRejected, match="two processes use the same session=…"):
+            while True:
+                with suppress(ConnectionLost, Unavailable):
+                    await client.ping()
+        return client
+
+    async with connect(*genie.address, session=secret) as one, connect(*genie.address, session=secret) as other:
+        tasks = [asyncio.create_task(ping_until_the_client_ends(client)) for client in (one, other)]
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        loser = done.pop().result()
+        for task in pending:
+            task.cancel()
+        with pytest.raises(RequestRejected, match="session-taken-over"):
+            await loser.acquire("a")
+        async with (other if loser is one else one).lock("a"):
+            pass
+    assert genie.until("session taken over repeatedly")["takeovers"] == 3
 
 
 async def test_an_invalid_secret_is_rejected_before_anything_is_sent():

@@ -107,6 +107,7 @@ async def test_a_newer_connection_takes_over_the_session(genie: Genie) -> None:
     newer, resumed = await hello(genie)
     assert resumed
     assert await read_ids(newer) == [("locked", id_)]
+    assert (await older.expect("error"))["code"] == "session-taken-over"
     assert await older.receive() == ("closed", {})
     assert await newer.release(id_) == "success"
 

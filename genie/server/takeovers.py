@@ -1,0 +1,61 @@
+"""Session takeovers: a newer connection sends the secret of a session that still has a connection.
+
+One takeover is normal: a client reconnects before the server has noticed the loss of its connection. Many takeovers of one
+session in a short time mean that two processes use the same secret, which is logged.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import inf
+from typing import Final
+
+import structlog
+
+from genie.errors import Code, RequestRejected
+
+log = structlog.get_logger()
+
+TAKEN_OVER: Final = RequestRejected(
+    Code.SESSION_TAKEN_OVER,
+    "another connection sent the secret of this session; if it is not of the same client, two processes use the same "
+    "secret: give each process its own",
+)
+"""The last message on a connection whose session was taken over."""
+
+REPEATED: Final = 3
+"""Number of takeovers of one session within `WINDOW_MS` that are logged."""
+WINDOW_MS: Final = 10_000
+LOG_INTERVAL_MS: Final = 10_000
+"""Minimum time in ms between two lines of the log."""
+MAX_SESSIONS: Final = 1_000
+"""Number of sessions whose takeovers are remembered: those that were taken over last."""
+
+
+class Takeovers:
+    """Finds the sessions that are taken over repeatedly, and logs them at a limited rate. Times are in ms."""
+
+    def __init__(self, namespace: str) -> None:
+        self._log = log.bind(namespace=namespace)
+        self._recent: OrderedDict[int, tuple[float, int]] = OrderedDict()
+        """For a session number: when its current window began, and the number of takeovers in this window."""
+        self._logged_at = -inf
+
+    def record(self, session: int, notes: tuple[str | None, str | None], principal: str | None, now: float) -> None:
+        """Record a takeover of a session, identified by its number. `notes` are those of the older and the newer client."""
+        began_at, count = self._recent.pop(session, (now, 0))
+        if now - began_at > WINDOW_MS:
+            began_at, count = now, 0
+        self._recent[session] = began_at, count + 1
+        if len(self._recent) > MAX_SESSIONS:
+            self._recent.popitem(last=False)
+        if count + 1 >= REPEATED and now - self._logged_at >= LOG_INTERVAL_MS:
+            self._logged_at = now
+            optional = {"older_note": notes[0], "newer_note": notes[1], "principal": principal}
+            self._log.warning(
+                "session taken over repeatedly",
+                takeovers=count + 1,
+                within_ms=round(now - began_at),
+                hint="two processes use the same session secret",
+                **{name: value for name, value in optional.items() if value is not None},
+            )
