@@ -119,11 +119,11 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 		config: config, secret: newSecret(), stopped: make(chan struct{}), addresses: addresses,
 		calls: map[string]*call{}, locks: map[int64]*Lock{}, watches: map[*Watch]bool{},
 		isEntered: config.Lazy, lastFailure: errors.New("no server has answered"),
+		template: Lock{attempts: defaultAttempts, request: fields{
+			QueueTimeout: toMS(defaultTimeout), TransactionTimeout: toMS(defaultTimeout), Note: defaultNote(),
+		}},
 	}
-	defaults := []Option{
-		QueueTimeout(defaultTimeout), TransactionTimeout(defaultTimeout), Note(defaultNote()), Attempts(defaultAttempts),
-	}
-	for _, option := range append(defaults, config.Defaults...) {
+	for _, option := range config.Defaults {
 		option.apply(&c.template)
 	}
 	c.note, c.template.request.Note = c.template.request.Note, ""

@@ -216,3 +216,12 @@ func (c *Client) serve(conn *conn) error {
 	}
 	return nil
 }
+
+func (c *Client) emitUp(a address) {
+	state := "up"
+	if c.lastUp != (address{}) && c.lastUp != a {
+		state = "leader"
+	}
+	c.lastUp = a
+	c.config.OnEvent(Event{state, a.String(), nil})
+}

@@ -11,6 +11,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	mathrand "math/rand"
 	"net"
@@ -650,6 +651,50 @@ func TestClientsAreClosedAtAnyTime(t *testing.T) {
 	}
 	clients.Wait()
 	checkNothingIsLeft(t, direct)
+}
+
+// The server's side of a connection is reset, and the client's side stays silent. When the server gives the lock to another
+// client, this client no longer believes in it.
+func TestAHalfOpenConnection(t *testing.T) {
+	server := serve(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	served := make(chan *net.TCPConn, 1)
+	go func() {
+		client, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		listener.Close() // there is no second connection
+		forwarded, err := net.Dial("tcp", server.Address)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Cleanup(func() { client.Close() })
+		go io.Copy(forwarded, client)
+		go io.Copy(client, forwarded)
+		served <- forwarded.(*net.TCPConn)
+	}()
+	config := genie.Config{SessionTimeout: 500 * time.Millisecond, ResponseTimeout: 100 * time.Millisecond}
+	half := connect(t, config, listener.Addr().String())
+	direct := connect(t, genie.Config{}, server.Address)
+	lock := mustAcquire(t, half, "a", genie.ReleaseOnDisconnect(), genie.TransactionTimeout(time.Hour))
+	time.Sleep(time.Second) // the session is kept alive
+	if lock.Err() != nil {
+		t.Fatal(lock.Err())
+	}
+	connection := <-served
+	_ = connection.SetLinger(0)
+	connection.Close()
+	other := mustAcquire(t, direct, "a", genie.QueueTimeout(time.Minute))
+	if !errors.Is(lock.Err(), genie.ErrLockLost) {
+		t.Fatal("two clients believe in one lock")
+	}
+	mustRelease(t, other)
 }
 
 // The next candidate leads when the leader ends or loses its lock.

@@ -365,12 +365,7 @@ func (c *Client) onAnswer(conn *conn, r *call, m *message) {
 		c.resume(conn)
 		c.mu.Unlock()
 		defer c.mu.Lock()
-		state := "up"
-		if c.lastUp != (address{}) && c.lastUp != conn.address {
-			state = "leader"
-		}
-		c.lastUp = conn.address
-		c.config.OnEvent(Event{state, conn.address.String(), nil})
+		c.emitUp(conn.address)
 	case r == nil:
 		c.warn("an answer was ignored, because its ref is not known", "command", m.Command, "ref", p.Ref)
 	case r.name == "extend" && r.lock != nil:
