@@ -452,6 +452,7 @@ export class Session implements ConnectionHandler {
     this.#closed = true;
     for (const watch of this.#watches) watch.end(error);
     this.onRejected(error);
+    for (const request of this.#requests()) if (request.state === 'held') this.#lose(request, 'disconnected');
     this.#connection.close();
   }
 

@@ -159,6 +159,9 @@ test('the note of the client is sent once, in hello', async () => {
 test('the third take-over of the session in a row ends the client', async () => {
   await using fake = await connected();
   let { connection } = fake;
+  const holding = fake.client.acquire('held');
+  await connection.grant(16);
+  const lock = await holding;
   const waiting = fake.client.acquire('a').catch((error: unknown) => error);
   for (let round = 0; round < 3; round++) {
     connection.send('error', { code: 'session-taken-over', message: 'another connection has resumed this session' });
@@ -168,6 +171,8 @@ test('the third take-over of the session in a row ends the client', async () => 
   assert.ok(error instanceof RejectedError);
   assert.equal(error.code, 'session-taken-over');
   await assert.rejects(fake.client.ping(), { code: 'session-taken-over' });
+  assert.equal(lock.held, false);
+  assert.equal(lock.signal.aborted, true);
 });
 
 test('defaults of the client are options of its requests', async () => {
