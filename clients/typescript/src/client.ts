@@ -145,9 +145,9 @@ export class Client implements AsyncDisposable {
     if (wait !== queueTimeout) payload.queueTimeout = wait;
     const isBoundToSession = onDisconnect === 'release';
     const handling = { resources, queueTimeout: anyOf ? 0 : wait, transactionTimeout, watchdog, isBoundToSession };
-    const lock = new Lock(this.#session, await this.#session.request(payload, handling, signal));
-    if (lock.error) throw lock.error; // lost at once, before the caller could continue
-    return lock;
+    const request = await this.#session.request(payload, handling, signal);
+    if (request.error) throw request.error; // lost at once, before the caller could continue
+    return new Lock(this.#session, request);
   }
 }
 

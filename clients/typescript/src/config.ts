@@ -47,12 +47,21 @@ export function parseAddresses({ host, port, tls, logger = DEFAULT_LOGGER }: Con
   });
 }
 
-/** Parses one address without a prefix. Throws TypeError if the text is not an address. @internal */
-export function parseAddress(text: string, isSecure: boolean, defaultPort = (): number => DEFAULT_PORT): Address {
+/** Parses one address without a prefix. Throws TypeError if the text is not an address. */
+function parseAddress(text: string, isSecure: boolean, defaultPort = (): number => DEFAULT_PORT): Address {
   const match = isIPv6(text) ? [text, text] : /^(?:\[([^\]/]+)\]|([^:[\]/]*))(?::(\d+))?$/.exec(text);
   if (!match) throw new TypeError(`${text}: an address is HOST, HOST:PORT or [IPv6]:PORT, with the prefix ${TLS} for TLS`);
   const [, ipv6, name, port] = match;
   return { host: ipv6 || name || DEFAULT_HOST, port: port ? parsePort(port, text) : defaultPort(), isSecure };
+}
+
+/** Parses the leader that a server has named; undefined: it has named none, or in a way of another version. @internal */
+export function parseLeader(text: string | undefined, isSecure: boolean): Address | undefined {
+  try {
+    return text ? parseAddress(text, isSecure) : undefined;
+  } catch {
+    return undefined;
+  }
 }
 
 /** Returns the text of an address, which `parseAddresses` can parse. @internal */

@@ -1,6 +1,6 @@
 // The connection of a client: reconnects to the leader, and batches what is written.
 import { setTimeout as sleep } from 'node:timers/promises';
-import { formatAddress, parseAddress, tlsOptions, type Address } from './config.js';
+import { formatAddress, parseLeader, type Address } from './config.js';
 import { Dial, type Attempt, type Dialer } from './dial.js';
 import { RejectedError, UnavailableError } from './errors.js';
 import type { ConnectOptions, ConnectionEvent, Logger } from './options.js';
@@ -48,7 +48,6 @@ export interface ConnectionHandler {
 export class Connection implements Dialer {
   /** The delays before reconnects. */
   readonly backoff = new Backoff();
-  readonly #options: ConnectOptions;
   readonly #logger: Logger;
   readonly #handler: ConnectionHandler;
   readonly #closing = new AbortController();
@@ -68,9 +67,8 @@ export class Connection implements Dialer {
   /** Ends a round: the connection has ended, or no attempt has succeeded. */
   #onRoundEnd = (): void => {};
 
-  constructor(addresses: readonly Address[], options: ConnectOptions, logger: Logger, handler: ConnectionHandler) {
+  constructor(addresses: readonly Address[], readonly options: ConnectOptions, logger: Logger, handler: ConnectionHandler) {
     this.#addresses = addresses;
-    this.#options = options;
     this.#logger = logger;
     this.#handler = handler;
   }
@@ -86,10 +84,6 @@ export class Connection implements Dialer {
 
   hello(): Promise<string> {
     return this.#handler.hello();
-  }
-
-  tls(): ReturnType<Dialer['tls']> {
-    return tlsOptions(this.#options);
   }
 
   /** The handshake is complete. */
@@ -145,11 +139,11 @@ export class Connection implements Dialer {
     return new Promise((resolve) => {
       this.#onRoundEnd = resolve;
       this.#dial = new Dial([...(this.#leader ? [this.#leader] : []), ...this.#addresses], this);
-      this.#leader = undefined;
     });
   }
 
   onFailed(errors: readonly Error[]): void {
+    this.#leader = undefined;
     this.#failure = errors.at(-1) ?? this.#failure;
     this.#logger.debug(`no server at ${this.#addresses.map(formatAddress).join(', ')}: ${this.#failure.message}`);
     const isFinal = (error: Error): boolean => error instanceof RejectedError && FINAL_ERRORS.includes(error.code);
@@ -160,9 +154,9 @@ export class Connection implements Dialer {
   onWelcome(attempt: Attempt, welcome: Welcome): void {
     this.#handler.onWelcome(welcome, attempt.helloSentAt);
     this.#current = attempt;
-    attempt.onBytes = () => (this.#handler.silentSteps = 0);
     attempt.onMessage = (message) => this.#handler.onMessage(message);
     attempt.onClose = (failure) => this.#onClose(attempt, failure);
+    attempt.onBytes = () => (this.#handler.silentSteps = 0);
     attempt.socket.on('drain', () => this.#write());
   }
 
@@ -179,19 +173,13 @@ export class Connection implements Dialer {
       this.#report({ type: 'down', server, error });
     }
     this.#upSince = 0;
-    try {
-      // The leader is reached with TLS if the server that has named it is.
-      if (leader) this.#leader = parseAddress(leader, address.isSecure);
-    } catch (failure) {
-      this.#logger.debug(String(failure));
-    }
+    this.#leader = parseLeader(leader, address.isSecure);
     this.#handler.onClose(error);
     this.#onRoundEnd();
   }
 
   /** Calls the user's handler after the current message, because it may call the client. */
   #report(event: ConnectionEvent): void {
-    const { onEvent } = this.#options;
-    if (onEvent) process.nextTick(onEvent, event);
+    if (this.options.onEvent) process.nextTick(this.options.onEvent, event);
   }
 }

@@ -1,9 +1,10 @@
 // How a client finds the leader: attempts to connect to all addresses of all servers, staggered as in RFC 8305.
 import { lookup } from 'node:dns/promises';
 import { connect as connectTcp, isIP, type Socket } from 'node:net';
-import { connect as connectTls, type ConnectionOptions } from 'node:tls';
-import { formatAddress, parseAddress, type Address } from './config.js';
+import { connect as connectTls } from 'node:tls';
+import { formatAddress, parseLeader, tlsOptions, type Address } from './config.js';
 import { fromReply } from './errors.js';
+import type { ConnectOptions } from './options.js';
 import { MessageReader, type Message, type Welcome } from './wire.js';
 
 /** Time (ms) after which the next attempt begins, although the last one goes on. */
@@ -15,12 +16,12 @@ const KEEPALIVE_IDLE_TIME = 5_000;
 
 /** What the attempts need of their client. @internal */
 export interface Dialer {
+  readonly options: ConnectOptions;
   /** Returns the first lines of a connection. */
   hello(): Promise<string>;
-  tls(): ConnectionOptions;
   /** A server has accepted `hello`, which ends all other attempts. Throws if the client does not accept the server. */
   onWelcome(attempt: Attempt, welcome: Welcome): void;
-  /** All attempts have failed, the last of them with `error`. */
+  /** All attempts have failed. */
   onFailed(errors: readonly Error[]): void;
 }
 
@@ -34,8 +35,8 @@ export class Attempt {
   #failure = new Error('the server closed the connection');
   /** Handle what happens on the connection. */
   onConnected = (): void => {};
-  onMessage: (message: Message) => void = () => {};
   onBytes = (): void => {};
+  onMessage: (message: Message) => void = () => {};
   onClose: (failure: Error) => void = () => {};
 
   /** `address` is that of the configuration, whose host may be a name. */
@@ -109,18 +110,16 @@ export class Dial {
   #next(): void {
     clearTimeout(this.#timer);
     const [address, ip] = this.#queue.shift() ?? [];
-    if (!address || !ip) return this.#running ? undefined : this.#onExhausted();
+    if (!address || !ip) {
+      if (!this.#running) this.#dialer.onFailed(this.#errors);
+      return;
+    }
     const key = formatAddress({ ...address, host: ip });
     if (this.#tried.has(key)) return this.#next();
     this.#tried.add(key);
     this.#running++;
     this.#timer = setTimeout(() => this.#next(), STAGGER);
     (isIP(ip) ? this.#connect(address, ip) : this.#lookUp(address)).catch((error: Error) => this.#onFailed(address, error));
-  }
-
-  #onExhausted(): void {
-    this.end();
-    this.#dialer.onFailed(this.#errors);
   }
 
   async #lookUp(address: Address): Promise<void> {
@@ -138,7 +137,7 @@ export class Dial {
     if (this.#isDone) return;
     const { port, isSecure } = address;
     const servername = isIP(address.host) ? undefined : address.host;
-    const socket = isSecure ? connectTls({ servername, ...this.#dialer.tls(), host, port }) : connectTcp({ host, port });
+    const socket = isSecure ? connectTls({ servername, ...tlsOptions(this.#dialer.options), host, port }) : connectTcp({ host, port });
     const attempt = new Attempt(address, socket, hello);
     this.#attempts.add(attempt);
     attempt.onConnected = () => {
@@ -180,12 +179,8 @@ export class Dial {
     this.#running--;
     // The error of a look-up or of a socket may have no message.
     this.#errors.push(error.message ? error : new Error(String((error as NodeJS.ErrnoException).code), { cause: error }));
-    try {
-      const next = leader && parseAddress(leader, address.isSecure);
-      if (next) this.#queue.unshift([next, next.host]);
-    } catch {
-      // A server of another version names its leader in another way.
-    }
+    const next = parseLeader(leader, address.isSecure);
+    if (next) this.#queue.unshift([next, next.host]);
     this.#next();
   }
 }

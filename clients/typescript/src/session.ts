@@ -75,8 +75,8 @@ export class Session implements ConnectionHandler {
   readonly #secret = randomBytes(24).toString('base64url');
   /** The requests that have not ended, and the other commands without an answer, by `ref`, in the order of their calls. */
   readonly #calls = new Map<string, Call>();
-  /** The requests whose id is known, and that have not ended. */
-  readonly #byId = new Map<number, Request>();
+  /** The requests whose id is known, and that have not ended. Is made when a call by id needs it. */
+  #byId: Map<number, Request> | undefined;
   readonly #watches = new Set<Subscriber>();
   /** Each answer renews the session, from the sending of the command that was answered. */
   readonly #lease: Lease = { endsAt: -Infinity };
@@ -260,6 +260,7 @@ export class Session implements ConnectionHandler {
   }
 
   #find(id: number): Request | undefined {
+    this.#byId ??= new Map(this.#requests().map((each) => [each.id, each]));
     const request = this.#byId.get(id);
     return request?.state === 'held' || request?.state === 'detached' ? request : undefined;
   }
@@ -297,7 +298,7 @@ export class Session implements ConnectionHandler {
   #end(call: Call, state: 'ended' | 'losing' = 'ended'): void {
     this.#calls.delete(call.ref);
     if (call instanceof Request) {
-      this.#byId.delete(call.id);
+      this.#byId?.delete(call.id);
       if (call.state === 'waiting') this.#waiting--;
     }
     call.state = state;
@@ -490,7 +491,7 @@ export class Session implements ConnectionHandler {
       else if (state === 'cancelling' || state === 'detached') this.#end(request); // their `ref` is forgotten
       if (id && state !== 'releasing' && state !== 'detached') this.#send('release', { id });
       if (state !== 'waiting') continue;
-      this.#byId.delete(id);
+      this.#byId?.delete(id);
       request.id = 0; // it is queued again
     }
   }
@@ -530,7 +531,7 @@ export class Session implements ConnectionHandler {
     if (!request) return this.#send('release', { id });
     const { options, isConfirmed } = request;
     request.id = id;
-    this.#byId.set(id, request);
+    this.#byId?.set(id, request);
     request.fence = fence;
     request.isConfirmed = true;
     if (resources) options.resources = choose(options.resources, resources);
