@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test lint format docs clients clients-typescript clients-go soak soak-worlds soak-tests soak-faults soak-report mutants fuzz baseline public-api bench bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
+.PHONY: serve check test lint format docs clients clients-typescript clients-go npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz baseline public-api bench bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -28,6 +28,11 @@ clients: clients-typescript clients-go
 # The commands run one after the other: the tests start servers of their own.
 clients-typescript: $(VENV)/.tested redis node
 	cd clients/typescript && npm ci --no-audit --no-fund && npm test && npm run conformance && npm run example:faults -- --seconds $(FAULTS_S)
+
+# The package of the TypeScript client, as it is published.
+npm: node
+	mkdir -p build/release/npm
+	cd clients/typescript && npm ci --no-audit --no-fund && npm pack --pack-destination ../../build/release/npm
 
 clients-go: $(VENV)/.tested redis go
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(MAKE) -C clients/go check KILL_FOR=$(FAULTS_S)s

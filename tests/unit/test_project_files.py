@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -33,6 +34,17 @@ def test_the_module_of_the_go_client_is_a_folder_of_the_repository_and_has_this_
     module = (ROOT / "clients/go/go.mod").read_text().split()[1]
     assert f"https://{module}" == f"{PROJECT['urls']['Repository']}/clients/go"
     assert f'"genie-go/{VERSION.replace("rc", "-rc.")}"' in (ROOT / "clients/go/wire.go").read_text()
+
+
+def test_the_package_of_the_typescript_client_names_the_repository_and_has_this_version() -> None:
+    folder = ROOT / "clients/typescript"
+    package, lock = (json.loads((folder / name).read_text()) for name in ("package.json", "package-lock.json"))
+    version = VERSION.replace("rc", "-rc.")
+    assert [package["version"], lock["version"], lock["packages"][""]["version"]] == [version] * 3
+    assert f"'genie-typescript/{version}'" in (folder / "src/session.ts").read_text()
+    assert package["repository"]["url"] == f"git+{PROJECT['urls']['Repository']}.git"
+    assert (ROOT / package["repository"]["directory"] / "package.json").is_file()
+    assert (package["homepage"], package["bugs"]) == (PROJECT["urls"]["Documentation"], PROJECT["urls"]["Issues"])
 
 
 def test_the_supported_versions_of_python_are_those_of_the_package() -> None:

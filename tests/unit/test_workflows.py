@@ -21,6 +21,7 @@ TAG_OF_THE_GO_MODULE = (
 )
 WITHOUT_A_CHECKOUT = {
     "mkdir dist && mv build/*.whl build/*.tar.gz dist/",
+    'npm publish build/*.tgz --provenance --access public --tag "$DIST_TAG"',
     'gh release create "$TAG" --verify-tag --generate-notes build/*',
     TAG_OF_THE_GO_MODULE,
 }
@@ -31,6 +32,7 @@ PINNED = re.compile(
 WRITING = {
     ("release.yml", "archives"): {"id-token", "attestations"},
     ("release.yml", "pypi"): {"id-token"},
+    ("release.yml", "npm"): {"id-token"},
     ("release.yml", "image"): {"packages", "id-token", "attestations"},
     ("release.yml", "github"): {"contents"},
     ("release.yml", "go"): {"contents"},

@@ -17,7 +17,7 @@ import type { ErrorReply, Extended, Inspection, Locked, Message, Released, Watch
 type Call = Request | Command;
 
 const PROTOCOL = 1;
-const CLIENT = 'genie-typescript/0.1.0';
+const CLIENT = 'genie-typescript/1.0.0-rc.1';
 const RESUME_REF = 'resume';
 const DEFAULT_PING_INTERVAL = 2_000;
 const MIN_PING_INTERVAL = 100;

@@ -159,20 +159,20 @@ test('the note of the client is sent once, in hello', async () => {
 test('the third take-over of the session in a row ends the client', async () => {
   await using fake = await connected();
   let { connection } = fake;
-  const holding = fake.client.acquire('held');
-  await connection.grant(16);
-  const lock = await holding;
+  const acquired = fake.client.acquire('held');
+  const { ref } = await connection.grant(1);
+  const lock = await acquired;
   const waiting = fake.client.acquire('a').catch((error: unknown) => error);
+  const state: [string, object][] = [['locked', { id: 1, fence: 1, expiresIn: 5_000, ref }]];
   for (let round = 0; round < 3; round++) {
     connection.send('error', { code: 'session-taken-over', message: 'another connection has resumed this session' });
-    if (round < 2) await (connection = await fake.server.accept()).handshake({ resumed: true });
+    if (round < 2) await (connection = await fake.server.accept()).handshake({ resumed: true, state });
   }
   const error = await waiting;
   assert.ok(error instanceof RejectedError);
   assert.equal(error.code, 'session-taken-over');
   await assert.rejects(fake.client.ping(), { code: 'session-taken-over' });
-  assert.equal(lock.held, false);
-  assert.equal(lock.signal.aborted, true);
+  assert.deepEqual([lock.held, lock.error!.code], [false, 'disconnected']);
 });
 
 test('defaults of the client are options of its requests', async () => {
