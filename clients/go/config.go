@@ -85,32 +85,39 @@ type address struct {
 
 func (a address) String() string { return net.JoinHostPort(a.host, a.port) }
 
-// resolve fills the zero fields from the environment, checks what each connection will read, and returns the addresses.
-func (c *Config) resolve() ([]address, error) {
+// setDefaults fills the zero fields from the environment.
+func (c *Config) setDefaults() error {
 	for timeout, otherwise := range map[*time.Duration]time.Duration{
 		&c.SessionTimeout: defaultTimeout, &c.ConnectTimeout: defaultTimeout, &c.ResponseTimeout: defaultResponseTimeout,
 	} {
 		if *timeout = cmp.Or(*timeout, otherwise); *timeout < time.Millisecond || *timeout > maxTimeout {
-			return nil, fmt.Errorf("genie: a timeout must be between 1 ms and %v, not %v", maxTimeout, *timeout)
+			return fmt.Errorf("genie: a timeout must be between 1 ms and %v, not %v", maxTimeout, *timeout)
 		}
 	}
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if c.dial == nil {
 		c.dial = (&net.Dialer{KeepAlive: tcpKeepAlive}).DialContext
 	}
-	if c.OnEvent == nil {
-		c.OnEvent = func(Event) {}
-	}
 	if c.lookUpHost == nil {
 		c.lookUpHost = net.DefaultResolver.LookupHost
 	}
+	if c.OnEvent == nil {
+		c.OnEvent = func(Event) {}
+	}
 	c.Namespace = cmp.Or(c.Namespace, os.Getenv("GENIE_NAMESPACE"))
-	if c.TokenSource == nil {
-		token := c.Token
-		c.TokenSource = func(context.Context) (string, error) { return tokenFrom(token) }
-		if _, err := tokenFrom(token); err != nil {
-			return nil, err
-		}
+	if c.TokenSource != nil {
+		return nil
+	}
+	token := c.Token
+	c.TokenSource = func(context.Context) (string, error) { return tokenFrom(token) }
+	_, err := tokenFrom(token)
+	return err
+}
+
+// resolve fills the zero fields, checks what each connection will read, and returns the addresses.
+func (c *Config) resolve() ([]address, error) {
+	if err := c.setDefaults(); err != nil {
+		return nil, err
 	}
 	list := cmp.Or(strings.Join(c.Addresses, ","), os.Getenv("GENIE_HOST"))
 	texts := strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })

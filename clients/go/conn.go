@@ -64,16 +64,7 @@ func (c *Client) newConn(a address) *conn {
 }
 
 // handshake opens the connection, and waits until the server accepts `hello`.
-func (conn *conn) handshake(hostPort string) (err error) {
-	defer func() {
-		if cause := context.Cause(conn.ctx); cause != nil {
-			err = cause
-		}
-		if err != nil {
-			conn.timer.Stop()
-			conn.close(err)
-		}
-	}()
+func (conn *conn) handshake(hostPort string) error {
 	if err := conn.dial(hostPort); err != nil {
 		return err
 	}

@@ -85,6 +85,11 @@ func (c *Client) connect() (*conn, *RejectedError) {
 		r.add(a)
 	}
 	c.leader = address{}
+	return r.firstAccepted()
+}
+
+// firstAccepted makes the attempts, and returns the first connection that is accepted.
+func (r *round) firstAccepted() (*conn, *RejectedError) {
 	timer := time.NewTimer(stagger)
 	defer timer.Stop()
 	for mayStart := true; ; {
@@ -113,7 +118,7 @@ func (c *Client) connect() (*conn, *RejectedError) {
 			}
 			r.fail(conn.address, conn.err)
 			mayStart = true
-		case <-ctx.Done():
+		case <-r.ctx.Done():
 			return nil, nil
 		}
 	}
@@ -152,7 +157,11 @@ func (r *round) start() bool {
 	conn := r.client.newConn(next.address)
 	r.attempts[conn] = true
 	go func() {
-		conn.err = conn.handshake(next.hostPort)
+		if conn.err = conn.handshake(next.hostPort); conn.err != nil {
+			conn.timer.Stop()
+			conn.close(conn.err)
+			conn.err = context.Cause(conn.ctx) // for example that the handshake takes too long
+		}
 		select {
 		case r.ended <- conn:
 		case <-r.ctx.Done():
