@@ -938,7 +938,7 @@ func TestTheBackoffIsRandomInEachProcess(t *testing.T) {
 	outputs := map[string]bool{}
 	for i := 0; i < 3; i++ {
 		command := exec.Command(os.Args[0], "-test.run=TestTheBackoffIsRandomInEachProcess")
-		command.Env = append(os.Environ(), "GENIE_TEST_BACKOFF=1")
+		command.Env = append(os.Environ(), "GENIE_TEST_BACKOFF=1", "GORACE=atexit_sleep_ms=0")
 		output, err := command.Output()
 		if err != nil {
 			t.Fatal(err)
