@@ -251,8 +251,9 @@ class OrderEdge(ApiModel):
     asked: str
     asked_mode: str
     relation: str
-    """`classes` (two classes), or of two names of one class: `ascending`, `descending`, `mixed` (ascending as numbers and
-    descending as characters, or vice versa) or `upgrade` (the same name)."""
+    """`classes` (two classes), or of two names of one class: `ascending`, `descending`, `descending by number` (but
+    ascending if digits are compared as characters), `descending by text` (but ascending if digits are compared as numbers) or
+    `upgrade` (the same name)."""
     count: int
     """How many requests have done so."""
     last_at: int
@@ -270,6 +271,9 @@ class Inversion(ApiModel):
     classes: list[str]
     description: str
     """What is wrong, in one sentence without a full stop."""
+    offender: str
+    """The transactions that completed the inversion: the stem of their names, `pay-*` for `pay-17`. Transactions with another
+    stem that complete an inversion of the same kind and classes are another inversion."""
     at: int
     """When the inversion was found."""
     edges: list[OrderEdge]

@@ -19,7 +19,7 @@ from genie.admin.interfaces import ServerView
 from genie.admin.throttle import WorkBudget
 from genie.core import HELD, NEVER, WAITING, Blocker, Mode, Request, Wait
 from genie.core.lock_order import Edge as OrderEdge
-from genie.core.lock_order import Inversion, LockOrder, describe
+from genie.core.lock_order import Inversion, LockOrder
 from genie.core.lock_table import LockTable
 from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
 from genie.observability.histogram import Histogram
@@ -421,7 +421,8 @@ def _inversion(inversion: Inversion) -> models.Inversion:
     return models.Inversion(
         kind=inversion.kind,
         classes=list(inversion.classes),
-        description=describe(inversion.kind, inversion.classes),
+        description=inversion.description,
+        offender=inversion.offender,
         at=int(inversion.found_unix_ms),
         edges=[_order_edge(edge) for edge in inversion.edges],
         guards=list(inversion.guards),

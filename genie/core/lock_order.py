@@ -27,6 +27,8 @@ MAX_EDGES: Final = 10_000
 """Maximum number of edges. Further edges are not recorded."""
 MAX_INVERSIONS: Final = 100
 """Maximum number of inversions in memory. Further inversions are only counted."""
+MAX_OFFENDERS: Final = 20
+"""Maximum number of inversions of the same kind and classes: of transactions whose names have different stems."""
 MAX_NAMES: Final = 32
 """Maximum number of names that are analysed of one request."""
 MAX_CYCLE: Final = 8
@@ -146,7 +148,7 @@ class Example:
 class Edge:
     """Transactions that held the class `held` asked for the class `asked`, in the modes of `flags`."""
 
-    __slots__ = ("asked", "count", "example", "flags", "guards", "held", "last_unix_ms")
+    __slots__ = ("asked", "count", "example", "flags", "guards", "held", "inverted", "last_unix_ms")
 
     def __init__(
         self, held: LockClass, asked: LockClass, flags: int, guards: dict[str, bool], example: Example
@@ -157,6 +159,8 @@ class Edge:
         self.guards = guards
         """Locks that every such transaction also held, by name, with whether it always was exclusive."""
         self.example = example
+        self.inverted: list[_Known] = []
+        """The inversions of which this edge is an offending one: each new offender is another inversion."""
         self.count = 0
         """How often a request made this edge."""
         self.last_unix_ms = 0.0
@@ -183,7 +187,11 @@ class Edge:
 
     @property
     def relation(self) -> str:
-        """How the two names are related: `classes`, or within one class `ascending`, `descending`, `mixed` or `upgrade`."""
+        """How the two names are related: `classes`, or within one class one of the following.
+
+        `ascending`, `descending`, `descending by number` (but ascending if digits are compared as characters), `descending
+        by text` (but ascending if digits are compared as numbers), or `upgrade`.
+        """
         if self.held is not self.asked:
             return "classes"
         if self.flags & _UPGRADE:
@@ -191,7 +199,9 @@ class Edge:
         descending = self.flags & (_DESCENDING | _NUMBER_DESCENDING)
         if descending == _DESCENDING | _NUMBER_DESCENDING:
             return "descending"
-        return "mixed" if descending else "ascending"
+        if descending == _NUMBER_DESCENDING:
+            return "descending by number"
+        return "descending by text" if descending else "ascending"
 
     @property
     def is_within_class(self) -> bool:
@@ -207,6 +217,16 @@ class Inversion:
     edges: tuple[Edge, ...]
     guards: tuple[str, ...] = ()
     """The locks that keep the transactions of two of the edges apart. While there is one, the inversion cannot deadlock."""
+    offender: str = ""
+    """The stem of the names of the transactions that completed the inversion: `pay-*` for `pay-17`."""
+    is_repeated: bool = False
+    """Whether transactions with another stem had completed an inversion of the same kind and classes before."""
+
+    @property
+    def description(self) -> str:
+        """What is wrong, in one sentence without a full stop."""
+        also_by = f", also by {self.offender}" if self.is_repeated else ""
+        return describe(self.kind, self.classes) + also_by
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -217,6 +237,18 @@ class Inversion:
     def found_unix_ms(self) -> float:
         """When the last of the edges was seen first."""
         return max(edge.example.at_unix_ms for edge in self.edges)
+
+
+class _Known:
+    """An inversion that was reported, and its offenders by the stems of their names."""
+
+    __slots__ = ("inversion", "offenders", "offending")
+
+    def __init__(self, inversion: Inversion) -> None:
+        self.inversion = inversion
+        self.offending = _offending_edges(inversion)
+        self.offenders: dict[str, Edge | None] = {inversion.offender: None}
+        """For each further offender an edge of its own, with its example and its count."""
 
 
 class _HeldClass:
@@ -293,7 +325,7 @@ class LockOrder:
         self.guarded: list[Inversion] = []
         """Inversions that a guard makes harmless."""
         self.inversion_count = 0
-        """Number of inversions found, including those beyond `MAX_INVERSIONS`."""
+        """Number of inversions found, including those beyond `MAX_INVERSIONS`, and at most `MAX_OFFENDERS` of the same classes."""
         self.dropped = 0
         """How often a request was not analysed completely, because of a limit."""
         self.classes: dict[str, LockClass] = {}
@@ -310,8 +342,8 @@ class LockOrder:
         """Edges by the id of the held class."""
         self._successors: dict[int, set[int]] = {}
         """The ids of the classes that `_outgoing` leads to, by the id of the held class."""
-        self._known: set[tuple[Kind, frozenset[str]]] = set()
-        """The kinds and classes of all inversions in `inversions`."""
+        self._known: dict[tuple[Kind, frozenset[str]], _Known] = {}
+        """The first inversion of each kind and classes in `inversions`."""
         self._unreported: list[Inversion] = []
         self._is_incomplete = False
         """Whether the current request exceeds a limit."""
@@ -523,10 +555,7 @@ class LockOrder:
             if len(self.edges) >= MAX_EDGES:
                 self._is_incomplete = True
                 return
-            transaction = request.transaction or ""
-            example = Example(
-                request.id, transaction, request.principal, request.shown_note, held_name, asked_name, unix_ms
-            )
+            example = _example(request, held_name, asked_name, unix_ms)
             edge = self.edges[key] = Edge(held, asked, flags, guards, example)
             self._has_guards = self._has_guards or bool(guards)
             self._outgoing.setdefault(held.id, []).append(edge)
@@ -539,14 +568,24 @@ class LockOrder:
                 self._find_inversions(edge)
         edge.count += 1
         edge.last_unix_ms = unix_ms
-        if flags & (_HELD_EXCLUSIVE | _ASKED_EXCLUSIVE) == 3 and not edge.guards:  # noqa: PLR2004 - both are exclusive
-            held.usual_edges[-1 - (flags & ~3) if held is asked else asked.id] = edge
-            if held is not asked:
-                stems = held_name.rstrip(DIGITS), asked_name.rstrip(DIGITS)
-                if self._by_stem.get(stems[0]) is held and self._by_stem.get(stems[1]) is asked:
-                    if len(self._edge_by_stems) >= MAX_EDGES:
-                        self._edge_by_stems.clear()
-                    self._edge_by_stems[stems] = edge
+        for known in edge.inverted:
+            self._count_offender(known, edge, guards, _example(request, held_name, asked_name, unix_ms))
+        is_usual = flags & (_HELD_EXCLUSIVE | _ASKED_EXCLUSIVE) == 3 and not edge.guards  # noqa: PLR2004 - both are exclusive
+        if is_usual and not edge.inverted:
+            self._add_usual(edge, held_name, asked_name)
+
+    def _add_usual(self, edge: Edge, held_name: str, asked_name: str) -> None:
+        """Let `_find_usual_edge` find an edge of two exclusive locks without guards, which is no offending edge."""
+        held, asked = edge.held, edge.asked
+        if held is asked:
+            held.usual_edges[-1 - (edge.flags & ~3)] = edge
+            return
+        held.usual_edges[asked.id] = edge
+        stems = held_name.rstrip(DIGITS), asked_name.rstrip(DIGITS)
+        if self._by_stem.get(stems[0]) is held and self._by_stem.get(stems[1]) is asked:
+            if len(self._edge_by_stems) >= MAX_EDGES:
+                self._edge_by_stems.clear()
+            self._edge_by_stems[stems] = edge
 
     # -- inversions -----------------------------------------------------------------------------------------
 
@@ -558,10 +597,10 @@ class LockOrder:
     def _find_inversions(self, edge: Edge) -> None:
         """Search for the inversions that an edge, which is new or has fewer guards, completes."""
         if edge.flags & _UPGRADE:
-            self._found(Kind.UPGRADE, (edge,))
+            self._found(Kind.UPGRADE, (edge,), edge)
             return
         if edge.is_within_class and edge.held.treatment is not Treatment.ORDERED:
-            self._check_members(edge.held)
+            self._check_members(edge.held, edge)
         if self._search_steps > MAX_SEARCH_STEPS:
             self._is_incomplete = True
         elif self._leads_to(edge.asked, edge.held):
@@ -581,7 +620,7 @@ class LockOrder:
             reached |= successors
         return target.id in reached
 
-    def _check_members(self, cls: LockClass) -> None:
+    def _check_members(self, cls: LockClass, added: Edge) -> None:
         """Find out whether the names of a class are taken in ascending order, by characters or by numbers."""
         edges = [edge for edge in self._outgoing[cls.id] if edge.is_within_class and not edge.flags & _UPGRADE]
         witnesses = []
@@ -595,11 +634,11 @@ class LockOrder:
         ascending = [edge for edge in edges if not edge.flags & (_DESCENDING | _NUMBER_DESCENDING)]
         first, second = witnesses
         if first is not second:
-            self._found(Kind.MEMBERS, (first, second))
+            self._found(Kind.MEMBERS, (first, second), added)
         elif ascending:
-            self._found(Kind.MEMBERS, (first, min(ascending, key=lambda edge: len(edge.guards))))
+            self._found(Kind.MEMBERS, (first, min(ascending, key=lambda edge: len(edge.guards))), added)
         else:
-            self._found(Kind.MEMBERS, (first,))
+            self._found(Kind.MEMBERS, (first,), added)
 
     def _find_cycle(self, edge: Edge, *, direct: bool) -> None:
         """Search for the shortest way back from what an edge asks for to what it holds, by edges of other transactions.
@@ -610,7 +649,7 @@ class LockOrder:
         for with_guards in (False, True) if self._has_guards else (True,):
             path = self._find_path_back(edge, direct=direct, with_guards=with_guards)
             if path is not None:
-                self._found(Kind.CYCLE, path)
+                self._found(Kind.CYCLE, path, edge)
                 return
 
     def _find_path_back(self, start: Edge, *, direct: bool, with_guards: bool) -> tuple[Edge, ...] | None:
@@ -646,23 +685,59 @@ class LockOrder:
     def _is_known_pair(self, edge: Edge) -> bool:
         return not edge.is_within_class and (Kind.CYCLE, frozenset((edge.held.name, edge.asked.name))) in self._known
 
-    def _found(self, kind: Kind, edges: tuple[Edge, ...]) -> None:
-        """Add an inversion, unless one with the same classes is known."""
-        inversion = Inversion(kind, edges, _guards_of(edges))
-        classes = frozenset(inversion.classes)
-        key = kind, classes
-        if key in self._known:
+    def _found(self, kind: Kind, edges: tuple[Edge, ...], added: Edge) -> None:
+        """Add an inversion that the edge `added` completes. If one with the same classes is known, only look for offenders."""
+        inversion = Inversion(kind, edges, _guards_of(edges), _offender(added.example))
+        key = kind, frozenset(inversion.classes)
+        known = self._known.get(key)
+        if known is not None:
+            if not inversion.guards and any(_is_same_step(added, edge) for edge in known.offending):
+                self._mark_inverted(known, [added])
             return
         self.guarded = [other for other in self.guarded if (other.kind, frozenset(other.classes)) != key]
         if inversion.guards:
             if len(self.guarded) < MAX_INVERSIONS:
                 self.guarded.append(inversion)
             return
+        self._report(inversion)
+        if self.inversions[-1] is inversion:
+            known = self._known[key] = _Known(inversion)
+            self._mark_inverted(known, known.offending)
+
+    def _report(self, inversion: Inversion) -> None:
+        """Count an inversion, and add it unless there are too many."""
         self.inversion_count += 1
         if len(self.inversions) < MAX_INVERSIONS:
-            self._known.add(key)
             self.inversions.append(inversion)
             self._unreported.append(inversion)
+
+    def _mark_inverted(self, known: _Known, edges: Iterable[Edge]) -> None:
+        """Look for new offenders in all further requests that make these edges."""
+        for edge in edges:
+            if known not in edge.inverted:
+                edge.inverted.append(known)
+                usual = edge.held.usual_edges
+                edge.held.usual_edges = {key: other for key, other in usual.items() if other is not edge}
+                stems = [key for key, other in self._edge_by_stems.items() if other is edge]
+                for key in stems:
+                    del self._edge_by_stems[key]
+
+    def _count_offender(self, known: _Known, edge: Edge, guards: dict[str, bool], example: Example) -> None:
+        """Count a request that made an offending edge. The first one with a new stem is another inversion."""
+        stem = _offender(example)
+        if stem not in known.offenders:
+            if len(known.offenders) >= MAX_OFFENDERS:
+                return
+            own = Edge(edge.held, edge.asked, edge.flags, guards, example)
+            edges = tuple(own if _is_same_step(own, other) else other for other in known.inversion.edges)
+            if _guards_of(edges):
+                return  # these transactions hold a common lock with the others
+            known.offenders[stem] = own
+            self._report(Inversion(known.inversion.kind, edges, offender=stem, is_repeated=True))
+        counted = known.offenders[stem]
+        if counted is not None:
+            counted.count += 1
+            counted.last_unix_ms = example.at_unix_ms
 
 
 def describe(kind: str, classes: Sequence[str]) -> str:
@@ -679,6 +754,38 @@ def describe(kind: str, classes: Sequence[str]) -> str:
 def describe_edge(transaction: str, held: str, asked: str) -> str:
     """Return what the example of an edge did. `held` and `asked` are names with their modes."""
     return f"{transaction} held {held} and asked for {asked}"
+
+
+def _example(request: Request, held: str, asked: str, unix_ms: float) -> Example:
+    transaction = request.transaction or ""
+    return Example(request.id, transaction, request.principal, request.shown_note, held, asked, unix_ms)
+
+
+def _offender(example: Example) -> str:
+    """Return the stem of a transaction's name: without the parts that vary."""
+    return _mask(example.transaction)
+
+
+def _offending_edges(inversion: Inversion) -> Sequence[Edge]:
+    """Return the edges whose transactions are presumed wrong.
+
+    Of a cycle, all but the edge that was seen most often, which is the usual order. Of a class, those that descend.
+    """
+    if inversion.kind is Kind.CYCLE:
+        usual = max(inversion.edges, key=lambda edge: edge.count)
+        return [edge for edge in inversion.edges if edge is not usual]
+    if inversion.kind is Kind.MEMBERS:
+        return [edge for edge in inversion.edges if edge.flags & (_DESCENDING | _NUMBER_DESCENDING)]
+    return inversion.edges
+
+
+def _is_same_step(edge: Edge, other: Edge) -> bool:
+    """Return whether two edges lead from the same class to the same class, in any modes, and in the same direction."""
+    return (
+        edge.held is other.held
+        and edge.asked is other.asked
+        and (edge.relation == "ascending") is (other.relation == "ascending")
+    )
 
 
 def _edge_key(held: int, asked: int, flags: int) -> int:

@@ -98,7 +98,7 @@ class Monitor:
     def _log_inversions(self) -> None:
         """Log each new inversion of the lock order. Their number is limited (`lock_order.MAX_INVERSIONS`)."""
         for inversion in () if self._lock_order is None else self._lock_order.take_unreported():
-            fields = {"kind": inversion.kind.value, "classes": inversion.classes}
+            fields = {"kind": inversion.kind.value, "classes": inversion.classes, "offender": inversion.offender}
             self._log.warning("lock order inversion", **fields, edges=[_edge_fields(edge) for edge in inversion.edges])
 
 

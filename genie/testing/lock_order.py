@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from genie.core.lock_order import Inversion, LockOrder, Rule, describe, describe_edge, parse_rules
+from genie.core.lock_order import Inversion, LockOrder, Rule, describe_edge, parse_rules
 from genie.server.app import Server
 
 _rules: tuple[Rule, ...] = ()
 _observed: dict[str, LockOrder] = {}
 """The lock order by namespace, over all servers that this process has run for tests."""
+_reported: dict[str, int] = {}
+"""How many inversions of each namespace `assert_lock_order` has reported."""
 
 
 def set_lock_order_rules(rules: str) -> None:
@@ -34,16 +36,16 @@ def assert_lock_order() -> None:
     """Raise AssertionError if transactions have locked names in orders that can deadlock. The message names them.
 
     Covers all servers that this process has run until now with `genie.testing.run`, `genie.testing.server` or the fixture
-    `genie_server`. No test need have run into the deadlock: each direction may come from another test. Afterwards the
-    observations are forgotten. The worlds of `genie.testing.explore` are not covered: they may run in other processes.
+    `genie_server`. No test need have run into the deadlock: each direction may come from another test. Each inversion is
+    reported once: called after each test, the assertion fails for the test that completed the inversion. It also fails for a
+    later test whose transactions do the same, if their names have another stem (`pay-*` for `pay-17`). The worlds of
+    `genie.testing.explore` are not covered: they may run in other processes.
     """
-    lines = [
-        line
-        for lock_order in _observed.values()
-        for inversion in lock_order.inversions
-        for line in _describe_inversion(inversion)
-    ]
-    _forget()
+    lines: list[str] = []
+    for namespace, lock_order in _observed.items():
+        for inversion in lock_order.inversions[_reported.get(namespace, 0) :]:
+            lines += _describe_inversion(inversion)
+        _reported[namespace] = len(lock_order.inversions)
     if lines:
         raise AssertionError("\n".join(("locks are taken in orders that can deadlock", *lines)))
 
@@ -52,10 +54,11 @@ def _forget() -> None:
     """Forget what was observed. Servers that are running keep their `LockOrder`, so it begins again in place."""
     for lock_order in _observed.values():
         LockOrder.__init__(lock_order, _rules, inf)
+    _reported.clear()
 
 
 def _describe_inversion(inversion: Inversion) -> Iterator[str]:
-    yield f"- {describe(inversion.kind, inversion.classes)}:"
+    yield f"- {inversion.description}:"
     for edge in inversion.edges:
         example = edge.example
         held, asked = f"{edge.held_mode}:{example.held}", f"{edge.asked_mode}:{example.asked}"

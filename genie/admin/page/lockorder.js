@@ -20,7 +20,7 @@ export class InversionList {
     const shown = inversions.slice(0, MAX_INVERSIONS);
     this.empty.hidden = shown.length > 0;
     const updateAge = (item, inversion) => setText(item.querySelector("time"), `found ${briefDuration(now - inversion.at)} ago`);
-    updateChildren(this.items, shown, (inversion) => `${inversion.kind} ${inversion.classes.join(" ")}`, makeInversion, updateAge);
+    updateChildren(this.items, shown, (inversion) => `${inversion.kind} ${inversion.classes.join(" ")} ${inversion.offender}`, makeInversion, updateAge);
     setText(this.counter, total > 0 ? `${formatCount(total)} since the start` : "");
     this.omitted.hidden = total <= shown.length;
     setText(this.omitted, `and ${formatCount(total - shown.length)} more: genie order`);

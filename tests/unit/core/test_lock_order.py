@@ -11,7 +11,7 @@ import pytest
 
 from genie.core import Deadlocked, LockManager, Release, Request
 from genie.core import lock_order as module
-from genie.core.lock_order import Inversion, LockOrder, parse_rules
+from genie.core.lock_order import MAX_OFFENDERS, Inversion, LockOrder, parse_rules
 
 
 def observed_manager(rules: str = "", max_per_s: float = inf) -> tuple[LockManager, LockOrder]:
@@ -206,7 +206,7 @@ def test_two_classes_in_both_orders() -> None:
     run_transaction(manager, "accounts/1", "orders/5", name="pay")
     assert order.inversions == []
     run_transaction(manager, "orders/9", "accounts/3", name="ship")
-    run_transaction(manager, "orders/8", "accounts/4", name="later")
+    run_transaction(manager, "orders/8", "accounts/4", name="ship")
     (inversion,) = order.inversions
     assert (inversion.kind, inversion.classes) == ("cycle", ("orders/*", "accounts/*"))
     examples = [(edge.example.transaction, edge.example.held, edge.example.asked) for edge in inversion.edges]
@@ -214,6 +214,87 @@ def test_two_classes_in_both_orders() -> None:
     assert [edge.count for edge in inversion.edges] == [2, 1]
     assert order.take_unreported() == [inversion]
     assert order.take_unreported() == []
+
+
+def offenders(order: LockOrder) -> list[str]:
+    return [inversion.offender for inversion in order.inversions]
+
+
+def test_each_offender_of_two_classes_is_an_inversion_but_the_usual_order_is_none() -> None:
+    manager, order = observed_manager()
+    for number in range(3):
+        run_transaction(manager, "accounts/1", "orders/5", name=f"pay-{number}")
+    run_transaction(manager, "orders/9", "accounts/3", name="ship-7")
+    for number in range(3):
+        run_transaction(manager, "orders/9", "accounts/3", name=f"ship-{number}")
+        run_transaction(manager, "orders/8", "accounts/4", name=f"refund-{number}")
+        run_transaction(manager, "accounts/1", "orders/5", name=f"bill-{number}")  # in the usual order
+    assert offenders(order) == ["ship-*", "refund-*"]
+    assert order.inversion_count == 2
+    assert order.take_unreported() == order.inversions
+    first, second = order.inversions
+    assert first.description == "orders/* and accounts/* are locked in both orders"
+    assert second.description == "orders/* and accounts/* are locked in both orders, also by refund-*"
+    assert [edge.example.transaction for edge in second.edges] == ["refund-0", "pay-0"]
+    assert [edge.count for edge in second.edges] == [3, 6]
+
+
+def test_each_offender_within_a_class_and_of_an_upgrade_is_an_inversion() -> None:
+    manager, order = observed_manager()
+    for name in ("a-1", "b-1", "a-2", "b-2"):
+        run_transaction(manager, "accounts/2", "accounts/1", name=name)
+        run_transaction(manager, "accounts/1", "accounts/2", name=f"good-{name}")
+        run_transaction(manager, "s:x", "x", name=name)
+    assert [(inversion.kind, inversion.offender) for inversion in order.inversions] == [
+        ("members", "a-*"),
+        ("upgrade", "a-*"),
+        ("members", "b-*"),
+        ("upgrade", "b-*"),
+    ]
+
+
+def test_an_offender_in_another_mode_is_an_inversion() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "a", "b", name="pay-1")
+    run_transaction(manager, "a", "b", name="pay-2")
+    run_transaction(manager, "b", "a", name="ship-1")
+    run_transaction(manager, "s:b", "a", name="ship-2")
+    run_transaction(manager, "s:b", "a", name="refund-1")
+    run_transaction(manager, "a", "s:b", name="bill-1")  # in the usual order
+    assert offenders(order) == ["ship-*", "refund-*"]
+
+
+def test_an_offender_that_holds_a_common_lock_is_none() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "a", "b", name="pay-1")
+    run_transaction(manager, "a", "b", name="pay-1")
+    run_transaction(manager, "b", "a", name="ship-1")
+    assert offenders(order) == ["ship-*"]
+    run_transaction(manager, "outer", "b", "a", name="refund-1")
+    assert offenders(order) == ["ship-*", "refund-*"], "those who pay do not hold the outer lock"
+
+
+def test_the_offenders_of_a_class_are_bounded() -> None:
+    manager, order = observed_manager()
+    for number in range(2 * MAX_OFFENDERS):
+        stem = "".join(chr(ord("a") + int(digit)) for digit in str(number))
+        run_transaction(manager, "accounts/2", "accounts/1", name=f"by {stem}")
+    assert len(order.inversions) == order.inversion_count == MAX_OFFENDERS
+    run_transaction(manager, "b", "a", name="1")
+    run_transaction(manager, "a", "b", name="2")
+    assert order.inversion_count == MAX_OFFENDERS + 1
+
+
+def test_descending_by_one_kind_of_comparison_has_a_name() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "a/9", "a/10")
+    run_transaction(manager, "a/10", "a/9")
+    run_transaction(manager, "a/2", "a/1")
+    assert {edge.relation for edge in order.edges.values()} == {
+        "descending by text",
+        "descending by number",
+        "descending",
+    }
 
 
 def test_a_cycle_of_three_classes() -> None:

@@ -477,6 +477,7 @@ def test_the_lock_order_of_every_run_is_asserted(faults: list[Fault] | None) -> 
             await asyncio.sleep(10)  # another server may lead afterwards
             await take(client, "b", "a")
 
+    set_lock_order_rules("")  # forget what other tests have done
     run(main(), faults=faults)
     with pytest.raises(AssertionError, match="b and a are locked in both orders"):
         assert_lock_order()
@@ -493,8 +494,33 @@ def test_the_lock_order_of_tests_is_analysed_completely_whatever_their_rate() ->
             await take(client, "a", "b")
             await take(client, "b", "a")
 
+    set_lock_order_rules("")  # forget what other tests have done
     run(main())
     with pytest.raises(AssertionError, match="b and a are locked in both orders"):
+        assert_lock_order()
+
+
+def test_each_inversion_is_reported_once_for_the_test_that_completed_it() -> None:
+    async def take(transaction: str, first: str, second: str) -> None:
+        async with (
+            genie.connect() as client,
+            client.lock(first, transaction=transaction),
+            client.lock(second, transaction=transaction),
+        ):
+            pass
+
+    set_lock_order_rules("")
+    for _ in range(2):
+        run(take("pay-1", "a", "b"))
+        assert_lock_order()
+    run(take("ship-1", "b", "a"))
+    with pytest.raises(AssertionError, match=r"b and a are locked in both orders:\n +ship-1 held exclusive:b"):
+        assert_lock_order()
+    for transaction, first, second in [("pay-2", "a", "b"), ("ship-2", "b", "a")]:
+        run(take(transaction, first, second))
+        assert_lock_order()
+    run(take("refund-1", "b", "a"))
+    with pytest.raises(AssertionError, match=r"both orders, also by refund-\*:\n +refund-1 held exclusive:b"):
         assert_lock_order()
 
 
