@@ -255,6 +255,20 @@ test('a release by id repeats the waiting requests only if a waiting request was
   assert.equal(lock.held, true);
 });
 
+test('extend and release by id do not look through all requests', async (context) => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const acquired = Promise.all(['a', 'b'].map((name) => client.acquire(name)));
+  for (const id of [1, 2]) await connection.grant(id);
+  await acquired;
+  void client.extend(1, 5_000).catch(() => {}); // makes the index
+  const scans = [Map.prototype.values, Map.prototype.entries].map((scan) => context.mock.method(Map.prototype, scan.name as 'values'));
+  void client.extend(2, 5_000).catch(() => {});
+  void client.release(1).catch(() => {});
+  assert.deepEqual(scans.map((scan) => scan.mock.callCount()), [0, 0]);
+  assert.deepEqual([(await connection.expect('extend')).id, (await connection.expect('extend')).id], [1, 2]);
+});
+
 test('a leader leads under a lock without a queue timeout, which is extended', async () => {
   await using fake = await connected();
   const { client, connection } = fake;

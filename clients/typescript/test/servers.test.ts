@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, rmSync } from 'node:fs';
+import { copyFileSync, mkdtempSync, rmSync } from 'node:fs';
 import { connect as connectTcp, createServer, type AddressInfo, type Server, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -160,6 +160,13 @@ test('a token, a namespace, and TLS with a certificate of the client', async () 
     await assert.rejects(connect({ host, token, namespace: 'other' }), { code: 'unknown-namespace' });
     delete process.env.GENIE_TLS_CA;
     await assert.rejects(connect({ host, token, connectTimeout: 500 }), /self-signed certificate/);
+    // Files are read for each connection: a lazy client connects as soon as they are right.
+    openssl(`req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=other -keyout ${path('other.pem')} -out ${path('ca.pem')}`);
+    process.env.GENIE_TLS_CA = path('ca.pem');
+    await using renewed = await connect({ host, token, lazy: true, responseTimeout: 60_000 });
+    await assert.rejects(renewed.ping({ signal: AbortSignal.timeout(200) }), { name: 'TimeoutError' });
+    copyFileSync(ca, path('ca.pem'));
+    await renewed.ping();
   } finally {
     delete process.env.GENIE_TLS_CA;
     rmSync(folder, { recursive: true });
