@@ -68,7 +68,6 @@ export class Session implements ConnectionHandler {
   readonly #connection: Connection;
   readonly #options: ConnectOptions;
   readonly logger: Logger;
-  readonly #connectTimeout: number;
   readonly #responseTimeout: number;
   readonly #sessionTimeout: number;
   readonly #namespace: string | undefined;
@@ -107,10 +106,9 @@ export class Session implements ConnectionHandler {
   #timerAt = Infinity;
 
   constructor(options: ConnectOptions) {
-    const { connectTimeout = 10_000, responseTimeout = 1_000, sessionTimeout = 10_000 } = options;
+    const { responseTimeout = 1_000, sessionTimeout = 10_000 } = options;
     this.#options = options;
     this.logger = options.logger ?? DEFAULT_LOGGER;
-    this.#connectTimeout = checkTimeout('connectTimeout', connectTimeout);
     this.#responseTimeout = checkTimeout('responseTimeout', responseTimeout);
     this.#sessionTimeout = checkTimeout('sessionTimeout', sessionTimeout);
     this.#namespace = options.namespace ?? (process.env.GENIE_NAMESPACE || undefined);
@@ -124,7 +122,8 @@ export class Session implements ConnectionHandler {
 
   /** Waits until a server has accepted this client. Rejects if all servers reject it. */
   async enter(signal: AbortSignal | undefined): Promise<void> {
-    await abortable(this.#command('ping', {}, undefined, this.#connectTimeout).promise, signal);
+    const timeout = checkTimeout('connectTimeout', this.#options.connectTimeout ?? 10_000);
+    await abortable(this.#command('ping', {}, undefined, timeout).promise, signal);
   }
 
   // -- calls ----------------------------------------------------------------------------------------------------------
@@ -227,8 +226,11 @@ export class Session implements ConnectionHandler {
     for (const end = performance.now() + drain; this.#requests().some(isOpen) && performance.now() < end; ) await sleep(DRAIN_STEP);
     const held = this.#requests().filter((request) => this.isHeld(request));
     if (release) await Promise.allSettled(held.map((request) => this.release(request, undefined)));
-    const kept = this.#requests().filter(({ state, options }) => state === 'held' && !options.isBoundToSession);
-    if (kept.length) this.logger.warn(`the client was closed with locks that stay held: ${kept.map(describe).join(', ')}`);
+    // Without a connection, what was released last may stay held, too.
+    const isLeft = (state: string): boolean => state === 'held' || (state === 'releasing' && this.#phase !== 'up');
+    const left = this.#requests().filter(({ state, options }) => isLeft(state) && !options.isBoundToSession);
+    const texts = left.map(({ id, options }) => `${id} (${options.resources.slice(0, 3).join(', ')})`);
+    if (left.length) this.logger.warn(`the client was closed with locks that stay held: ${texts.join(', ')}`);
     this.#closed = true;
     for (const watch of this.#watches) watch.end();
     for (const request of this.#requests()) if (request.state === 'waiting') this.#fail(request, new ClosedError());
@@ -624,10 +626,6 @@ export class Session implements ConnectionHandler {
       this.logger.debug(`error without a command: ${error.message}`);
     }
   }
-}
-
-function describe({ id, options }: Request): string {
-  return `${id} (${options.resources.slice(0, 3).join(', ')}${options.resources.length > 3 ? ', …' : ''})`;
 }
 
 /** Returns the resources that the server has locked. `names` have no modes. */
