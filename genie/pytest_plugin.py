@@ -33,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test with the marker `genie_explore` in many simulated worlds."""
+    __tracebackhide__ = True  # pytest shows the error alone
     marker = pyfuncitem.get_closest_marker("genie_explore")
     if marker is None:
         return None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from genie.testing.faults import Fault, random_faults, shrunk_candidates
+from genie.testing.simulation.redis.lua import require_lupa
 from genie.testing.timeline import Line, as_page, as_text, timeline
 from genie.testing.world import World, has_running_loop
 
@@ -111,6 +112,8 @@ def explore(
     is shrunk: faults that the failure does not need are removed, and the others are shortened. `page` is the path of a file
     for the timeline as HTML. `progress` gets a line after each 100 seeds; None: nothing. Call it from a plain function.
     """
+    __tracebackhide__ = True  # pytest shows the line of the test instead
+    require_lupa()
     if has_running_loop():
         raise RuntimeError(
             "genie.testing.explore() can't be called from a running event loop: call it from a plain function, or use the "

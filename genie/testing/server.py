@@ -40,6 +40,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets are not simulated: connecting
     one, or a client of `genie.sync`, raises RuntimeError.
     """
+    __tracebackhide__ = True  # pytest shows the line of the test instead
     if has_running_loop():
         main.close()
         raise RuntimeError(

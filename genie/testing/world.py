@@ -25,6 +25,7 @@ from genie.testing.simulation.history import FAULT, NOTE, Entry, History, Stored
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import NODE, Node, SimLoop, deterministic
 from genie.testing.simulation.network import LateMessages, Network, RandomDelays
+from genie.testing.simulation.redis.lua import require_lupa
 from genie.testing.simulation.stores import OneRedis
 
 T = TypeVar("T")
@@ -96,7 +97,9 @@ class World:
 
         cleared = dict.fromkeys(("GENIE_TOKEN", "GENIE_TOKEN_FILE", "GENIE_NAMESPACE", "GENIE_PORT"), "")
         environment = {"GENIE_HOST": ",".join(f"{name}:7077" for name in SERVERS), **cleared}
+        __tracebackhide__ = True  # pytest shows the line of the test instead
         try:
+            require_lupa()
             with (
                 deterministic(self.loop, self.seed, drop_log),
                 patch.dict(os.environ, environment),

@@ -53,6 +53,7 @@ NOT_RUN = {
     "docker compose exec genie cat /run/genie/token": CONTAINERS,
     "make bench-against BASE=HEAD~10 ROUNDS=9": HOURS,
     'pip install "genie-lock[server]"': "installs packages",
+    'pip install "genie-lock[testing]"': "installs packages",
     "pip install genie-lock": "installs packages",
     "apt-get install redis-server postgresql etcd-server npm gcc golang-go": "installs packages",
     "go install github.com/snower/slock@latest": "installs packages",

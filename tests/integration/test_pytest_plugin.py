@@ -106,3 +106,20 @@ def test_without_the_server_a_test_that_uses_it_names_the_extra(tmp_path: Path) 
     done = run_pytest(tmp_path, text)
     assert "1 error" in done.stdout, done.stdout + done.stderr
     assert "genie_server needs the package structlog: pip install 'genie-lock[server]'" in done.stdout
+
+
+def test_without_lupa_simulated_worlds_name_the_extra_in_one_line(tmp_path: Path) -> None:
+    text = (
+        "import pytest, genie.testing\n\nasync def main():\n    pass\n\n"
+        "def test_explore():\n    genie.testing.explore(main)\n\n"
+        "def test_run():\n    genie.testing.run(main(), faults=[])\n\n"
+        "@pytest.mark.genie_explore(seeds=20)\nasync def test_marker():\n    pass\n"
+    )
+    tmp_path.joinpath("conftest.py").write_text("import sys\nsys.modules['lupa'] = None\n")
+    done = run_pytest(tmp_path, text)
+    assert "3 failed" in done.stdout, done.stdout + done.stderr
+    error = "E       ModuleNotFoundError: simulated worlds need the package lupa: pip install 'genie-lock[testing]'"
+    lines = done.stdout.splitlines()
+    assert [line.rstrip() for line in lines if line.startswith("E ")][:2] == [error, error]
+    assert len(lines) < 60, done.stdout
+    assert "simulation/redis" not in done.stdout, "the frames of the package are hidden"

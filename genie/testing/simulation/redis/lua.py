@@ -13,14 +13,23 @@ Call = Callable[[list[bytes]], object]
 """A function that executes a Redis command for a script, and returns the reply."""
 
 
+def require_lupa() -> None:
+    """Raise ModuleNotFoundError if lupa is not installed. The message says what to install."""
+    __tracebackhide__ = True  # pytest shows the line of the test instead
+    try:
+        import lupa.lua51  # noqa: F401, PLC0415 - an optional dependency
+    except ImportError as error:
+        message = "simulated worlds need the package lupa: pip install 'genie-lock[testing]'"
+        raise ModuleNotFoundError(message, name=error.name) from None
+
+
 class ScriptRunner:
     """A Lua interpreter that runs the scripts of every simulated Redis. Each script is compiled once."""
 
     def __init__(self) -> None:
-        try:
-            from lupa.lua51 import LuaRuntime  # noqa: PLC0415 - an optional dependency
-        except ImportError:
-            raise RuntimeError("a simulated Redis runs the scripts of Genie with lupa: pip install lupa") from None
+        require_lupa()
+        from lupa.lua51 import LuaRuntime  # noqa: PLC0415 - an optional dependency
+
         self._lua = LuaRuntime(encoding=None, unpack_returned_tuples=True)
         self._to_table = self._lua.table_from
         self._execute_command: Call
