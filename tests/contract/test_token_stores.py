@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from genie.tokens.errors import SpentAlready
+from genie.tokens.errors import InsufficientFunds, SpentAlready
+from genie.tokens.in_memory.selector import InMemorySelector
 from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.stores import change_feed
 from genie.tokens.stores.memory import MemoryTokenStore
@@ -372,3 +373,22 @@ async def test_it_is_a_context_manager(make: Make) -> None:
         await store.add([token("a")])
         changes = store.changes()
     assert [change async for change in changes] == []
+
+
+async def test_a_selector_sees_added_tokens_at_once(store: Store) -> None:
+    """Without waiting for the change feed, and each time: no other task runs between `add` and `select`."""
+    async with InMemorySelector(store) as selector:
+        for number in range(20):
+            await store.add([token(f"added {number}", amount=5)])
+            selection = await selector.select(5, **WALLET, transaction=f"{number}")
+            assert [each.id for each in selection.tokens] == [f"added {number}"]
+            await selection.spend()
+
+
+async def test_tokens_that_could_not_be_added_are_not_selected(store: Store) -> None:
+    async with InMemorySelector(store) as selector:
+        await store.add([token("there", amount=5)])
+        with pytest.raises(ValueError, match="there"):
+            await store.add([token("new", amount=5), token("there", amount=5)])
+        with pytest.raises(InsufficientFunds, match="5"):
+            await selector.select(10, **WALLET, transaction="t")

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from genie.backoff import Backoff
 from genie.tasks import cancel_and_wait, closing
+from genie.tokens.issue_observers import ObservableStore
 from genie.tokens.store import Added, Change, Resync, Spent, TokenStore
 from genie.tokens.token import Token
 
@@ -59,8 +60,8 @@ class StoreFollower:
         yet.
         """
         self._expected_ids: set[str] = set()
-        """Ids of the tokens that spends in progress in this process are about to issue, except
-        tokens that are known to be spent.
+        """Ids of the tokens that calls in progress in this process are about to issue (spends, and `add`
+        of the store), except tokens that are known to be spent.
         """
         self._ids_spent_during_load: set[str] | None = None
         """Ids of tokens spent since the load began; None while no load is in progress."""
@@ -73,6 +74,8 @@ class StoreFollower:
         """
         if self._follow_task is not None:
             raise RuntimeError("the store is being followed already")
+        if isinstance(self._store, ObservableStore):
+            self._store.issue_observers.add(self)
         self._first_load = asyncio.get_running_loop().create_future()
         self._follow_task = asyncio.create_task(self._follow(self._first_load), name="tokens: follow the store")
         try:

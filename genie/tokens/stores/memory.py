@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
+from genie.tokens.issue_observers import IssueObservers
 from genie.tokens.store import Added, Change, Spent, check_issued, id_list, is_first_spend, tokens_by_id
 from genie.tokens.stores.change_feed import ChangeFeed, ChangeFeeds
 from genie.tokens.token import Token, Wallet, wallets_of
@@ -45,6 +46,8 @@ class MemoryTokenStore:
         self._issued_by_wallet: dict[Wallet, _IssuedTokens] = {}
         """The issued tokens of each wallet that has unspent tokens."""
         self._feeds = ChangeFeeds()
+        self.issue_observers = IssueObservers()
+        """Selectors of this process, which see added tokens at once."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,7 +64,8 @@ class MemoryTokenStore:
     async def add(self, tokens: Sequence[Token]) -> None:
         """Issue tokens, all or none. Raises ValueError if any of their ids exists already."""
         self._check_new(tokens_by_id(tokens))
-        self._issue(tokens)
+        with self.issue_observers.issuing(tokens):
+            self._issue(tokens)
         if self._feeds:
             self._feeds.publish([Added(token) for token in tokens])
 

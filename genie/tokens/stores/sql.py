@@ -11,6 +11,7 @@ from sqlalchemy import insert, make_url, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from genie.tokens.issue_observers import IssueObservers
 from genie.tokens.store import check_issued, id_list, is_first_spend, tokens_by_id
 from genie.tokens.stores import schema
 from genie.tokens.stores.change_feed import ChangeFeed, ChangeFeeds, encode_changes
@@ -42,6 +43,8 @@ class SqlTokenStore:
         self._backend = backend(parsed)
         self._feeds = ChangeFeeds()
         """The change feeds of this process's readers."""
+        self.issue_observers = IssueObservers()
+        """Selectors of this process, which see added tokens at once."""
         self._listener = self._backend.listener(self._feeds, self._get)
         """Publishes the changes of all processes to the feeds."""
         self._open_mutex = asyncio.Lock()
@@ -179,9 +182,10 @@ class SqlTokenStore:
         """
         await self._open()
         try:
-            async with self._backend.writing() as connection:
-                await self._insert(connection, new)
-                await self._backend.publish(connection, encode_changes(added=new))
+            with self.issue_observers.issuing(new.values()):
+                async with self._backend.writing() as connection:
+                    await self._insert(connection, new)
+                    await self._backend.publish(connection, encode_changes(added=new))
         except IntegrityError as error:
             await self._raise_conflict(new, error)
 
