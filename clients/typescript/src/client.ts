@@ -156,10 +156,12 @@ export class Client implements AsyncDisposable {
  * reject the client. With `lazy` it resolves at once.
  */
 export async function connect(options: ConnectOptions = {}): Promise<Client> {
-  options.signal?.throwIfAborted();
+  const { signal, lazy = false, connectTimeout = 10_000 } = options;
+  signal?.throwIfAborted();
+  const timeout = checkTimeout('connectTimeout', connectTimeout);
   const session = new Session(options);
   try {
-    if (!options.lazy) await session.enter(options.signal);
+    if (!lazy) await session.call('ping', {}, signal, undefined, timeout);
   } catch (error) {
     await session.close({});
     throw error;

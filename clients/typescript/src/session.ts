@@ -120,12 +120,6 @@ export class Session implements ConnectionHandler {
     void this.#connection.run();
   }
 
-  /** Waits until a server has accepted this client. Rejects if all servers reject it. */
-  async enter(signal: AbortSignal | undefined): Promise<void> {
-    const timeout = checkTimeout('connectTimeout', this.#options.connectTimeout ?? 10_000);
-    await abortable(this.#command('ping', {}, undefined, timeout).promise, signal);
-  }
-
   // -- calls ----------------------------------------------------------------------------------------------------------
 
   /** Sends a request, and resolves with it when it is granted. */
@@ -154,9 +148,9 @@ export class Session implements ConnectionHandler {
   }
 
   /** Sends another command, and resolves with the payload of its answer. `request`: the lock that it is about. */
-  call(name: string, payload: object, signal?: AbortSignal, request?: Request): Promise<object> {
+  call(name: string, payload: object, signal?: AbortSignal, request?: Request, timeout?: number): Promise<object> {
     this.#checkOpen(signal);
-    return abortable(this.#command(name, payload, request).promise, signal);
+    return abortable(this.#command(name, payload, request, timeout).promise, signal);
   }
 
   /** Releases a lock of this client. An aborted signal ends the wait for the answer, not the release. */
@@ -441,22 +435,18 @@ export class Session implements ConnectionHandler {
     for (const watch of this.#watches) watch.onLagged();
     if (this.#bye) this.#fail(this.#bye, new ClosedError());
     this.#takeovers = (reason as GenieError).code === 'session-taken-over' ? this.#takeovers + 1 : 0;
-    if (this.#takeovers >= MAX_TAKEOVERS) this.#endWith(reason as GenieError);
+    if (this.#takeovers < MAX_TAKEOVERS) return;
+    this.#fatal = reason as GenieError;
+    this.#closed = true;
+    for (const watch of this.#watches) watch.end(reason);
+    this.onRejected(reason);
+    for (const request of this.#requests()) if (request.state === 'held') this.#lose(request, 'disconnected');
+    this.#connection.close();
   }
 
   /** All servers have rejected this client, maybe only until its token is renewed: the client tries again. */
   onRejected(error: Error): void {
     for (const call of this.#calls.values()) if (!(call instanceof Command && call.watch)) this.#fail(call, error);
-  }
-
-  /** The client ends by itself. */
-  #endWith(error: GenieError): void {
-    this.#fatal = error;
-    this.#closed = true;
-    for (const watch of this.#watches) watch.end(error);
-    this.onRejected(error);
-    for (const request of this.#requests()) if (request.state === 'held') this.#lose(request, 'disconnected');
-    this.#connection.close();
   }
 
   onMessage(message: Message): void {

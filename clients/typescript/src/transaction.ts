@@ -14,6 +14,8 @@ const FIRST_PAUSE = 50;
 const MAX_PAUSE = 2_000;
 
 type Acquire = (resources: readonly string[], options: AcquireOptions) => Promise<Lock>;
+/** What the attempts of a transaction share. `wanted`: the names that they have asked for; true: exclusively. */
+type Shared = { name: string; options: AcquireOptions; wanted: Map<string, boolean>; acquire: Acquire };
 
 /** One attempt of a transaction. */
 export class Transaction {
@@ -21,20 +23,15 @@ export class Transaction {
   readonly name: string;
   /** @internal */
   readonly locks: Lock[] = [];
-  readonly #acquire: Acquire;
-  readonly #options: AcquireOptions;
-  /** The names that all attempts have asked for; true: exclusively. */
-  readonly #wanted: Map<string, boolean>;
+  readonly #shared: Shared;
   readonly #controller = checkedController(() => void this.locks.some((lock) => !lock.held));
   readonly #stopListening;
 
   /** @internal */
-  constructor(name: string, options: AcquireOptions, wanted: Map<string, boolean>, acquire: Acquire) {
-    this.name = name;
-    this.#options = options;
-    this.#wanted = wanted;
-    this.#acquire = acquire;
-    const { signal } = options;
+  constructor(shared: Shared) {
+    this.#shared = shared;
+    this.name = shared.name;
+    const { signal } = shared.options;
     this.#stopListening = signal && onAbort(signal, () => this.#controller.abort(signal.reason));
   }
 
@@ -54,15 +51,17 @@ export class Transaction {
    */
   async lock(resources: string | readonly string[], options: Omit<AcquireOptions, 'transactionName'> = {}): Promise<Lock> {
     const names = (typeof resources === 'string' ? [resources] : resources).map(withMode);
+    const { wanted, acquire, options: common } = this.#shared;
     for (const resource of names) {
       const name = resource.slice(resource.indexOf(':') + 1);
-      this.#wanted.set(name, resource.startsWith('exclusive:') || this.#wanted.get(name) === true);
+      wanted.set(name, resource.startsWith('exclusive:') || wanted.get(name) === true);
     }
     const isIncluded = (held: readonly string[]) => (resource: string) =>
       held.includes(resource) || held.includes(resource.replace(/^shared:/, 'exclusive:'));
     const found = this.locks.find((lock) => lock.held && names.every(isIncluded(lock.resources)));
     if (found) return found;
-    const lock = await this.#acquire(names, { signal: this.signal, ...this.#options, ...options, transactionName: this.name });
+    const signal = options.signal ? AbortSignal.any([options.signal, this.signal]) : this.signal;
+    const lock = await acquire(names, { ...common, ...options, signal, transactionName: this.name });
     this.locks.push(lock);
     onAbort(lock.signal, () => this.#controller.abort(lock.error));
     return lock;
@@ -70,7 +69,7 @@ export class Transaction {
 
   /** Locks all names that earlier attempts have asked for in one request, which cannot deadlock. @internal */
   async begin(): Promise<void> {
-    const names = [...this.#wanted].map(([name, isExclusive]) => `${isExclusive ? 'exclusive' : 'shared'}:${name}`);
+    const names = [...this.#shared.wanted].map(([name, isExclusive]) => `${isExclusive ? 'exclusive' : 'shared'}:${name}`);
     if (names.length) await this.lock(names);
   }
 
@@ -86,10 +85,10 @@ export async function runTransaction<T>(
   work: (tx: Transaction, signal: AbortSignal) => Promise<T> | T, options: TransactionOptions, acquire: Acquire, logger: Logger,
 ): Promise<T> {
   const { name = `tx-${randomBytes(8).toString('hex')}`, attempts = DEFAULT_ATTEMPTS, ...others } = options;
-  const wanted = new Map<string, boolean>();
+  const shared = { name, options: others, wanted: new Map<string, boolean>(), acquire };
   for (let attempt = 1; ; attempt++) {
     others.signal?.throwIfAborted();
-    const tx = new Transaction(name, others, wanted, acquire);
+    const tx = new Transaction(shared);
     try {
       return await runBlock(tx.locks, () => tx.begin().then(() => work(tx, tx.signal)), logger);
     } catch (error) {

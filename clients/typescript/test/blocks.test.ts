@@ -178,6 +178,17 @@ test('a lost lock aborts the signal of its transaction, which rejects with the l
   assert.equal((error.cause as Error).message, 'rolled back');
 });
 
+test('a request that a transaction does not wait for is cancelled at its end', async () => {
+  await using fake = await connected();
+  const controller = new AbortController();
+  let pending: Promise<unknown> = Promise.resolve();
+  await fake.client.transaction((tx) => {
+    pending = tx.lock('a', { signal: controller.signal }).catch((error: unknown) => error);
+    void tx.lock('b').catch(() => {});
+  }, { signal: AbortSignal.timeout(60_000) });
+  assert.equal(((await pending) as LockLostError).code, 'released');
+});
+
 test('transactions in opposite orders need at most two attempts', async () => {
   await using server = await GenieServer.start();
   await using client = await connect({ host: server.host });
