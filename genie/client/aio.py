@@ -305,7 +305,8 @@ def connect(
             A request waits for its `queue_timeout` and this time. To let calls ride through a failover of the leader,
             whose lease is 3 seconds, set 5 seconds or more.
         session: the secret that identifies the session to the server, 16 to 128 characters. Default: a random secret.
-            A second client with the same secret takes over the session of the first client.
+            Use a secret in one process only: a second client with the same secret takes over the session of the first
+            one. A client whose session is taken over three times in a row ends.
         session_timeout: seconds for which the server keeps the session of a disconnected client: its waiting requests,
             and its locks with `on_disconnect="release"`. The client counts them from the last command that was answered.
         token: the token for authentication, if the server requires one. Default: GENIE_TOKEN, else the token in the file
