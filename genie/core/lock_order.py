@@ -729,7 +729,7 @@ class LockOrder:
             if len(known.offenders) >= MAX_OFFENDERS:
                 return
             own = Edge(edge.held, edge.asked, edge.flags, guards, example)
-            edges = tuple(own if _is_same_step(own, other) else other for other in known.inversion.edges)
+            edges = _with_edge(known.inversion.edges, own)
             if _guards_of(edges):
                 return  # these transactions hold a common lock with the others
             known.offenders[stem] = own
@@ -777,6 +777,13 @@ def _offending_edges(inversion: Inversion) -> Sequence[Edge]:
     if inversion.kind is Kind.MEMBERS:
         return [edge for edge in inversion.edges if edge.flags & (_DESCENDING | _NUMBER_DESCENDING)]
     return inversion.edges
+
+
+def _with_edge(edges: Sequence[Edge], own: Edge) -> tuple[Edge, ...]:
+    """Return the edges of an inversion with `own` in place of the edge that is most like it."""
+    alike = [edge for edge in edges if _is_same_step(own, edge)]
+    replaced = next((edge for edge in alike if edge.relation == own.relation), alike[0])
+    return tuple(own if edge is replaced else edge for edge in edges)
 
 
 def _is_same_step(edge: Edge, other: Edge) -> bool:

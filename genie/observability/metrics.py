@@ -289,7 +289,7 @@ def _lock_order_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Met
     if observed:
         yield from _counter(
             "genie_lock_order_inversions",
-            "Classes of locks that transactions were seen to take in orders that can deadlock.",
+            "Orders of locks that can deadlock, once for each kind of transaction that was seen to complete one.",
             ((name, lock_order.inversion_count) for name, lock_order in observed),
         )
         yield from _counter(

@@ -253,6 +253,17 @@ def test_each_offender_within_a_class_and_of_an_upgrade_is_an_inversion() -> Non
     ]
 
 
+def test_an_offender_takes_the_place_of_the_edge_that_is_most_like_its_own() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "a/9", "a/10", name="move-1")
+    run_transaction(manager, "a/10", "a/9", name="move-2")
+    run_transaction(manager, "a/10", "a/9", name="shift-1")
+    run_transaction(manager, "a/2", "a/1", name="turn-1")
+    assert offenders(order) == ["move-*", "shift-*", "turn-*"]
+    examples = [[edge.example.transaction for edge in inversion.edges] for inversion in order.inversions]
+    assert examples == [["move-1", "move-2"], ["move-1", "shift-1"], ["turn-1", "move-2"]]
+
+
 def test_an_offender_in_another_mode_is_an_inversion() -> None:
     manager, order = observed_manager()
     run_transaction(manager, "a", "b", name="pay-1")
