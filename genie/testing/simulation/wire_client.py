@@ -312,6 +312,8 @@ class WireClient:
     def _on_error(self, payload: Payload, request: PendingRequest | None) -> None:
         """Process an error: end or retry `request`, which the failed command was about (or None), or change the server."""
         code, lacks_id = payload["code"], "id" not in payload  # errors of `release` and `extend` by id have the id
+        if code == "session-taken-over":
+            return  # on an earlier connection, which the server closes
         self._leader_hint = payload.get("leader")
         if self._connection is not None and self._connection.bye_ref == payload["ref"]:
             self._connection.transport.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from genie.errors import Code
 from genie.testing.simulation.checkers.model import (
     TOLERANCE_S,
     Checker,
@@ -511,6 +512,9 @@ class ReplyChecker(Checker):
         notification (`_ambiguous`). Then there is nothing to remove.
         """
         payload = entry.data["payload"]
+        if payload["code"] == Code.SESSION_TAKEN_OVER:
+            self._check_taken_over(entry, pending)
+            return
         ref, id_ = payload.get("ref"), payload.get("id")
         matching = [command for command in pending if (command.ref, command.id) == (ref, id_)]
         for key in (id_, ref):
@@ -518,6 +522,17 @@ class ReplyChecker(Checker):
                 self._ambiguous.remove((entry.connection, key))
                 return
         self._remove_in_order(entry, pending, matching)
+
+    def _check_taken_over(self, entry: Entry, pending: list[PendingCommand]) -> None:
+        """Check that a later connection has resumed the session. The commands without a reply are not executed."""
+        older = self.model.connections[entry.connection]
+        if not any(
+            other.session == older.session and other.number > older.number
+            for other in self.model.connections.values()
+            if older.session is not None
+        ):
+            self.model.add_violation(entry.at, f"{entry.data} although no later connection has sent the secret")
+        pending.clear()
 
     def _remove_in_order(self, entry: Entry, pending: list[PendingCommand], matching: list[PendingCommand]) -> None:
         """Remove the first matching command.
