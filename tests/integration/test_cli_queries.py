@@ -216,7 +216,7 @@ def test_inspect_shows_holders_and_blockers(genie: Genie) -> None:
     assert f"  {lock.id}  t1 " in shown.stdout
     assert "Waiting: 1\n" in shown.stdout
     assert f"└ {lock.id} of t1 holds exclusive:inspect/口, " in shown.stdout
-    assert f"{lock.id} of t1 holds exclusive:inspect/\\u53e3 (" in latin.stdout
+    assert f"{lock.id} of t1 holds exclusive:inspect/\\u53e3, " in latin.stdout
     assert json.loads(by_transaction.stdout)["holders"][0]["id"] == lock.id
     assert json.loads(by_id.stdout)["holders"][0]["fence"] == lock.fence
     assert json.loads(by_id.stdout)["queue"] == []
