@@ -79,7 +79,7 @@ SHELL_NOT_RUN = {
 """Pages with blocks of shell commands, of which only the syntax is checked."""
 MODULE = re.compile(r"# (\w+\.py)")
 """The first line of a block that later blocks of the page import."""
-LANGUAGES = {"python", "py", "console", "text", "sh", "toml", "tree", "ts", "yaml", "ini"}
+LANGUAGES = {"python", "py", "console", "text", "sh", "toml", "tree", "ts", "yaml", "ini", "sql"}
 TYPESCRIPT_PAGES = "docs/how-to/recipes/"
 """The pages whose TypeScript is executed by clients/typescript/test/pages.test.ts."""
 
