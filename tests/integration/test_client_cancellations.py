@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -195,9 +196,11 @@ def connections(genie: Genie) -> int:
 def peer_of(descriptor: int) -> object:
     """Return the address to which a file descriptor is connected, or None."""
     try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return None
         with socket.socket(fileno=os.dup(descriptor)) as duplicate:
             return duplicate.getpeername()
-    except OSError:  # not a socket, or not connected
+    except OSError:  # closed, or not connected
         return None
 
 
