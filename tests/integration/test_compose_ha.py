@@ -219,7 +219,9 @@ async def test_clients_survive_the_death_of_the_master_and_of_the_leader(tmp_pat
         await until("the sentinels know all servers", deployment.is_complete)
         await until("a server leads", lambda: leaders(deployment))
         addresses = [f"{deployment.addresses[name]}:{deployment.port}" for name in NODES]
-        async with connect(addresses, token=TOKEN, connect_timeout=WAIT_S, session_timeout=60) as client:
+        async with connect(
+            addresses, token=TOKEN, connect_timeout=WAIT_S, response_timeout=WAIT_S, session_timeout=60
+        ) as client:
             lock = await client.acquire("x", transaction_timeout=600)
             old = await first_result("the sentinels agree", deployment.master)
             deployment.kill(old)

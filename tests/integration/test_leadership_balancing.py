@@ -166,9 +166,9 @@ async def test_clients_keep_their_locks_and_queue_positions_through_a_leadership
         first = cluster.first()
         to = address(first)
         async with (
-            connect(to, namespace="a") as a,
-            connect(to, namespace="b") as b,
-            connect(to, namespace="c") as c,
+            connect(to, namespace="a", response_timeout=WAIT_S) as a,
+            connect(to, namespace="b", response_timeout=WAIT_S) as b,
+            connect(to, namespace="c", response_timeout=WAIT_S) as c,
         ):
             clients = {"a": a, "b": b, "c": c}
             held = {name: await client.acquire("x", transaction_timeout=600) for name, client in clients.items()}
@@ -228,7 +228,7 @@ async def test_mutual_exclusion_holds_under_load_through_transfers_and_crashes(r
         counters, ended = {name: Counter() for name in NAMES}, asyncio.Event()
 
         async def run_client(name: str) -> None:
-            async with connect(cluster.addresses, namespace=name) as client:
+            async with connect(cluster.addresses, namespace=name, response_timeout=WAIT_S) as client:
                 await counters[name].increment_until(client, ended)
 
         async with asyncio.TaskGroup() as group:

@@ -167,7 +167,7 @@ class Load:
 
     async def run(self, number: int) -> None:
         """Lock and release until cancelled. Any error of the client library ends the test."""
-        async with genie.connect(self._servers) as client:
+        async with genie.connect(self._servers, response_timeout=WAIT_S) as client:
             while True:
                 name = self.NAMES[(number + self.grants) % len(self.NAMES)]
                 async with client.lock(name, queue_timeout=60, transaction_timeout=60) as lock:
@@ -205,7 +205,10 @@ async def test_a_rolling_restart_to_a_later_build_under_load_loses_nothing(redis
     try:
         first.start()
         second.start()
-        async with genie.connect(servers) as client, genie.connect(servers) as other:
+        async with (
+            genie.connect(servers, response_timeout=WAIT_S) as client,
+            genie.connect(servers, response_timeout=WAIT_S) as other,
+        ):
             held = await client.acquire("kept", transaction_timeout=600)
             waiting = asyncio.create_task(other.acquire("kept", queue_timeout=600))
             clients += [asyncio.create_task(load.run(number)) for number in range(load.CLIENTS)]
