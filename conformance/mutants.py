@@ -59,8 +59,8 @@ CLIENT_MUTANTS: Final = [
         "1",
         "the secret is the same in every process",
         SESSION,
-        "secrets.token_urlsafe() if secret is None else secret, session_timeout",
-        '"the secret of this client" if secret is None else secret, session_timeout',
+        "secrets.token_urlsafe() if secret is None else secret,\n",
+        '"the secret of this client" if secret is None else secret,\n',
     ),
     Mutant(
         "1",
@@ -73,8 +73,8 @@ CLIENT_MUTANTS: Final = [
         "1",
         "hello lacks the namespace",
         "client/commands.py",
-        "        namespace=namespace,\n        ref=",
-        "        ref=",
+        "        namespace=namespace,\n        note=note,\n",
+        "        note=note,\n",
     ),
     Mutant(
         "1",
@@ -231,8 +231,8 @@ CLIENT_MUTANTS: Final = [
         "10",
         "requests are not repeated",
         SESSION,
-        "            self._send_request(request, now)\n        self._requests.renew_all(now)",
-        "        self._requests.renew_all(now)",
+        "                self._send_request(request, now)\n        outcomes = self._send_deferred_calls(now)",
+        "                pass\n        outcomes = self._send_deferred_calls(now)",
     ),
     Mutant(
         "10", "releases are not repeated", SESSION, "        for release in deferred:\n", "        for release in ():\n"
@@ -316,7 +316,7 @@ CLIENT_MUTANTS: Final = [
         "14",
         "close waits too long for bye",
         "client/aio_connection.py",
-        "min(BYE_TIMEOUT_S, self.connect_timeout)",
+        "min(BYE_TIMEOUT_S, self.response_timeout)",
         "1000",
     ),
     Mutant(
