@@ -31,10 +31,10 @@ def shorten_keepalive(session: ClientSession, now: float) -> None:
     keepalive, stop = session._keepalive, session._keepalive.stop
 
     def restore_and_stop() -> None:
-        keepalive._ping_interval_s, keepalive._timeout_step_s = PING_INTERVAL_S, PING_TIMEOUT_STEP_S
+        keepalive.ping_interval_s, keepalive.timeout_step_s = PING_INTERVAL_S, PING_TIMEOUT_STEP_S
         stop()
 
-    keepalive._ping_interval_s, keepalive._timeout_step_s = 0.25, 0.125
+    keepalive.ping_interval_s, keepalive.timeout_step_s = 0.25, 0.125
     keepalive.stop = restore_and_stop  # type: ignore[method-assign]
     keepalive.next_timer = now
 

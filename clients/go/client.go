@@ -172,7 +172,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Shutdown lets no further calls begin, waits until all locks are released, or until ctx ends, releases those that are still
+// Shutdown lets no further calls begin, waits until all locks are released, or until ctx ends, releases the locks that are still
 // held, which count as lost here, and closes the client. It returns the error of ctx if ctx has ended, and ErrUnavailable if the
 // server has not confirmed all releases.
 func (c *Client) Shutdown(ctx context.Context) error {

@@ -27,7 +27,7 @@ type round struct {
 	queue    []endpoint
 	lookUps  int // of names, that have not ended
 	lookedUp chan []endpoint
-	attempts map[*conn]bool // those that have not ended
+	attempts map[*conn]bool // the attempts that have not ended
 	ended    chan *conn
 	tried    map[string]bool // by HOST:PORT
 

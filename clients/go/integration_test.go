@@ -178,7 +178,7 @@ func TestDeadlock(t *testing.T) {
 	}
 }
 
-// Two clients lock the same two names in opposite orders. Whoever loses a deadlock does not lose again.
+// Two clients lock the same two names in opposite orders. The client that loses a deadlock does not lose again.
 func TestTransactionsInOppositeOrders(t *testing.T) {
 	server := serve(t)
 	var group sync.WaitGroup

@@ -29,7 +29,7 @@ type Lock struct {
 	timer       *time.Timer     // for the end and renewAt; nil: there is neither a watchdog nor a context
 	release     *call           // the release of the lock; nil: none was sent
 	err         error           // why the lock has ended; nil: it is held
-	life        context.Context // ends with the lock; nil: nobody has asked for it
+	life        context.Context // ends with the lock; nil: not requested yet
 	endLife     context.CancelCauseFunc
 }
 

@@ -42,7 +42,7 @@ type call struct {
 	err        error
 }
 
-// newSecret returns a text that nobody can guess.
+// newSecret returns a random text.
 func newSecret() string {
 	secret := make([]byte, 24)
 	if _, err := rand.Read(secret); err != nil {

@@ -176,6 +176,8 @@ def _variables(param: click.Parameter) -> list[str]:
 # -- Options and helpers of the commands that connect to a server --------
 
 MAX_SECONDS = MAX_TIMEOUT_MS / 1000
+RESPONSE_TIMEOUT_S = 10.0
+"""How long a command that holds locks while it runs waits for a server: longer than a failover takes."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, by the convention of shells."""
 

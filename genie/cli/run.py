@@ -26,7 +26,16 @@ from typing import Any
 
 import click
 
-from genie.cli.options import INTERRUPTED, MAX_SECONDS, WholeNumber, one_line, one_line_errors, seconds, server_options
+from genie.cli.options import (
+    INTERRUPTED,
+    MAX_SECONDS,
+    RESPONSE_TIMEOUT_S,
+    WholeNumber,
+    one_line,
+    one_line_errors,
+    seconds,
+    server_options,
+)
 from genie.client.aio import Client, Lock, connect
 from genie.client.note import default_note
 from genie.errors import GenieError, LockError, LockLost, QueueTimeout
@@ -48,9 +57,6 @@ WATCHDOG_TIMEOUT_S = 30.0
 
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
-
-RESPONSE_TIMEOUT_S = 10.0
-"""How long genie waits for a server, besides the queue timeout: longer than a failover takes."""
 
 LOOP_ITERATIONS = 3
 """Event-loop iterations after which a pending signal or timeout has been read, queued and handled."""

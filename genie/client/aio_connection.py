@@ -350,8 +350,8 @@ class AsyncConnection:
     async def close(self) -> None:
         """End the session and the connection. Waiting calls fail, and their requests are released.
 
-        Waits at most `response_timeout`, and at most `BYE_TIMEOUT_S`, for the server's reply to `bye`. Without a reply, the server ends the session after
-        the session timeout.
+        Waits at most `response_timeout`, and at most `BYE_TIMEOUT_S`, for the server's reply to `bye`. Without a reply, the
+        server ends the session after the session timeout.
         """
         if self._closed:
             return
@@ -462,7 +462,10 @@ class AsyncConnection:
         self.session.send(release, time.monotonic())
 
     def check_open(self) -> None:
-        """Raise RuntimeError if the client was never opened or is used from another event loop, ConnectionLost if it was closed."""
+        """Raise RuntimeError if the client was never opened or is used from another event loop.
+
+        Raises ConnectionLost if the client was closed.
+        """
         if not self._closed:
             if _get_running_loop() is not self._loop:
                 raise RuntimeError(

@@ -56,12 +56,10 @@ class Handover(Generic[T]):
 
     # -- in the calling thread ------------------------------------------------------------------------------
 
-    def wait(self, timeout: float = -1) -> bool:
-        """Wait until there is an outcome, or the timeout in seconds has passed; -1: no timeout.
-
-        Returns whether there is an outcome.
-        """
-        return self._done or self._arrived.acquire(timeout=timeout) or self._done
+    def wait(self) -> None:
+        """Wait until there is an outcome. The background thread limits the time."""
+        if not self._done:
+            self._arrived.acquire()
 
     def result(self) -> T:
         """Wait for the outcome. Return the result, or raise the error."""

@@ -171,8 +171,9 @@ class SessionLease(Lease):
         """The session timeout."""
         self.next_timer = math.inf
         """The time at which `on_timer` must be called; inf: nothing is bound to the session, or there is no connection."""
-        self._ping_interval_s = min(PING_INTERVAL_S, timeout / 3)
+        self._ping_interval_s: float
         """Time after which the lease is renewed by a ping. Two pings may be lost or late before the lease ends."""
+        self.set_ping_interval(PING_INTERVAL_S)
 
     def set_ping_interval(self, seconds: float) -> None:
         """Renew the lease after this time, or after a third of the session timeout if that is shorter."""
@@ -234,28 +235,25 @@ class Keepalive:
     def __init__(self) -> None:
         self.next_timer = math.inf
         """The time at which `on_timer` must be called; inf: the timer is stopped."""
-        self._ping_interval_s = PING_INTERVAL_S
+        self.ping_interval_s = PING_INTERVAL_S
         """Seconds without a message from the server after which it is pinged."""
+        self.timeout_step_s = PING_TIMEOUT_STEP_S
+        """Seconds of one step of the ping timeout."""
         self._last_message_at = 0.0
         """When the last message arrived, or the timer was started, in seconds of the monotonic clock."""
         self._step_count = 0
         """Steps of the ping timeout since the last ping; 0: no reply to a ping is awaited."""
 
-    @property
-    def ping_interval_s(self) -> float:
-        """Seconds without a message from the server after which it is pinged."""
-        return self._ping_interval_s
-
     def set_interval(self, seconds: float) -> None:
         """Set the ping interval to the seconds that the server recommends, within limits. 0 keeps the default."""
         if seconds > 0:
-            self._ping_interval_s = min(max(seconds, MIN_PING_INTERVAL_S), MAX_PING_INTERVAL_S)
+            self.ping_interval_s = min(max(seconds, MIN_PING_INTERVAL_S), MAX_PING_INTERVAL_S)
 
     def start(self, now: float) -> None:
         """Start the ping timer, unless it runs already, because the client now expects messages from the server."""
         if self.next_timer == math.inf:
             self.on_message(now)  # the interval begins now
-            self.next_timer = now + self._ping_interval_s
+            self.next_timer = now + self.ping_interval_s
 
     def on_message(self, now: float) -> None:
         """Restart the ping interval, and end a ping timeout, because the server has sent something."""
@@ -275,11 +273,11 @@ class Keepalive:
         should_ping = False
         if self._step_count:
             self._step_count += 1
-        elif now >= self._last_message_at + self._ping_interval_s:
+        elif now >= self._last_message_at + self.ping_interval_s:
             self._step_count = 1
             should_ping = True
         self.next_timer = (
-            now + PING_TIMEOUT_STEP_S if self._step_count else self._last_message_at + self._ping_interval_s
+            now + self.timeout_step_s if self._step_count else self._last_message_at + self.ping_interval_s
         )
         return should_ping
 

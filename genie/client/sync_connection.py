@@ -216,7 +216,8 @@ class SyncConnection:
     def call(self, call: Call) -> Any:
         """Send a call, wait for its outcome, and return its result or raise its error.
 
-        Without an answer Unavailable is raised, as by `AsyncConnection.call`. The caller must `abandon` a request if this method raises an error.
+        Without an answer Unavailable is raised, as by `AsyncConnection.call`. The caller must `abandon` a request if this
+        method raises an error.
         """
         if self._state is not OPEN:
             self._check_open()  # raises an error

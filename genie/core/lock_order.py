@@ -769,7 +769,7 @@ def _offender(example: Example) -> str:
 def _offending_edges(inversion: Inversion) -> Sequence[Edge]:
     """Return the edges whose transactions are presumed wrong.
 
-    Of a cycle, all but the edge that was seen most often, which is the usual order. Of a class, those that descend.
+    Of a cycle, all but the edge that was seen most often, which is the usual order. Of a class, the descending edges.
     """
     if inversion.kind is Kind.CYCLE:
         usual = max(inversion.edges, key=lambda edge: edge.count)

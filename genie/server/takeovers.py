@@ -29,7 +29,7 @@ WINDOW_MS: Final = 10_000
 LOG_INTERVAL_MS: Final = 10_000
 """Minimum time in ms between two lines of the log."""
 MAX_SESSIONS: Final = 1_000
-"""Number of sessions whose takeovers are remembered: those that were taken over last."""
+"""Number of sessions whose takeovers are remembered. The least recent ones are forgotten."""
 
 
 class Takeovers:

@@ -175,7 +175,7 @@ def check_after(client: sync.Client, other: sync.Client, known: Known, ids: list
         with contextlib.suppress(RequestRejected):  # a detached lock
             other.release(id)
     client.ping()
-    free = other.acquire(NAME, queue_timeout=WAIT_S)  # granted as soon as the client has released what nobody knows
+    free = other.acquire(NAME, queue_timeout=WAIT_S)  # granted as soon as the client has released its locks
     free.release()
     session = client._connection.aio.session
     assert session.held_requests() == [], reached

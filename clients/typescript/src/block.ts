@@ -20,7 +20,7 @@ export async function runBlock<T>(
   } catch (error) {
     const loss = findLoss();
     if (loss && loss !== error) loss.cause ??= error;
-    // The error of the work is reported at once, also without a connection. The release goes on in the background.
+    // The error of the work is reported at once, also without a connection. The release continues in the background.
     for (const lock of locks) lock.release().catch(() => {});
     throw loss ?? error;
   }

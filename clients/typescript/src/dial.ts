@@ -7,7 +7,7 @@ import { fromReply } from './errors.js';
 import type { ConnectOptions } from './options.js';
 import { MessageReader, type Message, type Welcome } from './wire.js';
 
-/** Time (ms) after which the next attempt begins, although the last one goes on. */
+/** Time (ms) after which the next attempt begins, although the last one still runs. */
 const STAGGER = 250;
 /** Time (ms) after which `hello` is sent on another connection, although the last one has no answer. */
 const HELLO_STAGGER = 1_000;

@@ -81,7 +81,7 @@ test('a lock that is granted in the tick of its abort is released', async () => 
   assert.equal(await confirm(connection), 2);
 });
 
-test('close waits for locks, releases them, or warns of those that stay held', async () => {
+test('close waits for locks, releases them, or warns of the locks that stay held', async () => {
   const { warnings, logger } = recorder();
   await using fake = await connected({ logger });
   const { client, connection } = fake;

@@ -116,7 +116,7 @@ test('a rejection at a reconnect fails the calls, and the token is read again', 
     assert.ok((await waiting) instanceof RejectedError);
     const next = await server.accept();
     await next.handshake();
-    await next.expect('watch'); // it goes on
+    await next.expect('watch'); // the client continues
     await watch.return();
     next.socket.destroy();
     await client.close();

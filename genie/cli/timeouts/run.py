@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from genie.cli.options import WholeNumber, one_line, one_line_errors, seconds, server_options
+from genie.cli.options import RESPONSE_TIMEOUT_S, WholeNumber, one_line, one_line_errors, seconds, server_options
 from genie.cli.timeouts.options import ledger_options, progress_option
 from genie.client.aio import connect
 from genie.protocol import codec
@@ -24,8 +24,6 @@ from genie.timeouts.handler import MAX_BATCH
 from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import last_change
 
-RESPONSE_TIMEOUT_S = 10.0
-"""How long a call waits for a Genie server: longer than a failover takes."""
 KILL_AFTER_S = 10.0
 """Time between SIGTERM and SIGKILL when genie ends a running command."""
 
