@@ -16,8 +16,8 @@ FIELD = "build"
 """The additional field of each held or waiting request."""
 _PATCHES = {
     "storage/redis/records.py": [
-        ("    traceparent: str | None = None\n", f"    traceparent: str | None = None\n    {FIELD}: str = ''\n"),
-        ("            change.traceparent,\n", f"            change.traceparent,\n            {FIELD}='later',\n"),
+        ("    session_note: str | None = None\n", f"    session_note: str | None = None\n    {FIELD}: str = ''\n"),
+        ("            session_note,\n", f"            session_note,\n            {FIELD}='later',\n"),
     ],
     "protocol/replies.py": [('        "server": server,\n', '        "server": server,\n        "build": "later",\n')],
 }

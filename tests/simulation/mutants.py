@@ -316,8 +316,8 @@ MUTANTS = [
     Mutant(
         "notes are not stored",
         "storage/redis/records.py",
-        "            change.note,",
-        "            None,",
+        "            note,\n            change.traceparent,",
+        "            None,\n            change.traceparent,",
         first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
