@@ -34,7 +34,7 @@ from genie.version import VERSION as __version__  # noqa: N811 - the name that t
 
 if TYPE_CHECKING:
     from genie import sync, tokens
-    from genie.client.aio import Client, Lock, connect
+    from genie.client.aio import Client, Lock, Transaction, connect
     from genie.client.inspection import Holder, Inspection, Waiter
     from genie.client.watches import Change
 
@@ -57,6 +57,7 @@ __all__ = [
     "QueueTimeout",
     "RequestRejected",
     "StaleFence",
+    "Transaction",
     "TransactionTimeout",
     "Unavailable",
     "Waiter",
@@ -76,6 +77,7 @@ _MODULE_BY_NAME = {
     "Inspection": "genie.client.inspection",
     "Waiter": "genie.client.inspection",
     "Lock": "genie.client.aio",
+    "Transaction": "genie.client.aio",
 }
 """The module of each public name that is imported on first access."""
 

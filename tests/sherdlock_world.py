@@ -80,6 +80,11 @@ class FakeLock:
         if self.genie.down:
             raise Unavailable("the fake is down")
 
+    def detach(self) -> int:
+        if self.id not in self.genie.locks:
+            raise LockLost("it is lost", id=self.id)
+        return self.id
+
     async def extend(self, seconds: float) -> None:
         await asyncio.sleep(self.genie.delay_s)
         if self.id not in self.genie.locks:

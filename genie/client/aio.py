@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from genie.client import commands, inspection, watches
-from genie.client.aio_connection import AsyncConnection
+from genie.client.aio_connection import AsyncConnection, logger
 from genie.client.commands import (
     Extend,
     Inspect,
@@ -26,9 +25,12 @@ from genie.client.commands import (
 from genie.client.config import Address, ClientOptions, parse_addresses
 from genie.client.errors import already_released, copy_lock_lost, reject_pickling
 from genie.client.inspection import Inspection
+from genie.client.transaction import Attempts, RunningNames, TransactionLocks, TransactionOptions, unique_name
 from genie.client.watches import Change
-from genie.errors import Code, ConnectionLost, GenieError, QueueTimeout, RequestRejected
+from genie.errors import Code, ConnectionLost, Deadlock, GenieError, LockLost, QueueTimeout, RequestRejected
 from genie.protocol.resources import exclusive
+
+T = TypeVar("T")
 
 
 class Lock(LockInfo):
@@ -192,20 +194,154 @@ class LockContext:
             if cancelled_by_another and isinstance(error, asyncio.CancelledError):
                 return  # propagate the other cancellation
             raise copy_lock_lost(request.error) from error
-        try:
-            if error is None or self._connection.session.up:
-                await lock.release()
-            else:
-                self._connection.release_lock(request)  # do not delay the block's error until there is a connection
-        except GenieError as release_error:
-            with contextlib.suppress(ConnectionLost):  # the client was closed
-                self._connection.release_lock(request)  # retry in the background
-            if error is None:
-                raise
-            error.add_note(f"In addition, lock {lock.id} could not be released: {release_error}")
+        if error is None:
+            await release_after_success(self._connection, [request])
+            if request.error is not None:  # the lock was lost before the release arrived
+                raise copy_lock_lost(request.error)
             return
-        if error is None and request.error is not None:  # the lock was lost before the release arrived
-            raise copy_lock_lost(request.error)
+        problem = await release_after_error(self._connection, [request])
+        if problem is not None:
+            error.add_note(f"In addition, lock {lock.id} could not be released: {problem}")
+
+
+async def release_after_success(connection: AsyncConnection, requests: Sequence[Request]) -> None:
+    """Release the locks of a block that has succeeded.
+
+    If the server does not confirm it, the work of the block is done nevertheless: the client logs a warning, and retries the
+    release in the background.
+    """
+    problem = await connection.release_all(requests)
+    if problem is not None:
+        names = ", ".join(resource for request in requests for resource in request.resources)
+        logger.warning("the release of %s was not confirmed, and continues in the background: %s", names, problem)
+
+
+async def release_after_error(connection: AsyncConnection, requests: Sequence[Request]) -> GenieError | None:
+    """Release the locks of a block that has failed. Returns the error of the release, or None.
+
+    While disconnected, the release is only queued: the error of the block is not delayed until there is a connection.
+    """
+    if connection.session.up:
+        return await connection.release_all(requests)
+    try:
+        for request in requests:
+            connection.release_lock(request)
+    except ConnectionLost as problem:  # the client was closed
+        return problem
+    return None
+
+
+# -- transactions -------------------------------------------------------------------------------------
+
+
+class Transaction:
+    """A running transaction: locks resources as it proceeds. `client.run_transaction` passes it to the work.
+
+    All locks of the transaction are released together at its end: do not release them before.
+    """
+
+    __slots__ = ("_connection", "_locks", "_on_lost")
+
+    def __init__(self, connection: AsyncConnection, locks: TransactionLocks, on_lost: Callable[[], None]) -> None:
+        self._connection = connection
+        self._locks = locks
+        self._on_lost = on_lost
+
+    @property
+    def name(self) -> str:
+        """The name of the transaction: requests with this name do not block each other."""
+        return self._locks.name
+
+    @property
+    def fence(self) -> int:
+        """The greatest fencing token of the locks of this transaction; 0 if it has locked nothing yet."""
+        return self._locks.fence
+
+    async def lock(self, *resources: str) -> Lock:
+        """Wait until all of the resources can be locked at once, and hold them until the end of the transaction.
+
+        Returns at once for resources that the transaction holds already. Resources and errors are those of
+        `client.acquire`. If any lock of the transaction is lost, its work is cancelled.
+
+        Raises:
+            Deadlock: at once, if the wait could never end. `client.run_transaction` then repeats the work.
+            LockLost: if a lock of the transaction was lost.
+            RuntimeError: if the transaction has ended.
+
+        """
+        request = self._locks.request(resources, self._connection.session.new_ref())
+        if request.state is RequestState.HELD:
+            return Lock(self._connection, request)
+        lock = await acquire(self._connection, request)
+        request.on_lost = self._on_lost
+        return lock
+
+
+class TransactionContext:
+    """The async context manager that `client.transaction(…)` returns. It can be used once.
+
+    If a lock is lost, the block is cancelled, and the `async with` statement raises LockLost, as `client.lock` does.
+    """
+
+    __slots__ = ("__weakref__", "_connection", "_earlier_cancellations", "_names", "_task", "locks")
+
+    def __init__(self, connection: AsyncConnection, locks: TransactionLocks, names: RunningNames | None) -> None:
+        self.locks = locks
+        """What the transaction has asked for."""
+        self._connection = connection
+        self._names = names
+        """Where the name is claimed while the block runs; None: the caller has claimed it."""
+        self._task: asyncio.Task[Any] | None = None
+        """The task that runs the block; None: the block has not begun."""
+        self._earlier_cancellations = 0
+        """The number of requested cancellations of the task at the start of the block."""
+
+    async def __aenter__(self) -> Transaction:
+        if self._task is not None:
+            raise RuntimeError("a transaction can be entered only once; call client.transaction() again")
+        self._connection.check_open()
+        if self._names is not None:
+            self._names.add(self.locks.name, self)
+        self._task = asyncio.current_task()
+        self._earlier_cancellations = 0 if self._task is None else self._task.cancelling()
+        return Transaction(self._connection, self.locks, self._cancel_block)
+
+    def _cancel_block(self) -> None:
+        """Cancel the task that runs the block, once, because a lock is lost."""
+        if self._task is not None:
+            for request in self.locks.requests:
+                request.on_lost = None
+            self._task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Release all locks. Raise LockLost if any lock was lost during the block.
+
+        If the block has succeeded and its locks are not lost, a release that is not confirmed is retried in the background,
+        and a warning is logged.
+        """
+        self.locks.ended = True
+        if self._names is not None:
+            self._names.discard(self.locks.name)
+        was_cancelled = any(request.error is not None for request in self.locks.requests)
+        for request in self.locks.requests:
+            request.on_lost = None
+        cancelled_by_another = False
+        if was_cancelled and self._task is not None:
+            cancelled_by_another = self._task.uncancel() > self._earlier_cancellations
+        if error is None and not was_cancelled:
+            await release_after_success(self._connection, self.locks.held())
+            self.locks.check_not_lost()  # a lock may have been lost before the release arrived
+            return
+        problem = await release_after_error(self._connection, self.locks.held())
+        if problem is not None and error is not None:
+            error.add_note(f"In addition, the locks of {self.locks.name!r} could not be released: {problem}")
+        if was_cancelled and not (cancelled_by_another and isinstance(error, asyncio.CancelledError)):
+            try:
+                self.locks.check_not_lost()
+            except LockLost as lost:
+                raise lost from error
 
 
 # -- watches ------------------------------------------------------------------------------------------
@@ -351,6 +487,7 @@ class Client:
         options: ClientOptions,
     ) -> None:
         self._connection = AsyncConnection(addresses, options)
+        self._transactions = RunningNames()
 
     __reduce__ = reject_pickling
 
@@ -363,13 +500,18 @@ class Client:
     ) -> None:
         await self.close()
 
-    async def close(self) -> None:
+    async def close(self, *, release: bool = False) -> None:
         """End the session and the connection. Waiting calls raise ConnectionLost, and their requests are cancelled.
 
         Locks with `on_disconnect="release"` are released. The others stay held until they are released by id or their
-        `transaction_timeout` has passed. A server that can't be reached does the same after `session_timeout`.
+        `transaction_timeout` has passed; a warning names them. A server that can't be reached does the same after
+        `session_timeout`.
+
+        Args:
+            release: release all locks of this client, as if each had `on_disconnect="release"`.
+
         """
-        await self._connection.close()
+        await self._connection.close(release=release)
 
     def lock(
         self,
@@ -555,6 +697,71 @@ class Client:
             note=note,
         )
         return await acquire(self._connection, request)
+
+    def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> TransactionContext:
+        """Lock resources as a block proceeds, and release them together: `async with client.transaction() as tx:`.
+
+        Use `run_transaction` to repeat the work after a deadlock.
+
+        Args:
+            name: the name of the transaction. It must be unique: requests with one name never block each other, so a
+                constant, or the key of an idempotent operation, isolates nothing. None: a unique name.
+            options: `queue_timeout`, `transaction_timeout`, `priority`, `watchdog`, `on_disconnect` and `note` of each lock,
+                as in `acquire`.
+
+        Raises:
+            ValueError, TypeError: if an argument is wrong, or at the start of the block, if a transaction with this name
+                runs in this client.
+
+        """
+        locks = TransactionLocks(unique_name() if name is None else name, dict(options))
+        return TransactionContext(self._connection, locks, self._transactions)
+
+    async def run_transaction(
+        self,
+        work: Callable[[Transaction], Awaitable[T]],
+        *,
+        name: str | None = None,
+        attempts: int = 10,
+        **options: Unpack[TransactionOptions],
+    ) -> T:
+        """Run work that locks resources as it proceeds, and return its result. After a deadlock the work is repeated.
+
+        All locks are released at the end of each attempt. Before the work is repeated, one request locks everything that
+        the earlier attempts have asked for: that request cannot deadlock, so the work does not lose twice to the same
+        transactions. The work must undo what it has done, or do nothing, before it has all of its locks.
+
+        Args:
+            work: an async function. Its argument is the transaction: `lock = await tx.lock("accounts/2")`.
+            name: the name of the transaction, as in `transaction`. None: a unique name.
+            attempts: how often the work is done at most. Only Deadlock repeats it.
+            options: those of `transaction`, for each lock.
+
+        Raises:
+            Deadlock: if the last attempt has ended in a deadlock, too.
+            LockLost: if a lock was lost during the work, which was cancelled.
+            Exception: any other error of the work.
+
+        """
+        name = unique_name(work) if name is None else name
+        repetition = Attempts(attempts)
+        self._transactions.add(name, repetition)
+        try:
+            while True:
+                context = TransactionContext(self._connection, TransactionLocks(name, dict(options)), None)
+                try:
+                    async with context as tx:
+                        wanted = repetition.wanted_resources()
+                        if wanted:
+                            await tx.lock(*wanted)
+                        return await work(tx)
+                except Deadlock:
+                    pause_s = repetition.on_deadlock(context.locks)
+                    if pause_s is None:
+                        raise
+                await asyncio.sleep(pause_s)
+        finally:
+            self._transactions.discard(name)
 
     def watch(self, prefix: str) -> Watch:
         """Watch the locks on resources with a prefix: `async for change in client.watch("token/"):`.

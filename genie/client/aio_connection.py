@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from asyncio import _get_running_loop  # returns None if no event loop runs
@@ -20,11 +21,14 @@ from genie.client.config import (
     resolve_token,
 )
 from genie.client.failover import ServerList
-from genie.client.session import ClientSession
+from genie.client.session import ClientSession, is_unknown_id
 from genie.client.watches import Watch
 from genie.errors import ConnectionLost, GenieError, RequestRejected, Unavailable
 from genie.net import enable_keepalive
 from genie.tls import describe_error
+
+logger = logging.getLogger("genie.client")
+"""Warnings about locks that stay held, or are released later than their block has ended."""
 
 MAX_UNSENT_COMMANDS: Final = 32
 """Maximum number of commands of several tasks in one write. The server executes them while the other tasks make theirs."""
@@ -347,14 +351,26 @@ class AsyncConnection:
         self._was_opened = True
         self._set_timer()
 
-    async def close(self) -> None:
+    async def close(self, *, release: bool = False) -> None:
         """End the session and the connection. Waiting calls fail, and their requests are released.
+
+        `release`: release all held locks, too. Otherwise a warning names those that stay held.
 
         Waits at most `response_timeout`, and at most `BYE_TIMEOUT_S`, for the server's reply to `bye`. Without a reply, the
         server ends the session after the session timeout.
         """
         if self._closed:
             return
+        kept = [request for request in self.session.held_requests() if not request.bound_to_session]
+        if kept and release:
+            await self.release_all(kept)
+        elif kept:
+            names = ", ".join(f"{request.id} ({' '.join(request.resources)})" for request in kept)
+            logger.warning(
+                "the client was closed with locks held, until they are released by id or time out: %s. Release them before, "
+                "detach them, or use close(release=True)",
+                names,
+            )
         self._closed = True
         try:
             self._deliver(self.session.begin_close(time.monotonic()))
@@ -430,8 +446,44 @@ class AsyncConnection:
             return cast("str", await future)
         finally:
             self._waiting_tasks -= 1
-            release.future = None
-            self._deadlines.pop(release, None)  # after a cancellation
+            self._forget_caller(release)
+
+    def _forget_caller(self, release: Release) -> None:
+        """Ignore the reply to a release from now on. The client still retries the release."""
+        release.future = None
+        self._deadlines.pop(release, None)  # after a cancellation
+
+    async def release_all(self, requests: Sequence[Request]) -> GenieError | None:
+        """Release locks together, and wait for all replies. Returns the first error, or None.
+
+        A lock whose release has failed is released again in the background, also after a cancellation of this task.
+        """
+        if self._closed:
+            return ConnectionLost("the client was closed")
+        now = time.monotonic()
+        futures: list[asyncio.Future[str]] = []
+        releases = [release for request in requests if (release := self.session.release(request, now)) is not None]
+        for release in releases:
+            futures.append(self._loop.create_future())
+            self.limit_wait(release, futures[-1], now)
+        self._flush_alone_or_soon()
+        self._waiting_tasks += 1
+        problem: GenieError | None = None
+        try:
+            for future in futures:
+                try:
+                    await future
+                except GenieError as error:
+                    if not is_unknown_id(error):  # a lock that the server does not know is not held
+                        problem = problem or error
+        finally:
+            self._waiting_tasks -= 1
+            for release in releases:
+                self._forget_caller(release)
+        if problem is not None and not self._closed:
+            for request in requests:
+                self.release_lock(request)  # does nothing for a lock that was released
+        return problem
 
     def release_lock(self, request: Request) -> Release | None:
         """Send the release of a lock, or queue it while disconnected.

@@ -813,10 +813,10 @@ class ClientSession:
         if release is None:
             outcomes.append(Outcome(request, error=error))
             return
-        if release.maybe_executed and _is_unknown_id(error):  # the server executed it on an earlier connection
+        if release.maybe_executed and is_unknown_id(error):  # the server executed it on an earlier connection
             outcomes.append(Outcome(release, result=errors.SUCCESS))
             return
-        if request.fence and _is_unknown_id(error):
+        if request.fence and is_unknown_id(error):
             self._mark_lost(request, errors.unknown_to_server(request.id), outcomes)
         outcomes.append(Outcome(release, error=error))
 
@@ -835,7 +835,7 @@ class ClientSession:
         elif isinstance(call, Extend) and call.request is not None and call.request.state is RequestState.WAITING:
             if not will_retry:
                 self._fail_unextended(call.request, error, outcomes)
-        elif isinstance(call, Release | Extend) and _is_unknown_id(error):
+        elif isinstance(call, Release | Extend) and is_unknown_id(error):
             self._handle_unknown_id(call, error, outcomes)
         else:
             request = call.request if isinstance(call, Release) else None
@@ -847,7 +847,7 @@ class ClientSession:
     def _fail_unextended(self, request: Request, error: GenieError, outcomes: list[Outcome]) -> None:
         """Fail a granted request whose extension was rejected, so that it is unknown how long its lock will be held."""
         self._mark_ended(request)
-        if _is_unknown_id(error):
+        if is_unknown_id(error):
             error = errors.unknown_to_server(request.id)
         else:
             self._send_with_ref(Release(request.id))
@@ -927,6 +927,6 @@ class ClientSession:
         outcomes.append(Outcome(request, error=error))
 
 
-def _is_unknown_id(error: GenieError) -> bool:
+def is_unknown_id(error: GenieError) -> bool:
     """Return whether an error reply means that the server does not know the id or `ref` of a command."""
     return isinstance(error, RequestRejected) and error.code == Code.UNKNOWN_ID

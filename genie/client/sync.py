@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from genie.client import commands, inspection, watches
+from genie.client.aio_connection import logger
 from genie.client.commands import (
     Extend,
     Inspect,
@@ -22,12 +24,15 @@ from genie.client.commands import (
 )
 from genie.client.config import Address, ClientOptions, parse_addresses
 from genie.client.errors import already_released, copy_lock_lost, reject_pickling
-from genie.client.handover import LostEvent
+from genie.client.handover import Guard, LostEvent
 from genie.client.inspection import Inspection
 from genie.client.sync_connection import SyncConnection
+from genie.client.transaction import Attempts, RunningNames, TransactionLocks, TransactionOptions, unique_name
 from genie.client.watches import Change
-from genie.errors import Code, GenieError, QueueTimeout, RequestRejected
+from genie.errors import Code, Deadlock, GenieError, QueueTimeout, RequestRejected
 from genie.protocol.resources import exclusive
+
+T = TypeVar("T")
 
 
 class Lock(LockInfo):
@@ -144,21 +149,40 @@ class LockContext:
         lock, request = self._lock, self._request
         if lock is None or request.state is RequestState.DETACHED or self._connection.forked:
             return  # this process has no lock to release
-        try:
-            if error is None or self._connection.up:
-                lock.release()
-            else:  # do not delay the block's error until there is a connection
-                self._connection.release_lock(request, wait=False)
-        except GenieError as release_error:
-            self._connection.abandon(request)  # retries in the background
-            if error is None:
-                raise
-            error.add_note(f"In addition, lock {lock.id} could not be released: {release_error}")
-            return
-        if request.error is not None:
-            if error is None:
+        if error is None:
+            release_after_success(self._connection, [request])
+            if request.error is not None:
                 raise copy_lock_lost(request.error)
+            return
+        problem = release_after_error(self._connection, [request])
+        if problem is not None:
+            error.add_note(f"In addition, lock {lock.id} could not be released: {problem}")
+        elif request.error is not None:
             error.add_note(f"In addition, {request.error}")
+
+
+def release_after_success(connection: SyncConnection, requests: Sequence[Request]) -> None:
+    """Release the locks of a block that has succeeded.
+
+    If the server does not confirm it, the work of the block is done nevertheless: the client logs a warning, and retries the
+    release in the background.
+    """
+    problem = connection.release_all(requests)
+    if problem is not None:
+        names = ", ".join(resource for request in requests for resource in request.resources)
+        logger.warning("the release of %s was not confirmed, and continues in the background: %s", names, problem)
+
+
+def release_after_error(connection: SyncConnection, requests: Sequence[Request]) -> GenieError | None:
+    """Release the locks of a block that has failed. Returns the error of the release, or None.
+
+    While disconnected, the release is only queued: the error of the block is not delayed until there is a connection.
+    """
+    if connection.up:
+        return connection.release_all(requests)
+    for request in requests:
+        connection.abandon(request)
+    return None
 
 
 def acquire(connection: SyncConnection, request: Request) -> Lock:
@@ -172,6 +196,109 @@ def acquire(connection: SyncConnection, request: Request) -> Lock:
     except BaseException:  # maybe raised by a signal handler after the grant
         connection.abandon(request)
         raise
+
+
+class Transaction:
+    """A running transaction: locks resources as it proceeds. `client.run_transaction` passes it to the work.
+
+    All locks of the transaction are released together at its end: do not release them before.
+    """
+
+    __slots__ = ("_connection", "_locks", "_owner")
+
+    def __init__(
+        self, connection: SyncConnection, locks: TransactionLocks, owner: weakref.ref[TransactionContext]
+    ) -> None:
+        self._connection = connection
+        self._locks = locks
+        self._owner = owner
+        """The context of the block. Not a strong reference: the end of a block that was interrupted must be noticed."""
+
+    @property
+    def name(self) -> str:
+        """The name of the transaction: requests with this name do not block each other."""
+        return self._locks.name
+
+    @property
+    def fence(self) -> int:
+        """The greatest fencing token of the locks of this transaction; 0 if it has locked nothing yet."""
+        return self._locks.fence
+
+    def lock(self, *resources: str) -> Lock:
+        """Wait until all of the resources can be locked at once, and hold them until the end of the transaction.
+
+        Returns at once for resources that the transaction holds already. Errors are those of `genie.Transaction.lock`.
+        """
+        request = self._locks.request(resources, self._connection.new_ref())
+        if request.state is RequestState.HELD:
+            return Lock(self._connection, request)
+        owner = self._owner()
+        if owner is not None:
+            owner.guards.append(self._connection.guard(owner, request))
+        return acquire(self._connection, request)
+
+
+class TransactionContext:
+    """The context manager that `client.transaction(…)` returns. It can be used once.
+
+    If a lock is lost, the end of the block raises LockLost, since the thread can't be interrupted earlier.
+    """
+
+    __slots__ = ("__weakref__", "_connection", "_entered", "_names", "guards", "locks")
+
+    def __init__(self, connection: SyncConnection, locks: TransactionLocks, names: RunningNames | None) -> None:
+        self.locks = locks
+        """What the transaction has asked for."""
+        self.guards: list[Guard] = []
+        """Release the locks if the end of the block is interrupted before its first instruction."""
+        self._connection = connection
+        self._names = names
+        """Where the name is claimed while the block runs; None: the caller has claimed it."""
+        self._entered = False
+
+    def __enter__(self) -> Transaction:
+        if self._entered:
+            raise RuntimeError("a transaction can be entered only once; call client.transaction() again")
+        self._connection.check_open()
+        if self._names is not None:
+            self._names.add(self.locks.name, self)
+        self._entered = True
+        return Transaction(self._connection, self.locks, weakref.ref(self))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Release all locks. Raise LockLost if any lock was lost, and the block raised no error.
+
+        If the block has succeeded and its locks are not lost, a release that is not confirmed is retried in the background,
+        and a warning is logged.
+        """
+        try:
+            self._end_block(error)
+            for guard in self.guards:
+                self._connection.unguard(guard)
+        except BaseException:  # maybe raised by a signal handler before the releases were sent
+            for request in self.locks.requests:
+                self._connection.abandon(request)
+            raise
+
+    def _end_block(self, error: BaseException | None) -> None:
+        """Release all locks after a block that has ended with this error, or without one."""
+        self.locks.ended = True
+        if self._names is not None:
+            self._names.discard(self.locks.name)
+        if self._connection.forked:
+            return  # this process has no locks to release
+        if error is None:
+            release_after_success(self._connection, self.locks.held())
+            self.locks.check_not_lost()
+            return
+        problem = release_after_error(self._connection, self.locks.held())
+        if problem is not None:
+            error.add_note(f"In addition, the locks of {self.locks.name!r} could not be released: {problem}")
+        for request in self.locks.requests:
+            if request.error is not None:
+                error.add_note(f"In addition, {request.error}")
 
 
 class Watch:
@@ -276,6 +403,7 @@ class Client:
         options: ClientOptions,
     ) -> None:
         self._connection = SyncConnection(addresses, options)
+        self._transactions = RunningNames()
 
     __reduce__ = reject_pickling
 
@@ -288,12 +416,12 @@ class Client:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, release: bool = False) -> None:
         """End the session and the connection. Waiting calls raise ConnectionLost, and their requests are cancelled.
 
-        `genie.Client.close` describes which locks are released.
+        `genie.Client.close` describes `release`, and which locks are released without it.
         """
-        self._connection.close()
+        self._connection.close(release=release)
 
     def lock(
         self,
@@ -420,6 +548,47 @@ class Client:
             note=note,
         )
         return acquire(self._connection, request)
+
+    def transaction(self, name: str | None = None, **options: Unpack[TransactionOptions]) -> TransactionContext:
+        """Lock resources as a block proceeds, and release them together: `with client.transaction() as tx:`.
+
+        Arguments and errors are those of `genie.Client.transaction`.
+        """
+        locks = TransactionLocks(unique_name() if name is None else name, dict(options))
+        return TransactionContext(self._connection, locks, self._transactions)
+
+    def run_transaction(
+        self,
+        work: Callable[[Transaction], T],
+        *,
+        name: str | None = None,
+        attempts: int = 10,
+        **options: Unpack[TransactionOptions],
+    ) -> T:
+        """Run work that locks resources as it proceeds, and return its result. After a deadlock the work is repeated.
+
+        Arguments and errors are those of `genie.Client.run_transaction`; `work` is a function, and if a lock was lost during
+        the work, LockLost is raised at its end.
+        """
+        name = unique_name(work) if name is None else name
+        repetition = Attempts(attempts)
+        self._transactions.add(name, repetition)
+        try:
+            while True:
+                context = TransactionContext(self._connection, TransactionLocks(name, dict(options)), None)
+                try:
+                    with context as tx:
+                        wanted = repetition.wanted_resources()
+                        if wanted:
+                            tx.lock(*wanted)
+                        return work(tx)
+                except Deadlock:
+                    pause_s = repetition.on_deadlock(context.locks)
+                    if pause_s is None:
+                        raise
+                time.sleep(pause_s)
+        finally:
+            self._transactions.discard(name)
 
     def watch(self, prefix: str) -> Watch:
         """Watch the locks on resources with a prefix: `for change in client.watch("token/"):`.

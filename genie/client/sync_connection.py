@@ -25,8 +25,9 @@ from genie.client.aio_connection import AsyncConnection
 from genie.client.commands import Call, Release, Request, RequestState
 from genie.client.config import Address, ClientOptions
 from genie.client.handover import Guard, Handover
+from genie.client.session import is_unknown_id
 from genie.client.watches import Change, Watch
-from genie.errors import ConnectionLost
+from genie.errors import ConnectionLost, GenieError
 
 T = TypeVar("T")
 
@@ -107,13 +108,13 @@ class SyncConnection:
             self._state = _State.NEW
             raise
 
-    def close(self) -> None:
-        """End the session and the connection. Waiting calls fail, and their requests are released."""
+    def close(self, *, release: bool = False) -> None:
+        """End the session and the connection. Waiting calls fail, and their requests are released, as `release` demands."""
         if self._state is not OPEN:
             return
         try:
             self._state = _State.CLOSED
-            self._run_coroutine(self.aio.close())
+            self._run_coroutine(self.aio.close(release=release))
         finally:
             self._stop_loop()
 
@@ -220,7 +221,7 @@ class SyncConnection:
         method raises an error.
         """
         if self._state is not OPEN:
-            self._check_open()  # raises an error
+            self.check_open()  # raises an error
         handover: Handover[Any] = Handover()
         try:
             self._submit(self._send, call, handover)
@@ -263,6 +264,30 @@ class SyncConnection:
         if handover is not None:
             handover.result()
 
+    def release_all(self, requests: Sequence[Request]) -> GenieError | None:
+        """Release locks together, and wait for all replies. Returns the first error, or None.
+
+        A lock whose release has failed is released again in the background, also if an exception interrupts the wait.
+        """
+        problem: GenieError | None = None
+        try:
+            handovers: list[Handover[str]] = []
+            for request in requests:
+                handovers.append(Handover())
+                self._submit(self._send_lock_release, request, handovers[-1])
+            for handover in handovers:
+                try:
+                    handover.result()
+                except GenieError as error:
+                    if not is_unknown_id(error):  # a lock that the server does not know is not held
+                        problem = problem or error
+        except ConnectionLost as error:  # the client was closed
+            return error
+        finally:
+            for request in requests:
+                self.abandon(request)  # does nothing for a lock that is released
+        return problem
+
     def detach(self, request: Request) -> None:
         """Stop managing a held lock. The server continues to hold the lock."""
         self._execute_and_wait(self.aio.detach, request)
@@ -285,7 +310,7 @@ class SyncConnection:
 
     def start_watch(self, watch: Watch) -> None:
         """Subscribe a watch now, instead of when its first change is awaited."""
-        self._check_open()
+        self.check_open()
         self._execute_and_wait(self.aio.start_watch, watch)
 
     def next_change(self, watch: Watch) -> Change | None:
@@ -322,7 +347,7 @@ class SyncConnection:
 
     # -- passing work to the background thread --------------------------------------------------------------
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise an error that says why the client can't be used, unless the client is open."""
         if self._state is OPEN:
             return
@@ -343,7 +368,7 @@ class SyncConnection:
         None. Raises an error if the client is not open.
         """
         if self._state is not OPEN:
-            self._check_open()  # raises an error
+            self.check_open()  # raises an error
         if threading.get_ident() == self._thread_id:
             raise RuntimeError(
                 "a call in the client's own thread, for example in a finalizer, would block itself forever"
@@ -366,7 +391,7 @@ class SyncConnection:
         If the background thread has ended, or is this thread, the function is executed in this thread.
         """
         if self._state is _State.FORKED:
-            self._check_open()  # raises an error
+            self.check_open()  # raises an error
         if self._thread is None or threading.get_ident() == self._thread_id:
             function(*arguments)
             return

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from genie import Client, Lock, QueueTimeout, connect, sync
+from genie import Client, Lock, QueueTimeout, Transaction, connect, sync
 from servers import WAIT_S, Genie
 
 NAME = "cancelled/lock"
@@ -94,6 +94,20 @@ async def time_out(client: Client, _: Known) -> None:
         await client.acquire(HELD, queue_timeout=0)
 
 
+async def transaction(client: Client, _: Known) -> None:
+    async with client.transaction(transaction_timeout=600, watchdog=True) as tx:
+        await tx.lock(NAME)
+        await tx.lock("cancelled/second")
+
+
+async def run_transaction(client: Client, _: Known) -> None:
+    async def work(tx: Transaction) -> None:
+        await tx.lock(NAME)
+        await tx.lock("cancelled/second")
+
+    await client.run_transaction(work, transaction_timeout=600, watchdog=True)
+
+
 async def release(_: Client, known: Known) -> None:
     await known[0].release()
 
@@ -124,7 +138,10 @@ async def watch(client: Client, _: Known) -> None:
 
 
 FINDS_THE_LOCK_HELD = [release, release_by_id, extend, extend_by_id]
-CALLS = [block, elect, acquire, try_acquire, acquire_any, time_out, ping, inspect, watch, *FINDS_THE_LOCK_HELD]
+CALLS = [
+    *(block, elect, acquire, try_acquire, acquire_any, time_out, ping, inspect, watch, transaction, run_transaction),
+    *FINDS_THE_LOCK_HELD,
+]
 
 
 @pytest.fixture
@@ -151,7 +168,7 @@ async def test_a_cancellation_at_any_await_of_a_call(client, other, call, when_d
             assert task.cancelled() == cancelled.reached, task
             for lock in known:
                 await lock.release()  # does nothing if it is not held
-            free = await other.acquire(NAME, queue_timeout=WAIT_S)
+            free = await other.acquire(NAME, "cancelled/second", queue_timeout=WAIT_S)
             await free.release()
             await client.ping()
             session = client._connection.session

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import genie as genie_package
-from genie import QueueTimeout, RequestRejected, sync
+from genie import QueueTimeout, RequestRejected, shared, sync
 from servers import WAIT_S, Genie
 
 PACKAGE = str(Path(genie_package.__file__).parent)
@@ -107,6 +107,16 @@ def time_out(client: sync.Client, _: Known) -> None:
         client.acquire(HELD, queue_timeout=0)
 
 
+def transaction(client: sync.Client, _: Known) -> None:
+    with client.transaction(transaction_timeout=600, watchdog=True) as tx:
+        tx.lock(NAME)
+        tx.lock("interrupted/second", shared(NAME))
+
+
+def run_transaction(client: sync.Client, _: Known) -> None:
+    client.run_transaction(lambda tx: tx.lock(NAME), transaction_timeout=600, watchdog=True)
+
+
 def release(_: sync.Client, known: Known) -> None:
     known[0].release()
 
@@ -140,7 +150,10 @@ def wait_for_loss(_: sync.Client, known: Known) -> None:
     known[0].lost.wait(0.001)
 
 
-FINDS_THE_LOCK_FREE = [block, elect, acquire, try_acquire, acquire_any, time_out, ping, inspect, watch]
+FINDS_THE_LOCK_FREE = [
+    *(block, elect, acquire, try_acquire, acquire_any, time_out, ping, inspect, watch),
+    *(transaction, run_transaction),
+]
 FINDS_THE_LOCK_HELD = [release, release_by_id, extend, detach, wait_for_loss]
 
 
@@ -175,7 +188,7 @@ def check_after(client: sync.Client, other: sync.Client, known: Known, ids: list
         with contextlib.suppress(RequestRejected):  # a detached lock
             other.release(id)
     client.ping()
-    free = other.acquire(NAME, queue_timeout=WAIT_S)  # granted as soon as the client has released its locks
+    free = other.acquire(NAME, "interrupted/second", queue_timeout=WAIT_S)  # granted as soon as nothing is left
     free.release()
     session = client._connection.aio.session
     assert session.held_requests() == [], reached

@@ -218,7 +218,7 @@ class TestSelfBlockingProgram:
         assert others.value.hint.startswith(f"another client of this process itself holds {lock.id}: ")
 
     def test_of_threads(self, threads):
-        with threads.lock("options/s/self"), pytest.raises(QueueTimeout, match="transaction=NAME"):
+        with threads.lock("options/s/self"), pytest.raises(QueueTimeout, match="run_transaction"):
             threads.acquire("options/s/self", queue_timeout=0.01)
 
 

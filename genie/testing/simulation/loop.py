@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import heapq
+import logging
 import os
 import random
 import secrets
@@ -285,7 +286,8 @@ def deterministic(
 ) -> Iterator[None]:
     """Replace the sources of nondeterminism: within this context `time` follows the loop, `random` and `secrets` the seed.
 
-    `on_log` gets the level and the fields of each structlog line, and returns True to drop the line. Automatic garbage
+    `on_log` gets the level and the fields of each structlog line, and returns True to drop the line. The warnings of clients
+    are dropped. Automatic garbage
     collection is disabled, because it would finalize objects at times that depend on the machine.
     """
 
@@ -306,6 +308,8 @@ def deterministic(
     original_functions = time.time, time.time_ns, time.monotonic, secrets.token_bytes
     original_urandom, original_note = os.urandom, note.default_note
     original_log_config = structlog.get_config()
+    client_logger = logging.getLogger("genie.client")
+    client_logger_was_disabled = client_logger.disabled
     original_gc = gc.collect, gc.freeze, gc.set_threshold
     random_state, gc_was_enabled = random.getstate(), gc.isenabled()
     time.time = wall_clock
@@ -321,6 +325,7 @@ def deterministic(
         structlog.configure(
             processors=[filter_log, *structlog.get_config()["processors"]], cache_logger_on_first_use=False
         )
+    client_logger.disabled = True  # many worlds leave locks held on purpose, and would fill the terminal with warnings
     gc.collect = lambda *_generation: 0
     gc.freeze = gc.set_threshold = lambda *_thresholds: None  # type: ignore[assignment]
     gc.disable()
@@ -332,6 +337,7 @@ def deterministic(
         note.default_note = original_note
         gc.collect, gc.freeze, gc.set_threshold = original_gc
         structlog.configure(**original_log_config)
+        client_logger.disabled = client_logger_was_disabled
         random.setstate(random_state)
         if gc_was_enabled:
             gc.enable()

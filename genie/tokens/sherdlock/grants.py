@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from genie.errors import ConnectionLost, GenieError, Insufficient, Unavailable
+from genie.errors import ConnectionLost, GenieError, Insufficient, LockLost, Unavailable
 from genie.tasks import cancel_and_wait
 from genie.tokens.sherdlock.holds import LockTracker
 from genie.tokens.sherdlock.locks import EXCLUSIVE_TOKEN_PREFIX, Lock, LockClient
@@ -242,9 +242,13 @@ class SpentLocks:
             task.add_done_callback(self._releases.discard)
 
     async def close(self) -> None:
-        """Cancel the releases in progress."""
+        """Cancel the releases in progress. The locks stay held: the client no longer manages them."""
         for task in list(self._releases):
             await cancel_and_wait(task)
+        for spent in self._locks:
+            with suppress(LockLost):  # the lock has expired
+                spent.lock.detach()
+        self._locks.clear()
 
 
 async def _release_quietly(lock: Lock) -> None:

@@ -37,6 +37,9 @@ class Lock(Protocol):
     async def release(self) -> None:
         """Release the lock. If the server can't be reached the client retries in the background."""
 
+    def detach(self) -> int:
+        """Leave the lock held after the end of the client. LockLost if it has ended."""
+
     async def extend(self, seconds: float) -> None:
         """Let the lock expire this many seconds from now. LockLost if it has ended."""
 

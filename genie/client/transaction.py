@@ -1,0 +1,158 @@
+"""Transactions of a client: all locks of one piece of work, released together, and repeated after a deadlock.
+
+What a transaction has asked for, and how it is repeated, is the same with and without `await`. The classes of `aio` and
+`sync` send the requests.
+
+After a deadlock all locks are released, and the work is repeated. Before it runs again, one request takes everything that the
+earlier attempts have asked for. A transaction that holds nothing cannot deadlock, and its request waits in order. So the work
+does not lose a second deadlock against the same transactions, unless it asks for other names.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypedDict
+from weakref import WeakValueDictionary
+
+from genie.client.commands import OnDisconnect, Request, RequestState, make_request
+from genie.client.errors import copy_lock_lost
+from genie.protocol.resources import EXCLUSIVE, SHARED, parse_resource
+
+MAX_FIRST_PAUSE_S: Final = 0.05
+MAX_PAUSE_S: Final = 2.0
+"""The pause after a deadlock is random, at most this long. The upper bound of the first one doubles with each deadlock."""
+MAX_WORK_NAME: Final = 64
+"""Characters of the name of a function that become part of the name of its transaction."""
+
+
+class TransactionOptions(TypedDict, total=False):
+    """The options of each lock of a transaction, as in `client.acquire`."""
+
+    queue_timeout: float | None
+    transaction_timeout: float
+    priority: float
+    watchdog: bool
+    on_disconnect: OnDisconnect
+    note: str | None
+
+
+def unique_name(work: Callable[..., object] | None = None) -> str:
+    """Return a name for a transaction that no other transaction has. It ends with digits, and begins with the work's name."""
+    prefix = getattr(work, "__name__", "transaction")
+    prefix = prefix[:MAX_WORK_NAME] if prefix.isidentifier() else "transaction"
+    return f"{prefix}-{secrets.randbelow(10**18)}"
+
+
+class RunningNames:
+    """The names of the transactions that run in one client.
+
+    Requests with one name never block each other, so two transactions with one name would not be isolated.
+    """
+
+    def __init__(self) -> None:
+        self._owners: WeakValueDictionary[str, object] = WeakValueDictionary()
+        """The object that uses a name. If an exception interrupts its end, the name is free when it is garbage collected."""
+
+    def add(self, name: str, owner: object) -> None:
+        """Begin to use a name. Raises ValueError if a transaction of this client has the name."""
+        if name in self._owners:
+            raise ValueError(
+                f"the transaction {name!r} runs in this client already, and requests with one name never block each other. "
+                "The name identifies one transaction: leave it out, or make it unique. The key of an idempotent operation "
+                "is not a name: two attempts with the same key must block each other"
+            )
+        self._owners[name] = owner
+
+    def discard(self, name: str) -> None:
+        """End the use of a name."""
+        self._owners.pop(name, None)
+
+
+class Attempts:
+    """How often the work of a transaction is done, and what is locked before it is done again."""
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"attempts must be at least 1, not {limit!r}")
+        self.wanted: dict[str, bool] = {}
+        """The names that all attempts have asked for: True for exclusive, False for shared."""
+        self._left = limit
+        self._max_pause_s = MAX_FIRST_PAUSE_S
+
+    def wanted_resources(self) -> list[str]:
+        """Return what must be locked before the next attempt, as `shared:NAME` or `exclusive:NAME`."""
+        return [(EXCLUSIVE if exclusive else SHARED) + name for name, exclusive in self.wanted.items()]
+
+    def on_deadlock(self, locks: TransactionLocks) -> float | None:
+        """Return the seconds after which the work is repeated, or None if it must not be."""
+        self._left -= 1
+        if self._left == 0:
+            return None
+        for name, exclusive in locks.asked.items():
+            self.wanted[name] = exclusive or self.wanted.get(name, False)
+        pause_s = random.uniform(0, self._max_pause_s)  # noqa: S311 - not for cryptography
+        self._max_pause_s = min(2 * self._max_pause_s, MAX_PAUSE_S)
+        return pause_s
+
+
+class TransactionLocks:
+    """The requests of one attempt of a transaction. `options` are those of each request.
+
+    Raises:
+        ValueError, TypeError: if the name or an option is wrong.
+
+    """
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        self.name = name
+        self.asked: dict[str, bool] = {}
+        """The names that were asked for: True for exclusive, False for shared."""
+        self.requests: list[Request] = []
+        self.ended = False
+        """Whether the block has ended, so that nothing may be locked any more."""
+        self._options = options
+        make_request("", ["checks the name and the options"], transaction=name, **options)
+
+    @property
+    def fence(self) -> int:
+        """The greatest fencing token of the locks; 0: nothing was locked."""
+        return max((request.fence for request in self.requests), default=0)
+
+    def request(self, resources: Sequence[str], ref: str) -> Request:
+        """Return the request that locks resources: a held one that covers them, or a new one, which is WAITING.
+
+        Raises:
+            RuntimeError: if the transaction has ended.
+            LockLost: if a lock of the transaction was lost.
+            ValueError, TypeError: if a resource is wrong.
+
+        """
+        if self.ended:
+            raise RuntimeError(f"the transaction {self.name!r} has ended: lock in its block only")
+        self.check_not_lost()
+        request = make_request(ref, resources, transaction=self.name, **self._options)
+        for resource in request.resources:
+            exclusive, name = parse_resource(resource)
+            self.asked[name] = exclusive or self.asked.get(name, False)
+        for held in self.held():
+            if all(_covers(held, resource) for resource in request.resources):
+                return held
+        self.requests.append(request)
+        return request
+
+    def check_not_lost(self) -> None:
+        """Raise LockLost if any lock of the transaction was lost."""
+        for request in self.requests:
+            if request.error is not None:
+                raise copy_lock_lost(request.error)
+
+    def held(self) -> list[Request]:
+        """Return the requests whose locks must be released."""
+        return [request for request in self.requests if request.state is RequestState.HELD]
+
+
+def _covers(request: Request, resource: str) -> bool:
+    """Return whether a request has locked a resource in this mode or a stronger one."""
+    return resource in request.resources or EXCLUSIVE + parse_resource(resource)[1] in request.resources
