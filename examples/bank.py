@@ -10,10 +10,10 @@ be unchanged.
     python examples/bank.py --without-locks   # the same clerks, the same work, and a sum that is wrong
 
 Three kinds of clerks show three ways to use Genie. Some request both accounts at once, which cannot deadlock. Some
-request the second account while they hold the first, with a transaction name: if two of them wait for each other, one
-gets `Deadlock`, has written nothing yet, and starts over. And some pause now and then between their two writes, for
-longer than their transaction timeout: they lose their lock with half a transfer done. Fencing tokens make that safe
-(see `apply`), and `compensate` undoes the half.
+request the second account while they hold the first, in `run_transaction`: if two of them wait for each other, the work
+of one, which has written nothing yet, is repeated. And some pause now and then between their two writes, for longer than
+their transaction timeout: they lose their lock with half a transfer done. Fencing tokens make that safe (see `apply`),
+and `compensate` undoes the half.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from ctypes import Array, c_longlong
+from functools import partial
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
@@ -44,6 +45,7 @@ OPENING_BALANCE = 1_000_000  # cents
 LARGEST_TRANSFER = 10_000
 TRANSACTION_TIMEOUT = 0.25  # seconds; a transfer takes a few milliseconds
 QUEUE_TIMEOUT = 60.0  # seconds
+OPTIONS = {"queue_timeout": QUEUE_TIMEOUT, "transaction_timeout": TRANSACTION_TIMEOUT}
 STRATEGIES = ("at once", "step by step", "slow", "step by step")
 TRANSFERS_PER_PAUSE = 20  # a slow clerk exceeds its transaction timeout in every 20th transfer
 COUNTERS = ("transfers", "retries", "deadlocks", "lost locks")
@@ -68,6 +70,11 @@ def open_store(path: Path) -> Connection:
     store.exec_driver_sql("PRAGMA journal_mode = WAL")
     store.exec_driver_sql("PRAGMA synchronous = OFF")
     return store
+
+
+def resource(account: int) -> str:
+    """Return the resource that locks an account."""
+    return f"exclusive:accounts/{account}"
 
 
 def total(store: Connection) -> int:
@@ -107,15 +114,12 @@ class Clerk:
         """
         written: list[Change] = []
         try:
-            with self.locked([account for account, _ in changes]) as fences:
-                self.apply(changes, fences, written, too_slow=too_slow)
+            self.locked(changes, lambda fences: self.apply(changes, fences, written, too_slow=too_slow))
         except genie.LockLost:  # from Genie at the end of the block, or from an account: StaleFence
             self.count("lost locks")
             self.compensate(written)
-        except genie.Deadlock:
-            self.count("deadlocks")  # nothing was written before all locks were granted, so there is nothing to undo
-        except genie.QueueTimeout:
-            pass  # the same
+        except (genie.QueueTimeout, genie.Deadlock):
+            pass  # nothing was written before all locks were granted, so there is nothing to undo
         else:
             return True
         return False
@@ -147,34 +151,32 @@ class Clerk:
         remaining = [(account, -amount) for account, amount in reversed(written)]
         while remaining:
             undone: list[Change] = []
-            retry_on_error = suppress(genie.LockLost, genie.QueueTimeout, genie.Deadlock)
-            with retry_on_error, self.locked([account for account, _ in remaining]) as fences:
-                self.apply(remaining, fences, undone)
+            with suppress(genie.LockLost, genie.QueueTimeout, genie.Deadlock):
+                self.locked(remaining, partial(self.apply, remaining, written=undone))
             remaining = remaining[len(undone) :]
 
-    @contextmanager
-    def locked(self, accounts: list[int]) -> Iterator[Fences]:
-        """Hold locks on the accounts, requested at once or step by step; yield the fencing token of each account."""
-        if self.client is None:
-            yield dict.fromkeys(accounts, 1)  # equal fencing tokens reject no write
-        elif self.strategy == "step by step":
-            # The name identifies this transaction: its requests do not block each other, and deadlocks are detected.
-            name = f"transfer-{self.number}-{self.completed}"
-            with ExitStack() as locks:
-                yield {account: locks.enter_context(self.lock(account, transaction=name)).fence for account in accounts}
-        else:
-            with self.lock(*accounts) as lock:
-                yield dict.fromkeys(accounts, lock.fence)
+    def locked(self, changes: list[Change], work: Callable[[Fences], None]) -> None:
+        """Call `work` with the fencing token of each account, while locks on the accounts are held.
 
-    def lock(self, *accounts: int, transaction: str | None = None) -> AbstractContextManager[genie.sync.Lock]:
-        """Return the context manager that locks all of the accounts in one request."""
-        assert self.client is not None  # noqa: S101
-        return self.client.lock(
-            *[f"exclusive:accounts/{account}" for account in accounts],
-            transaction=transaction,
-            queue_timeout=QUEUE_TIMEOUT,
-            transaction_timeout=TRANSACTION_TIMEOUT,
-        )
+        They are requested at once or step by step.
+        """
+        accounts = [account for account, _ in changes]
+        if self.client is None:
+            work(dict.fromkeys(accounts, 1))  # equal fencing tokens reject no write
+        elif self.strategy == "step by step":
+            self.client.run_transaction(lambda tx: self.step_by_step(tx, accounts, work), **OPTIONS)
+        else:
+            with self.client.lock(*map(resource, accounts), **OPTIONS) as lock:
+                work(dict.fromkeys(accounts, lock.fence))
+
+    def step_by_step(self, tx: genie.sync.Transaction, accounts: list[int], work: Callable[[Fences], None]) -> None:
+        """Lock one account after the other, then call `work`. After a deadlock the client calls this method again."""
+        try:
+            fences = {account: tx.lock(resource(account)).fence for account in accounts}
+        except genie.Deadlock:
+            self.count("deadlocks")
+            raise
+        work(fences)
 
     def count(self, counter: str) -> None:
         """Increment a counter. Each clerk has its own counters, so they need no lock."""

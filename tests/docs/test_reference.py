@@ -80,7 +80,7 @@ def _as_written(signature: inspect.Signature) -> str:
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not any(one.startswith("*") for one in shown):
             shown.append("*")
-        star = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         default = "" if parameter.default is parameter.empty else "=" + _value(parameter.default)
         shown.append(f"{star}{parameter.name}{default}")
     return ", ".join(shown)
@@ -101,6 +101,7 @@ def test_the_calls_and_their_defaults_are_the_code_s() -> None:
                 "genie.otel": otel,
                 "client": package.Client,
                 "lock": package.Lock,
+                "tx": package.Transaction,
             }[owner]
             if arguments == "…":
                 continue
