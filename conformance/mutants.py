@@ -385,8 +385,8 @@ CLIENT_MUTANTS: Final = [
         "17",
         "a lock whose lease has ended is not released",
         SESSION,
-        "if session_ended or not self.up or",
-        "if not session_ended and not self.up or",
+        "if session_ended or not confirmed or",
+        "if not session_ended and not confirmed or",
     ),
     Mutant(
         "18",

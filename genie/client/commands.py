@@ -164,6 +164,7 @@ class Request(Call):
         "renew_at",
         "resources",
         "response_deadline",
+        "shortened_by",
         "state",
         "transaction",
         "transaction_timeout",
@@ -207,7 +208,9 @@ class Request(Call):
         self.connection_number = 0
         """The last connection on which the server confirmed that the lock is held."""
         self.expires_at = math.inf
-        """When the transaction timeout ends."""
+        """When the transaction timeout ends, or that of an extension which shortens the lock and has no answer yet."""
+        self.shortened_by = ""
+        """The `ref` of the last extension that shortened the lock when it was sent; empty: there was none."""
         self.lease = NO_LEASE
         """The lease of the session to which the lock is bound, which ends the lock, too."""
         self.renew_at = math.inf

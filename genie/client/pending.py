@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from genie.client.commands import Lease, Release, Request, RequestState
+from genie.client.commands import Extend, Lease, Release, Request, RequestState
 
 MIN_SCAN_INTERVAL_PER_REQUEST_S = 1e-6
 """Minimum time between two scans of all requests, per request. It bounds the share of CPU time that scans take."""
@@ -103,6 +103,17 @@ class LiveRequests:
             request.renew_at = since + duration_s / 3
             self.next_timer = min(self.next_timer, request.renew_at)
         self.next_timer = min(self.next_timer, request.hold_ends_at)
+
+    def limit_hold(self, request: Request, extend: Extend) -> None:
+        """Let a held lock expire earlier if an extension that is being sent shortens the lock.
+
+        The server may execute the extension although no answer arrives.
+        """
+        ends_at = extend.sent_at + extend.transaction_timeout
+        if request.state is RequestState.HELD and ends_at < request.expires_at:
+            request.expires_at = ends_at
+            request.shortened_by = extend.ref
+            self.next_timer = min(self.next_timer, ends_at)
 
     def on_disconnected(self) -> None:
         """Mark the releases by `ref` as possibly executed, because the server may have received them."""

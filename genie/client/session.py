@@ -188,11 +188,13 @@ class ClientSession:
                 self._deferred_calls.append(call)
             return
         self._keepalive.start(now)
+        self._send_with_ref(call)
         if isinstance(call, Extend | Ping):
             call.sent_at = now
+            if isinstance(call, Extend) and call.request is not None:
+                self._requests.limit_hold(call.request, call)
         elif isinstance(call, Watch):
             self._watches.on_sent(call)
-        self._send_with_ref(call)
 
     def release(self, request: Request, now: float) -> Release | None:
         """Release a lock, or cancel a waiting request.
@@ -338,30 +340,42 @@ class ClientSession:
             request.state = RequestState.ENDED
 
     def begin_close(self, now: float) -> list[Outcome]:
-        """Cancel all waiting requests and end all watches, before the client that is being closed sends `bye`."""
+        """Cancel all waiting requests and end all watches, before the client that is being closed sends `bye`.
+
+        Locks that are bound to the session are lost now: the server releases them when it executes the `bye`, and the answer
+        arrives later.
+        """
         outcomes: list[Outcome] = []
         self._watches.close_all(outcomes)
+        self._lose_bound_locks(outcomes)
         for request in self._requests.waiting():
             self._release_abandoned(request, now)
             outcomes.append(Outcome(request, error=ConnectionLost("the client was closed, before the reply arrived")))
         return outcomes
 
     def finish_close(self) -> list[Outcome]:
-        """Fail the remaining calls, after the client has closed its connection. Locks bound to the session are lost."""
+        """Fail the remaining calls, after the client has closed its connection. Locks that are not lost stay held at the server.
+
+        Such a lock can be released by its id.
+        """
         reason = "the client was closed"
         outcomes = self.on_disconnected(reason)
         calls = self._deferred_calls + self._deferred_releases + self._requests.releases_by_ref()
         outcomes += [Outcome(call, error=ConnectionLost(f"{reason}, before the reply arrived")) for call in calls]
         self._deferred_calls = []
+        self._lose_bound_locks(outcomes)
         for request in list(self._requests.by_ref.values()):
-            if request.state is not RequestState.HELD:
-                self._mark_ended(request)
-                continue
             self._requests.remove(request)
-            # Any other lock remains held at the server, and can be released by its id.
-            if request.bound_to_session:
-                self._mark_lost(request, errors.client_closed(request.id), outcomes)
+            if request.state is not RequestState.HELD:
+                request.state = RequestState.ENDED
         return outcomes
+
+    def _lose_bound_locks(self, outcomes: list[Outcome]) -> None:
+        """End all locks that are bound to the session, because the client is closed."""
+        for request in self.held_requests():
+            if request.bound_to_session:
+                self._requests.remove(request)
+                self._mark_lost(request, errors.client_closed(request.id), outcomes)
 
     @property
     def rejection(self) -> RequestRejected | None:
@@ -434,10 +448,11 @@ class ClientSession:
         fired = self._requests.collect_timers(now)
         for request in fired.expired:
             session_ended = request.lease.ends_at < request.expires_at
-            if session_ended or not self.up or request.connection_number != self._connection_number:
+            confirmed = self.up and request.connection_number == self._connection_number
+            if session_ended or not confirmed or request.shortened_by in self._pending:
                 # The server may hold the lock longer than this client: it may still have the session, or this connection
-                # has not confirmed the lock, and the server's clock stops during an outage. So the lock is also released
-                # at the server.
+                # has not confirmed the lock, and the server's clock stops during an outage, or it may not have executed the
+                # extension that shortens the lock. So the lock is also released at the server.
                 self.send(Release(request.id), now)
             self._requests.remove(request)
             if session_ended:
@@ -712,7 +727,7 @@ class ClientSession:
             self._mark_lost(request, errors.lock_lost(released), outcomes)
 
     def _handle_extended(self, extended: messages.Extended.Payload, now: float, outcomes: list[Outcome]) -> None:
-        """Restart the expiry timer of an extended lock.
+        """Restart the expiry timer of an extended lock, unless a later extension that shortens the lock has no answer yet.
 
         The client counts the new timeout from the time at which it sent `extend`. The server counts from a later time, so
         the lock never ends at the server before it ends on this client's clock.
@@ -729,7 +744,8 @@ class ClientSession:
                 self._extend_granted(request, now)
         elif request is not None and request.state is RequestState.HELD:
             request.transaction_timeout = call.transaction_timeout
-            self._requests.start_hold(request, call.sent_at)
+            if request.shortened_by not in self._pending:
+                self._requests.start_hold(request, call.sent_at)
         elif request is not None and request.error is not None:
             self.send(Release(request.id), now)  # the lock had expired on this client's clock before the reply
         outcomes.append(Outcome(call))

@@ -678,6 +678,39 @@ class TestTimers:
         assert session.receive_data(answer, 10.1) == [(extend, None, None)]
         assert session.data_to_send() == release(101, "3")
 
+    def test_a_lock_that_is_shortened_expires_early_although_no_answer_arrives(self):
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=60)
+        session.send(Extend(lock.id, 0.5, lock), 10.0)
+        session.data_to_send()
+        assert session.next_timer == 10.5
+        assert lock.is_held(10.4)
+        [(call, _, error)] = session.on_timer(10.5)
+        assert call is lock
+        assert isinstance(error, TransactionTimeout)
+        assert session.data_to_send() == release(101, "3"), "the server may not have executed the extension"
+
+    def test_the_answer_to_an_earlier_extension_does_not_prolong_a_lock_that_is_shortened(self):
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=60)
+        longer, shorter = Extend(lock.id, 90, lock), Extend(lock.id, 5, lock)
+        session.send(longer, 10.0)
+        session.send(shorter, 10.0)
+        session.receive_data(encode("extended", id=101, transactionTimeout=90_000, ref=longer.ref), 10.1)
+        assert lock.expires_at == 15.0
+        session.receive_data(encode("extended", id=101, transactionTimeout=5000, ref=shorter.ref), 10.1)
+        assert lock.expires_at == 15.0
+
+    def test_a_lock_that_is_shortened_can_be_extended_again(self):
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=60)
+        shorter, longer = Extend(lock.id, 5, lock), Extend(lock.id, 90, lock)
+        session.send(shorter, 10.0)
+        session.send(longer, 11.0)
+        session.receive_data(encode("extended", id=101, transactionTimeout=5000, ref=shorter.ref), 11.1)
+        session.receive_data(encode("extended", id=101, transactionTimeout=90_000, ref=longer.ref), 11.2)
+        assert lock.expires_at == 101.0
+
     def test_a_lock_expires_on_the_clients_clock(self):
         session = connected_session()
         lock = granted_request(session, now=2.0, transaction_timeout=10)

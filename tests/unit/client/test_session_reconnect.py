@@ -739,16 +739,15 @@ class TestClose:
         ]
         assert request.error is None
 
-    def test_ends_locks_bound_to_the_session(self):
+    def test_ends_locks_bound_to_the_session_before_the_server_does(self):
         session = connected_session()
         lock = granted_request(session, on_disconnect="release")
-        session.begin_close(0.0)
+        [(lost, _, _)] = session.begin_close(0.0)
+        assert lost is lock
         bye = Bye()
         session.send(bye, 0.0)
-        lost, answer = session.receive_data(released(101, "disconnected", "1") + encode("bye", ref=bye.ref), 0.0)
-        assert lost[0] is lock
-        assert type(lock.error) is Disconnected
-        assert answer == (bye, None, None)
+        answers = session.receive_data(released(101, "disconnected", "1") + encode("bye", ref=bye.ref), 0.0)
+        assert answers == [(bye, None, None)]
         assert session.finish_close() == []
 
     def test_fails_pending_releases(self):
@@ -858,8 +857,7 @@ class TestLockBoundToTheSession:
     def test_is_lost_when_the_client_is_closed(self):
         session = connected_session()
         lock = granted_request(session, on_disconnect="release")
-        session.begin_close(0.0)
-        [(call, _, why)] = session.finish_close()
+        [(call, _, why)] = session.begin_close(0.0)
         assert call is lock
         assert type(why) is Disconnected
         assert not lock.is_held(0.0)
