@@ -29,7 +29,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED, FIRST_V1_FEATURES_SEED
+from genie.testing.simulation.scenario import (
+    FIRST_ANY_OF_SEED,
+    FIRST_BELIEF_SEED,
+    FIRST_REPLICATED_SEED,
+    FIRST_V1_FEATURES_SEED,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 SEEDS = 300
@@ -246,6 +251,52 @@ MUTANTS = [
         "if self._connection is not None and await self.has_moved(self._connection):",
         "if False:",
         first=FIRST_REPLICATED_SEED + 90143,
+    ),
+    # -- beliefs
+    Mutant(
+        "the client counts the session timeout from when it notices that the connection is lost",
+        "client/pending.py",
+        '''        self.ends_at = max(self.ends_at, sent_at + self.timeout_s)
+
+    def stop(self) -> None:
+        """Stop the timer of the pings."""
+''',
+        """        self.ends_at = math.inf
+
+    def stop(self) -> None:
+        import time
+
+        self.ends_at = time.monotonic() + self.timeout_s
+""",
+        first=FIRST_BELIEF_SEED,
+    ),
+    Mutant(
+        "the client counts the timeout of a lock from the arrival of the grant",
+        "client/session.py",
+        "since = max(self._connected_at, request.first_sent_at or 0.0)",
+        "since = now",
+        first=FIRST_BELIEF_SEED,
+    ),
+    Mutant(
+        "an extension that shortens a lock counts from its answer",
+        "client/session.py",
+        "self._requests.limit_hold(call.request, call)",
+        "pass",
+        first=FIRST_BELIEF_SEED,
+    ),
+    Mutant(
+        "a client that closes keeps its bound locks until the answer to bye",
+        "client/session.py",
+        "        self._watches.close_all(outcomes)\n        self._lose_bound_locks(outcomes)\n",
+        "        self._watches.close_all(outcomes)\n",
+        first=FIRST_BELIEF_SEED,
+    ),
+    Mutant(
+        "the block of a lost lock goes on",
+        "client/aio_connection.py",
+        "            request.on_lost()\n",
+        "            pass\n",
+        first=FIRST_BELIEF_SEED,
     ),
     # -- sessions
     Mutant(

@@ -67,6 +67,33 @@ class Pair:
         return self.client if node is self.a else self.server
 
 
+@pytest.mark.parametrize(
+    ("to_server", "to_client"), [(True, True), (True, False), (False, True)], ids=["both", "to server", "to client"]
+)
+def test_a_silenced_connection_loses_the_bytes_of_its_directions_and_notifies_no_side(
+    loop: SimLoop, to_server: bool, to_client: bool
+) -> None:
+    async def main() -> None:
+        pair = await Pair(loop).open()
+        [connection] = pair.network.connections
+        pair.client.transport.write(b"in flight")
+        pair.network.silence(connection, to_server=to_server, to_client=to_client)
+        pair.client.transport.write(b", later")
+        pair.server.transport.write(b"an answer")
+        await asyncio.sleep(100)
+        assert b"".join(pair.server.pieces) == (b"" if to_server else b"in flight, later")
+        assert b"".join(pair.client.pieces) == (b"" if to_client else b"an answer")
+        assert pair.server.calls == pair.client.calls == []
+        pair.client.transport.abort()
+        await asyncio.sleep(100)
+        assert pair.server.calls == ([] if to_server else ["lost"])
+        pair.network.reset_later(connection.server, 5.0)
+        await asyncio.sleep(6)
+        assert pair.server.calls == ["lost"]
+
+    loop.run_until_complete(main())
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_bytes_arrive_in_order_in_random_pieces(loop: SimLoop, seed: int) -> None:
     async def main() -> None:

@@ -8,7 +8,12 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED, FIRST_V1_FEATURES_SEED
+from genie.testing.simulation.scenario import (
+    FIRST_ANY_OF_SEED,
+    FIRST_BELIEF_SEED,
+    FIRST_REPLICATED_SEED,
+    FIRST_V1_FEATURES_SEED,
+)
 from genie.testing.simulation.soak import run
 
 COUNT = 30
@@ -18,6 +23,8 @@ REPLICATED_COUNT = 14
 """Additional seeds with three Redises and sentinels. `make soak-worlds` runs hundreds of each kind."""
 FEATURED_COUNT = 20
 """Additional seeds with clients that use bye, quiet, notes and release by ref."""
+BELIEF_COUNT = 24
+"""Additional seeds with half-open connections, and clients that record which locks they consider held."""
 PROCESSES = 2
 
 REGRESSION_SEEDS = [
@@ -58,6 +65,9 @@ REGRESSION_SEEDS = [
     2088638,  # Redis stopped for a candidate's whole wait, and the one with the newest state could not connect
     3102184,  # between two reads of a candidate, another node took over the empty namespace, and Redis lost everything again
     3103374,  # a grant was sent after the client repeated its request, before the repetition was rejected
+    4000007,  # a client considered a lock held that the server had ended with the session, by bye
+    4000037,  # a client considered a lock held whose extension had shortened it, without an answer
+    4000285,  # a request was sent in a second session with the rest of its queue timeout, and again after a resumption
     2081318,  # a server was killed and started again between two samples of the impairments
 ]
 """Seeds that revealed a defect, each with the defect."""
@@ -80,6 +90,7 @@ def test_no_seed_has_a_violation() -> None:
         *range(FIRST_REPLICATED_SEED, FIRST_REPLICATED_SEED + REPLICATED_COUNT),
     )
     more += (*range(FIRST_V1_FEATURES_SEED, FIRST_V1_FEATURES_SEED + FEATURED_COUNT),)
+    more += (*range(FIRST_BELIEF_SEED, FIRST_BELIEF_SEED + BELIEF_COUNT),)
     seeds = sorted({*range(1, COUNT + 1), *REGRESSION_SEEDS, *more})
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         failed = [(seed, found) for seed, found in pool.map(violations_of, seeds, chunksize=5) if found]

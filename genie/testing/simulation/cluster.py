@@ -13,7 +13,9 @@ from genie.errors import GenieError, Unavailable
 from genie.storage import store
 from genie.storage.redis import checkpoint, commit, log
 from genie.testing.simulation import invariants
+from genie.testing.simulation.beliefs import Beliefs
 from genie.testing.simulation.history import FAULT, LOG, NOTE, History
+from genie.testing.simulation.holding_client import HoldingClient
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.library_client import LibraryClient
 from genie.testing.simulation.loop import NODE, Node, SimLoop, Stuck, deterministic
@@ -51,6 +53,7 @@ class Cluster:
         self.clients: dict[Node, WireClient | LibraryClient] = {}
         self._tasks: dict[asyncio.Task[Any], Node] = {}
         """The tasks of the clients with their nodes, in the order in which they were started."""
+        self._beliefs = Beliefs(self.loop, self.history) if scenario.beliefs else None
         self._context = ClientContext(
             scenario, [f"s{number}:7077" for number in range(1, scenario.server_count + 1)], self.history
         )
@@ -130,7 +133,7 @@ class Cluster:
         checking.cancel()
 
     def _start_clients(self) -> None:
-        """Start the clients of the three kinds: wire clients without sessions, wire clients with sessions, library clients."""
+        """Start the clients: wire clients without sessions, wire clients with sessions, and clients that use the library."""
         scenario, context = self.scenario, self._context
         for number in range(1, scenario.wire_client_count + 1):
             name = f"raw{number}"
@@ -140,7 +143,12 @@ class Cluster:
             self._start_client(WireClient(context, name, self._random(name), session=f"the secret of {name}"))
         for number in range(1, scenario.library_client_count + 1):
             name = f"aio{number}"
-            self._start_client(LibraryClient(context, name, self._random(name)))
+            random = self._random(name)
+            self._start_client(
+                LibraryClient(context, name, random)
+                if self._beliefs is None
+                else HoldingClient(context, name, random, self._beliefs)
+            )
 
     def _start_client(self, client: WireClient | LibraryClient) -> None:
         node = self.loop.create_node(client.name)

@@ -32,6 +32,8 @@ FAULT = "fault"
 """The nemesis broke or healed something."""
 LOG = "log"
 """A server logged a line."""
+BELIEF = "belief"
+"""A library client considers a lock held, or no longer does."""
 NOTE = "note"
 """A program of the simulation recorded a remark."""
 
@@ -48,7 +50,7 @@ class Entry:
     kind: str
     node: str
     data: Any
-    """The decoded JSON of a message, a `Change` if the kind is `STORE`, otherwise a text."""
+    """The decoded JSON of a message, a `Change` if the kind is `STORE`, a `Belief` if it is `BELIEF`, otherwise a text."""
     connection: int = 0
 
     def __str__(self) -> str:
@@ -57,6 +59,17 @@ class Entry:
             data = json.dumps(data, default=str)
         connection = f" #{self.connection}" if self.connection else ""
         return f"{self.at:12.6f} {self.node}{connection} {self.kind} {data}"
+
+
+@dataclass(slots=True, frozen=True)
+class Belief:
+    """Whether the application of a library client considers a lock held."""
+
+    id: int
+    held: bool
+    """Whether `lock.held` is true."""
+    in_block: bool
+    """Whether the block of the lock's `async with` statement is running, and was not cancelled."""
 
 
 @dataclass(slots=True)
@@ -180,11 +193,17 @@ class History:
     entries: list[Entry] = field(default_factory=list)
     violations: list[tuple[float, str]] = field(default_factory=list)
     """The times and the descriptions of violations that the recorders of the store have found."""
+    before_change: Callable[[], None] = lambda: None
+    """Called before a change of the store is recorded."""
+    after_input: Callable[[], None] = lambda: None
+    """Called before a client process receives bytes, to schedule a check of what the process made of them."""
     _partial_lines: dict[tuple[SimTransport, str], bytes] = field(default_factory=dict)
     """The bytes of an incomplete line, by one side of a connection and the kind of the entry."""
 
     def append(self, kind: str, node: str, data: Any, connection: int = 0) -> None:
         """Append an entry with the current time."""
+        if kind is STORE:
+            self.before_change()
         self.entries.append(Entry(self.clock(), kind, node, data, connection))
 
     def digest(self) -> str:
@@ -217,6 +236,7 @@ class History:
         connection = transport.connection
         if connection.address[1] == self.server_port and transport is connection.client:
             self._record_lines(transport, CLIENT_RECEIVED, data)
+            self.after_input()
 
     def closed(self, transport: SimTransport, how: str) -> None:
         """Record that one side of a connection has ended, and how."""

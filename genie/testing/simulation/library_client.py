@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
@@ -28,7 +29,7 @@ class LibraryClient:
         """Connect, and run the tasks until the scenario ends. If Genie raises an error, connect again after a pause."""
         while True:
             try:
-                async with connect(",".join(self.context.addresses), connect_timeout=3.0) as client:
+                async with self._connect() as client:
                     async with asyncio.TaskGroup() as tasks:
                         for _ in range(min(4, self.context.scenario.max_live_requests)):
                             tasks.create_task(self._task(client))
@@ -44,21 +45,27 @@ class LibraryClient:
         random = self.random
         while not self.context.stopping.is_set():
             await asyncio.sleep(random.expovariate(1 / self.context.scenario.think_time_s))
-            patterns = [
-                self._hold,
-                self._hold,  # twice as often
-                self._hold_nested,
-                self._acquire_and_release,
-                self._try_acquire,
-                self._cancel,
-                self._hold_with_watchdog,
-            ]
             try:
-                await random.choice(patterns)(client)
+                await random.choice(self._patterns())(client)
             except genie.GenieError as error:
                 self._note("failed", type(error).__name__)
 
+    def _connect(self) -> Client:
+        return connect(",".join(self.context.addresses), connect_timeout=3.0)
+
     # -- patterns of use ---------------------------------------------------------------------------------
+
+    def _patterns(self) -> list[Callable[[Client], Awaitable[None]]]:
+        """Return the methods that use locks, each as often as it should be chosen among the others."""
+        return [
+            self._hold,
+            self._hold,
+            self._hold_nested,
+            self._acquire_and_release,
+            self._try_acquire,
+            self._cancel,
+            self._hold_with_watchdog,
+        ]
 
     async def _hold(self, client: Client) -> None:
         """Hold a lock for a random time, with a context manager."""

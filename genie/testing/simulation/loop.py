@@ -13,6 +13,7 @@ import asyncio
 import gc
 import heapq
 import logging
+import math
 import os
 import random
 import secrets
@@ -52,6 +53,8 @@ class Node:
         self.clock_offset_s = clock_offset_s
         self.dead = False
         self.stopped = False
+        self.continued_at = -math.inf
+        """When the node was last continued after a stop, in virtual time."""
         self.deferred: deque[events.Handle] = deque()
         """Callbacks that became ready while the node was stopped."""
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
@@ -142,6 +145,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def continue_node(self, node: Node) -> None:
         """Simulate SIGCONT: all callbacks that were deferred while the node was stopped become ready now."""
         node.stopped = False
+        node.continued_at = self.time()
         self._ready.extend(node.deferred)
         node.deferred.clear()
 

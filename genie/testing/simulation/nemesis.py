@@ -18,6 +18,9 @@ from genie.testing.simulation.stores import OneRedis, RedisWithSentinels
 
 PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
 """How long a fault lasts, e.g. a stopped process: some values are shorter, some longer than every timeout of its peers."""
+SERVER_DETECTION_S = (0.0, 0.0, 0.5, 3.0, 20.0, None)
+CLIENT_DETECTION_S = (0.5, 20.0, None, None)
+"""After how long the kernel of each side detects that a connection is half-open; None: never."""
 
 
 class Nemesis:
@@ -44,6 +47,8 @@ class Nemesis:
         self._commands_fail_until = 0.0
         self._pause_next_committer_s: float | None = None
         """How long the next server that sends a commit is stopped before it gets the reply; None if none will be stopped."""
+        self._silenced: list[Connection] = []
+        """The connections that lose bytes, and that perhaps neither side ever detects."""
         for redis in store.redises:
             redis.fault = self._command_fault
 
@@ -83,6 +88,9 @@ class Nemesis:
             ):  # half-open: one side has not detected the end yet
                 connection.client.reset()
                 connection.server.reset()
+        for connection in self._silenced:
+            connection.client.reset()
+            connection.server.reset()
 
     # -- network faults: each method injects one fault, and returns its description, or "" if it was impossible ----
 
@@ -106,6 +114,39 @@ class Nemesis:
         delays_s[self._random.randrange(2)] = self._random.uniform(0, 0.01)
         self._network.cut(connection, *delays_s)
         return f"{connection}, detected after {delays_s[0]:.3f} s and {delays_s[1]:.3f} s"
+
+    def _half_open_a_connection(self) -> str:
+        """Lose all bytes of a client's connection in both directions; return a description, or "" if there is no connection."""
+        return self._silence(to_server=True, to_client=True)
+
+    def _cut_one_direction(self) -> str:
+        """Lose all bytes of a client's connection in one direction; return a description, or "" if there is no connection."""
+        to_server = self._random.random() < 0.5
+        return self._silence(to_server=to_server, to_client=not to_server)
+
+    def _silence(self, *, to_server: bool, to_client: bool) -> str:
+        """Lose bytes of a random connection of a client; return a description, or "" if there is no connection.
+
+        Often the server detects the loss soon and the client only by itself, by a ping without an answer. This is the worst
+        case for a client: the server ends the session, and the client is not notified.
+        """
+        candidates = [
+            each
+            for each in self._network.connections
+            if each.address[1] != PORT and not each.client.has_ended and not each.server.has_ended
+        ]
+        if not candidates:
+            return ""
+        connection = self._random.choice(candidates)
+        self._network.silence(connection, to_server=to_server, to_client=to_client)
+        self._silenced.append(connection)
+        description = f"{connection}, {'to the server' * to_server}{' and ' * (to_server and to_client)}{'to the client' * to_client}"
+        for side, delays_s in ((connection.server, SERVER_DETECTION_S), (connection.client, CLIENT_DETECTION_S)):
+            after_s = self._random.choice(delays_s)
+            if after_s is not None:
+                self._network.reset_later(side, after_s)
+                description += f", detected by {side.node} after {after_s} s"
+        return description
 
     def _partition_hosts(self) -> str:
         """Partition two random hosts for a random time; return a description.
@@ -237,6 +278,8 @@ _FAULTS: dict[str, Callable[[Nemesis], str]] = {
     "pause a client": Nemesis._pause_a_client,
     "kill a client": Nemesis._kill_a_client,
     "partition hosts": Nemesis._partition_hosts,
+    "half-open a connection": Nemesis._half_open_a_connection,
+    "cut one direction": Nemesis._cut_one_direction,
     "lose writes": Nemesis._lose_writes,
     "flush the store": Nemesis._flush_the_store,
     "delay replication": lambda nemesis: nemesis._failovers.delay_replication(),

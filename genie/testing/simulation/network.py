@@ -224,13 +224,23 @@ class Network:
 
         The client detects the break after `client_after_s` seconds, the server after `server_after_s` seconds.
         """
-        for pipe, side, detected_after_s in (
-            (connection.client.out, connection.client, client_after_s),
-            (connection.server.out, connection.server, server_after_s),
-        ):
-            pipe.clear()
-            pipe.broken = True
-            self.loop.call_later(detected_after_s, side.reset, context=side.node.context)
+        self.silence(connection)
+        self.reset_later(connection.client, client_after_s)
+        self.reset_later(connection.server, server_after_s)
+
+    def silence(self, connection: Connection, *, to_server: bool = True, to_client: bool = True) -> None:
+        """Lose all bytes of one or both directions of a connection, also FIN and RST, from now on.
+
+        The connection is half-open: no side is notified, and a side that ends the connection does not notify the other.
+        """
+        for pipe, is_lost in ((connection.client.out, to_server), (connection.server.out, to_client)):
+            if is_lost:
+                pipe.clear()
+                pipe.broken = True
+
+    def reset_later(self, side: SimTransport, after_s: float) -> None:
+        """Let the kernel of one side of a connection detect after `after_s` seconds that the connection is broken."""
+        self.loop.call_later(after_s, side.reset, context=side.node.context)
 
     def _reset_after_keepalive(self, side: SimTransport) -> None:
         """Reset one side of a connection after a delay: TCP keepalive detects that the peer's machine has lost power.
@@ -240,7 +250,7 @@ class Network:
         shortest, longest = KEEPALIVE_S
         random = getattr(self.delays, "random", None)  # only `RandomDelays` has a generator
         after_s = longest if random is None else random.uniform(shortest, longest)
-        self.loop.call_later(after_s, side.reset, context=side.node.context)
+        self.reset_later(side, after_s)
 
 
 # -- One direction of a connection: the bytes in flight and when they arrive --------

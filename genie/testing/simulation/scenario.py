@@ -37,6 +37,13 @@ FIRST_V1_FEATURES_SEED = 3_000_000
 `ref`, rejected `hello`s, repeated refs of ended requests, unlimited waits, notes, amounts as strings. Every third scenario
 has three Redis servers, and every second scenario has `anyOf` requests."""
 
+FIRST_BELIEF_SEED = 4_000_000
+"""From this seed on, all clients use the library, hold locks for long, and record which locks they consider held; see
+`beliefs.py`. Connections become half-open, or lose the bytes of one direction. Every fourth scenario has three Redis servers."""
+
+HALF_OPEN = ("half-open a connection", "cut one direction")
+"""Additional faults for scenarios whose clients record which locks they consider held."""
+
 FAILOVERS = (
     "delay replication",
     "kill a master",
@@ -71,6 +78,8 @@ class Scenario:
     """Whether some requests have `anyOf`."""
     v1_features: bool = False
     """Whether clients use the features that version 1 of the protocol added; see `FIRST_V1_FEATURES_SEED`."""
+    beliefs: bool = False
+    """Whether library clients record which locks they consider held; see `FIRST_BELIEF_SEED`."""
     max_live_requests: int = 6
     """The maximum number of live requests of one client."""
     think_time_s: float = 0.3
@@ -96,6 +105,8 @@ def scenario_of(seed: int) -> Scenario:
     Each scenario has only some of the faults, so that the faults are combined in many ways. Parameters for replicated Redis
     are drawn from a second generator, so that the scenarios of the older seeds stay the same.
     """
+    if seed >= FIRST_BELIEF_SEED:
+        return _belief_scenario_of(seed)
     random = Random(f"{seed} plan")
     faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
     if random.random() < 0.25:
@@ -137,6 +148,41 @@ def scenario_of(seed: int) -> Scenario:
         redis_count=3 if replicated else 1,
         min_replicas=replicated_random.choice([0, 0, 1]) if replicated else 0,
         max_lag_s=replicated_random.choice([0.0, 0.005, 0.1, 1.0]) if replicated else 0.0,
+    )
+
+
+def _belief_scenario_of(seed: int) -> Scenario:
+    """Return the scenario of a seed from `FIRST_BELIEF_SEED` on.
+
+    Half-open connections are the most frequent faults, combined with some of the other faults. No fault loses acknowledged
+    writes, because then the server itself forgets a lock. There are few resources, so that a waiting client gets a lock as soon
+    as the server ends the lock of another client.
+    """
+    random = Random(f"{seed} plan")
+    faults = [*HALF_OPEN, *HALF_OPEN, *random.sample(FAULTS, random.choice([0, 1, 2, 4]))]
+    replicated = seed % 4 == 0
+    if replicated:
+        faults += random.sample(FAILOVERS, random.choice([1, 2]))
+    return Scenario(
+        seed=seed,
+        server_count=random.choice([1, 2, 2, 3]),
+        wire_client_count=0,
+        session_client_count=0,
+        library_client_count=random.choice([2, 3, 4]),
+        resources=list("ab"[: random.choice([1, 2, 2])]),
+        shared_ratio=random.choice([0.0, 0.3]),
+        transactions=random.random() < 0.3,
+        priorities=False,
+        beliefs=True,
+        max_live_requests=random.choice([1, 2, 4]),
+        think_time_s=random.choice([0.1, 0.5]),
+        fault_phase_s=random.choice([15.0, 25.0, 40.0]),
+        faults=faults,
+        fault_interval_s=random.choice([0.7, 1.5, 3.0]),
+        slow_ratio=random.choice([0.0, 0.02, 0.1]),
+        redis_count=3 if replicated else 1,
+        min_replicas=random.choice([0, 1]) if replicated else 0,
+        max_lag_s=random.choice([0.0, 0.1]) if replicated else 0.0,
     )
 
 

@@ -10,7 +10,12 @@ import click
 
 from genie.testing.simulation.checkers import check
 from genie.testing.simulation.cluster import Cluster
-from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED, scenario_of
+from genie.testing.simulation.scenario import (
+    FIRST_ANY_OF_SEED,
+    FIRST_BELIEF_SEED,
+    FIRST_REPLICATED_SEED,
+    scenario_of,
+)
 
 
 def run(seed: int) -> tuple[Cluster, list[str]]:
@@ -24,12 +29,18 @@ def run(seed: int) -> tuple[Cluster, list[str]]:
 
 
 def seeds_of_all_kinds() -> Iterator[int]:
-    """Yield an endless sequence of seeds, alternating between three kinds of scenarios.
+    """Yield an endless sequence of seeds, alternating between four kinds of scenarios.
 
-    The kinds are plain scenarios, scenarios with `anyOf` requests, and scenarios with three Redis servers.
+    The kinds are plain scenarios, scenarios with `anyOf` requests, scenarios with three Redis servers, and scenarios with
+    half-open connections and clients that record which locks they consider held.
     """
     for number in itertools.count():
-        yield from (1 + number, FIRST_ANY_OF_SEED + number, FIRST_REPLICATED_SEED + number)
+        yield from (
+            1 + number,
+            FIRST_ANY_OF_SEED + number,
+            FIRST_REPLICATED_SEED + number,
+            FIRST_BELIEF_SEED + number,
+        )
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from genie.testing.simulation.checkers.belief import BeliefChecker
 from genie.testing.simulation.checkers.durability import SurvivingLineage
 from genie.testing.simulation.checkers.model import Model
 from genie.testing.simulation.checkers.mutual_exclusion import FairnessChecker, LockChecker
@@ -14,7 +15,13 @@ def check(history: History) -> list[str]:
     lineage = SurvivingLineage(history)
     model = Model(lineage.diverged, lineage.diverged_connections)
     model.violations += lineage.violations + history.violations
-    checkers = [LockChecker(model), NotificationChecker(model), ReplyChecker(model), FairnessChecker(model)]
+    checkers = [
+        LockChecker(model),
+        NotificationChecker(model),
+        ReplyChecker(model),
+        FairnessChecker(model),
+        BeliefChecker(model),
+    ]
     for entry in lineage.entries:
         model.now = entry.at
         for checker in checkers:

@@ -111,6 +111,11 @@ class Model:
         self.connections: dict[int, ConnectionHistory] = {}
         self.requests_sent: dict[tuple[str, str], tuple[Message, float, ConnectionHistory]] = {}
         """By client and `ref`: the payload of a request, and when and on which connection the request was sent first."""
+        self._requests_sent_in: dict[
+            tuple[str, str, tuple[str | int, int]], tuple[Message, float, ConnectionHistory]
+        ] = {}
+        """By client, `ref` and generation: the same, for the first sending in this session. After a session has ended without
+        a message about a request, the client sends the rest of the request's queue timeout."""
         self._requests_resent: dict[tuple[str, str], tuple[Message, float, ConnectionHistory]] = {}
         """By client and `ref`: the payload of a request, and when and on which connection the request was sent last."""
         self.requests: dict[int, RequestHistory] = {}
@@ -197,8 +202,10 @@ class Model:
         command, payload = entry.data["command"], entry.data["payload"]
         connection = self.connections[entry.connection]
         if command == "request":
-            self.requests_sent.setdefault((connection.client, payload["ref"]), (payload, entry.at, connection))
-            self._requests_resent[connection.client, payload["ref"]] = payload, entry.at, connection
+            sending, key = (payload, entry.at, connection), (connection.client, payload["ref"])
+            self.requests_sent.setdefault(key, sending)
+            self._requests_sent_in.setdefault((*key, connection.generation), sending)
+            self._requests_resent[key] = sending
         elif command == "release" and "id" in payload:
             self._releases.setdefault(payload["id"], entry.at)
         elif command == "release":
@@ -262,9 +269,10 @@ class Model:
         key = connection.client, ref
         if key not in self.requests_sent:
             return None
-        payload, sent_at, sent_on = self.requests_sent[key]
+        payload, sent_at, sent_on = self._requests_sent_in.get((*key, connection.generation), self.requests_sent[key])
         if key in self.latest_id_by_ref:
-            payload, sent_at, sent_on = self._requests_resent[key]
+            if self.requests[self.latest_id_by_ref[key]].generation == connection.generation:
+                payload, sent_at, sent_on = self._requests_resent[key]
             if sent_on.generation != connection.generation or not self.may_reuse_ref(
                 self.latest_id_by_ref[key], connection
             ):
