@@ -256,7 +256,7 @@ def main() -> int:
         parser.error("--workers must be at least 1, --accounts at least 2, and --pause at least 0")
     if not options.without_locks:
         try:
-            with genie.sync.connect() as client:
+            with genie.sync.connect(connect_timeout=1) as client:
                 client.ping()
         except (genie.GenieError, ValueError) as error:
             sys.exit(f"bank: {error} (start a server with: genie serve)")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from genie.client.config import Address
-from genie.client.failover import ServerList
+from genie.client.failover import AddressRound, ServerList
 from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S
 from genie.client.session import ClientSession
 from servers import WAIT_S
@@ -43,9 +43,16 @@ def shorten_first_attempt(servers: ServerList) -> None:
     """Give the first attempt of each round a short timeout, and all others a long one."""
     next_round = servers.next_round
 
-    def with_timeouts() -> Iterator[Address]:
-        for number, address in enumerate(next_round()):
-            servers.attempt_timeout_s = LONG_S if number else 0.25
-            yield address
+    def with_timeouts() -> AddressRound:
+        addresses = next_round()
+        take, numbers = addresses.take, itertools.count()
+
+        def take_with_timeout() -> Address | None:
+            address = take()
+            servers.attempt_timeout_s = LONG_S if next(numbers) else 0.25
+            return address
+
+        addresses.take = take_with_timeout  # type: ignore[method-assign]
+        return addresses
 
     servers.next_round = with_timeouts  # type: ignore[method-assign]

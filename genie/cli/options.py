@@ -327,7 +327,9 @@ def query(
         deadline = asyncio.get_running_loop().time() + timeout_s
         client = Querier(
             parse_addresses(host, port),
-            ClientOptions(connect_timeout=timeout_s, response_timeout=timeout_s, namespace=namespace),
+            ClientOptions(
+                connect_timeout=timeout_s, response_timeout=timeout_s, namespace=namespace, waits_for_servers=False
+            ),
         )
         try:
             async with asyncio.timeout(None) as time_limit, AsyncExitStack() as stack:

@@ -36,7 +36,8 @@ from genie.cli.options import (
     seconds,
     server_options,
 )
-from genie.client.aio import Client, Lock, connect
+from genie.client.aio import Client, Lock
+from genie.client.config import ClientOptions, parse_addresses
 from genie.client.note import default_note
 from genie.errors import GenieError, LockError, LockLost, QueueTimeout
 from genie.protocol.resources import parse_resource_arg
@@ -113,13 +114,16 @@ class LockedCommand:
         self._handle_signals()
         try:
             options = self._options
-            async with connect(
-                options.host,
-                options.port,
-                response_timeout=RESPONSE_TIMEOUT_S,
-                namespace=options.namespace,
-                note=options.note_of_client,
-            ) as client:
+            client = Client(
+                parse_addresses(options.host, options.port),
+                ClientOptions(
+                    response_timeout=RESPONSE_TIMEOUT_S,
+                    namespace=options.namespace,
+                    note=options.note_of_client,
+                    waits_for_servers=False,
+                ),
+            )
+            async with client:
                 await self._run_with_locks(client)
         except asyncio.CancelledError:
             if self._exit_status() is None:  # `_on_signal` did not request this cancellation

@@ -136,7 +136,12 @@ class _Watcher(Client):
     """A client that prints a message when its connection is lost."""
 
     def __init__(self, addresses: list[Address], namespace: str | None, *, connect_timeout: float) -> None:
-        options = ClientOptions(connect_timeout=connect_timeout, session_timeout=SESSION_TIMEOUT_S, namespace=namespace)
+        options = ClientOptions(
+            connect_timeout=connect_timeout,
+            session_timeout=SESSION_TIMEOUT_S,
+            namespace=namespace,
+            waits_for_servers=False,
+        )
         super().__init__(addresses, options)
         self._connection = _WatcherConnection(addresses, options)
 

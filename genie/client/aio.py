@@ -411,7 +411,7 @@ class Watch:
 # -- the client ---------------------------------------------------------------------------------------
 
 
-def connect(
+def connect(  # noqa: PLR0913 - one for each option
     host: str | Sequence[str] | None = None,
     port: int | None = None,
     *,
@@ -422,15 +422,16 @@ def connect(
     token: str | None = None,
     namespace: str | None = None,
     note: str | None = None,
+    lazy: bool = False,
     ssl: bool | SSLContext | None = None,
 ) -> Client:
     """Return a client that connects at the start of its `async with` block and is closed at the end.
 
     Among several servers the client finds the leader. If the connection is lost, the client reconnects in the background.
 
-    The `async with` statement raises Unavailable if no server responds, or no leader is found within
-    `connect_timeout`. It raises RequestRejected if the servers reject the token or do not serve the namespace. If they
-    reject the client only when it reconnects later, the waiting calls fail with RequestRejected.
+    The `async with` statement tries all addresses of all servers, again and again, and raises Unavailable if none accepts
+    the client within `connect_timeout`. It raises RequestRejected at once if the servers reject the token or do not serve
+    the namespace. If they reject the client only when it reconnects later, the waiting calls fail with RequestRejected.
 
     Args:
         host: one address, several addresses separated by commas, or a list: `HOST`, `HOST:PORT`, `[IPv6]:PORT`. The
@@ -451,6 +452,8 @@ def connect(
             GENIE_NAMESPACE, else the first namespace of the server. Use one client for each namespace.
         note: who this client is, in at most 256 characters: the note of each request without one of its own. Operators see
             it, and so does a request that waits for a lock of this client. Default: `PROGRAM PID@HOST`. Empty: none.
+        lazy: True: the `async with` statement returns at once, and the client connects in the background. Until then calls
+            behave as while the client is disconnected. So a service can start before its Genie servers.
         ssl: True, or an `ssl.SSLContext`, selects TLS for all servers. For True, the file GENIE_TLS_CA contains the
             trusted CAs (default: the CAs of the system), and GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own
             certificate. The server's certificate and host name are verified.
@@ -469,6 +472,7 @@ def connect(
             token=token,
             namespace=namespace,
             note=note,
+            lazy=lazy,
         ),
     )
 

@@ -11,6 +11,7 @@ from asyncio import _get_running_loop  # returns None if no event loop runs
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol, cast
 
+from genie.client.attempts import Endpoint, Round
 from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Outcome, Release, Request
 from genie.client.config import (
     KEEPALIVE_IDLE_S,
@@ -62,7 +63,7 @@ class TransportHandler(asyncio.Protocol):
         """Set when the connection has ended."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the handshake. Called by the event loop."""
+        """Store the transport. Called by the event loop."""
         self.transport = cast("asyncio.Transport", transport)
         self.connection.on_connected(self)
 
@@ -90,6 +91,7 @@ class AsyncConnection:
     ) -> None:
         self.connect_timeout = options.connect_timeout
         self.response_timeout = options.response_timeout
+        self._is_lazy, self._waits_for_servers = options.lazy, options.waits_for_servers
         self._servers = ServerList(addresses, options.connect_timeout)
         self.session = ClientSession(
             options.session,
@@ -131,15 +133,12 @@ class AsyncConnection:
     # -- events of the transport --------------------------------------------------------------------------
 
     def on_connected(self, handler: TransportHandler) -> None:
-        """Start the handshake on a new TCP connection; if its attempt was given up meanwhile, close the connection."""
+        """Prepare a new connection; if its attempt was given up meanwhile, close the connection."""
         transport = cast("asyncio.Transport", handler.transport)
         if handler.abandoned:
             transport.abort()
             return
         enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
-        self._handler = handler
-        self.session.on_connected(time.monotonic())
-        self.flush()
 
     def on_data(self, handler: TransportHandler, data: bytes) -> None:
         """Pass received bytes to the session, and complete the calls whose replies they contain.
@@ -220,34 +219,64 @@ class AsyncConnection:
     # -- connecting, and the timer ------------------------------------------------------------------------
 
     async def _try_all_servers(self) -> bool:
-        """Try to connect to each server once, and follow redirects to the leader.
+        """Try to connect to each address of each server once, and follow redirects to the leader.
 
         Returns True as soon as a server accepts the client, and False if none does. In the second case the errors of
         the servers that rejected the client for good are recorded in the session.
         """
-        rejections: list[RequestRejected | None] = []
-        for address in self._servers.next_round():
-            self.session.handshake_rejection = None
-            handler = TransportHandler(self, address)
-            try:
-                async with asyncio.timeout(self._servers.attempt_timeout_s):
-                    host, port, tls = address
-                    await self._loop.create_connection(lambda handler=handler: handler, host, port, ssl=tls)
-                    await handler.handshake_done.wait()
-            except (OSError, UnicodeError) as error:  # including TimeoutError
-                self._abandon_transport(handler, "no answer to hello")
-                self._servers.on_failure(error)
-            except BaseException:  # such as a cancellation
-                self._abandon_transport(handler, reason="")
-                raise
-            if handler is self._handler:  # a failed handshake would have reset `self._handler` to None
-                return True
-            rejection = self.session.handshake_rejection
-            rejections.append(rejection)
-            if rejection is not None:
-                self._servers.on_rejection(address, rejection)
-        self.session.on_round_failed(rejections)
+        attempts = Round(self._servers, self._attempt)
+        try:
+            if await attempts.run():
+                if self._handler is not None:
+                    return True
+                attempts.failures.append(None)  # the connection was lost before this task could continue
+        except BaseException:  # cancelled, maybe after a server has accepted the client
+            if self._handler is not None:
+                self._abandon_transport(self._handler, reason="")
+            raise
+        self.session.on_round_failed(attempts.failures)
         return False
+
+    async def _attempt(self, attempts: Round, endpoint: Endpoint) -> bool:
+        """Connect to an endpoint, and send `hello` when it is the turn of this attempt. Return whether the server accepts."""
+        address = endpoint.address
+        handler = TransportHandler(self, address)
+        rejection: RequestRejected | None = None
+        try:
+            async with asyncio.timeout(self._servers.attempt_timeout_s):
+                await self._loop.create_connection(
+                    lambda: handler,
+                    endpoint.ip,
+                    address.port,
+                    ssl=address.tls,
+                    server_hostname=address.host if address.tls else None,
+                )
+                async with attempts.turn, asyncio.timeout(None if attempts.is_last else self._servers.hello_patience_s):
+                    self.session.handshake_rejection = None
+                    self._greet(handler)
+                    await handler.handshake_done.wait()
+                    rejection = self.session.handshake_rejection
+        except (OSError, UnicodeError) as error:  # including TimeoutError
+            self._abandon_transport(handler, "no answer to hello")
+            self._servers.on_failure(error)
+        except BaseException:  # such as a cancellation
+            self._abandon_transport(handler, reason="")
+            raise
+        if handler is self._handler:  # a failed handshake would have reset `self._handler` to None
+            return True
+        attempts.failures.append(rejection)
+        if rejection is not None:
+            self._servers.on_rejection(address, rejection)
+        return False
+
+    def _greet(self, handler: TransportHandler) -> None:
+        """Start the handshake on a new connection, unless it was closed, or another attempt has won, meanwhile."""
+        if handler.closed.is_set() or self._handler is not None:
+            handler.handshake_done.set()
+            return
+        self._handler = handler
+        self.session.on_connected(time.monotonic())
+        self.flush()
 
     def _abandon_transport(self, handler: TransportHandler, reason: str) -> None:
         """Give up a connection, or the attempt to connect, and close its transport at once.
@@ -324,10 +353,10 @@ class AsyncConnection:
     # -- calls ----------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect to the leader.
+        """Connect to the leader, or with the option `lazy` begin to connect in the background.
 
         Raises:
-            Unavailable: if no server replies in one round of attempts, or no leader is found within `connect_timeout`.
+            Unavailable: if no server accepts the client within `connect_timeout`.
             RequestRejected: if all servers reject this client for good.
             RuntimeError: if the client is open.
 
@@ -335,21 +364,25 @@ class AsyncConnection:
         if not self._closed:
             raise RuntimeError("the client is open already")
         self._loop = asyncio.get_running_loop()
-        self._servers.any_server_answered = False
+        if not self._is_lazy:
+            await self._connect()
+        self._closed = False
+        self._was_opened = True
+        if self._is_lazy:
+            self._reconnect_task = self._loop.create_task(self._reconnect())
+        self._set_timer()
+
+    async def _connect(self) -> None:
+        """Try the servers, with backoff, until a server accepts the client. Raises the errors of `open`."""
         try:
             async with asyncio.timeout(self.connect_timeout):
                 while not await self._try_all_servers():
                     self.check_not_rejected()
-                    if not self._servers.any_server_answered:
+                    if not (self._waits_for_servers or self._servers.any_server_answered):
                         raise self._servers.unavailable_error()
                     await asyncio.sleep(self._servers.next_round_delay_s)
-        except TimeoutError as error:
-            if not self._servers.any_server_answered:  # else the server's answer is the reason to report
-                self._servers.on_failure(error)
+        except TimeoutError:
             raise self._servers.unavailable_error() from None
-        self._closed = False
-        self._was_opened = True
-        self._set_timer()
 
     async def close(self, *, release: bool = False) -> None:
         """End the session and the connection. Waiting calls fail, and their requests are released.

@@ -38,6 +38,9 @@ class ClientOptions:
     token: str | None = None
     namespace: str | None = None
     note: str | None = None
+    lazy: bool = False
+    waits_for_servers: bool = True
+    """False: entering the client fails as soon as no server answers in one round. For commands that a person types."""
 
 
 class Address(NamedTuple):

@@ -13,14 +13,53 @@ from genie.tls import describe_error
 STABLE_CONNECTION_S = 2.0
 """A connection that lasted this long counts as successful, even without a reply: the backoff is reset."""
 
+ATTEMPT_TIMEOUT_S = 5.0
+"""Limit of one attempt: the TCP connection, TLS and the handshake."""
+
+HELLO_PATIENCE_S = 1.0
+"""How long other servers wait for their turn in the first round, while one does not answer `hello`, since it may hang."""
+
 MAX_REDIRECTS = 3
 """Redirects to a leader that are followed in one round over the servers."""
+
+
+class AddressRound:
+    """The addresses of one round of connection attempts, each at most once.
+
+    If a server has named a leader (a redirect), that leader is tried next, also at the end. No server is tried twice in a
+    round, so two servers that redirect to each other do not cause a loop.
+    """
+
+    def __init__(self, servers: ServerList) -> None:
+        self._servers = servers
+        self.remaining = list(servers.addresses)
+        """The addresses that were not taken yet."""
+        self._tried: set[Address] = set()
+        self._redirects = 0
+
+    def __iter__(self) -> Iterator[Address]:
+        while (address := self.take()) is not None:
+            yield address
+
+    def take(self) -> Address | None:
+        """Return the next address; None: all were tried, unless a server names another leader."""
+        leader = self._servers.take_leader()
+        if leader is not None and leader not in self._tried and self._redirects < MAX_REDIRECTS:
+            self._redirects += 1
+            self.remaining = [address for address in self.remaining if address != leader]
+            address = leader
+        elif self.remaining:
+            address = self.remaining.pop(0)
+        else:
+            return None
+        self._tried.add(address)
+        return address
 
 
 class ServerList:
     """The server addresses of one client, in the order in which it tries them.
 
-    `connect_timeout` (seconds) is divided among the connection attempts of one round over all addresses.
+    `connect_timeout` (seconds) also limits each attempt.
     """
 
     def __init__(self, addresses: Sequence[Address], connect_timeout: float) -> None:
@@ -28,12 +67,14 @@ class ServerList:
             raise ValueError(f"connect_timeout must be a number of seconds above 0, not {connect_timeout!r}")
         self.addresses = list(addresses)
         """The addresses in the order of the next round."""
-        self.attempt_timeout_s = connect_timeout / len(self.addresses)
+        self.attempt_timeout_s = min(ATTEMPT_TIMEOUT_S, connect_timeout)
         """Seconds for one connection attempt."""
-        self.next_round_delay_s = 0.0
-        """Seconds to wait before the next round; 0 after a successful connection."""
+        self.hello_patience_s = self._next_patience_s = HELLO_PATIENCE_S
+        """Seconds for the answer to `hello`, if there are other servers to try. Doubled in each round."""
         self.any_server_answered = False
         """Whether any server has replied, even if only that it is not the leader."""
+        self.next_round_delay_s = 0.0
+        """Seconds to wait before the next round; 0 after a successful connection."""
         self._backoff = Backoff()
         """Computes `next_round_delay_s`."""
         self._leader: Address | None = None
@@ -43,28 +84,22 @@ class ServerList:
         self._rejection = ""
         """The last server that rejected the client for good, with its error, for error messages; empty: none did."""
 
-    def next_round(self) -> Iterator[Address]:
-        """Yield the addresses of one round of connection attempts, each at most once, and increase the backoff.
-
-        If the server that was tried last has named a leader (a redirect), that leader is tried next. No server is
-        tried twice in a round, so two servers that redirect to each other do not cause a loop.
-        """
+    def next_round(self) -> AddressRound:
+        """Begin a round of connection attempts, and increase the backoff."""
         self.next_round_delay_s = self._backoff.next_delay()
-        remaining = list(self.addresses)
-        tried: set[Address] = set()
-        redirect_count = 0
-        while True:
-            leader, self._leader = self._leader, None
-            if leader is not None and leader not in tried and redirect_count < MAX_REDIRECTS:
-                redirect_count += 1
-                remaining = [address for address in remaining if address != leader]
-                address = leader
-            elif remaining:
-                address = remaining.pop(0)
-            else:
-                return
-            tried.add(address)
-            yield address
+        self.hello_patience_s = min(self._next_patience_s, self.attempt_timeout_s)
+        self._next_patience_s *= 2
+        return AddressRound(self)
+
+    @property
+    def is_redirected(self) -> bool:
+        """Whether a follower has named a leader that was not tried since."""
+        return self._leader is not None
+
+    def take_leader(self) -> Address | None:
+        """Return the leader that a follower has named, once, or None."""
+        leader, self._leader = self._leader, None
+        return leader
 
     def on_failure(self, failure: str | BaseException) -> None:
         """Record, for error messages, why a connection or an attempt to connect failed.
@@ -95,6 +130,7 @@ class ServerList:
         """Reset the backoff and the last rejection, because a server has replied to a call."""
         if self.next_round_delay_s:  # else nothing has changed since the last reset
             self.next_round_delay_s = 0.0
+            self._next_patience_s = HELLO_PATIENCE_S
             self._backoff.reset()
             self._rejection = ""
 

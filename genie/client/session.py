@@ -529,10 +529,15 @@ class ClientSession:
         """Handle the reply to `hello`: a `welcome` with this client's protocol version and namespace, or an error."""
         match message:
             case messages.Welcome() if message.payload.protocol != commands.PROTOCOL:
-                self._request_close(f"the server speaks protocol {message.payload.protocol}, not {commands.PROTOCOL}")
+                self._reject_server(
+                    Code.UNSUPPORTED_PROTOCOL,
+                    f"the server speaks protocol {message.payload.protocol}, not {commands.PROTOCOL}",
+                )
             case messages.Welcome() if self._namespace not in (None, message.payload.namespace):
                 served = message.payload.namespace
-                self._request_close(f"the server serves the namespace {served!r}, not {self._namespace!r}")
+                self._reject_server(
+                    Code.UNKNOWN_NAMESPACE, f"the server serves the namespace {served!r}, not {self._namespace!r}"
+                )
             case messages.Welcome():
                 self._handle_welcome(message.payload, now, outcomes)
             case messages.Error():
@@ -894,6 +899,11 @@ class ClientSession:
     def _request_close(self, reason: str) -> None:
         """Make the I/O layer close the connection. `close_reason` keeps the first reason of several calls."""
         self.close_reason = self.close_reason or reason
+
+    def _reject_server(self, code: Code, reason: str) -> None:
+        """Make the I/O layer close a connection to a server that this client can never use."""
+        self.handshake_rejection = RequestRejected(code, reason)
+        self._request_close(reason)
 
     def _send_with_ref(self, call: Call) -> None:
         """Send a call, with a new `ref` if it has none, and register the call under its `ref` to match the reply."""

@@ -358,7 +358,7 @@ class Watch:
 # -- the client ---------------------------------------------------------------------------------------
 
 
-def connect(
+def connect(  # noqa: PLR0913 - one for each option
     host: str | Sequence[str] | None = None,
     port: int | None = None,
     *,
@@ -369,6 +369,7 @@ def connect(
     token: str | None = None,
     namespace: str | None = None,
     note: str | None = None,
+    lazy: bool = False,
     ssl: bool | SSLContext | None = None,
 ) -> Client:
     """Return a client that connects at the start of its `with` block and is closed at the end.
@@ -385,6 +386,7 @@ def connect(
             token=token,
             namespace=namespace,
             note=note,
+            lazy=lazy,
         ),
     )
 

@@ -92,7 +92,7 @@ class SyncConnection:
         """Start the background thread, and connect to the leader.
 
         Raises:
-            Unavailable: if no server replies in one round of attempts, or no leader is found within `connect_timeout`.
+            Unavailable: if no server accepts the client within `connect_timeout`.
             RequestRejected: if all servers reject this client for good.
             RuntimeError: if the client was opened before.
         """

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from clocks import LONG_S, shorten_first_attempt, skip
 from fake import PONG, Fake, error, fake_server
 from genie import ConnectionLost, RequestRejected, Unavailable, connect, sync
 from genie.client import sync_connection
+from genie.client.failover import ServerList
 from ports import free_port
 from servers import WAIT_S, Genie
 
@@ -88,12 +92,15 @@ async def test_the_first_connection_is_bounded_and_a_redirect_loop_has_a_backoff
     first.refusal, second.refusal = follower(second), follower(first)
 
     def work() -> None:
-        with sync.connect(addresses(*nodes), connect_timeout=LONG_S):
+        with threads_client:
             pass
 
     # uvloop, which a client for threads prefers, takes its time from elsewhere
     monkeypatch.setattr(sync_connection, "_new_event_loop", asyncio.new_event_loop)
     client = connect(addresses(*nodes), connect_timeout=LONG_S)
+    threads_client = sync.connect(addresses(*nodes), connect_timeout=LONG_S)
+    for connection in (client._connection, threads_client._connection.aio):
+        connection._servers.attempt_timeout_s = 2 * WAIT_S  # `skip` must end the whole only, not an attempt
     entering = asyncio.create_task(asyncio.to_thread(work) if threads else client.__aenter__())
     for _ in range(2):
         await third.accept()
@@ -117,11 +124,102 @@ async def test_a_cancelled_attempt_does_not_replace_the_reported_reason(nodes, m
         await entering
 
 
-async def test_the_first_connection_fails_at_once_if_no_server_responds():
-    ports = [free_port(), free_port()]
+@pytest.mark.parametrize("threads", [False, True])
+async def test_a_client_may_be_entered_before_its_server_starts(threads, monkeypatch):
+    def work() -> None:
+        with sync.connect(server, connect_timeout=LONG_S):
+            pass
+
+    async def enter() -> None:
+        async with connect(server, connect_timeout=LONG_S):
+            pass
+
+    server, failed = f"127.0.0.1:{free_port()}", asyncio.Event()
+    loop, on_failure = asyncio.get_running_loop(), ServerList.on_failure
+
+    def note_failure(*arguments: Any) -> None:
+        on_failure(*arguments)
+        loop.call_soon_threadsafe(failed.set)
+
+    monkeypatch.setattr(ServerList, "on_failure", note_failure)
     async with asyncio.timeout(WAIT_S):
+        entering = asyncio.create_task(asyncio.to_thread(work) if threads else enter())
+        await failed.wait()  # the port refuses connections
+        async with fake_server(int(server.rpartition(":")[2])):
+            await entering
+
+
+async def test_entering_ends_after_connect_timeout_with_the_reason():
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(Unavailable, match=r"no server at .*Connect call failed"):
+            await connect(f"127.0.0.1:{free_port()}", connect_timeout=0.2).__aenter__()
+
+
+async def test_a_lazy_client_enters_at_once_and_connects_when_its_server_starts():
+    port = free_port()
+    async with asyncio.timeout(WAIT_S), connect("127.0.0.1", port, lazy=True, response_timeout=0.1) as client:
         with pytest.raises(Unavailable, match="no server at"):
-            await connect([f"127.0.0.1:{port}" for port in ports], connect_timeout=3600).__aenter__()
+            await client.try_acquire("a")
+        waiting = asyncio.create_task(client.acquire("b", queue_timeout=None))
+        async with fake_server(port) as node:
+            await (await node.accept()).grant()
+            await waiting
+
+
+def test_threads_a_lazy_client_enters_at_once():
+    with (
+        sync.connect("127.0.0.1", free_port(), lazy=True, response_timeout=0.1) as client,
+        pytest.raises(Unavailable, match="no server at"),
+    ):
+        client.try_acquire("a")
+
+
+async def test_a_lazy_client_that_its_servers_reject_fails_its_calls(nodes):
+    nodes[0].refusal = error("unauthorized", "this token is unknown")
+    async with connect(addresses(nodes[0]), lazy=True) as client:
+        with pytest.raises(RequestRejected, match="this token is unknown"):
+            await client.ping()
+
+
+@contextmanager
+def unanswering(host: str, port: int) -> Iterator[None]:
+    """A port whose connection attempts get no answer, because its backlog is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(0)
+        stack.enter_context(socket.create_connection((host, port)))
+        with suppress(BlockingIOError):
+            pending = stack.enter_context(socket.socket())
+            pending.setblocking(False)
+            pending.connect((host, port))
+        yield
+
+
+async def test_a_server_that_does_not_answer_does_not_delay_the_next_one():
+    async with asyncio.timeout(WAIT_S), fake_server() as node:
+        with unanswering("127.0.0.2", node.port):
+            client = connect([f"127.0.0.2:{node.port}", f"127.0.0.1:{node.port}"])
+            client._connection._servers.attempt_timeout_s = 3600.0
+            async with client:
+                pass
+
+
+async def test_every_address_of_a_name_is_tried_without_waiting_for_one_that_does_not_answer(monkeypatch):
+    async def getaddrinfo(_loop: Any, host: str, port: int, **_options: Any) -> list[Any]:
+        assert host == "genie.test"
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in ("127.0.0.2", "127.0.0.3", "127.0.0.1")
+        ]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    async with asyncio.timeout(WAIT_S), fake_server() as node:
+        with unanswering("127.0.0.2", node.port):
+            client = connect("genie.test", node.port)
+            client._connection._servers.attempt_timeout_s = 3600.0
+            async with client:
+                pass
 
 
 async def test_a_server_that_does_not_reply_to_hello_is_skipped(nodes, genie):

@@ -16,7 +16,7 @@ import pytest
 from clocks import LONG_S
 from commands import genie_cli
 from fake import PONG, Fake, Line, error, fake_server, locked
-from genie import RequestRejected, Unavailable, connect, sync
+from genie import RequestRejected, connect, sync
 from genie.client import config
 from servers import WAIT_S, Genie
 
@@ -92,7 +92,7 @@ async def test_without_a_namespace_any_is_accepted(nodes: list[Fake], ping: Call
 async def test_a_server_that_does_not_confirm_the_namespace_is_rejected(
     nodes: list[Fake], ping: Callable[..., Any]
 ) -> None:
-    with pytest.raises(Unavailable, match="the server serves the namespace 'n', not 'billing'"):
+    with pytest.raises(RequestRejected, match="the server serves the namespace 'n', not 'billing'"):
         await ping(addresses(nodes[0]), namespace="billing")
     assert len(nodes[0].hellos) == 1, "it is not asked again and again"
     nodes[1].namespace = None

@@ -143,7 +143,6 @@ def test_the_lost_server_is_tried_last():
     assert "a:1 was lost: cut" in servers.on_disconnect(Address("a", 1), "cut", 0.1)
     assert list(servers.next_round()) == [Address("b", 2), Address("c", 3), Address("a", 1)]
     assert str(servers.unavailable_error()) == "no server at b:2, c:3, a:1: cut"
-    assert servers.attempt_timeout_s == 3
 
 
 class TestRedirects:
@@ -168,7 +167,6 @@ class TestRedirects:
             order.append(node.host)
             servers.on_redirect(node, leaders.get(node.host, ""))
         assert order == tried.split()
-        assert servers.any_server_answered
 
     def test_the_leader_is_reached_by_tls_if_the_follower_was(self):
         servers = ServerList([Address("a", 1, CONTEXT), Address("b", 1)], 10)

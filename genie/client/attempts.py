@@ -1,0 +1,125 @@
+"""One round of staggered attempts to connect (RFC 8305), over all addresses of all servers.
+
+An attempt begins 250 ms after the one before, or as soon as one has failed, so that an address that does not answer costs no
+more than that. A host name is resolved when its turn comes, and each of its addresses is an attempt. The first attempt that
+completes its handshake with a leader wins, and the others are closed.
+
+Attempts connect at the same time, but only one of them sends `hello` at a time. Several addresses may belong to one server,
+and there a second `hello` with the secret of the session would take the session over from the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import NamedTuple
+
+from genie.client.config import Address
+from genie.client.failover import ServerList
+from genie.errors import RequestRejected
+
+STAGGER_S = 0.25
+"""Time after which the next attempt begins although the last one has no result yet."""
+
+
+class Endpoint(NamedTuple):
+    """One IP address of a server, or a text that the event loop resolves itself."""
+
+    address: Address
+    ip: str
+
+
+class Round:
+    """Tries each endpoint once, in the order of `ServerList.next_round`.
+
+    `attempt` connects to an endpoint, and returns whether the server has accepted the client. It raises no OSError.
+    """
+
+    def __init__(
+        self, servers: ServerList, attempt: Callable[[Round, Endpoint], Coroutine[object, object, bool]]
+    ) -> None:
+        self._servers = servers
+        self._attempt = attempt
+        self._addresses = servers.next_round()
+        self._first: deque[Endpoint] = deque()
+        """The first endpoints of names that were resolved, and that were not tried yet."""
+        self._further: deque[Endpoint] = deque()
+        """The other endpoints of these names. They are tried after the first endpoint of each name."""
+        self._tasks: list[asyncio.Task[bool]] = []
+        """The attempts without a result, in the order in which they began."""
+        self.failures: list[RequestRejected | None] = []
+        """For each endpoint that has failed, the error with which the server rejected the client for good, or None."""
+        self.turn = asyncio.Lock()
+        """Held by the attempt that sends `hello`."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no other endpoint is being tried or remains."""
+        return len(self._tasks) <= 1 and not (self._addresses.remaining or self._first or self._further)
+
+    async def run(self) -> bool:
+        """Try all endpoints. Returns True as soon as a server has accepted the client, else False."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                step = self._next_step()
+                if step is not None:
+                    self._tasks.append(loop.create_task(step))
+                elif not self._tasks:
+                    return False
+                done, _ = await asyncio.wait(
+                    self._tasks,
+                    timeout=None if step is None else STAGGER_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                self._tasks = [task for task in self._tasks if task not in done]
+                results = [task.result() for task in done]
+                if any(results):
+                    return True
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def _next_step(self) -> Coroutine[object, object, bool] | None:
+        """Return the next attempt, or the resolution of the next name; None: all have begun.
+
+        A leader that a follower has named is tried first.
+        """
+        if self._first and not self._servers.is_redirected:
+            return self._attempt(self, self._first.popleft())
+        address = self._addresses.take()
+        if address is not None:
+            return (
+                self._attempt(self, Endpoint(address, address.host)) if _is_ip(address.host) else self._resolve(address)
+            )
+        return self._attempt(self, self._further.popleft()) if self._further else None
+
+    async def _resolve(self, address: Address) -> bool:
+        """Resolve the name of a server. Returns False: its endpoints are still to be tried."""
+        try:
+            async with asyncio.timeout(self._servers.attempt_timeout_s):
+                infos = await asyncio.get_running_loop().getaddrinfo(
+                    address.host, address.port, type=socket.SOCK_STREAM
+                )
+        except (OSError, UnicodeError) as error:  # including TimeoutError
+            self._servers.on_failure(error)
+            self.failures.append(None)
+            return False
+        first, *further = [Endpoint(address, ip) for ip in dict.fromkeys(str(info[4][0]) for info in infos)]
+        self._first.append(first)
+        self._further.extend(further)
+        return False
+
+
+def _is_ip(host: str) -> bool:
+    """Return whether a host is an IP address, which needs no resolution."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
