@@ -8,6 +8,9 @@ from typing import Protocol
 
 MAX_PORT = (1 << 16) - 1
 
+SERVICE_LINKS = ("tcp://", "udp://", "sctp://")
+"""Prefixes of the variables that Kubernetes sets in each pod beside a Service: `NAME_PORT=tcp://IP:PORT`."""
+
 
 def parse_host_port(text: str) -> tuple[str, int | None]:
     """Split `HOST`, `HOST:PORT`, `[IPv6]`, `[IPv6]:PORT` or a bare IPv6 address.
@@ -46,6 +49,13 @@ def parse_port(port: str | int, source: str) -> int:
     if not 0 < number <= MAX_PORT:
         raise ValueError(f"{source}: a port is a number from 1 to {MAX_PORT}, not {port!r}")
     return number
+
+
+def ignored_service_link(variable: str, value: str) -> str | None:
+    """Return a warning if the value of a variable for a port is a service link of Kubernetes, which is no setting."""
+    if not value.startswith(SERVICE_LINKS):
+        return None
+    return f"{variable}={value} is ignored: it is a service link of Kubernetes (enableServiceLinks), not a port"
 
 
 def format_host_port(host: str, port: int) -> str:

@@ -257,9 +257,11 @@ class LoadRunner:
         The error is raised after all attempts have ended. So no connection is opened after this method has failed.
         """
         loop = asyncio.get_running_loop()
-        host, port, tls = self._options.address
+        address = self._options.address
+        context = address.context()
         attempts = [
-            loop.create_connection(lambda protocol=protocol: protocol, host, port, ssl=tls) for protocol in protocols
+            loop.create_connection(lambda protocol=protocol: protocol, address.host, address.port, ssl=context)
+            for protocol in protocols
         ]
         for connection_or_error in await asyncio.gather(*attempts, return_exceptions=True):
             if isinstance(connection_or_error, BaseException):

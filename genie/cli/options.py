@@ -26,6 +26,7 @@ from genie.client.aio import Client
 from genie.client.commands import Inspect
 from genie.client.config import DEFAULT_HOST, DEFAULT_PORT, Address, ClientOptions, format_address, parse_addresses
 from genie.errors import Code, GenieError, RequestRejected, Unavailable
+from genie.net import ignored_service_link
 from genie.protocol import diagnostics
 from genie.protocol.limits import MAX_TIMEOUT_MS
 from genie.protocol.resources import EXCLUSIVE, SHARED
@@ -39,17 +40,33 @@ FILE_SOURCES = "genie.file_sources"
 class SourcedOption(click.Option):
     """An option whose error messages name the environment variable if the value came from the variable."""
 
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return the value of the environment variable; None if it is not set, or is a service link of Kubernetes."""
+        value = super().resolve_envvar_value(ctx)
+        return None if value is not None and is_service_link(self, value) else value
+
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """Return the name of the option, or of the environment variable that set the option."""
         return f"'{self.opts[0]}'" if ctx is None else f"'{_source(self, ctx)}'"
+
+
+def is_service_link(option: click.Option, value: str) -> bool:
+    """Return whether the variable of a port has the value of a service link of Kubernetes. Prints a warning if so."""
+    warning = None
+    if option.type.name == PortType.name:
+        warning = ignored_service_link(str(option.envvar), value)
+        if warning is not None:
+            click.echo(f"genie: {warning}", err=True)
+    return warning is not None
 
 
 class EmptiableOption(SourcedOption):
     """An option for which an empty environment variable is a value. Click treats an empty variable as an unset one."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's signature
-        """Return the value of the environment variable, which may be empty; None if the variable is not set."""
-        return os.environ.get(str(self.envvar))
+        """Return the value of the environment variable, which may be empty; None if it is not set, or is a service link."""
+        value = os.environ.get(str(self.envvar))
+        return None if value is not None and is_service_link(self, value) else value
 
 
 class InvalidArgument(click.ClickException):

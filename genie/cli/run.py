@@ -161,6 +161,7 @@ class LockedCommand:
                         await asyncio.sleep(0)
                     if self._start(lock):
                         await self._child_ended.wait()
+                        await lock.release()  # raises an error that the end of the block would only log
             except LockLost as error:
                 await self._on_lock_lost(error)
             except QueueTimeout:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from genie.client import commands, inspection, watches
-from genie.client.aio_connection import AsyncConnection, logger
+from genie.client.aio_connection import AsyncConnection
 from genie.client.commands import (
     Extend,
     Inspect,
@@ -22,7 +22,7 @@ from genie.client.commands import (
     RequestState,
     make_any_request,
 )
-from genie.client.config import Address, ClientOptions, parse_addresses
+from genie.client.config import Address, ClientOptions, Token, logger, parse_addresses
 from genie.client.errors import already_released, copy_lock_lost, reject_pickling
 from genie.client.inspection import Inspection
 from genie.client.transaction import Attempts, RunningNames, TransactionLocks, TransactionOptions, unique_name
@@ -419,7 +419,7 @@ def connect(  # noqa: PLR0913 - one for each option
     response_timeout: float = 1.0,
     session: str | None = None,
     session_timeout: float = 10.0,
-    token: str | None = None,
+    token: Token | None = None,
     namespace: str | None = None,
     note: str | None = None,
     lazy: bool = False,
@@ -446,8 +446,9 @@ def connect(  # noqa: PLR0913 - one for each option
             one. A client whose session is taken over three times in a row ends.
         session_timeout: seconds for which the server keeps the session of a disconnected client: its waiting requests,
             and its locks with `on_disconnect="release"`. The client counts them from the last command that was answered.
-        token: the token for authentication, if the server requires one. Default: GENIE_TOKEN, else the token in the file
-            GENIE_TOKEN_FILE.
+        token: the token for authentication, if the server requires one, or a function that returns it. Default:
+            GENIE_TOKEN, else the token in the file GENIE_TOKEN_FILE. The file is read, and the function called, for each
+            connection, so a token can be replaced. The function runs in the client's event loop: it must not block.
         namespace: the namespace of all locks of this client: 1 to 128 letters, digits, or any of `_.:-`. Default:
             GENIE_NAMESPACE, else the first namespace of the server. Use one client for each namespace.
         note: who this client is, in at most 256 characters: the note of each request without one of its own. Operators see
@@ -456,7 +457,7 @@ def connect(  # noqa: PLR0913 - one for each option
             behave as while the client is disconnected. So a service can start before its Genie servers.
         ssl: True, or an `ssl.SSLContext`, selects TLS for all servers. For True, the file GENIE_TLS_CA contains the
             trusted CAs (default: the CAs of the system), and GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own
-            certificate. The server's certificate and host name are verified.
+            certificate. The files are read for each connection. The server's certificate and host name are verified.
 
     Raises:
         ValueError, TypeError: if an argument, or an environment variable that replaces it, is wrong.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from asyncio import _get_running_loop  # returns None if no event loop runs
 from collections.abc import Coroutine, Sequence
+from ssl import SSLContext
 from typing import Any, Final, Protocol, cast
 
 from genie.client.attempts import Endpoint, Round
@@ -17,6 +17,7 @@ from genie.client.config import (
     KEEPALIVE_IDLE_S,
     Address,
     ClientOptions,
+    logger,
     resolve_namespace,
     resolve_note,
     resolve_token,
@@ -27,9 +28,6 @@ from genie.client.watches import Watch
 from genie.errors import ConnectionLost, GenieError, RequestRejected, Unavailable
 from genie.net import enable_keepalive
 from genie.tls import describe_error
-
-logger = logging.getLogger("genie.client")
-"""Warnings about locks that stay held, or are released later than their block has ended."""
 
 MAX_UNSENT_COMMANDS: Final = 32
 """Maximum number of commands of several tasks in one write. The server executes them while the other tasks make theirs."""
@@ -91,17 +89,19 @@ class AsyncConnection:
     ) -> None:
         self.connect_timeout = options.connect_timeout
         self.response_timeout = options.response_timeout
+        self._token = options.token
         self._is_lazy, self._waits_for_servers = options.lazy, options.waits_for_servers
         self._servers = ServerList(addresses, options.connect_timeout)
         self.session = ClientSession(
             options.session,
             session_timeout=options.session_timeout,
             response_timeout=options.response_timeout,
-            token=resolve_token(options.token),
             namespace=resolve_namespace(options.namespace),
             note=resolve_note(options.note),
         )
         """The protocol state machine."""
+        if not callable(options.token):
+            self.session.use_token(resolve_token(options.token))  # raises an error if the token or its file is wrong
         self.session.explain_unavailable = lambda: str(self._servers.unavailable_error())
         self._loop: asyncio.AbstractEventLoop
         """The event loop in which the client was opened. Set by `open`."""
@@ -243,13 +243,14 @@ class AsyncConnection:
         handler = TransportHandler(self, address)
         rejection: RequestRejected | None = None
         try:
+            context = self._read_credentials(address)
             async with asyncio.timeout(self._servers.attempt_timeout_s):
                 await self._loop.create_connection(
                     lambda: handler,
                     endpoint.ip,
                     address.port,
-                    ssl=address.tls,
-                    server_hostname=address.host if address.tls else None,
+                    ssl=context,
+                    server_hostname=address.host if context else None,
                 )
                 async with attempts.turn, asyncio.timeout(None if attempts.is_last else self._servers.hello_patience_s):
                     self.session.handshake_rejection = None
@@ -268,6 +269,17 @@ class AsyncConnection:
         if rejection is not None:
             self._servers.on_rejection(address, rejection)
         return False
+
+    def _read_credentials(self, address: Address) -> SSLContext | None:
+        """Read the token and the certificates again, because they may have been replaced. Returns the TLS context.
+
+        Raises OSError if a file is wrong, maybe because it is just being replaced, or a function of the caller fails.
+        """
+        try:
+            self.session.use_token(resolve_token(self._token))
+            return address.context()
+        except Exception as error:
+            raise OSError(f"no token or certificate for the connection: {error}") from error
 
     def _greet(self, handler: TransportHandler) -> None:
         """Start the handshake on a new connection, unless it was closed, or another attempt has won, meanwhile."""

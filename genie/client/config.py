@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl as ssl_module
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from ssl import SSLContext
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from genie.client import note as note_module
-from genie.net import format_host_port, parse_host_port, parse_port
+from genie.net import format_host_port, ignored_service_link, parse_host_port, parse_port
 from genie.protocol import diagnostics
 from genie.tls import MIN_VERSION, load_ca, load_certificate
+
+logger = logging.getLogger("genie.client")
+"""Warnings of the clients: ignored variables, locks that stay held or are released later than their block has ended."""
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7077
@@ -26,6 +30,12 @@ MAX_TOKEN_FILE_CHARACTERS = 1 << 16
 
 PLAIN, TLS = "genie://", "genies://"
 
+Token: TypeAlias = str | Callable[[], str | None]
+"""A token, or a function that returns the present one. It is called for each connection, and must not block."""
+
+_warned_of: set[str] = set()
+"""The warnings of ignored variables that were logged, so that each is logged once in a process."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
@@ -35,7 +45,7 @@ class ClientOptions:
     response_timeout: float = 1.0
     session: str | None = None
     session_timeout: float = 10.0
-    token: str | None = None
+    token: Token | None = None
     namespace: str | None = None
     note: str | None = None
     lazy: bool = False
@@ -44,11 +54,19 @@ class ClientOptions:
 
 
 class Address(NamedTuple):
-    """The address of a server. `tls` is the context of a TLS connection to it; None: a plain connection."""
+    """The address of a server.
+
+    `tls` is the context of TLS connections to it. True: each connection gets a context of its own, made from the files that
+    the environment names, so that certificates can be replaced while the program runs. None: connections are plain.
+    """
 
     host: str
     port: int
-    tls: SSLContext | None = None
+    tls: SSLContext | Literal[True] | None = None
+
+    def context(self) -> SSLContext | None:
+        """Return the context of a new connection. Raises ValueError if a file is wrong."""
+        return tls_context() if self.tls is True else self.tls
 
 
 def parse_addresses(
@@ -60,7 +78,8 @@ def parse_addresses(
         host: one address, several addresses separated by commas, or a list: `HOST`, `HOST:PORT` or `[IPv6]:PORT`.
             None: GENIE_HOST, else 127.0.0.1. The prefix `genies://` selects TLS, `genie://` a plain connection. An
             address without a prefix uses TLS if another address has the prefix `genies://`, or if `ssl` is true.
-        port: the port of addresses without a port. None: GENIE_PORT, else 7077.
+        port: the port of addresses without a port. None: GENIE_PORT, else 7077. GENIE_PORT is read only if an address has
+            no port, and ignored if it is a service link of Kubernetes.
         ssl: True, or the context of TLS connections. For True, environment variables configure TLS (`tls_context`).
 
     Raises:
@@ -72,8 +91,6 @@ def parse_addresses(
         raise TypeError(f"ssl must be True, False, None or an ssl.SSLContext, not {ssl!r}")
     if host is None:
         host = os.environ.get("GENIE_HOST") or DEFAULT_HOST
-    if port is None:
-        port = parse_port(os.environ.get("GENIE_PORT") or DEFAULT_PORT, "GENIE_PORT")
     texts = host.split(",") if isinstance(host, str) else host
     texts = [text.strip() for text in texts if text.strip()]
     if not texts:
@@ -83,19 +100,44 @@ def parse_addresses(
     for text in texts:
         if (text.startswith(PLAIN) and ssl) or (text.startswith(TLS) and ssl is False):
             raise ValueError(f"{text}: the prefix contradicts ssl={ssl!r}")
-    context = (ssl if isinstance(ssl, SSLContext) else tls_context()) if use_tls else None
-    default_port = parse_port(port, "port")
-    return [_parse_prefixed(text, default_port, context) for text in texts]
+    tls: SSLContext | Literal[True] | None = None
+    if use_tls:
+        tls = ssl if isinstance(ssl, SSLContext) else True
+    addresses = [_parse_prefixed(text, tls) for text in texts]
+    for address in addresses:
+        address.context()  # raises an error if a file is wrong
+    default_port = None if port is None else parse_port(port, "port")
+    if default_port is None and all(address.port for address in addresses):
+        return addresses
+    default_port = default_port or _environment_port()
+    return [address if address.port else address._replace(port=default_port) for address in addresses]
 
 
-def _parse_prefixed(text: str, default_port: int, tls: SSLContext | None) -> Address:
-    """Parse an address with an optional prefix. With `genie://` the connection is plain, and `tls` is ignored."""
+def _environment_port() -> int:
+    """Return the port that GENIE_PORT names, else the default port. Raises ValueError if the variable is no port."""
+    text = os.environ.get("GENIE_PORT") or str(DEFAULT_PORT)
+    warning = ignored_service_link("GENIE_PORT", text)
+    if warning is None:
+        return parse_port(text, "GENIE_PORT")
+    if warning not in _warned_of:
+        _warned_of.add(warning)
+        logger.warning("%s", warning)
+    return DEFAULT_PORT
+
+
+def _parse_prefixed(text: str, tls: SSLContext | Literal[True] | None) -> Address:
+    """Parse an address with an optional prefix. With `genie://` the connection is plain, and `tls` is ignored.
+
+    The port 0 stands for that of addresses without a port.
+    """
     if text.startswith(PLAIN):
         tls = None
-    return parse_address(text.removeprefix(PLAIN).removeprefix(TLS).removesuffix("/"), default_port, tls)
+    return parse_address(text.removeprefix(PLAIN).removeprefix(TLS).removesuffix("/"), 0, tls)
 
 
-def parse_address(text: str, default_port: int = DEFAULT_PORT, tls: SSLContext | None = None) -> Address:
+def parse_address(
+    text: str, default_port: int = DEFAULT_PORT, tls: SSLContext | Literal[True] | None = None
+) -> Address:
     """Parse one address without a prefix. Raises ValueError if the text is not an address.
 
     `default_port` is the port of an address without a port. `tls` becomes the TLS context of the address.
@@ -103,7 +145,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT, tls: SSLContext |
     if "/" in text:
         raise ValueError(f"{text}: an address is HOST, HOST:PORT or [IPv6]:PORT, with the prefix {TLS} for TLS")
     host, own_port = parse_host_port(text)
-    return Address(host or DEFAULT_HOST, own_port or default_port, tls)
+    return Address(host or DEFAULT_HOST, default_port if own_port is None else own_port, tls)
 
 
 def format_address(address: Address) -> str:
@@ -134,18 +176,20 @@ def tls_context() -> SSLContext:
     return context
 
 
-def resolve_token(token: str | None = None) -> str | None:
+def resolve_token(token: Token | None = None) -> str | None:
     """Return the token to authenticate with: the argument, else GENIE_TOKEN, else the word in GENIE_TOKEN_FILE.
 
-    Returns None if no token is configured, or if the argument is an empty string.
+    A client calls this function for each connection. Returns None if no token is configured, or if the argument is, or
+    returns, an empty string.
 
     Raises:
+        Exception: whatever a function that was given as the token raises.
         ValueError: if the file can't be read, or does not contain exactly one word. So the file of a server that lists
             several principals is rejected.
 
     """
     if token is not None:
-        return token or None
+        return (token if isinstance(token, str) else token()) or None
     environment_token = os.environ.get("GENIE_TOKEN")
     if environment_token:
         return environment_token

@@ -45,6 +45,7 @@ anything pings a silent server (`Keepalive`). Any other client sends nothing.
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
 from collections.abc import Callable, Sequence
@@ -93,7 +94,6 @@ class ClientSession:
         secret: the secret that identifies the session to the server. None: a random secret.
         session_timeout: seconds for which the server keeps the session of a disconnected client.
         response_timeout: seconds that a request waits for a server, beyond its queue timeout.
-        token: sent with every `hello`, for authentication.
         namespace: sent with every `hello`; the server must confirm it. None: the server's first namespace.
         note: sent with every `hello`, as the note of all requests without one. None: no note.
 
@@ -106,7 +106,6 @@ class ClientSession:
         secret: str | None = None,
         session_timeout: float = 10.0,
         response_timeout: float = 1.0,
-        token: str | None = None,
         namespace: str | None = None,
         note: str | None = None,
     ) -> None:
@@ -120,13 +119,14 @@ class ClientSession:
         replied that it is a follower."""
         self.server = ""
         """Version and build of the last server that accepted a `hello`."""
-        self._encoded_hello = commands.make_hello(
+        self._make_hello = functools.partial(
+            commands.make_hello,
             secrets.token_urlsafe() if secret is None else secret,
             session_timeout,
-            token=token,
             namespace=namespace,
             note=note,
         )
+        self._encoded_hello = self._make_hello()
         self._namespace = namespace
         self._rejection: RequestRejected | None = None
         """The error of the last server, if all servers rejected this client for good; else None."""
@@ -382,6 +382,10 @@ class ClientSession:
         """The error that ended the client, or with which all servers rejected it in the last round of attempts, or None."""
         error = self._takeovers.error or self._rejection
         return None if error is None else errors.copy_rejection(error)
+
+    def use_token(self, token: str | None) -> None:
+        """Send a token with the next `hello`, for authentication. Raises ValueError if it is too long."""
+        self._encoded_hello = self._make_hello(token=token)
 
     def on_round_failed(self, rejections: Sequence[RequestRejected | None]) -> None:
         """Record a failed round of connection attempts.

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from genie.client import commands, inspection, watches
-from genie.client.aio_connection import logger
 from genie.client.commands import (
     Extend,
     Inspect,
@@ -22,7 +21,7 @@ from genie.client.commands import (
     RequestState,
     make_any_request,
 )
-from genie.client.config import Address, ClientOptions, parse_addresses
+from genie.client.config import Address, ClientOptions, Token, logger, parse_addresses
 from genie.client.errors import already_released, copy_lock_lost, reject_pickling
 from genie.client.handover import Guard, LostEvent
 from genie.client.inspection import Inspection
@@ -366,7 +365,7 @@ def connect(  # noqa: PLR0913 - one for each option
     response_timeout: float = 1.0,
     session: str | None = None,
     session_timeout: float = 10.0,
-    token: str | None = None,
+    token: Token | None = None,
     namespace: str | None = None,
     note: str | None = None,
     lazy: bool = False,

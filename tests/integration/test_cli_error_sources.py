@@ -165,3 +165,21 @@ def listener(reply: bytes | None) -> Iterator[int]:
             thread.join()
             for connection in connections:
                 connection.close()
+
+
+LINK = "tcp://10.96.3.4:7077"
+
+
+def test_service_links_of_kubernetes_are_ignored_by_every_command(genie: Genie) -> None:
+    address = f"127.0.0.1:{genie.port}"
+    for command in (("inspect",), ("run", "linked", "--", "true")):
+        done = genie_cli(*command, host=address, port=LINK)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == (
+            f"genie: GENIE_PORT={LINK} is ignored: it is a service link of Kubernetes (enableServiceLinks), not a port\n"
+        )
+    shown = genie_cli("config", "show", "--json", port=LINK, admin_port=LINK, redis_port=LINK)
+    assert shown.returncode == 0, shown.stderr
+    assert [line.split("=")[0] for line in shown.stderr.splitlines()] == [
+        f"genie: {variable}" for variable in ("GENIE_PORT", "GENIE_REDIS_PORT", "GENIE_ADMIN_PORT")
+    ]

@@ -174,6 +174,30 @@ def test_threads_a_lazy_client_enters_at_once():
         client.try_acquire("a")
 
 
+async def test_the_token_is_read_again_for_every_connection(monkeypatch, tmp_path):
+    def token() -> str:
+        if not words:
+            raise RuntimeError("the vault is sealed")
+        return words.pop(0)
+
+    words, file = ["first", "second", "third"], tmp_path / "token"
+    file.write_text("old")
+    monkeypatch.setenv("GENIE_TOKEN_FILE", str(file))
+    async with asyncio.timeout(WAIT_S), fake_server() as node, connect("127.0.0.1", node.port, token=token):
+        line = await node.accept()
+        async with connect("127.0.0.1", node.port):
+            other = await node.accept()
+            file.write_text("new")
+            other.cut()
+            await node.accept()
+            line.cut()
+            await node.accept()
+    assert [hello["token"] for hello in node.hellos] == ["first", "old", "new", "second"]
+    words.clear()
+    with pytest.raises(Unavailable, match="no token or certificate for the connection: the vault is sealed"):
+        await connect("127.0.0.1", node.port, token=token, connect_timeout=0.1).__aenter__()
+
+
 async def test_a_lazy_client_that_its_servers_reject_fails_its_calls(nodes):
     nodes[0].refusal = error("unauthorized", "this token is unknown")
     async with connect(addresses(nodes[0]), lazy=True) as client:

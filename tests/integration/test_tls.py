@@ -304,6 +304,52 @@ def test_a_client_reconnects_after_a_killed_server(certificates: Certificates, t
         killer.join()
 
 
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_client_reads_its_certificates_again_for_every_connection(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: bool
+) -> None:
+    def replace_files(issuer: Certificates) -> None:
+        ca.write_bytes(issuer.ca.read_bytes())
+        own.write_bytes(issuer.issue("client", common_name="a client").read_bytes())
+
+    def reconnect() -> None:
+        connection = client._connection.aio
+        connection._loop.call_soon_threadsafe(connection._handler.transport.abort)  # type: ignore[union-attr]
+
+    async def lock() -> None:
+        async with genie.connect("127.0.0.1", server.port, ssl=True) as client:
+            replace_files(foreign)
+            client._connection._handler.transport.abort()  # type: ignore[union-attr]
+            with pytest.raises(Unavailable, match="certificate verification failed"):
+                while True:
+                    with suppress(genie.ConnectionLost):  # the end of the connection was not noticed yet
+                        await client.ping()
+            replace_files(certificates)
+            async with client.lock("rotated", queue_timeout=WAIT_S):
+                pass
+
+    ca, own = tmp_path / "ca.pem", tmp_path / "own.pem"
+    (tmp_path / "foreign").mkdir()
+    foreign = Certificates(tmp_path / "foreign")
+    replace_files(certificates)
+    monkeypatch.setenv("GENIE_TLS_CA", str(ca))
+    monkeypatch.setenv("GENIE_TLS_CERT", str(own))
+    with running_server(tls_cert=certificates.server, tls_ca=certificates.ca) as server:
+        if not threads:
+            asyncio.run(asyncio.wait_for(lock(), WAIT_S))
+            return
+        with genie.sync.connect("127.0.0.1", server.port, ssl=True) as client:
+            replace_files(foreign)
+            reconnect()
+            with pytest.raises(Unavailable, match="certificate verification failed"):
+                while True:
+                    with suppress(genie.ConnectionLost):
+                        client.ping()
+            replace_files(certificates)
+            with client.lock("rotated", queue_timeout=WAIT_S):
+                pass
+
+
 def connection_errors(address: tuple[str, int], context: ssl.SSLContext | None) -> set[str]:
     """What both clients say."""
     said = []

@@ -33,13 +33,15 @@ class FakeLock:
 
     async def __aenter__(self) -> Any:
         self.on_granted(self)
-        return SimpleNamespace(id=1, fence=2)
+        return SimpleNamespace(id=1, fence=2, release=self.release)
+
+    async def release(self) -> None:
+        self.on_released()
 
     async def __aexit__(self, *_: object) -> None:
         self.exited = True
         if self.lost:
             raise LockLost("lock 1 is gone", id=1)
-        self.on_released()
 
 
 class FakeClient:
@@ -67,11 +69,11 @@ def time_out(_: object = None) -> None:
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, client: FakeClient, program: str, wait: float | None = None) -> int:
-    monkeypatch.setattr(run, "connect", lambda *_, **__: client)
+    monkeypatch.setattr(run, "Client", lambda *_: client)
     options = RunOptions(
         command=(sys.executable, "-c", program),
         resources=("exclusive:a",),
-        host="",
+        host="127.0.0.1",
         port=1,
         namespace=None,
         queue_timeout=wait,

@@ -6,6 +6,7 @@ from itertools import islice
 import pytest
 
 from genie.backoff import Backoff
+from genie.client import config
 from genie.client.config import Address, format_address, parse_addresses
 from genie.client.errors import from_error_reply
 from genie.client.failover import ServerList
@@ -97,6 +98,25 @@ def test_defaults_come_from_the_environment(monkeypatch):
     assert parse_addresses() == [Address("h1", 99), Address("h2", 2)]
     assert parse_addresses("h3") == [Address("h3", 99)]
     assert parse_addresses(None, 5) == [Address("h1", 5), Address("h2", 2)]
+
+
+def test_a_service_link_of_kubernetes_is_ignored_with_one_warning(monkeypatch, caplog):
+    monkeypatch.setattr(config, "_warned_of", set())
+    monkeypatch.setenv("GENIE_PORT", "tcp://10.96.3.4:7077")
+    assert parse_addresses("h:1") == [Address("h", 1)]
+    assert not caplog.records, "the port is not needed"
+    assert parse_addresses("h") == [Address("h", 7077)]
+    assert parse_addresses("h") == [Address("h", 7077)]
+    assert [record.message for record in caplog.records] == [
+        "GENIE_PORT=tcp://10.96.3.4:7077 is ignored: it is a service link of Kubernetes (enableServiceLinks), not a port"
+    ]
+
+
+def test_a_default_port_that_is_not_needed_is_not_checked(monkeypatch):
+    monkeypatch.setenv("GENIE_PORT", "x")
+    assert parse_addresses("h:1") == [Address("h", 1)]
+    with pytest.raises(ValueError, match="GENIE_PORT: a port is a number"):
+        parse_addresses("h:1,i")
 
 
 @pytest.mark.parametrize(("host", "port"), [("h:x", None), ("h:0", None), ("h", 65536), ("", None), ([], None)])
