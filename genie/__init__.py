@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from genie import sync, tokens
     from genie.client.aio import Client, Lock, Transaction, connect
     from genie.client.inspection import Holder, Inspection, Waiter
+    from genie.client.once import once
     from genie.client.watches import Change
 
 
@@ -64,6 +65,7 @@ __all__ = [
     "__version__",
     "connect",
     "exclusive",
+    "once",
     "shared",
     "sync",
     "tokens",
@@ -78,6 +80,7 @@ _MODULE_BY_NAME = {
     "Waiter": "genie.client.inspection",
     "Lock": "genie.client.aio",
     "Transaction": "genie.client.aio",
+    "once": "genie.client.once",
 }
 """The module of each public name that is imported on first access."""
 

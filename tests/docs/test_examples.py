@@ -80,6 +80,8 @@ SHELL_NOT_RUN = {
 MODULE = re.compile(r"# (\w+\.py)")
 """The first line of a block that later blocks of the page import."""
 LANGUAGES = {"python", "py", "console", "text", "sh", "toml", "tree", "ts", "yaml", "ini", "sql"}
+READ_TWICE = [f"docs/how-to/recipes/{name}.md" for name in ("run-once", "saga")]
+"""Pages whose examples test_recipes.py executes one after the other, and twice, with one server."""
 TYPESCRIPT_PAGES = "docs/how-to/recipes/"
 """The pages whose TypeScript is executed by clients/typescript/test/pages.test.ts."""
 
@@ -104,22 +106,28 @@ def test_every_block_is_executed_by_a_test(page: str) -> None:
     assert {block.language for found in BLOCKS.values() for block in found} >= {"python", "console", "sh", "text"}
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=str)
+@pytest.mark.parametrize("block", [block for block in PYTHON if block.page not in READ_TWICE], ids=str)
 def test_python_prints_the_shown_output(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
-    write_modules(block, tmp_path)
+    printed = run_python(block, environment, tmp_path)
+    shown = dict(pairwise(BLOCKS[block.page])).get(block)
+    if shown is not None and shown.language == "text":
+        Screen().match_all(shown.lines, printed)
+
+
+def run_python(block: Block, environment: dict[str, str], folder: Path) -> list[str]:
+    """Execute a block in a folder. Returns the lines that it has printed; it must not print errors or warnings."""
+    write_modules(block, folder)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", block.text],
         env=environment,
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=WAIT_S,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), f"{block}: {done.stdout}{done.stderr}"
-    shown = dict(pairwise(BLOCKS[block.page])).get(block)
-    if shown is not None and shown.language == "text":
-        Screen().match_all(shown.lines, done.stdout.splitlines())
+    return done.stdout.splitlines()
 
 
 def write_modules(block: Block, folder: Path) -> None:
@@ -183,36 +191,42 @@ def commands(block: Block) -> list[tuple[int, str, list[str]]]:
     return found
 
 
-@pytest.mark.parametrize("page", CONSOLE)
+@pytest.mark.parametrize("page", [page for page in CONSOLE if page not in READ_TWICE])
 def test_commands_print_the_shown_lines(page: str, environment: dict[str, str], genie: Genie) -> None:
-    screen, status = Screen(), 0
+    screen = Screen()
     for block in CONSOLE[page]:
-        for line, command, shown in commands(block):
-            where = f"{page}:{line}: {command}"
-            if command in NOT_RUN:
-                assert not shown, where
-                continue
-            assert status == 0 or command == "echo $?", f"{where}: the command before failed with {status}"
-            real = screen.fill(command).replace("7077", str(genie.port))
-            if shown and shown[0].startswith("-> "):
-                converse(real, shown, screen, environment)
-                continue
-            done = subprocess.run(
-                ["bash", "-c", f"(exit {status})\n{real}"],
-                cwd=ROOT,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=WAIT_S,
-                check=False,
-            )
-            status = done.returncode
-            try:
-                screen.match_all(shown, done.stdout.splitlines())
-            except AssertionError as error:
-                raise AssertionError(f"{where}\n{error}") from None
-    assert status == 0
+        run_commands(block, screen, environment, genie)
+
+
+def run_commands(block: Block, screen: Screen, environment: dict[str, str], genie: Genie) -> None:
+    """Execute the commands of a console block, of which only the last may fail, if `echo $?` follows it."""
+    status = 0
+    for line, command, shown in commands(block):
+        where = f"{block.page}:{line}: {command}"
+        if command in NOT_RUN:
+            assert not shown, where
+            continue
+        assert status == 0 or command == "echo $?", f"{where}: the command before failed with {status}"
+        real = screen.fill(command).replace("7077", str(genie.port))
+        if shown and shown[0].startswith("-> "):
+            converse(real, shown, screen, environment)
+            continue
+        done = subprocess.run(
+            ["bash", "-c", f"(exit {status})\n{real}"],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        status = done.returncode
+        try:
+            screen.match_all(shown, done.stdout.splitlines())
+        except AssertionError as error:
+            raise AssertionError(f"{where}\n{error}") from None
+    assert status == 0, block
 
 
 def converse(command: str, shown: list[str], screen: Screen, environment: dict[str, str]) -> None:

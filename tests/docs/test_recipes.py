@@ -2,76 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from matching import Screen
 from pages import blocks
+from test_examples import READ_TWICE, run_commands, run_python
 
 from genie import RequestRejected, sync
 from servers import Genie, running_server
 
-RUN_ONCE = "docs/how-to/recipes/run-once.md"
 
-
-@pytest.fixture
-def once(genie: Genie, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    monkeypatch.setenv("GENIE_HOST", genie.address[0])
-    monkeypatch.setenv("GENIE_PORT", str(genie.port))
-    module = {"__name__": "once"}
-    (block,) = [block for block in blocks(RUN_ONCE) if block.lines[0] == "# once.py"]
-    exec(block.text, module)  # noqa: S102 - this is the example
-    return module["once"]  # type: ignore[return-value]
-
-
-@pytest.mark.server
-def test_a_job_that_fails_may_run_again_at_once(once: Callable[..., Any]) -> None:
-    runs = []
-
-    @once("jobs/fails", hold=300)
-    def job() -> str:
-        runs.append(1)
-        if len(runs) == 1:
-            raise KeyError
-        return "done"
-
-    with pytest.raises(KeyError):
-        job()
-    assert job() == "done"
-    assert job() is None
-
-
-@pytest.mark.server
-def test_a_job_is_skipped_while_it_runs_elsewhere(once: Callable[..., Any], genie: Genie) -> None:
-    with sync.connect(*genie.address) as client:
-
-        @once("jobs/nested", hold=300)
-        def outer() -> str:
-            assert client.inspect(resource="jobs/nested").holders[0].expires_in > 250
-            return inner() or "skipped"
-
-        @once("jobs/nested", hold=300)
-        def inner() -> str:
-            return "ran twice"
-
-        assert outer() == "skipped"
-
-
-@pytest.mark.server
-def test_a_job_that_has_run_stays_locked_for_the_whole_hold(once: Callable[..., Any], genie: Genie) -> None:
-    with sync.connect(*genie.address) as client:
-
-        @once("jobs/held", hold=300)
-        def job() -> None:
-            lock = client.inspect(resource="jobs/held").holders[0]
-            client.extend(lock.id, 30)
-
-        job()
-        assert client.inspect(resource="jobs/held").holders[0].expires_in > 250
-        assert client.release(client.inspect(resource="jobs/held").holders[0].id) == "success"
-        job()
-        assert client.inspect(resource="jobs/held").holders_total == 1
+@pytest.mark.parametrize("page", READ_TWICE)
+def test_the_examples_of_a_page_do_not_disturb_each_other_or_a_second_reader(
+    page: str, environment: dict[str, str], genie: Genie, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        screen = Screen()
+        for block, following in zip(blocks(page), [*blocks(page)[1:], None], strict=True):
+            if block.language == "python":
+                printed = run_python(block, environment, tmp_path)
+                if following is not None and following.language == "text":
+                    screen.match_all(following.lines, printed)
+            elif block.language == "console":
+                run_commands(block, screen, environment, genie)
 
 
 @pytest.mark.server

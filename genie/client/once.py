@@ -1,0 +1,101 @@
+"""`once`: a job that only one of several machines runs each time, and that no other one repeats for a while after it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+from genie.client import aio, sync
+from genie.client.commands import make_request
+from genie.client.config import logger
+from genie.errors import ConnectionLost, QueueTimeout, Unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OnceDecorator(Protocol):
+    """What `once` returns: decorates a function or a coroutine function. The result is None if the job was skipped."""
+
+    @overload
+    def __call__(self, job: Callable[P, Coroutine[Any, Any, T]], /) -> Callable[P, Coroutine[Any, Any, T | None]]: ...
+    @overload
+    def __call__(self, job: Callable[P, T], /) -> Callable[P, T | None]: ...
+
+
+def once(name: str, hold: float, **options: Any) -> OnceDecorator:
+    """Decorate a job that another process must not run now, or within `hold` seconds after it has succeeded here.
+
+    The job may be a function or a coroutine function. Each call opens a client, so the decorated job also works in processes
+    that were forked. It returns None if the job was skipped. The lock is extended while the job runs, released if the job
+    raises an error, and otherwise left held for `hold` seconds. If that can't be confirmed after the job, a warning is logged,
+    and the lock is left held for what remains of its time: a job that has succeeded is not repeated.
+
+    Args:
+        name: the resource that stands for the job, as in `client.acquire`.
+        hold: how long the lock stays held after the job, in seconds. More than the clocks of the machines differ, and less
+            than the interval of the job. If the process dies during the job, the lock ends after at most this time.
+        options: those of `genie.connect`.
+
+    The decorated job raises the errors of the job, and
+
+    - LockLost if the lock was lost. A coroutine is cancelled then, a function runs to its end.
+    - Unavailable if no server accepts the client: the job does not run.
+
+    Raises:
+        ValueError, TypeError: if `name` or `hold` is wrong.
+
+    """
+    make_request("", [name], transaction_timeout=hold)  # checks the arguments
+
+    def decorate(job: Callable[..., Any]) -> Callable[..., Any]:
+        run = _run_coroutine if inspect.iscoroutinefunction(job) else _run_function
+
+        @functools.wraps(job)
+        def run_once(*arguments: Any, **keywords: Any) -> Any:
+            return run(functools.partial(job, *arguments, **keywords), name, hold, options)
+
+        return run_once
+
+    return decorate
+
+
+def _run_function(job: Callable[[], Any], name: str, hold: float, options: dict[str, Any]) -> Any:
+    with sync.connect(**options) as client, ExitStack() as stack:
+        try:
+            lock = stack.enter_context(client.lock(name, queue_timeout=0, transaction_timeout=hold, watchdog=True))
+        except QueueTimeout:
+            return None
+        result = job()
+        id = lock.detach()  # from here on an exception does not release the lock
+        try:
+            client.extend(id, hold)
+        except (ConnectionLost, Unavailable) as error:
+            _warn(name, error)
+        return result
+
+
+async def _run_coroutine(
+    job: Callable[[], Coroutine[Any, Any, Any]], name: str, hold: float, options: dict[str, Any]
+) -> Any:
+    async with aio.connect(**options) as client, AsyncExitStack() as stack:
+        try:
+            lock = await stack.enter_async_context(
+                client.lock(name, queue_timeout=0, transaction_timeout=hold, watchdog=True)
+            )
+        except QueueTimeout:
+            return None
+        result = await job()
+        id = lock.detach()  # from here on an exception does not release the lock
+        try:
+            await client.extend(id, hold)
+        except (ConnectionLost, Unavailable) as error:
+            _warn(name, error)
+        return result
+
+
+def _warn(name: str, error: Exception) -> None:
+    logger.warning("the job %s has succeeded; its lock is held for the rest of its time only: %s", name, error)
