@@ -133,7 +133,7 @@ class Nemesis:
         candidates = [
             each
             for each in self._network.connections
-            if each.address[1] != PORT and not each.client.has_ended and not each.server.has_ended
+            if each.client.node in self._clients and not each.client.has_ended and not each.server.has_ended
         ]
         if not candidates:
             return ""

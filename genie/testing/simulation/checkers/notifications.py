@@ -508,8 +508,8 @@ class ReplyChecker(Checker):
     def _match_error(self, entry: Entry, pending: list[PendingCommand]) -> None:
         """Remove the command to which an error replies.
 
-        If no such command is pending, the command may have been removed by an earlier `released` that was in fact a
-        notification (`_ambiguous`). Then there is nothing to remove.
+        If no such command is pending, or only a later one, then the command may have been removed by an earlier `released` that
+        was in fact a notification (`_ambiguous`). Then there is nothing to remove.
         """
         payload = entry.data["payload"]
         if payload["code"] == Code.SESSION_TAKEN_OVER:
@@ -517,8 +517,9 @@ class ReplyChecker(Checker):
             return
         ref, id_ = payload.get("ref"), payload.get("id")
         matching = [command for command in pending if (command.ref, command.id) == (ref, id_)]
+        is_next = bool(matching) and not self._unanswered_before(matching[0], entry, pending)
         for key in (id_, ref):
-            if not matching and key is not None and (entry.connection, key) in self._ambiguous:
+            if not is_next and key is not None and (entry.connection, key) in self._ambiguous:
                 self._ambiguous.remove((entry.connection, key))
                 return
         self._remove_in_order(entry, pending, matching)
@@ -542,11 +543,19 @@ class ReplyChecker(Checker):
         if not matching:
             self.model.add_violation(entry.at, f"{entry.data} replies to no command")
             return
-        index, connection = pending.index(matching[0]), self.model.connections[entry.connection]
-        earlier = [command for command in pending[:index] if self._is_answered_in_order(command, connection)]
+        earlier = self._unanswered_before(matching[0], entry, pending)
         if earlier:
             self.model.add_violation(entry.at, f"{entry.data} is sent before the reply to {earlier[0]}")
         pending.remove(matching[0])
+
+    def _unanswered_before(
+        self, command: PendingCommand, entry: Entry, pending: list[PendingCommand]
+    ) -> list[PendingCommand]:
+        """Return the pending commands that should have got their replies before the reply to a command."""
+        connection = self.model.connections[entry.connection]
+        return [
+            earlier for earlier in pending[: pending.index(command)] if self._is_answered_in_order(earlier, connection)
+        ]
 
     def _is_answered_in_order(self, pending: PendingCommand, connection: ConnectionHistory) -> bool:
         """Return whether a command gets a recognizable reply, and gets it before the replies to all later commands."""
