@@ -163,6 +163,13 @@ CLIENT_MUTANTS: Final = [
     Mutant("7", "an extension changes nothing", SESSION, "self._requests.start_hold(request, call.sent_at)", "pass"),
     Mutant(
         "7",
+        "an extension that shortens the lock counts from its answer",
+        SESSION,
+        "self._requests.limit_hold(call.request, call)",
+        "pass",
+    ),
+    Mutant(
+        "7",
         "the watchdog does not extend",
         SESSION,
         "for request in fired.renewing if self.up else ():",

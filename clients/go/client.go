@@ -152,7 +152,9 @@ func (c *Client) Close() error {
 		c.mu.Lock()
 		var kept []string
 		for _, l := range c.locks {
-			if l.err == nil && l.request.OnDisconnect == "" {
+			if l.request.OnDisconnect != "" { // the server ends it before the answer to bye arrives
+				l.end(l.lostByClose(ErrClosed))
+			} else if l.err == nil {
 				kept = append(kept, fmt.Sprint(l.id, l.resources))
 			}
 		}

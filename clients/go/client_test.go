@@ -1022,6 +1022,18 @@ func TestCloseWarnsOfLocksThatStayHeld(t *testing.T) {
 	}
 }
 
+func TestCloseEndsABoundLockBeforeTheServerDoes(t *testing.T) {
+	_, p, client, lock := hold(t, Config{}, ReleaseOnDisconnect())
+	closed := start(func() (bool, error) { return true, client.Close() })
+	bye := p.expect("bye").text("ref")
+	expectError(t, lock.Err(), ErrLockLost)
+	p.send(released1(17, "disconnected", ""))
+	p.send(fmt.Sprintf(`{"command":"bye","payload":{"ref":%q}}`, bye))
+	if _, err := closed(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestShutdownWaitsForTheHolders(t *testing.T) {
 	log, logger := newLog()
 	_, p, client, lock := hold(t, Config{Logger: logger})

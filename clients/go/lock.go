@@ -25,6 +25,7 @@ type Lock struct {
 	// Client.mu protects the rest.
 	confirmedOn *conn // the last connection on which the server reported the lock
 	expiresAt   time.Time
+	shortenedBy *call           // the last extend that shortens the lock; nil: none was sent, or it was answered
 	renewAt     time.Time       // when the watchdog extends the lock
 	timer       *time.Timer     // for the end and renewAt; nil: there is neither a watchdog nor a context
 	release     *call           // the release of the lock; nil: none was sent
@@ -154,6 +155,16 @@ func (l *Lock) hold(since time.Time, timeout time.Duration) {
 	l.setTimer()
 }
 
+// shorten lets the lock end earlier if an extend that is being sent shortens it. The server may execute the extend although no
+// answer arrives.
+func (l *Lock) shorten(r *call) {
+	end := r.sentAt.Add(fromMS(*r.fields.TransactionTimeout))
+	if l.err == nil && end.Before(l.expiresAt) {
+		l.expiresAt, l.shortenedBy = end, r
+		l.setTimer()
+	}
+}
+
 // expiry returns when the lock counts as lost unless the server confirms it again, and for which reason.
 func (l *Lock) expiry() (time.Time, string) {
 	if l.request.OnDisconnect != "" {
@@ -199,7 +210,7 @@ func (l *Lock) checkExpiry() error {
 	if l.err == nil {
 		if end, reason := l.expiry(); !time.Now().Before(end) {
 			l.end(l.lost(reason))
-			if reason == reasonDisconnected { // the server may not know that the client believes so
+			if reason == reasonDisconnected || l.shortenedBy != nil { // the server may hold the lock for longer
 				l.sendRelease()
 			}
 		}
@@ -288,7 +299,10 @@ func (l *Lock) onExtended(r *call) {
 		l.sendRelease()
 	} else {
 		l.request.TransactionTimeout = r.fields.TransactionTimeout
-		l.hold(r.sentAt, l.timeout())
+		if l.shortenedBy == nil || r.number >= l.shortenedBy.number {
+			l.shortenedBy = nil
+			l.hold(r.sentAt, l.timeout())
+		}
 	}
 	l.client.finish(r, l.err)
 }

@@ -165,6 +165,9 @@ func (c *Client) write(r *call) {
 	} else { // it was sent on an earlier connection, and may be answered from now on
 		r.sentAt = conn.helloAt
 	}
+	if r.name == "extend" && r.lock != nil {
+		r.lock.shorten(r)
+	}
 	if len(c.calls) == 1 && len(conn.output) == 0 && len(r.line) <= maxInline {
 		// This saves a switch of goroutines. It cannot block: the server has answered, so it has read, all earlier commands.
 		if _, err := conn.Write(r.line); err != nil {

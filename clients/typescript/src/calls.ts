@@ -92,8 +92,12 @@ export abstract class Call<T> {
 
 /** A command other than `request`. `request` and `watch` are what it is about, if they are of this client. @internal */
 export class Command extends Call<object> {
+  /** What an `extend` sets. */
+  readonly transactionTimeout: number | undefined;
+
   constructor(ref: string, readonly name: string, payload: object, readonly request?: Request, readonly watch?: Subscriber) {
     super(ref, encode(name, payload, ref));
+    this.transactionTimeout = (payload as { transactionTimeout?: number }).transactionTimeout;
   }
 }
 
@@ -118,6 +122,8 @@ export class Request extends Call<Request> {
   readonly lease: Lease;
   /** When the watchdog extends the lock. */
   renewAt = Infinity;
+  /** The last `extend` that shortens the lock, unless it was answered. */
+  shortenedBy: Command | undefined;
   /** The last release by id. */
   release: Command | undefined;
   /** Why the lock is lost. */

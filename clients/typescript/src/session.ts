@@ -227,17 +227,18 @@ export class Session implements ConnectionHandler {
     if (left.length) this.logger.warn(`the client was closed with locks that stay held: ${texts.join(', ')}`);
     this.#closed = true;
     for (const watch of this.#watches) watch.end();
-    for (const request of this.#requests()) if (request.state === 'waiting') this.#fail(request, new ClosedError());
+    for (const request of this.#requests()) {
+      if (request.state === 'waiting') this.#fail(request, new ClosedError());
+      // The server ends the lock when it executes `bye`. The other locks stay held until they are released by id or time out:
+      // then their signals are aborted.
+      else if (request.options.isBoundToSession && request.state === 'held') this.#lose(request, 'disconnected');
+    }
     if (this.#phase === 'up') {
       this.#bye = this.#command('bye', {}, undefined, Math.min(BYE_TIMEOUT, this.#responseTimeout));
       await this.#bye.promise.catch(() => {});
     }
     this.#connection.close();
-    for (const call of this.#calls.values()) {
-      if (call instanceof Command) this.#fail(call, new ClosedError());
-      // The other locks stay held until they are released by id or time out: then their signals are aborted.
-      else if (call.options.isBoundToSession && call.state === 'held') this.#lose(call, 'disconnected');
-    }
+    for (const call of this.#calls.values()) if (call instanceof Command) this.#fail(call, new ClosedError());
   }
 
   // -- requests and commands ------------------------------------------------------------------------------------------
@@ -338,9 +339,19 @@ export class Session implements ConnectionHandler {
       if (!call.isPending) continue;
       call.firstSentAt ||= now;
       call.sentAt = now;
+      if (call instanceof Command && call.request) this.#shorten(call.request, call);
       output += call.line;
     }
     return output;
+  }
+
+  /** The server may execute an `extend` that shortens a lock although no answer arrives. */
+  #shorten(request: Request, extend: Command): void {
+    const endsAt = extend.sentAt + (extend.transactionTimeout ?? Infinity);
+    if (request.state !== 'held' || endsAt >= request.expiresAt) return;
+    request.expiresAt = endsAt;
+    request.shortenedBy = extend;
+    this.#arm(request.timerAt);
   }
 
   // -- timers ---------------------------------------------------------------------------------------------------------
@@ -379,11 +390,11 @@ export class Session implements ConnectionHandler {
 
   /** The time of a lock is over by the clock of this client. */
   #expire(request: Request): void {
-    const { id, expiresAt, isConfirmed, lease } = request;
+    const { id, expiresAt, isConfirmed, lease, shortenedBy } = request;
     const isLeaseOver = lease.endsAt < expiresAt;
     // The server may keep the session longer than its lease. And time without a server does not count for the server, so it
-    // may hold a lock longer that it has not confirmed on this connection.
-    if ((isLeaseOver || !isConfirmed) && !this.#closed) this.#send('release', { id });
+    // may hold a lock longer that it has not confirmed on this connection, or whose shortening it may not have executed.
+    if ((isLeaseOver || !isConfirmed || shortenedBy) && !this.#closed) this.#send('release', { id });
     this.#lose(request, isLeaseOver ? 'disconnected' : 'transaction-timeout');
   }
 
@@ -572,7 +583,7 @@ export class Session implements ConnectionHandler {
     this.#renewLease(command.sentAt);
     watch?.onSnapshot(payload as Watching);
     if (request && 'reason' in payload) this.#onLockEnded(request, payload as Released);
-    else if (request) this.#onExtended(request, command.sentAt, payload as Extended);
+    else if (request) this.#onExtended(request, command, payload as Extended);
     command.resolve(payload);
   }
 
@@ -585,9 +596,12 @@ export class Session implements ConnectionHandler {
     request.reject(request.error); // if `acquire` still waits
   }
 
-  #onExtended(request: Request, sentAt: number, { transactionTimeout }: Extended): void {
+  #onExtended(request: Request, command: Command, { transactionTimeout }: Extended): void {
     request.options.transactionTimeout = transactionTimeout;
-    this.#hold(request, sentAt, transactionTimeout);
+    if (Number(command.ref) >= Number(request.shortenedBy?.ref ?? 0)) {
+      request.shortenedBy = undefined;
+      this.#hold(request, command.sentAt, transactionTimeout);
+    }
     if (request.error) this.#send('release', { id: request.id }); // it had ended before by the clock of this client
   }
 

@@ -409,6 +409,9 @@ test('a lock that may have timed out on its way is not granted before it is exte
   const next = await server.accept();
   await next.handshake({ resumed: true, state: [['locked', { id: 3, fence: 1, expiresIn: 5_000, ref }]] });
   const lock = await interrupted;
+  assert.equal(lock.held, true);
+  const again = await next.expect('extend');
+  next.send('extended', { id: 3, transactionTimeout: 5_000, ref: again.ref });
   await sleep(120);
   assert.equal(lock.held, true);
 });

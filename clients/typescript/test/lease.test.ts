@@ -137,3 +137,17 @@ async function nextOf(connection: Awaited<ReturnType<typeof connected>>['connect
     assert.equal(sent.command, 'ping');
   }
 }
+
+test('a bound lock is lost before the server executes the bye', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const acquired = client.acquire('a', { onDisconnect: 'release' });
+  await connection.grant(1);
+  const lock = await acquired;
+  const closed = client.close();
+  const { ref } = await nextOf(connection, 'bye');
+  assert.equal(lock.held, false);
+  assert.ok(lock.error instanceof DisconnectedError);
+  connection.send('bye', { ref });
+  await closed;
+});
