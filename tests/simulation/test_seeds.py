@@ -65,9 +65,8 @@ REGRESSION_SEEDS = [
     2088638,  # Redis stopped for a candidate's whole wait, and the one with the newest state could not connect
     3102184,  # between two reads of a candidate, another node took over the empty namespace, and Redis lost everything again
     3103374,  # a grant was sent after the client repeated its request, before the repetition was rejected
-    4000007,  # a client considered a lock held that the server had ended with the session, by bye
-    4000037,  # a client considered a lock held whose extension had shortened it, without an answer
-    4000285,  # a request was sent in a second session with the rest of its queue timeout, and again after a resumption
+    4000010,  # a client considered a lock held that the server had ended with the session, by bye
+    4000112,  # a client considered a lock held whose extension had shortened it, without an answer
     2081318,  # a server was killed and started again between two samples of the impairments
 ]
 """Seeds that revealed a defect, each with the defect."""

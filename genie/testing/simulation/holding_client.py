@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from random import Random
 from typing import Any
 
-from genie.client.aio import Client, connect
+import genie
+from genie.client.aio import Client, Lock, connect
 from genie.testing.simulation.beliefs import Beliefs
 from genie.testing.simulation.library_client import LibraryClient
 from genie.testing.simulation.scenario import ClientContext
@@ -45,23 +47,27 @@ class HoldingClient(LibraryClient):
         """Hold a lock with a context manager."""
         async with client.lock(*self._names(), **self._options()) as lock:
             with self._beliefs.in_block(lock):
-                await self._work()
+                await self._use(lock)
 
     async def _acquire_and_release(self, client: Client) -> None:
-        """Acquire a lock, hold it as long as `held` is true, sometimes extend it, and release it, sometimes by its id."""
+        """Acquire a lock without a context manager, and release it, sometimes by its id."""
         lock = await client.acquire(*self._names(), **self._options())
         self._beliefs.observe(lock)
-        for _ in range(self.random.choice([1, 3])):
-            await self._work()
-            if not lock.held:
-                return
-            if self.random.random() < 0.3:
-                await lock.extend(self.random.choice([0.5, 5.0]))
+        await self._use(lock)
         if self.random.random() < 0.2:
             self._beliefs.forget(lock)
             await client.release(lock.id)
         else:
             await lock.release()
+
+    async def _use(self, lock: Lock) -> None:
+        """Work with a lock, and sometimes extend it, which may also shorten it. An extension without an answer is ignored."""
+        for _ in range(self.random.choice([1, 1, 3])):
+            await self._work()
+            if self.random.random() < 0.4:
+                with suppress(genie.ConnectionLost, genie.Unavailable):
+                    await lock.extend(self.random.choice([0.3, 2.0, 5.0]))
+                await self._work()
 
     async def _abandon(self, client: Client) -> None:
         """Acquire a lock and never release it, as a task does that has failed."""
