@@ -506,29 +506,37 @@ class AsyncConnection:
         if self._closed:
             return ConnectionLost("the client was closed")
         now = time.monotonic()
-        futures: list[asyncio.Future[str]] = []
-        releases = [release for request in requests if (release := self.session.release(request, now)) is not None]
-        for release in releases:
-            futures.append(self._loop.create_future())
-            self.limit_wait(release, futures[-1], now)
+        waits: list[tuple[Release, asyncio.Future[str]]] = []
+        for request in requests:
+            release = self.session.release(request, now)
+            if release is not None:
+                future = self._loop.create_future()
+                self.limit_wait(release, future, now)
+                waits.append((release, future))
         self._flush_alone_or_soon()
         self._waiting_tasks += 1
         problem: GenieError | None = None
-        try:
-            for future in futures:
-                try:
-                    await future
-                except GenieError as error:
-                    if not is_unknown_id(error):  # a lock that the server does not know is not held
-                        problem = problem or error
-        finally:
-            self._waiting_tasks -= 1
-            for release in releases:
-                self._forget_caller(release)
-        if problem is not None and not self._closed:
-            for request in requests:
-                self.release_lock(request)  # does nothing for a lock that was released
+        for _, future in waits:
+            try:
+                await future
+            except GenieError as error:
+                if not is_unknown_id(error):  # a lock that the server does not know is not held
+                    problem = problem or error
+            except BaseException:
+                self._waiting_tasks -= 1
+                for release, _ in waits:
+                    self._forget_caller(release)
+                raise
+        self._waiting_tasks -= 1
+        if problem is not None:
+            self._release_again(requests)
         return problem
+
+    def _release_again(self, requests: Sequence[Request]) -> None:
+        """Release locks in the background, unless they were released."""
+        if not self._closed:
+            for request in requests:
+                self.release_lock(request)
 
     def release_lock(self, request: Request) -> Release | None:
         """Send the release of a lock, or queue it while disconnected.
