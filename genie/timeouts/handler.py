@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -56,7 +56,9 @@ class TimeoutRun:
     `interval`: the new state changes are those with ids above the first number and up to the second
     (equal if there were none). `cleaned`: tracked transfers that became final. `inserted`: newly
     tracked transfers. `expired`: transfers delivered to the callback; it has `rejected` this many
-    of them. `lagging`: there is more to do, so that the next run should follow at once.
+    of them. `lagging`: there is more to do, so that the next run should follow at once. `unlisted`:
+    the number of new state changes to each state that is neither a processing nor a final state.
+    Transfers in these states do not expire; at most 20 states are counted.
     """
 
     interval: tuple[int, int]
@@ -65,6 +67,7 @@ class TimeoutRun:
     expired: int
     rejected: int
     lagging: bool
+    unlisted: Mapping[str, int] = field(default_factory=dict)
 
 
 class TimeoutHandler:
@@ -288,6 +291,7 @@ class TimeoutHandler:
                 expired=len(plan.expired),
                 rejected=len(rejected),
                 lagging=lagging or self._scanner.catching_up,
+                unlisted=result.unlisted,
             )
             on_committed(run)
             return run

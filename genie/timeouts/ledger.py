@@ -167,9 +167,16 @@ FINAL_STATES = (
     "EXPIRED_RESERVED",
     "REJECTED",
     "ABORTED",
+    "RESERVED_TIMEOUT",
+    "RECEIVED_REJECT",
+    "ABORTED_REJECTED",
+    "ABORTED_ERROR",
+    "INVALID",
+    "SETTLED",
 )
-"""States in which a transfer is finished, and no longer tracked. A transfer in any other state is
-neither delivered nor removed.
+"""States in which a transfer is finished, and no longer tracked: those of the reference design, then
+those that only Mojaloop's central-ledger has. A state that is in neither list is an unlisted state:
+a transfer in it is neither delivered nor removed.
 """
 
 
@@ -179,7 +186,8 @@ class Ledger:
     Args:
         names: Maps a table, or `table.column`, of the reference design to this ledger's name, where
             they differ: `{"transfer": "transfers", "transfer.expirationDate": "expires_at"}`.
-        processing_states: The states in which a transfer can expire. States are compared as written.
+        processing_states: The states in which a transfer can expire. States are compared by the
+            database: under a case-insensitive collation `reserved` is `RESERVED`.
         final_states: The states in which a transfer is finished.
         time_zone: The IANA name of the zone of the expiration dates, such as "Africa/Nairobi".
 

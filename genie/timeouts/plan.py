@@ -9,12 +9,12 @@ number has changed the range is scanned again. Transactions that stay open for l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import IntEnum
 from typing import Any, NamedTuple, Self
 
-from genie.timeouts.ledger import Ledger
 from genie.timeouts.sweep import Compared
 
 MAX_WINDOWS = 50
@@ -149,7 +149,8 @@ class ScanResult:
     read, the new value of the segment. `change_count` is the number of new state changes.
 
     `due_until` is the position of the last due row that was read, if there may be further due rows.
-    `more_unchecked` is True if there may be further rows of another implementation.
+    `more_unchecked` is True if there may be further rows of another implementation. `unlisted`
+    counts the new state changes to unlisted states, by state.
     `compared` says which rows had their dates compared.
     """
 
@@ -159,6 +160,7 @@ class ScanResult:
     change_count: int
     due_until: DuePosition | None
     more_unchecked: bool
+    unlisted: Mapping[str, int]
     compared: Compared
     recount: Recount
     plan: Plan
@@ -187,11 +189,20 @@ class ExpiredTransfer:
     state: str
 
 
+class StateKind(IntEnum):
+    """The meaning of a state, as the database finds it: its collation decides which states are equal."""
+
+    UNLISTED = 0
+    PROCESSING = 1
+    FINAL = 2
+
+
 class TransferRow(NamedTuple):
     """A transfer with its date and last state change in the ledger, and with its row of
     `transferTimeout`, if it has one (is tracked).
 
-    `last_change_id` is the id of the last state change, `state` its state. From the row of
+    `last_change_id` is the id of the last state change, `state` its state, and `state_kind` the
+    meaning of the state (a `StateKind`). From the row of
     `transferTimeout`: its id `timeout_id`, `copied_date`, when it was delivered (`delivered_at`),
     and `known_change_id`, the last state change when the row was written (None in rows of another
     implementation). `final_change_id` is the last final state change in the scanned range, if any.
@@ -200,6 +211,7 @@ class TransferRow(NamedTuple):
     transfer_id: str
     expires: datetime | None
     state: str
+    state_kind: int
     last_change_id: int
     timeout_id: int | None
     copied_date: datetime | None
@@ -257,7 +269,7 @@ class Plan:
         )
 
 
-def make_plan(rows: Iterable[TransferRow], now: datetime, ledger: Ledger, limit: int) -> Plan:
+def make_plan(rows: Iterable[TransferRow], now: datetime, limit: int) -> Plan:
     """Decide what to write, and which expired transfers to deliver.
 
     At most `limit` transfers are delivered, the longest expired first. If several rows belong to
@@ -267,8 +279,8 @@ def make_plan(rows: Iterable[TransferRow], now: datetime, ledger: Ledger, limit:
     expired: list[ExpiredTransfer] = []
     last_rows = _deduplicate(rows)
     for row in last_rows.values():
-        if row.state not in ledger.final_states:
-            can_expire = _plan_unfinished(row, plan, in_processing=row.state in ledger.processing_states)
+        if row.state_kind != StateKind.FINAL:
+            can_expire = _plan_unfinished(row, plan, in_processing=row.state_kind == StateKind.PROCESSING)
             if can_expire and row.expires is not None and row.expires < now:
                 expired.append(ExpiredTransfer(row.transfer_id, row.expires, row.state))
         elif row.timeout_id is not None:

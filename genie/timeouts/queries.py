@@ -21,6 +21,7 @@ from sqlalchemy import (
     Select,
     Update,
     and_,
+    case,
     func,
     literal,
     null,
@@ -32,11 +33,16 @@ from sqlalchemy import (
 
 from genie.timeouts.databases.base import Database
 from genie.timeouts.ledger import Ledger
-from genie.timeouts.plan import DATE_TOLERANCE, DuePosition
+from genie.timeouts.plan import DATE_TOLERANCE, DuePosition, StateKind
 from genie.timeouts.times import utc_now
 
 SEGMENT = {"segmentType": "timeout", "enumeration": 0, "tableName": "transferStateChange"}
 """Key of the row of the reference design's `segment` that is the handler's high-water mark."""
+
+MAX_UNLISTED_STATES = 20
+"""Unlisted states that are counted, the most frequent: a column that is mapped by mistake may have
+any number of values.
+"""
 
 
 class Queries:
@@ -89,6 +95,17 @@ class Queries:
                 for index, (first, last) in enumerate(ranges)
             )
         )
+
+    def unlisted(self, first: int, last: int) -> Select[Any]:
+        """Count the state changes in the range (`first`, `last`] of ids whose state is unlisted.
+        Selects each state with its number of changes, at most `MAX_UNLISTED_STATES`.
+        """
+        id, state = self._changes.c.transferStateChangeId, self._changes.c.transferStateId
+        return count_states(state, select(state).where(id > first, id <= last, self.is_unlisted(state)))
+
+    def is_unlisted(self, state: ColumnElement[Any]) -> ColumnElement[bool]:
+        """Return the SQL condition that a state is neither a processing nor a final state."""
+        return state.not_in((*self._processing_states, *self._final_states))
 
     def newly_processing(self, first: int, last: int, now: datetime) -> Select[Any]:
         """Select transfers in processing whose last state change is in the range (`first`, `last`]
@@ -222,7 +239,13 @@ class Queries:
             joined = joined.join(last, last.c.transferStateChangeId == newest_change(self._changes, identified))
         expires = self._comparable_date(self._transfer.c.expirationDate)
         # The transfer's own spelling: under a case-insensitive collation its state changes may differ.
-        columns = (self._transfer.c.transferId, expires, last.c.transferStateId, last.c.transferStateChangeId)
+        state = last.c.transferStateId
+        state_kind = case(
+            (state.in_(self._processing_states), literal(StateKind.PROCESSING.value)),
+            (state.in_(self._final_states), literal(StateKind.FINAL.value)),
+            else_=literal(StateKind.UNLISTED.value),
+        )
+        columns = (self._transfer.c.transferId, expires, state, state_kind, last.c.transferStateChangeId)
         tracked_columns = (
             timeout.c.transferTimeoutId,
             self._comparable_date(timeout.c.expirationDate),
@@ -250,6 +273,14 @@ def _keep_join_order(query: Select[Any]) -> Select[Any]:
     return query.prefix_with("STRAIGHT_JOIN", dialect="mysql").prefix_with("STRAIGHT_JOIN", dialect="mariadb")
 
 
+def count_states(state: ColumnElement[Any], query: Select[Any]) -> Select[Any]:
+    """Group the rows of `query` by their `state`: select each state with its number of rows, the most
+    frequent `MAX_UNLISTED_STATES` states.
+    """
+    count = func.count()
+    return query.add_columns(count).group_by(state).order_by(count.desc(), state).limit(MAX_UNLISTED_STATES)
+
+
 # -- tracked transfers --------------------------------------------------------------------------------------
 
 
@@ -272,15 +303,17 @@ class TrackedTransfers(NamedTuple):
     rows: FromClause
     expires: ColumnElement[Any]
     state: ColumnElement[Any]
+    last_change_id: ColumnElement[Any]
 
 
 def tracked_transfers(ledger: Ledger, database: Database) -> TrackedTransfers:
     """Join the rows of `transferTimeout` to their transfers. Returns the join, and the expressions
-    of the expiration date and of the state in the ledger.
+    of the expiration date, of the state and of the last state change in the ledger.
     """
     tables = ledger.tables
     timeout, transfer = tables.timeout, tables.transfer
     last = tables.state_change.alias("last")
     rows = timeout.join(transfer, transfer.c.transferId == timeout.c.transferId)
     rows = rows.join(last, last.c.transferStateChangeId == newest_change(tables.state_change, timeout))
-    return TrackedTransfers(rows, database.comparable_date(transfer.c.expirationDate), last.c.transferStateId)
+    expires = database.comparable_date(transfer.c.expirationDate)
+    return TrackedTransfers(rows, expires, last.c.transferStateId, last.c.transferStateChangeId)

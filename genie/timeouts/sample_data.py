@@ -244,8 +244,8 @@ async def shift(
 async def finalize(
     database: Database, ledger: Ledger, state: str = "ABORTED", *, limit: int | None = None, overdue: bool = False
 ) -> int:
-    """Write a final state change for tracked transfers that are not final, and return the number of
-    transfers.
+    """Write a final state change for tracked transfers in processing, and return the number of
+    transfers. Transfers in unlisted states are not changed, because their meaning is unknown.
 
     `limit` is the maximum number of transfers: those that expire first. With `overdue`, only
     transfers whose date has passed are finalized. Raises ValueError for a state that is not final,
@@ -258,7 +258,7 @@ async def finalize(
     changes, timeout = ledger.tables.state_change, ledger.tables.timeout
     tracked = tracked_transfers(ledger, database)
     unfinished = select(timeout.c.transferId, literal(state)).select_from(tracked.rows)
-    unfinished = unfinished.where(tracked.state.not_in(ledger.final_states))
+    unfinished = unfinished.where(tracked.state.in_(ledger.processing_states))
     unfinished = unfinished.order_by(timeout.c.expirationDate, timeout.c.transferTimeoutId).limit(limit)
     with translate_errors(database):
         async with database.writing() as connection:

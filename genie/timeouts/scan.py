@@ -86,7 +86,10 @@ class Scanner:
             rescheduled, compared = await self._compare_dates(connection, now)
             rows += [*unchecked, *rescheduled]
             ranges = [(window.first, window.last) for window, _ in recount.changed]
+            unlisted: dict[str, int] = {}
             if change_count:
+                counts = await connection.execute(queries.unlisted(segment.start, last_change_id))
+                unlisted = dict(counts.all())
                 ranges.append((segment.start, last_change_id))
             for first_id, last_id in ranges:
                 rows += await self._rows(connection, queries.newly_final(first_id, last_id))
@@ -98,9 +101,10 @@ class Scanner:
             change_count=change_count,
             due_until=due_until,
             more_unchecked=len(unchecked) == self._batch_size,
+            unlisted=unlisted,
             compared=compared,
             recount=recount,
-            plan=make_plan(rows, now, self._ledger, self._batch_size),
+            plan=make_plan(rows, now, self._batch_size),
         )
 
     async def _recount(self, connection: AsyncConnection, now: datetime) -> Recount:

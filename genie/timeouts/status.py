@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 
 from genie.timeouts.databases.base import Database
 from genie.timeouts.databases.opening import translate_errors
 from genie.timeouts.ledger import Ledger
 from genie.timeouts.plan import Segment
-from genie.timeouts.queries import Queries, tracked_transfers
+from genie.timeouts.queries import Queries, count_states, newest_change, tracked_transfers
+
+RECENT_CHANGES = 100_000
+"""Ids of the newest state changes among which transfers in unlisted states are counted, tracked or
+not: a transfer whose states are all unlisted is never tracked.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +29,9 @@ class Status:
     of a state change, and `lag` the number of unread state changes. `pending` counts the tracked
     transfers that were not delivered. `overdue` counts the pending transfers that are due: in
     processing, with their date in the past. `delivered` counts the delivered transfers that the
-    handler does not know to be final.
+    handler does not know to be final. `unlisted` counts transfers in states that are neither
+    processing nor final states, by state: tracked transfers, and those whose last state change is
+    among the newest `RECENT_CHANGES` ids. At most 20 states are counted.
     """
 
     segment: int
@@ -30,6 +40,7 @@ class Status:
     pending: int
     overdue: int
     delivered: int
+    unlisted: Mapping[str, int]
 
 
 async def status(database: Database, ledger: Ledger) -> Status:
@@ -52,6 +63,9 @@ async def status(database: Database, ledger: Ledger) -> Status:
                 .where(tracked.state.in_(ledger.processing_states))
             )
             overdue = (await connection.execute(overdue_query)).scalar_one()
+            unlisted: Counter[str] = Counter()
+            for query in _unlisted_queries(ledger, database, last_change_id - RECENT_CHANGES):
+                unlisted.update(dict((await connection.execute(query)).all()))
     return Status(
         segment=segment,
         last=last_change_id,
@@ -59,7 +73,23 @@ async def status(database: Database, ledger: Ledger) -> Status:
         pending=tracked_count - delivered,
         overdue=overdue,
         delivered=delivered,
+        unlisted=dict(unlisted.most_common()),
     )
+
+
+def _unlisted_queries(ledger: Ledger, database: Database, recent_after: int) -> tuple[Select[Any], Select[Any]]:
+    """Return two queries that count transfers in unlisted states, by state. The first counts transfers
+    whose last state change has an id greater than `recent_after`, the second all other tracked
+    transfers.
+    """
+    queries, changes = Queries(ledger, database), ledger.tables.state_change
+    change_id, state = changes.c.transferStateChangeId, changes.c.transferStateId
+    recent = select(state).where(change_id > recent_after, queries.is_unlisted(state))
+    recent = recent.where(change_id == newest_change(changes, changes))
+    tracked = tracked_transfers(ledger, database)
+    older = select(tracked.state).select_from(tracked.rows)
+    older = older.where(queries.is_unlisted(tracked.state), tracked.last_change_id <= recent_after)
+    return count_states(state, recent), count_states(tracked.state, older)
 
 
 async def last_change(database: Database, ledger: Ledger) -> int:

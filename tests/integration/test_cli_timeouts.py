@@ -97,7 +97,9 @@ def test_all_commands_on_an_empty_database(new: Callable[[Path], str], tmp_path:
         return out
 
     def counts() -> dict[str, int]:
-        return json.loads(output_of("status", "--json"))
+        found = json.loads(output_of("status", "--json"))
+        assert found.pop("unlisted") == {}
+        return found
 
     def run() -> int:
         seen.write_text("")
@@ -122,6 +124,26 @@ def test_all_commands_on_an_empty_database(new: Callable[[Path], str], tmp_path:
     )
     assert run() == 0
     assert counts()["delivered"] == counts()["lag"] == 0
+
+
+def test_unlisted_states_are_printed_once_and_shown_by_status(file: Path, url: str) -> None:
+    process = start(url, "run", "--every", "0.01", "--on-expired", "cat >/dev/null")
+    messages = [process.stderr.readline()]
+    insert = "INSERT INTO transferStateChange (transferId, transferStateId) VALUES (?, ?)"
+    states = ["RECEIVED_ERROR", "RECEIVED_ERROR", "RESERVED_FORWARDED"]
+    for (id, _), state in zip(overdue(file), states, strict=False):
+        query(file, insert, id, state)
+        if state not in str(messages):
+            messages.append(process.stderr.readline())
+    text = "genie: neither processing nor final states, in which transfers do not expire: {} (state changes: 1)\n"
+    assert messages == [
+        "genie: 6 expired\n",
+        *(text.format(state) for state in ("RECEIVED_ERROR", "RESERVED_FORWARDED")),
+    ]
+    assert stop(process)[::2] == (0, "")
+    status, out, _ = in_process(url, "status")
+    assert (status, out.splitlines()[-1]) == (0, "unlisted: 2 RECEIVED_ERROR, 1 RESERVED_FORWARDED")
+    assert in_process(url, "finalize", "--overdue")[1] == "3 transfers are ABORTED\n"
 
 
 # -- explain ----------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from genie.client.aio import connect
 from genie.protocol import codec
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutHandler, TimeoutRun
 from genie.timeouts.handler import MAX_BATCH
+from genie.timeouts.queries import MAX_UNLISTED_STATES
 from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import last_change
 
@@ -190,6 +191,8 @@ class _Service:
     """Whether more state changes were left after the last run."""
     last_error: str = ""
     """Error of the last run, so that a repeated error is printed only once; empty if the run succeeded."""
+    printed_states: set[str] = field(default_factory=set)
+    """Unlisted states that were printed, so that each is printed only once."""
     stop_signal: int | None = None
     """The signal that stops the service; None while it should run."""
     task: asyncio.Task[object] | None = field(default_factory=asyncio.current_task)
@@ -282,9 +285,19 @@ class _Service:
             total = f" of {self.initial_last_change_id:,}" if last <= self.initial_last_change_id else ""
             _print_message(f"read up to state change {last:,}{total}")
         self.was_lagging = run.lagging
+        self._print_unlisted(run)
         if run.expired:
             rejected = f", {run.rejected:,} rejected: {self.delivery.last_error}" if run.rejected else ""
             _print_message(f"{run.expired:,} expired{rejected}")
+
+    def _print_unlisted(self, run: TimeoutRun) -> None:
+        """Print the unlisted states that a run has read for the first time. At most `MAX_UNLISTED_STATES` are printed."""
+        unprinted = {state: count for state, count in run.unlisted.items() if state not in self.printed_states}
+        if not unprinted or len(self.printed_states) >= MAX_UNLISTED_STATES:
+            return
+        self.printed_states.update(unprinted)
+        states = ", ".join(f"{state} (state changes: {count:,})" for state, count in unprinted.items())
+        _print_message(f"neither processing nor final states, in which transfers do not expire: {states}")
 
     def _on_signal(self, number: int) -> None:
         """Cancel the service at the first signal.

@@ -115,7 +115,7 @@ async def _shift(url: str, ledger: Ledger, by: timedelta, progress_every: int) -
 @click.option("--limit", type=WholeNumber(1), metavar="N", help="Maximum number of transfers, those that expire first.")
 @click.option("--overdue", is_flag=True, help="Only transfers whose expiration date has passed.")
 def finalize(url: str, ledger: Ledger, **options: Any) -> None:
-    """Write a final state for the transfers that the handler tracks, unless they are final already."""
+    """Write a final state for the transfers in processing that the handler tracks."""
     finalized = asyncio.run(_finalize(url, ledger, **options))
     click.echo(f"{finalized:,} transfers are {options['state']}")
 

@@ -28,15 +28,21 @@ def status(url: str, ledger: Ledger, as_json: bool) -> None:
       pending      tracked transfers that were not delivered
       overdue      pending transfers whose expiration date has passed
       delivered    transfers that were delivered and are not final yet
+      unlisted     transfers in states that are neither processing nor final
+                   states, by state: tracked ones, and those with one of the
+                   last 100,000 state changes; shown if there are any
     """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     progress = asyncio.run(_query_status(url, ledger))
     if as_json:
         position = {"segment": progress.segment, "last": progress.last, "lag": progress.lag}
         counts = {"pending": progress.pending, "overdue": progress.overdue, "delivered": progress.delivered}
-        click.echo(codec.dumps(position | counts))
+        click.echo(codec.dumps(position | counts | {"unlisted": dict(progress.unlisted)}))
         return
     click.echo(f"segment: {progress.segment:,} of {progress.last:,}, lag: {progress.lag:,}")
     click.echo(f"pending: {progress.pending:,}, overdue: {progress.overdue:,}, delivered: {progress.delivered:,}")
+    if progress.unlisted:
+        states = ", ".join(f"{count:,} {state}" for state, count in progress.unlisted.items())
+        click.echo(f"unlisted: {states}")
 
 
 async def _query_status(url: str, ledger: Ledger) -> Status:

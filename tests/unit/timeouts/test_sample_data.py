@@ -186,16 +186,18 @@ async def test_finalize_writes_one_final_state_for_each_tracked_transfer(file: P
 
 async def test_status_reports_the_progress_of_the_handler(file: Path) -> None:
     async with open_ledger(url(file), LEDGER, create=True) as database:
-        empty = Status(segment=0, last=0, lag=0, pending=0, overdue=0, delivered=0)
+        empty = Status(segment=0, last=0, lag=0, pending=0, overdue=0, delivered=0, unlisted={})
         assert await status(database, LEDGER) == empty
         changes = await generate(database, LEDGER, DataSet(transfers=300, expired=5, seed=1))
         waiting = len(overdue(file, "+1000 hours"))
         assert await status(database, LEDGER) == Status(
-            segment=0, last=changes, lag=changes, pending=0, overdue=0, delivered=0
+            segment=0, last=changes, lag=changes, pending=0, overdue=0, delivered=0, unlisted={}
         )
         await run_handler(file, *[transfer for transfer, _ in overdue(file)[:2]])
-        read = Status(segment=changes, last=changes, lag=0, pending=waiting - 3, overdue=2, delivered=3)
+        read = Status(segment=changes, last=changes, lag=0, pending=waiting - 3, overdue=2, delivered=3, unlisted={})
         assert await status(database, LEDGER) == read
         await finalize(database, LEDGER, overdue=True)
-        read = Status(segment=changes, last=changes + 5, lag=5, pending=waiting - 3, overdue=0, delivered=3)
+        read = Status(
+            segment=changes, last=changes + 5, lag=5, pending=waiting - 3, overdue=0, delivered=3, unlisted={}
+        )
         assert await status(database, LEDGER) == read
