@@ -49,6 +49,11 @@ MAX_BATCH = 1_000_000
 OnExpired = Callable[[list[ExpiredTransfer]], Iterable[str] | Awaitable[Iterable[str] | None] | None]
 
 
+def lock_resource(name: str) -> str:
+    """Return the resource in Genie that serializes the runs of the replicas of the ledger `name`."""
+    return f"exclusive:timeout-handler/{name}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutRun:
     """The result of a run: what it has read, and counts of transfers.
@@ -123,7 +128,7 @@ class TimeoutHandler:
         self._ledger = ledger
         self._on_expired = on_expired
         self._client = client
-        self._resource = f"exclusive:timeout-handler/{name}"
+        self._resource = lock_resource(name)
         self._batch_size = batch
         self._interval_s = every
         self._running = False

@@ -311,6 +311,12 @@ def test_another_replica_is_running(url: str) -> None:
         process = start(url, "run", "--once", "--on-expired", wait)
         with closing(server.accept()[0]):
             assert genie(url, "run", "--once") == (0, "", "genie: another replica is running\n")
+            waiting = start(url, "run", "--every", "0.01")
+            message = waiting.stderr.readline()
+            since = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+            assert re.fullmatch(rf"genie: run lock is held by another replica, waiting since {since}\n", message)
+        assert re.fullmatch(r"genie: run lock acquired after \d+ s\n", waiting.stderr.readline())
+        assert stop(waiting) == (0, "", "")
         _, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, err) == (0, "genie: 6 expired\n")
 

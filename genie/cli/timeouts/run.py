@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -20,13 +21,16 @@ from genie.cli.timeouts.options import ledger_options, progress_option
 from genie.client.aio import connect
 from genie.protocol import codec
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutHandler, TimeoutRun
-from genie.timeouts.handler import MAX_BATCH
+from genie.timeouts.handler import MAX_BATCH, lock_resource
 from genie.timeouts.queries import MAX_UNLISTED_STATES
 from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import last_change
 
 KILL_AFTER_S = 10.0
 """Time between SIGTERM and SIGKILL when genie ends a running command."""
+
+WAIT_REPORT_INTERVAL = timedelta(minutes=1)
+"""Time between two messages that the run lock is held by another replica."""
 
 STDOUT_FILENO = 1
 
@@ -179,6 +183,10 @@ class RunOptions:
     namespace: str | None
 
 
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
 @dataclass(slots=True)
 class _Service:
     """One execution of `genie timeouts run`. Messages are printed on stderr."""
@@ -193,6 +201,12 @@ class _Service:
     """Error of the last run, so that a repeated error is printed only once; empty if the run succeeded."""
     printed_states: set[str] = field(default_factory=set)
     """Unlisted states that were printed, so that each is printed only once."""
+    waiting_since: datetime | None = None
+    """When another replica was first found to hold the run lock; None if the last run had the lock."""
+    wait_printed_at: datetime | None = None
+    """When the last message about this wait was printed."""
+    now: Callable[[], datetime] = _utc_now
+    """The clock for waits, in UTC."""
     stop_signal: int | None = None
     """The signal that stops the service; None while it should run."""
     task: asyncio.Task[object] | None = field(default_factory=asyncio.current_task)
@@ -261,14 +275,39 @@ class _Service:
         """
         if isinstance(outcome, BrokenPipeError):
             raise outcome  # the program that reads stdout has exited; click then exits without a message
+        if outcome is None:
+            self._print_waiting()
+            return
+        if isinstance(outcome, TimeoutRun) and self.waiting_since is not None:
+            waited_s = (self.now() - self.waiting_since).total_seconds()
+            _print_message(f"{self._lock_name} acquired after {waited_s:,.0f} s")
+        self.waiting_since = None
         if isinstance(outcome, Exception):
             text = one_line(outcome)
             if text != self.last_error:
                 _print_message(text)
             self.last_error = text
-        elif outcome is not None:
+        else:
             self.last_error = ""
             self._print_results(outcome)
+
+    @property
+    def _lock_name(self) -> str:
+        return "run lock" if self.options.lock is None else f"lock {lock_resource(self.options.lock)}"
+
+    def _print_waiting(self) -> None:
+        """Print that another replica holds the run lock, and since when this one waits: at first, and then at most once
+        for each `WAIT_REPORT_INTERVAL`.
+        """
+        now = self.now()
+        if self.waiting_since is None:
+            self.waiting_since = now
+        elif self.wait_printed_at is not None and now - self.wait_printed_at < WAIT_REPORT_INTERVAL:
+            return
+        self.wait_printed_at = now
+        _print_message(
+            f"{self._lock_name} is held by another replica, waiting since {self.waiting_since:%Y-%m-%dT%H:%M:%SZ}"
+        )
 
     def _print_results(self, run: TimeoutRun) -> None:
         """Print the progress of the handler, and the number of expired transfers in a run.
@@ -376,8 +415,9 @@ def run(url: str, ledger: Ledger, **options: Any) -> None:
     lines go to COMMAND, which is started for each batch, or to stdout. If COMMAND fails, or after a fault, the next run
     delivers the whole batch again. What was written to stdout counts as processed.
 
-    Of several replicas one is active; the others wait for their next run. Messages on stderr report the progress while
-    it lags, the number of expired transfers, and errors. Errors are retried, except when the start fails.
+    Of several replicas one is active; the others wait for the run lock. Messages on stderr report the progress while
+    it lags, the number of expired transfers, since when a replica waits for the run lock, and errors. Errors are
+    retried, except when the start fails.
 
     \b
     Exit status:

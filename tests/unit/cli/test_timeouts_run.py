@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -42,12 +43,40 @@ def messages(
 
 def test_a_repeated_error_is_printed_again_only_after_a_success(capsys: pytest.CaptureFixture[str]) -> None:
     error, success = DatabaseFailed("unavailable"), timeout_run(5, 5)
-    outcomes = (error, error, None, error, DatabaseFailed("locked"), error, success, error)
+    outcomes = (error, error, error, DatabaseFailed("locked"), error, success, error)
     assert messages(capsys, *outcomes) == [
         "genie: unavailable",
         "genie: locked",
         "genie: unavailable",
         "genie: unavailable",
+    ]
+
+
+@pytest.mark.parametrize(("lock", "name"), [(None, "run lock"), ("a", "lock exclusive:timeout-handler/a")])
+def test_a_wait_for_the_run_lock_is_printed_once_a_minute(
+    capsys: pytest.CaptureFixture[str], lock: str | None, name: str
+) -> None:
+    start = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    service = _Service(replace(OPTIONS, lock=lock), StdoutDelivery(), task=None)
+
+    def outcomes(*after_s: int) -> None:
+        for seconds in after_s:
+            service.now = lambda: start + timedelta(seconds=seconds)  # noqa: B023 - called before the next iteration
+            service._on_run(None)
+
+    outcomes(0, 15, 59, 60, 61)
+    service._on_run(timeout_run(5, 5))
+    service._on_run(timeout_run(5, 5))
+    outcomes(90)
+    service._on_run(DatabaseFailed("unavailable"))
+    outcomes(95)
+    assert capsys.readouterr().err.splitlines() == [
+        f"genie: {name} is held by another replica, waiting since 2026-01-31T12:00:00Z",
+        f"genie: {name} is held by another replica, waiting since 2026-01-31T12:00:00Z",
+        f"genie: {name} acquired after 61 s",
+        f"genie: {name} is held by another replica, waiting since 2026-01-31T12:01:30Z",
+        "genie: unavailable",
+        f"genie: {name} is held by another replica, waiting since 2026-01-31T12:01:35Z",
     ]
 
 
