@@ -13,7 +13,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from genie.timeouts import ExpiredTransfer, TimeoutHandler, TimeoutRun
+from genie.timeouts import ExpiredTransfer, Ledger, TimeoutHandler, TimeoutRun
+from genie.timeouts.schema import open_ledger
 from mariadb import mariadb
 from postgres import postgres
 
@@ -113,11 +114,9 @@ class Books:
         return handler
 
     async def create(self) -> Books:
-        """The tables."""
-        handler = self.handler(Desk().take)
-        await handler.open()
-        await handler.close()
-        return self
+        """Create all tables."""
+        async with open_ledger(self.url, Ledger(), create=True):
+            return self
 
     async def close(self) -> None:
         for handler in self._handlers:

@@ -4,7 +4,8 @@ expiration date.
 It implements a reference design, the document "Design Timeout DAO Layer". A run executes its steps
 1 to 10 in three phases: scan (read only), deliver, apply (one transaction). So nothing is locked
 during the delivery, and the callback may write to the ledger. A fault in any phase leaves the
-tables as they were, and the next run repeats the work.
+tables as they were, and the next run repeats the work. It rehearses the apply phase before it
+delivers, so that a lasting fault does not repeat the delivery.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -54,6 +55,10 @@ def lock_resource(name: str) -> str:
     return f"exclusive:timeout-handler/{name}"
 
 
+class _RehearsalDone(Exception):
+    """Raised at the end of a rehearsal."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutRun:
     """The result of a run: what it has read, and counts of transfers.
@@ -78,8 +83,8 @@ class TimeoutRun:
 class TimeoutHandler:
     """Finds expired transfers in a ledger, and delivers them to a callback: at least once each.
 
-    The first use, or entering it as an async context manager, creates tables that don't exist and
-    checks those that do (WrongSchema). Use it in one event loop, and `close` it at the end.
+    The first use, or entering it as an async context manager, checks all tables (WrongSchema), and
+    creates the handler's tables that don't exist. The ledger's own tables must exist. Use it in one event loop, and `close` it at the end.
 
     Args:
         url: The ledger's database.
@@ -135,6 +140,8 @@ class TimeoutHandler:
         """Whether a call of `run_once` is in progress."""
         self._opened = False
         """Whether the tables were created and checked."""
+        self._can_write = False
+        """Whether the last writes of a run could be committed."""
         self._opening = asyncio.Lock()
         """Held while the tables are created and checked, so that concurrent callers of `open` wait."""
         self._next_slice_at = 0.0
@@ -154,8 +161,8 @@ class TimeoutHandler:
         await self.close()
 
     async def open(self) -> None:
-        """Create the tables that don't exist, and check the existing tables. Has no effect once it
-        has succeeded. Raises WrongSchema or DatabaseFailed.
+        """Check all tables, and create the handler's tables that don't exist. Has no effect once it
+        has succeeded. Raises WrongSchema or DatabaseFailed; nothing is created if a table is wrong.
         """
         async with self._opening:
             if not self._opened:
@@ -279,15 +286,19 @@ class TimeoutHandler:
         with translate_errors(self._database):
             async with asyncio.timeout(PHASE_TIMEOUT_S):
                 result = await self._scanner.scan()
-        rejected = await self._deliver(list(result.plan.expired.values()))
         plan = result.plan
+        if plan.expired and not self._can_write:
+            await self._rehearse(result, lock)
+        rejected = await self._deliver(list(plan.expired.values()))
         more_due = result.due_until is not None or len(plan.expired) == self._batch_size
         # Rejected transfers are still due: delivering them again without a pause would be a busy loop.
         lagging = result.change_count == self._batch_size or (more_due and not rejected) or result.more_unchecked
 
         async def apply() -> TimeoutRun:
             if not result.is_empty:
+                self._can_write = False
                 await self._apply(result, plan.expired.keys() - rejected, lock)
+                self._can_write = True
             self._scanner.advance(result, has_rejected=bool(rejected))
             run = TimeoutRun(
                 interval=(result.segment.start, result.last_change_id),
@@ -303,6 +314,20 @@ class TimeoutHandler:
 
         return await run_to_completion(apply())  # the outcome of an interrupted commit would be unknown
 
+    async def _rehearse(self, result: ScanResult, lock: Lock | None) -> None:
+        """Execute all writes of a run and roll them back, before the delivery.
+
+        Otherwise a run that can't be committed, for example for want of a privilege, would deliver
+        the same transfers again and again. The first delivery, and each delivery after a failed
+        commit, is rehearsed. Raises DatabaseFailed or RunSuperseded.
+        """
+
+        def roll_back() -> None:
+            raise _RehearsalDone
+
+        with suppress(_RehearsalDone):
+            await self._write(result, set(result.plan.expired), lock, before_commit=roll_back)
+
     async def _apply(self, result: ScanResult, delivered: set[str], lock: Lock | None) -> None:
         """Write the result of a scan in one transaction. `delivered` are the ids of the transfers
         that `on_expired` has accepted.
@@ -314,14 +339,18 @@ class TimeoutHandler:
             if lock is not None and lock.lost.is_set():
                 raise RunSuperseded(f"the lock {self._resource} was lost before the run could be committed")
 
+        await self._write(result, delivered, lock, before_commit=check_lock)
+
+    async def _write(
+        self, result: ScanResult, delivered: set[str], lock: Lock | None, *, before_commit: Callable[[], None]
+    ) -> None:
+        """Execute the apply phase. An exception of `before_commit` rolls it back. Raises DatabaseFailed
+        or RunSuperseded.
+        """
+        fence = None if lock is None else lock.fence
         with translate_errors(self._database):
             async with asyncio.timeout(PHASE_TIMEOUT_S):
-                await self._applier.apply(
-                    result,
-                    delivered=delivered,
-                    fence=None if lock is None else lock.fence,
-                    before_commit=check_lock,
-                )
+                await self._applier.apply(result, delivered=delivered, fence=fence, before_commit=before_commit)
 
     async def _deliver(self, expired: list[ExpiredTransfer]) -> set[str]:
         """Call `on_expired` with the expired transfers, and return the ids that it has rejected.

@@ -104,8 +104,10 @@ class LedgerTables:
 
     @property
     def all(self) -> tuple[Table, ...]:
-        """All tables, in the order of their creation."""
-        return self.transfer, self.state_change, self.segment, self.timeout, self.interval
+        """All tables, in the order of their creation. `timeout` is the first of the handler's tables,
+        because only its creation depends on the ledger, and MariaDB commits each CREATE TABLE.
+        """
+        return self.transfer, self.state_change, self.timeout, self.segment, self.interval
 
     @property
     def ledger_owned(self) -> tuple[Table, ...]:

@@ -1,4 +1,4 @@
-"""Opening a ledger's database: creates the tables that do not exist, and checks those that do."""
+"""Opening a ledger's database: checks all tables, and then creates those of the handler that do not exist."""
 
 from __future__ import annotations
 
@@ -42,15 +42,29 @@ from genie.timeouts.times import Utc
 
 
 async def prepare(database: Database, ledger: Ledger) -> None:
-    """Connect to a ledger's database, create the tables that don't exist, and check the others.
+    """Connect to a ledger's database, check its tables, and create the handler's tables that don't
+    exist. The ledger's own tables must exist.
 
     Raises WrongSchema or DatabaseFailed if that fails, and ValueError if the driver rejects the
-    URL.
+    URL. Nothing is created if a table is wrong.
+    """
+    await _connect_and_check(database, ledger, ledger.tables.ledger_owned)
+    with translate_errors(database):
+        async with database.schema_transaction() as connection:
+            await connection.run_sync(create_tables, ledger.tables)
+
+
+async def create_ledger(database: Database, ledger: Ledger) -> None:
+    """Connect to a ledger's database, and create all tables that don't exist: those of the handler,
+    and those of the ledger unless one of the two has rows.
+
+    Raises WrongSchema or DatabaseFailed if that fails, and ValueError if the driver rejects the
+    URL. Nothing is created if an existing table is wrong.
     """
     with translate_errors(database):
         await database.connect()
         async with database.schema_transaction() as connection:
-            await connection.run_sync(create_tables, ledger.tables)
+            await connection.run_sync(create_tables, ledger.tables, of_ledger=True)
 
 
 @asynccontextmanager
@@ -58,7 +72,7 @@ async def open_ledger(
     url: str, ledger: Ledger, *, create: bool = False, handler_tables: bool = True
 ) -> AsyncIterator[Database]:
     """Open the database of a URL for the duration of the block, and check its tables. With
-    `create`, missing tables are created.
+    `create`, missing tables are created, those of the ledger too.
 
     Without `handler_tables`, only the two tables that belong to the ledger must exist. Raises
     WrongSchema or DatabaseFailed if that fails, and ValueError for an invalid URL.
@@ -66,33 +80,43 @@ async def open_ledger(
     database = open_database(url)
     try:
         if create:
-            await prepare(database, ledger)
-        elif not database.exists():
-            raise DatabaseFailed(f"{database.name}: there is no such file")
+            await create_ledger(database, ledger)
         else:
-            with translate_errors(database):
-                await database.connect()
-                async with database.reading() as connection:
-                    required = ledger.tables.all if handler_tables else ledger.tables.ledger_owned
-                    await connection.run_sync(check_tables, ledger.tables, required)
+            required = ledger.tables.all if handler_tables else ledger.tables.ledger_owned
+            await _connect_and_check(database, ledger, required)
         yield database
     finally:
         await database.close()
 
 
+async def _connect_and_check(database: Database, ledger: Ledger, required: Sequence[Table]) -> None:
+    """Connect to a database, which must exist, and check the required tables. Raises WrongSchema,
+    DatabaseFailed or ValueError.
+    """
+    if not database.exists():
+        raise DatabaseFailed(f"{database.name}: there is no such file")
+    with translate_errors(database):
+        await database.connect()
+        async with database.reading() as connection:
+            await connection.run_sync(check_tables, ledger.tables, required)
+
+
 # -- creating and checking tables ---------------------------------------------------------------------------
 
 
-def create_tables(connection: Connection, tables: LedgerTables) -> None:
+def create_tables(connection: Connection, tables: LedgerTables, *, of_ledger: bool = False) -> None:
     """Create missing tables, columns and indexes. Raises WrongSchema with a list of all problems of
-    the existing tables.
+    the existing tables, before anything is created.
 
-    The two tables that belong to the ledger are created only for an empty ledger: see
-    `_absent_ledger_tables`. Columns are added only to the handler's own tables.
+    The two tables that belong to the ledger are created only with `of_ledger`, and only if neither
+    has rows. One of them may exist after an interrupted creation, because MariaDB commits each
+    CREATE TABLE. Columns are added only to the handler's own tables.
     """
     inspector = inspect(connection)
     existing = [table for table in tables.all if inspector.has_table(table.name)]
-    problems = [f"there is no table {table.name}" for table in _absent_ledger_tables(connection, tables, existing)]
+    is_new = not any(_has_rows(connection, table) for table in tables.ledger_owned if table in existing)
+    absent = [] if of_ledger and is_new else [table for table in tables.ledger_owned if table not in existing]
+    problems = [_missing_table(table, tables) for table in absent]
     problems += [
         f"table {table.name}: {problem}" for table in existing for problem in _problems(inspector, table, tables)
     ]
@@ -127,7 +151,7 @@ def check_tables(connection: Connection, tables: LedgerTables, required: Sequenc
     """
     inspector = inspect(connection)
     existing = [table for table in required if inspector.has_table(table.name)]
-    problems = [f"there is no table {table.name}" for table in required if table not in existing]
+    problems = [_missing_table(table, tables) for table in required if table not in existing]
     for table in existing:
         reflected = reflected_columns(inspector, table)
         # `_problems` accepts the absence of nullable columns, because `create_tables` adds them.
@@ -137,18 +161,11 @@ def check_tables(connection: Connection, tables: LedgerTables, required: Sequenc
     raise_problems(problems)
 
 
-def _absent_ledger_tables(connection: Connection, tables: LedgerTables, existing: list[Table]) -> list[Table]:
-    """Return the tables that only the ledger may create, and that don't exist.
-
-    The list is empty for a new ledger, because Genie may create the tables of a new ledger. A
-    ledger is new if its tables have the default names, and the existing tables have no rows. One
-    of the tables may exist after an interrupted creation, because MariaDB commits each CREATE
-    TABLE.
-    """
-    renamed = any(table.name != table.info["reference_name"] for table in tables.ledger_owned)
-    if not renamed and not any(_has_rows(connection, table) for table in tables.ledger_owned if table in existing):
-        return []
-    return [table for table in tables.ledger_owned if table not in existing]
+def _missing_table(table: Table, tables: LedgerTables) -> str:
+    """Return the text of the problem that a table does not exist."""
+    if table in tables.ledger_owned:
+        return f"the ledger has no table {table.name}: create it, or map its name"
+    return f"there is no table {table.name}"
 
 
 def _has_rows(connection: Connection, table: Table) -> bool:
@@ -194,6 +211,12 @@ def _problems(inspector: Inspector, table: Table, tables: LedgerTables) -> Itera
         elif not column.nullable and not column.info.get("optional", False):
             yield missing_column(column)
     yield from key_problems(inspector, table)
+    if table is not tables.state_change:
+        yield from _engine_problems(inspector, table)
+    if table not in tables.ledger_owned:
+        yield from _insert_problems(inspector, table)
+    if table is tables.timeout:
+        yield from _reference_problems(inspector, tables)
     if table is tables.state_change:
         for index in _missing_indexes(inspector, table):
             statement = str(CreateIndex(index).compile(dialect=inspector.dialect)).strip()
@@ -228,6 +251,66 @@ def _zone_problems(column: Column[object], reflected: ReflectedColumn, dialect: 
     if is_mysql_timestamp or getattr(reflected["type"], "timezone", False):
         zone = column.type.zone.key
         yield f"column {column.name} is {reflected['type']}, which is in UTC already: leave out the time zone {zone}"
+
+
+def _engine_problems(inspector: Inspector, table: Table) -> Iterator[str]:
+    """Describe the problem if a table of MariaDB or MySQL has an engine without transactions and
+    foreign keys.
+    """
+    if inspector.dialect.name in ("mysql", "mariadb"):
+        engine = inspector.get_table_options(table.name).get(f"{inspector.dialect.name}_engine", "")
+        if engine.lower() != "innodb":
+            yield f"its engine is {engine}, it must be InnoDB"
+
+
+def _insert_problems(inspector: Inspector, table: Table) -> Iterator[str]:
+    """Describe the columns of a table of the handler that make it impossible to insert a row: the
+    handler writes all columns of the definition except the primary key, and no others.
+    """
+    names = {column.name for column in table.columns}
+    (key,) = table.primary_key
+    for name, reflected in reflected_columns(inspector, table).items():
+        if name == key.name and not _is_generated(reflected, inspector.dialect):
+            yield f"column {name} is not generated by the database, as by AUTO_INCREMENT"
+        elif name not in names and not reflected["nullable"] and not _has_value(reflected):
+            yield f"column {name} must be nullable or have a default: a run does not write it"
+
+
+def _is_generated(reflected: ReflectedColumn, dialect: Dialect) -> bool:
+    """Return whether the database assigns the values of a primary key. SQLite does so for the type
+    INTEGER, and for no other.
+    """
+    if dialect.name == "sqlite":
+        return str(reflected["type"]).upper() == "INTEGER"
+    return reflected.get("autoincrement") is True or _has_value(reflected)
+
+
+def _has_value(reflected: ReflectedColumn) -> bool:
+    """Return whether a column that an INSERT does not name gets a value other than NULL."""
+    return reflected["default"] is not None or bool(reflected.get("identity")) or bool(reflected.get("computed"))
+
+
+def _reference_problems(inspector: Inspector, tables: LedgerTables) -> Iterator[str]:
+    """Describe what makes it impossible to store the ids of the ledger's transfers in an existing
+    `transferTimeout`: a foreign key to another table, or a shorter type.
+    """
+    id, copy = tables.transfer.c.transferId, tables.timeout.c.transferId
+    expected = f"{tables.transfer.name}.{id.name}"
+    for key in inspector.get_foreign_keys(tables.timeout.name):
+        actual = f"{key['referred_table']}.{', '.join(key['referred_columns'])}"
+        if copy.name in key["constrained_columns"] and actual.lower() != expected.lower():
+            yield f"the foreign key of column {copy.name} refers to {actual}, it must refer to {expected}"
+    length, copy_length = _reflected_length(inspector, id), _reflected_length(inspector, copy)
+    if copy_length is not None and (length is None or length > copy_length):
+        yield f"column {copy.name} has at most {copy_length} characters, {expected} has {length or 'no limit'}"
+
+
+def _reflected_length(inspector: Inspector, column: Column[str]) -> int | None:
+    """Return the maximum length of an existing column. None: there is no limit, as in SQLite, or no column."""
+    if inspector.dialect.name == "sqlite" or not inspector.has_table(column.table.name):
+        return None
+    reflected = reflected_columns(inspector, column.table).get(column.name)
+    return None if reflected is None else getattr(reflected["type"], "length", None)
 
 
 def _missing_indexes(inspector: Inspector, table: Table) -> list[Index]:

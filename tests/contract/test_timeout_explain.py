@@ -83,7 +83,7 @@ async def test_it_does_not_need_the_tables_of_the_handler(books: Books) -> None:
         await books.run(f"DROP TABLE `{table}`")
     assert progress(await explain_books(books)) == {"a": "no-handler"}
     await books.run("DROP TABLE `transferStateChange`")
-    with pytest.raises(WrongSchema, match=r"^there is no table transferStateChange$"):
+    with pytest.raises(WrongSchema, match=r"^the ledger has no table transferStateChange: "):
         await explain_books(books)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from genie.timeouts import DatabaseFailed, TimeoutHandler, TimeoutRun
-from ledgers import FUTURE, PAST, Books, Desk, Fault, New, cut, refuse
+from ledgers import FUTURE, OURS, PAST, Books, Desk, Fault, New, cut, refuse
 from servers import WAIT_S
 
-MAX_STATEMENTS = 60
-"""More statements than a run has."""
+MAX_STATEMENTS = 200
+"""More statements than a run or the creation of the tables has."""
 
 
 @pytest.fixture(params=["sqlite-refuse", "postgres-refuse", "mariadb-refuse", "postgres-cut", "mariadb-cut"])
@@ -70,9 +70,10 @@ async def test_a_fault_at_any_statement_rolls_back_the_run(faulty: tuple[Books, 
     assert (done.cleaned, done.inserted, done.expired, done.rejected) == (1, 2, 3, 0)
     assert {"COMMIT"} < set(statements)
     written = [statement for statement in statements if statement.startswith(("UPDATE", "INSERT", "DELETE"))]
-    assert len(written) == {"sqlite": 5, "postgres": 7, "mariadb": 8}[books.kind]
+    writes = {"sqlite": 5, "postgres": 7, "mariadb": 8}[books.kind]
+    assert len(written) == 2 * writes - 1, "after the first fault at a write, each run rehearses its writes"
     assert all(ids == ["new", "moved", "refused"] for ids in desk.given), desk.given
-    assert len(desk.given) > len(written), "what was not written down comes again"
+    assert len(desk.given) > writes, "what was not written down comes again"
     assert await books.expired() == {"new", "moved", "refused"}
     assert await books.kept() == {"new": True, "moved": True, "refused": True, "later": False, "new, too": False}
     again = None
@@ -82,22 +83,25 @@ async def test_a_fault_at_any_statement_rolls_back_the_run(faulty: tuple[Books, 
     assert again.expired == 0
 
 
-async def test_a_fault_during_the_creation_of_tables_is_recovered(empty_books: Books) -> None:
+async def test_a_fault_during_the_creation_of_tables_is_recovered(books: Books) -> None:
+    """Some faults have no effect, for example at the statement that releases the lock."""
     desk = Desk()
+    for table in OURS:
+        await books.run(f"DROP TABLE `{table}`")
     for number in range(1, MAX_STATEMENTS):
-        handler = empty_books.handler(desk.take)
+        handler = books.handler(desk.take)
         with Fault(handler, number, refuse) as fault:
             try:
                 await handler.open()
             except DatabaseFailed:
                 assert fault.happened
-                continue
             finally:
                 await handler.close()
-        break
+        if not fault.happened:
+            break
     assert not fault.happened
-    await empty_books.add_transfer("a", PAST)
-    await empty_books.handler(desk.take).run_once()
+    await books.add_transfer("a", PAST)
+    await books.handler(desk.take).run_once()
     assert desk.ids == ["a"]
 
 
@@ -118,8 +122,8 @@ TRIGGERS = {
 }
 
 
-async def test_rows_that_the_database_rejects(books: Books) -> None:
-    """However many rows go there at once, and however they go."""
+async def test_a_lasting_fault_of_the_writes_does_not_repeat_the_delivery(books: Books) -> None:
+    """The first delivery, and each after a failed commit, follows a rehearsal of the writes."""
     desk = Desk()
     handler = books.handler(desk.take)
     for number in range(3):
@@ -128,13 +132,22 @@ async def test_rows_that_the_database_rejects(books: Books) -> None:
     *made, ended = TRIGGERS[books.kind]
     for statement in made:
         await books.run(statement)
-    with pytest.raises(DatabaseFailed, match="no rows today") as refused:
-        await handler.run_once()
-    assert "\n" not in str(refused.value)
-    assert await books.ours() == before
+    for _ in range(3):
+        assert "no rows today" in str(await run_or_error(handler))
+    assert (desk.given, await books.ours()) == ([], before)
     await books.run(ended)
     await handler.run_once()
-    assert sorted(desk.given[0]) == sorted(desk.given[1]) == ["0", "1", "2"]
+    assert (desk.given, await books.kept()) == ([["0", "1", "2"]], {"0": True, "1": True, "2": True})
+    await books.add_transfer("a", PAST)
+    await books.run(made[-1])
+    for _ in range(3):
+        assert "no rows today" in str(await run_or_error(handler))
+    assert desk.given[1:] == [["a"]], "only the first of these runs takes the writes for possible"
+    await books.run(ended)
+    await handler.run_once()
+    await books.add_transfer("b", PAST)
+    await handler.run_once()
+    assert desk.given[1:] == [["a"], ["a"], ["b"]]
 
 
 @pytest.mark.server
@@ -155,7 +168,7 @@ async def test_the_connection_is_lost_while_rows_are_inserted(new_books: New) ->
     assert await books.ours() == before
     await books.run(ended)
     await handler.run_once()
-    assert desk.given == [["a"], ["a"]]
+    assert desk.given == [["a"]], "the rehearsal has failed"
 
 
 async def test_the_connection_that_holds_the_lock_is_lost_during_the_delivery(new_books: New, other_kind: str) -> None:

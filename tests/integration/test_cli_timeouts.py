@@ -390,13 +390,13 @@ def test_an_invalid_or_unreachable_url(command: str, url: str, message: str) -> 
     assert error_of(url, *command.split(), status=1 if queried else 2).startswith(message)
 
 
-@pytest.mark.parametrize("command", ["status", "explain", "finalize", "shift --hours 1"])
-def test_commands_that_only_read_create_no_file(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["run", "status", "explain", "finalize", "shift --hours 1"])
+def test_only_generate_creates_a_ledger(command: str, tmp_path: Path) -> None:
     file = tmp_path / "typo.db"
     assert error_of(f"sqlite:///{file}", *command.split()).endswith(f"{file}: there is no such file")
     assert not file.exists()
     query(file, "CREATE TABLE transfer (transferId VARCHAR(36) NOT NULL PRIMARY KEY, expirationDate DATETIME NOT NULL)")
-    assert error_of(f"sqlite:///{file}", *command.split()).startswith("there is no table transferStateChange")
+    assert error_of(f"sqlite:///{file}", *command.split()).startswith("the ledger has no table transferStateChange")
     assert query(file, "SELECT name FROM sqlite_master WHERE type = 'table'") == ["transfer"]
 
 
@@ -418,7 +418,7 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
     [
         (["status", "--name", "transfer"], "--name transfer: it must be OURS=THEIRS"),
         (["status", "--name", "transfers=t"], "transfers: no such table or column in the reference design"),
-        (["status", "--name", "transfer=t"], "there is no table t"),
+        (["status", "--name", "transfer=t"], "the ledger has no table t:"),
         (
             ["status", "--time-zone", "Mars"],
             "--time-zone: 'Mars' is not a time zone of the IANA database",
@@ -440,7 +440,7 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
 )
 def test_invalid_arguments_are_one_error(url: str, args: list[str], message: str) -> None:
     """The exit status is 2, unless a server was queried."""
-    queried = message.startswith(("there is no table", "no server"))
+    queried = message.startswith(("the ledger has no table", "no server"))
     assert message in error_of(url, *args, status=1 if queried else 2)
 
 
