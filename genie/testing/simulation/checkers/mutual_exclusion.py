@@ -166,6 +166,8 @@ class FairnessChecker(Checker):
         super().__init__(model)
         self._unchecked: list[tuple[Entry, RequestHistory]] = []
         """The reported deadlocks that are not checked yet: the `released` and the request of the victim."""
+        self._stored_ids: dict[str, set[int]] = {}
+        """The ids of the stored requests of each transaction, also of those about which no client got a message."""
 
     def after(self, entry: Entry) -> None:
         """Collect reported deadlocks, and check them when the next batch is stored.
@@ -178,13 +180,18 @@ class FairnessChecker(Checker):
                 self._unchecked.append((entry, request))
         elif entry.kind == STORE:
             self._check_deadlocks()
+            for id_, record in entry.data.written.items():
+                if "transaction" in record:
+                    self._stored_ids.setdefault(record["transaction"], set()).add(id_)
 
     def finish(self) -> None:
         """Check the deadlocks of the last batch, and the order of all grants."""
         self._check_deadlocks()
-        names = [request.payload.get("transactionName") for request in self.model.requests.values()]
-        transactions = [name for name in names if name is not None]
-        if len(transactions) == len(set(transactions)):  # no transaction has made two requests
+        ids = self._stored_ids
+        for request in self.model.requests.values():
+            if "transactionName" in request.payload:
+                ids.setdefault(request.payload["transactionName"], set()).add(request.id)
+        if all(len(of_transaction) == 1 for of_transaction in ids.values()):
             self._check_order()
 
     # -- the order of grants ------------------------------------------------------------------------------
