@@ -14,6 +14,9 @@ from click.core import ParameterSource
 from genie.cli.options import FILE_SOURCES, InvalidArgument, replace_variables_by_options, source_of
 from genie.config import GROUPS, SECRETS, Settings, file_key
 
+LEDGER = "ledger"
+"""The section that describes a ledger for `genie timeouts` (`cli/timeouts/ledger_file.py`). The server ignores it."""
+
 OPTION_ONLY = frozenset({"config", "as_json", "help"})
 """Parameters of commands that are no keys of the file."""
 PATHS = frozenset({"token_file", "tls_cert", "tls_key", "tls_ca"})
@@ -99,16 +102,23 @@ class Configuration:
                 raise ValueError(replace_variables_by_options(error.message)) from None
 
 
-def read_file(path: str, params: Iterable[click.Parameter]) -> dict[str, Any]:
-    """Return the values of a file by the names of the options `params`. Raises ConfigurationError with all errors."""
+def read_document(path: str) -> dict[str, Any]:
+    """Return the content of a TOML file. Raises ConfigurationError if the file can't be read, or is not TOML."""
     try:
-        document = tomllib.loads(Path(path).read_bytes().decode())
+        return tomllib.loads(Path(path).read_bytes().decode())
     except OSError as error:
         raise ConfigurationError([f"{path}: can't be read: {error.strerror or error}"]) from None
     except UnicodeDecodeError:
         raise ConfigurationError([f"{path}: must be text in UTF-8"]) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError([f"{path}: is not TOML: {error}"]) from None
+
+
+def read_file(path: str, params: Iterable[click.Parameter]) -> dict[str, Any]:
+    """Return the values of a file by the names of the options `params`. Raises ConfigurationError with all errors."""
+    document = read_document(path)
+    if isinstance(document.get(LEDGER), dict):
+        del document[LEDGER]
     by_key = {file_key(name): param for param in params if (name := param.name) and name not in OPTION_ONLY}
     values: dict[str, Any] = {}
     errors = []

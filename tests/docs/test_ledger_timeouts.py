@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from itertools import chain
 from pathlib import Path
 
 from pages import blocks, code, errors_of, table
 from running import run_shell
 
 from genie import timeouts
+from genie.cli.timeouts.ledger_file import read_ledger
 from genie.timeouts.explain import Progress
 from servers import Genie
 
@@ -19,6 +22,25 @@ BLOCKS = blocks(PAGE)
 def test_the_commands_do_what_is_shown(genie: Genie, tmp_path: Path) -> None:
     block = next(block for block in BLOCKS if block.language == "sh")
     run_shell(block, BLOCKS, genie, tmp_path)
+
+
+def test_the_file_describes_the_ledger_of_the_python_example(tmp_path: Path) -> None:
+    (document,) = (block for block in BLOCKS if block.language == "toml")
+    (python,) = (block for block in BLOCKS if "Ledger(\n" in block.text)
+    (tmp_path / "genie.toml").write_text(document.text)
+    (call,) = (node for node in ast.walk(ast.parse(python.text)) if isinstance(node, ast.Call) and node.keywords)
+    expected = timeouts.Ledger(**{argument.arg: ast.literal_eval(argument.value) for argument in call.keywords})
+    found = read_ledger(str(tmp_path / "genie.toml"))
+    assert (found.processing_states, found.final_states) == (expected.processing_states, expected.final_states)
+    for one, other in zip(found.tables.all, expected.tables.all, strict=True):
+        assert one.name == other.name
+        assert [column.name for column in one.columns] == [column.name for column in other.columns]
+
+
+def test_the_default_states_are_the_code_s() -> None:
+    processing, *final = (row["Default"].split(", ") for row in table(PAGE, "List"))
+    assert tuple(processing) == timeouts.PROCESSING_STATES
+    assert tuple(chain(*final)) == timeouts.FINAL_STATES
 
 
 def test_every_error_is_there() -> None:

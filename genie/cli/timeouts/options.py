@@ -12,12 +12,10 @@ from typing import Any
 import click
 
 from genie.cli.options import WholeNumber
-from genie.timeouts import FINAL_STATES, PROCESSING_STATES, Ledger
+from genie.cli.timeouts.ledger_file import read_ledger
+from genie.timeouts import Ledger
 
 MAX_NUMBER = 1e9
-
-OPTIONS = {"processing_states": "--processing", "final_states": "--final", "time_zone": "--time-zone"}
-"""Command-line options by the parameter of `Ledger` that they set. Error messages of `Ledger` begin with a parameter."""
 
 PROGRESS_ROWS = 5_000
 """Default number of rows between two progress lines. Only used if stderr is not a terminal."""
@@ -26,7 +24,7 @@ ROWS_HELP = "If stderr is not a terminal, print a progress line each time this m
 
 
 def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--database`, `--name`, `--processing`, `--final` and `--time-zone` to a command.
+    """Add `--database` and `--config` to a command.
 
     The command receives two arguments instead of these options: `url`, the database, and `ledger`, a `Ledger`.
     """
@@ -40,69 +38,19 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Database of the ledger: sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME or mysql://USER:PASSWORD@HOST/NAME.",
     )
     @click.option(
-        "--name",
-        "names",
-        multiple=True,
-        metavar="OURS=THEIRS",
-        help="Name of a table or a column in this ledger, if it differs: "
-        "transfer=payments, transfer.transferId=id. Repeatable.",
-    )
-    @click.option(
-        "--processing",
-        multiple=True,
-        metavar="STATE",
-        help="State in which a transfer can expire. Repeatable; replaces the default. "
-        f"[default: {', '.join(PROCESSING_STATES)}]",
-    )
-    @click.option(
-        "--final",
-        multiple=True,
-        metavar="STATE",
-        help="State in which a transfer can no longer expire. Repeatable; replaces the default. "
-        f"[default: {', '.join(FINAL_STATES)}]",
-    )
-    @click.option(
-        "--time-zone",
-        default="UTC",
-        show_default=True,
-        metavar="NAME",
-        help="Time zone of the expiration dates in the ledger, as Africa/Nairobi.",
+        "--config",
+        envvar="GENIE_CONFIG",
+        show_envvar=True,
+        metavar="FILE",
+        help="File (TOML) whose section [ledger] has the names of tables and columns, the states, and the time zone of "
+        "this ledger. [default: those of Mojaloop]",
     )
     @functools.wraps(command)
-    def command_with_ledger(
-        database: str,
-        names: tuple[str, ...],
-        processing: tuple[str, ...],
-        final: tuple[str, ...],
-        time_zone: str,
-        **options: Any,
-    ) -> Any:
-        """Construct a `Ledger` from the options, and call the command with the ledger.
-
-        Raises ValueError for invalid options; the message starts with the name of the option.
-        """
-        names_in_ledger = dict(_parse_name_mapping(text) for text in names)
-        try:
-            ledger = Ledger(
-                names=names_in_ledger,
-                processing_states=processing or PROCESSING_STATES,
-                final_states=final or FINAL_STATES,
-                time_zone=time_zone,
-            )
-        except ValueError as error:
-            parameter, colon, message = str(error).partition(": ")
-            raise ValueError(f"{OPTIONS.get(parameter, parameter)}{colon}{message}") from None
-        return command(url=database, ledger=ledger, **options)
+    def command_with_ledger(database: str, config: str | None, **options: Any) -> Any:
+        """Read the ledger from the file, and call the command with the ledger."""
+        return command(url=database, ledger=Ledger() if config is None else read_ledger(config), **options)
 
     return command_with_ledger
-
-
-def _parse_name_mapping(text: str) -> tuple[str, str]:
-    """Split `OURS=THEIRS` into Genie's name of a table or column and the name in the user's ledger."""
-    ours, _, theirs = text.partition("=")
-    if not ours or not theirs:
-        raise ValueError(f"--name {text}: it must be OURS=THEIRS, as in transfer.transferId=id")
-    return ours, theirs
 
 
 def parse_number(text: str | float) -> float:
