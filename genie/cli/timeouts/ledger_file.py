@@ -46,7 +46,11 @@ def read_ledger(path: str) -> Ledger:
     errors = [f"{path}: {error}" for error in _find_errors(section)]
     if errors:
         raise ConfigurationError(errors)
-    names = {table: name for table in KEYS for key, name in section.get(table, {}).items()}
+    names = {
+        table if key == TABLE else f"{table}.{key}": name
+        for table in KEYS
+        for key, name in section.get(table, {}).items()
+    }
     options = {key: section[key] for key in (*LISTS, TIME_ZONE) if key in section}
     try:
         return Ledger(names=names, **options)
