@@ -161,7 +161,7 @@ def page_address(admin_port: int) -> str:
 
 async def simulate_until_stopped(port: int | None, admin_port: int) -> None:
     """Print the address of the page, and run the shop until Ctrl-C or SIGTERM."""
-    async with genie.connect(port=port) as client:
+    async with genie.connect(port=port, connect_timeout=1) as client:
         await client.ping()
     simulation = asyncio.ensure_future(simulate(port))
     loop = asyncio.get_running_loop()

@@ -187,7 +187,7 @@ async def run_replicas(url: str, options: argparse.Namespace) -> int:
 
 async def check_server() -> None:
     """Raise GenieError if no server can be reached."""
-    async with genie.connect() as client:
+    async with genie.connect(connect_timeout=1) as client:
         await client.ping()
 
 

@@ -40,6 +40,9 @@ class Limits:
     such bytes."""
     max_unread: int = 16 << 20
     """Output buffer limit of one connection, in bytes. A slow consumer that exceeds it is disconnected."""
+    max_unread_total: int = 64 << 20
+    """Bytes that the clients of all connections have not read. Beyond this limit the server closes the connections with the
+    most such bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,7 @@ class LockOrderRulesType(click.ParamType[str | None]):
     WholeNumber(1 << 16),
     "Output buffer limit per connection, in bytes. A slow consumer that exceeds it is disconnected.",
 )
+@_option("--max-unread-total", WholeNumber(1 << 20), "Bytes that the clients of all connections have not read.")
 @_option("--store-timeout-ms", WholeNumber(1), "How long a commit may take before queued commands are rejected.")
 @_option("--drain-timeout-ms", WholeNumber(0), "How long a graceful shutdown waits for the last commit.")
 @_option("--config", str, "File (TOML) with these settings; an option and a variable precede it. Reloaded on SIGHUP.")

@@ -124,6 +124,22 @@ class ServerView(Protocol):
     def connections(self) -> Sized:
         """Open connections."""
 
+    @property
+    def unread_output(self) -> UnreadOutputView:
+        """What clients do not read."""
+
+
+class UnreadOutputView(Protocol):
+    """The part of `UnreadOutput` that the metrics use."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that slow consumers have not read."""
+
+    @property
+    def closed(self) -> int:
+        """Number of slow consumers whose connections were closed."""
+
 
 class Metrics(Collector):
     """Collects the metrics of a server. The number of samples per namespace is constant."""
@@ -160,6 +176,12 @@ class Metrics(Collector):
         yield GaugeMetricFamily("genie_connections", "Open connections.", len(server.connections))
         yield GaugeMetricFamily(
             "genie_connections_limit", "Maximum number of open connections.", server.settings.limits.max_connections
+        )
+        yield GaugeMetricFamily(
+            "genie_unread_bytes", "Bytes that slow consumers have not read.", server.unread_output.bytes
+        )
+        yield CounterMetricFamily(
+            "genie_slow_consumers", "Connections closed because their clients do not read.", server.unread_output.closed
         )
         yield HistogramMetricFamily(
             "genie_loop_lag_seconds",

@@ -29,6 +29,7 @@ from genie.server.namespace import Namespace
 from genie.server.peer import CommandHandler
 from genie.server.systemd import SystemdNotifier
 from genie.server.tls import make_tls_contexts
+from genie.server.unread_output import UnreadOutput
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Node, Store, UnknownFormat, UnsafeStore, this_node
 from genie.version import VERSION
@@ -119,6 +120,11 @@ class Server:
     def admin_tls(self) -> ssl.SSLContext | None:
         """TLS context of the admin port; None: plain HTTP."""
         return None if self.tls is None else self.tls.admin
+
+    @property
+    def unread_output(self) -> UnreadOutput:
+        """What clients do not read, and its limits."""
+        return self.connections.unread_output
 
     @property
     def certificate_expiry(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -20,6 +21,7 @@ from genie.protocol.framing import MIN_COMMAND_BYTES, SPLIT_BYTES, LineReader, L
 from genie.server.auth import ACCESS_REVOKED, NO_HELLO, TLS_RECORD, Denial
 from genie.server.peer import END_OF_INPUT, READY, CommandHandler, ConnectionState, Peer
 from genie.server.rejections import unavailable
+from genie.server.unread_output import WRITE_BUFFER_BYTES
 from genie.tls import certificate_name
 
 if TYPE_CHECKING:
@@ -71,7 +73,6 @@ class Connection(Peer, asyncio.Protocol):
         "_partial_bytes",
         "_postponed_lines",
         "_transport",
-        "_write_blocked",
         "certificate",
         "handler",
     )
@@ -106,8 +107,6 @@ class Connection(Peer, asyncio.Protocol):
         """Maximum bytes of a read that is split into lines at once, and that cannot contain a line that is too long."""
         self._partial_bytes = 0
         """Bytes of the incomplete line, as last reported to `admission`."""
-        self._write_blocked = False
-        """Whether the transport's write buffer is full, because the client does not read."""
         self._eof = False
         """Whether the client closed its sending side (half-close)."""
         self._lingers_until = 0.0
@@ -120,6 +119,7 @@ class Connection(Peer, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit the connection and start its authentication, or reject it if it exceeds the limits."""
         self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self.certificate = certificate_name(transport.get_extra_info("peercert"))
         peer = transport.get_extra_info("peername")
         over_limit = self._admission.admit(self, peer[0] if peer else "")
@@ -195,13 +195,16 @@ class Connection(Peer, asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Stop reading commands (back pressure), because the client does not read its messages."""
-        self._write_blocked = True
+        self.write_blocked = True
         self._update_reading()
+        self._admission.unread_output.add(self, self.unread_bytes)
 
     def resume_writing(self) -> None:
-        """Resume reading commands, because the client has read enough messages."""
-        self._write_blocked = False
+        """Resume reading and executing commands, because the client has read enough messages."""
+        self.write_blocked = False
+        self._admission.unread_output.discard(self)
         self._update_reading()
+        self.handler.on_writable(self)
 
     # -- output -------------------------------------------------------------------------------------------
 
@@ -210,7 +213,7 @@ class Connection(Peer, asyncio.Protocol):
         outbox, transport = self.outbox, self._transport
         if not outbox:  # for example: the request of a quiet client waits
             self.has_reply = False
-        elif self.watch_bytes or self._write_blocked or self.closed or self._lingers_until or transport is None:
+        elif self.watch_bytes or self.write_blocked or self.closed or self._lingers_until or transport is None:
             super().flush()
         else:
             self.has_reply = False
@@ -223,8 +226,11 @@ class Connection(Peer, asyncio.Protocol):
         if not data or self.closed or transport is None or self._lingers_until:
             return
         # The check precedes the write: a single large batch may exceed the limit.
-        if self._write_blocked and transport.get_write_buffer_size() > self._limits.max_unread:
+        if self.write_blocked and transport.get_write_buffer_size() > self._limits.max_unread:
             self._disconnect_slow_consumer(transport)
+        elif self.write_blocked:
+            transport.write(data)
+            self._admission.unread_output.add(self, len(data))
         else:
             transport.write(data)
 
@@ -236,8 +242,16 @@ class Connection(Peer, asyncio.Protocol):
         self.finish()
         self.handler.on_disconnect(self)
         peer = transport.get_extra_info("peername")
-        log.warning("slow consumer disconnected", peer=peer, unsent_bytes=transport.get_write_buffer_size())
+        unsent_bytes = transport.get_write_buffer_size()
+        log.warning("slow consumer disconnected", peer=peer, unsent_bytes=unsent_bytes, reason=reason)
         asyncio.get_running_loop().call_later(SLOW_CONSUMER_GRACE_S, transport.abort)
+
+    def abort_slow_consumer(self, reason: str) -> None:
+        """Close the connection at once, because the client does not read. Its unread bytes are dropped."""
+        if self._transport is not None:
+            peer = self._transport.get_extra_info("peername")
+            log.warning("slow consumer disconnected", peer=peer, unsent_bytes=self.unread_bytes, reason=reason)
+        self.abort()
 
     @property
     def unread_bytes(self) -> int:
@@ -264,7 +278,7 @@ class Connection(Peer, asyncio.Protocol):
     @property
     def reading_is_paused(self) -> bool:
         """Whether reading from the client is paused, and will be resumed."""
-        return self.input_paused or self._write_blocked or self._postponed_lines is not None
+        return self.input_paused or self.write_blocked or self._postponed_lines is not None
 
     def _update_reading(self) -> None:
         """Pause or resume reading from the transport according to the current state. Repeated calls are harmless."""
@@ -295,7 +309,8 @@ class Connection(Peer, asyncio.Protocol):
             return
         loop = asyncio.get_running_loop()
         self._lingers_until = loop.time() + LINGER_S
-        transport.write_eof()
+        with contextlib.suppress(OSError):  # the client has reset the connection, which the event loop will report
+            transport.write_eof()
         loop.call_later(LINGER_IDLE_S, self._end_lingering, 0)  # 0 bytes discarded so far
         self._update_reading()
 

@@ -50,6 +50,9 @@ MAX_EXPIRY_CHANGES = 10_000
 FIRST_BOUND_MS = BOUNDS_MS[0]
 """Upper bound of a histogram's first bucket, into which nearly all hold times fall."""
 
+SLOW_COMMANDS = frozenset((Inspect, Watch))
+"""Commands whose work, and whose answer, grow with the state. At most one is executed in a batch."""
+
 _SERVER = build.description()
 _EXPIRE = Expire()
 
@@ -86,6 +89,8 @@ class Dispatcher:
         """Number of live requests of a session below which its next request cannot exceed the limits of the session."""
         self._unchecked_below_id = 0
         """A request with a smaller id cannot exceed `max_locks`, and the store is not full. `_admit_request` sets it."""
+        self._may_be_slow = False
+        """Whether `execute` may execute a slow command, instead of stopping before it."""
         self._watched = self.watches.prefixes
         """The watched prefixes: false if there are no watches."""
         self._table, self._step = manager.table, manager.step
@@ -134,12 +139,13 @@ class Dispatcher:
 
     # -- execution ----------------------------------------------------------------------------------------
 
-    def execute(self, connection: Peer, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0912, PLR0915 - the hot path
-        """Execute commands of a connection in order. Return True if it stopped early, after a slow command."""
+    def execute(self, connection: Peer, items: Iterator[Item]) -> Item | None:  # noqa: C901, PLR0912, PLR0915 - the hot path
+        """Execute commands of a connection in order. Return the slow command before which it has stopped; None: there is none."""
         # This loop executes every command. A `request` that is granted at once and a `release` that grants nothing, the
         # usual cases, are handled inline, which is faster (measured with `genie bench`). Every other case has a method.
         if connection.state is DETACHED:
-            return self._drain_detached(connection, items)
+            self._drain_detached(connection, items)
+            return None
         notifier, manager, session, outbox = self.notifier, self.manager, connection.session, connection.outbox
         principal, now, recorder = connection.principal, notifier.now, notifier.recorder
         history = None if recorder is None else recorder.begin_turn(now, principal, session.note)
@@ -161,7 +167,7 @@ class Dispatcher:
                     item = command_line(command)  # noqa: PLW2901 - what is recorded
             elif type(item) is Hello:
                 self._handle_hello(connection, item)
-                return False  # `hello` is always submitted alone, because it changes the session
+                return None  # `hello` is always submitted alone, because it changes the session
             else:
                 if isinstance(item, RequestRejected):
                     notifier.reject(connection, item)
@@ -228,20 +234,26 @@ class Dispatcher:
                     notifier.handle_events(events[1:], connection)
             elif type(command) is Bye:
                 self._handle_bye(connection, command)
-                return self._drain_detached(connection, items)
+                self._drain_detached(connection, items)
+                return None
             elif self._execute_other(connection, command):
-                return True
-        return False
+                return item
+        return None
 
-    def _drain_detached(self, connection: Peer, items: Iterator[Item]) -> bool:
-        """Ignore the commands of a detached connection, but handle the end of its input. Return False: it did not stop early."""
+    def execute_slow(self, connection: Peer, item: Item) -> None:
+        """Execute one slow command."""
+        self._may_be_slow = True
+        self.execute(connection, iter((item,)))
+        self._may_be_slow = False
+
+    def _drain_detached(self, connection: Peer, items: Iterator[Item]) -> None:
+        """Ignore the commands of a detached connection, but handle the end of its input."""
         for item in items:
             if item is END_OF_INPUT:
                 self._end_input(connection)
-        return False
 
-    def _execute_other(self, connection: Peer, command: WireCommand) -> bool:  # noqa: C901 - one branch for each command
-        """Execute a command other than `request`, `release` by `id` and `bye`. Return True if the command was slow."""
+    def _execute_other(self, connection: Peer, command: WireCommand) -> bool:  # noqa: C901, PLR0912 - one branch for each command
+        """Execute a command other than `request`, `release` by `id` and `bye`. Return True, without executing it, if it is slow."""
         notifier = self.notifier
         if type(command) is core.Take:
             wanted = command.request
@@ -256,12 +268,12 @@ class Dispatcher:
             notifier.handle_events(self._step(command, notifier.now), connection, command.ref)
         elif type(command) is Ping:
             notifier.send(connection, replies.bare("pong", command.ref))
+        elif type(command) in SLOW_COMMANDS and not self._may_be_slow:
+            return True
         elif type(command) is Inspect:
             self._inspect(connection, command)
-            return True
         elif type(command) is Watch:
             self._watch(connection, command)
-            return True
         elif type(command) is Unwatch:
             self.watches.remove(connection, command.prefix)
             notifier.send(connection, replies.unwatched(command.prefix, command.ref))
@@ -270,7 +282,7 @@ class Dispatcher:
             notifier.reject(connection, RequestRejected(Code.BAD_REQUEST, reason, ref=command.ref))
         elif type(command) is Namespaced:
             if command.namespace == self._namespace:
-                return self.execute(connection, iter((command,)))
+                return self.execute(connection, iter((command,))) is not None
             notifier.reject(connection, wrong_namespace(command, self._namespace))
         return False
 

@@ -67,13 +67,16 @@ class FollowerHandler:
         """Drop the reference to a lost connection. A follower has no requests to release."""
         self._awaiting_handover.pop(connection, None)
 
+    def on_writable(self, connection: Peer) -> None:
+        """Do nothing: a follower executes no slow commands."""
+
     def _run(self) -> None:
         """Reject one batch, and schedule the next batch if commands are left."""
         self._scheduler.run_batch(self._reject)
         self._scheduled = asyncio.get_running_loop().call_soon(self._run) if self._scheduler else None
 
-    def _reject(self, connection: Peer, items: Iterator[Item]) -> bool:
-        """Send `unavailable` for each command. Always returns False: the connection's turn need not end early."""
+    def _reject(self, connection: Peer, items: Iterator[Item]) -> None:
+        """Send `unavailable` for each command."""
         reason = self._describe_leader()
         for item in items:
             if connection.closed:  # no reply can be sent
@@ -86,7 +89,6 @@ class FollowerHandler:
         connection.flush()
         if not connection.input_queue:
             self._on_all_rejected(connection)
-        return False
 
     def _on_all_rejected(self, connection: Peer) -> None:
         """Complete the handover of a connection if this server leads now: its queued commands are all rejected.

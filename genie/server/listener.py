@@ -9,12 +9,13 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 import structlog
 
 from genie.server.partial_lines import LineOwner, PartialLines
 from genie.server.tls import HANDSHAKE_SOCKET
+from genie.server.unread_output import SlowConsumer, UnreadOutput
 from genie.tasks import cancel_and_wait
 from genie.tls import describe_error
 
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-C = TypeVar("C", bound=LineOwner)
+
+class LimitedConnection(LineOwner, SlowConsumer, Protocol):
+    """The part of a connection that the limits use."""
+
+
+C = TypeVar("C", bound=LimitedConnection)
 
 # -- The address, bound once at the start, whatever the server's role ----------------------------------
 
@@ -101,6 +107,8 @@ class AdmissionControl(Generic[C]):
         """TLS handshakes in progress beyond the limits. Their connections are rejected when they are established."""
         self._by_address: Counter[str] = Counter()
         """Number of connections and handshakes, by client address."""
+        self.unread_output = UnreadOutput(limits.max_unread_total)
+        """What clients do not read, and its limits."""
         self.partial_lines = PartialLines(limits.max_partial)
         """The incomplete lines of all connections, and their limits."""
 
@@ -131,6 +139,7 @@ class AdmissionControl(Generic[C]):
     def leave(self, connection: C) -> None:
         """Remove a lost connection and its incomplete line."""
         self.partial_lines.discard(connection)
+        self.unread_output.discard(connection)
         if connection in self._open:
             address = self._open.pop(connection)
             self._rejected_count -= address is None

@@ -86,6 +86,9 @@ class CommandHandler(Protocol):
     def on_disconnect(self, connection: Peer) -> None:
         """End or keep the requests that are bound to a lost connection."""
 
+    def on_writable(self, connection: Peer) -> None:
+        """Continue with the commands of a client that reads its messages again."""
+
 
 class Peer:
     """The state of one client. A subclass implements writing, and pausing and resuming of reading."""
@@ -105,6 +108,7 @@ class Peer:
         "session",
         "state",
         "watch_bytes",
+        "write_blocked",
     )
 
     def __init__(self) -> None:
@@ -131,6 +135,8 @@ class Peer:
         """Watch events of stored batches, to be sent a little later."""
         self.watch_bytes = 0
         """Bytes of watch events in `outbox` and `deferred`."""
+        self.write_blocked = False
+        """Whether the client does not read its messages, so that much output is buffered."""
         self.closing = False
         """Whether no further input is accepted. Commands that were read earlier are still executed."""
         self.closed = False

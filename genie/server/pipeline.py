@@ -80,7 +80,7 @@ class Pipeline:
         self._on_leadership_lost = on_leadership_lost
         self._loop = asyncio.get_running_loop()
         self._scheduler = CommandScheduler(limits.max_pending)
-        self._light, self._busy = self._scheduler.light, self._scheduler.busy
+        self._light, self._busy, self._slow = self._scheduler.light, self._scheduler.busy, self._scheduler.slow
         """The scheduler's queues of connections; references, because every read from a client checks them."""
         self._dispatcher = Dispatcher(manager, limits, stats, durable=store.durable, namespace=namespace)
         self._notifier = self._dispatcher.notifier
@@ -135,6 +135,7 @@ class Pipeline:
             and not self._busy
             and not isinstance(items, UnsplitLines)
             and len(items) <= CHUNK
+            and not connection.input_queue
         ):
             if connection is self._only_connection:
                 self._execute_now(connection, items, is_only=True)
@@ -168,6 +169,12 @@ class Pipeline:
         else:
             self._enqueue(connection, [END_OF_INPUT], size=0)
 
+    def on_writable(self, connection: Peer) -> None:
+        """Continue with the commands of a client that reads its messages again."""
+        self._scheduler.unpark(connection)
+        if self._slow and not self._stopped:
+            self._schedule()
+
     def _enqueue(self, connection: Peer, items: Input, size: int) -> None:
         self._scheduler.add(connection, items, size)
         self._schedule()
@@ -194,8 +201,11 @@ class Pipeline:
         try:
             self._notifier.now = now = self._clock()
             remaining = iter(items)
-            if self._dispatcher.execute(connection, remaining):  # stopped after a slow command
-                self._enqueue(connection, list(remaining), size=0)
+            slow = self._dispatcher.execute(connection, remaining)
+            if slow is not None:
+                self._only_connection = None
+                self._scheduler.add_slow(connection, slow, remaining)
+                self._schedule()
             if not self._durable:
                 self._deliver()
             elif is_only or self._notifier.granted:
@@ -208,7 +218,7 @@ class Pipeline:
         self._scheduled = None
         if self.store_unavailable:
             self._run_rejecting()
-        elif self._light or self._busy or self._durable or self._drained is not None:
+        elif self._light or self._busy or self._slow or self._durable or self._drained is not None:
             self._run_batch()
 
     def _run_batch(self) -> None:
@@ -224,7 +234,7 @@ class Pipeline:
             if self._expiry_pending:
                 self._expiry_pending = False
                 self._dispatcher.expire()
-            self._scheduler.run_batch(self._dispatcher.execute)
+            self._scheduler.run_batch(self._dispatcher.execute, self._dispatcher.execute_slow)
             if self._durable:
                 self._finish_batch(now)
             else:
@@ -232,7 +242,7 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(error)
             return
-        if self._light or self._busy:
+        if self._light or self._busy or self._slow:
             self._schedule()  # in the next iteration of the event loop, after other connections were read
 
     def _finish_batch(self, now: float) -> None:
@@ -336,7 +346,7 @@ class Pipeline:
             for connection in self._disconnected:
                 self._scheduler.add(connection, [END_OF_INPUT], size=0)
             self._disconnected.clear()
-        if self._light or self._busy:
+        if self._light or self._busy or self._slow:
             self._run_batch()
 
     def _on_tick(self) -> None:
@@ -402,18 +412,20 @@ class Pipeline:
     def _run_rejecting(self) -> None:
         """Reject queued commands for the time of one batch, because the store is unavailable."""
         try:
-            self._scheduler.run_batch(self._reject)
+            self._scheduler.run_batch(self._reject, self._reject_one)
         except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(error)
             return
-        if self._light or self._busy:
+        if self._scheduler:
             self._schedule()
 
-    def _reject(self, connection: Peer, items: Iterator[Item]) -> bool:
+    def _reject_one(self, connection: Peer, item: Item) -> None:
+        self._reject(connection, iter((item,)))
+
+    def _reject(self, connection: Peer, items: Iterator[Item]) -> None:
         """Reject commands because the store is unavailable. The errors follow replies that wait for the batch in flight.
 
-        A connection with too many messages in its outbox is aborted. Always returns False: the connection's turn need not
-        end early.
+        A connection with too many messages in its outbox is aborted.
         """
         errors: list[RequestRejected] = []
         if self._collect_errors(connection, items, errors):
@@ -424,7 +436,6 @@ class Pipeline:
         self._notifier.reject_now(connection, errors)
         if had_replies and len(connection.outbox) > MAX_BUFFERED_REPLIES + MAX_BUFFERED_EVENTS:
             connection.abort()
-        return False
 
     def _collect_errors(self, connection: Peer, items: Iterator[Item], errors: list[RequestRejected]) -> bool:
         """Append the errors for rejected items to `errors`. Return whether the items include a `hello`.

@@ -6,6 +6,9 @@ A connection that uses up its quantum repeatedly stays busy for a while. All oth
 connections run first, so a `ping` waits for at most one batch, however many connections flood the server (fq_codel
 schedules packets in the same way). Each batch gives the busy connections at least one turn, so that the light connections
 cannot starve them.
+
+Slow commands, whose work grows with the state of the server, wait in a third queue. A batch executes at most one of them, at
+its end, and the principals take turns. A slow command of a client that does not read its messages is parked until it reads.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from operator import length_hint
 from sys import maxsize
 
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
@@ -48,8 +50,11 @@ CHUNK_BYTES = 4 << 10
 MAX_QUEUED_BYTES = 64 << 10
 """Queued bytes of one connection beyond which the server does not read from it."""
 
-Execute = Callable[[Peer, Iterator[Item]], bool]
-"""Executes or rejects commands of a connection. Returns True if it stopped early, to let other connections run."""
+Execute = Callable[[Peer, Iterator[Item]], Item | None]
+"""Executes or rejects commands of a connection. Returns the slow command before which it has stopped; None: there is none."""
+
+ExecuteSlow = Callable[[Peer, Item], object]
+"""Executes or rejects one slow command of a connection."""
 
 
 class CommandScheduler:
@@ -64,6 +69,10 @@ class CommandScheduler:
         """Light connections with queued commands. The pipeline keeps references to `light` and `busy`, so they are never replaced."""
         self.busy: deque[Peer] = deque()
         """Busy connections with queued commands."""
+        self.slow: dict[str | None, deque[Peer]] = {}
+        """Connections whose next command is slow, by the name of their principal. The next principal is the first one."""
+        self._parked: dict[Peer, None] = {}
+        """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`."""
         self._paused: dict[Peer, None] = {}
         """Connections from which reading is paused because of `max_bytes`."""
         self._room = 0
@@ -73,7 +82,7 @@ class CommandScheduler:
 
     def __bool__(self) -> bool:
         """Return whether commands are queued."""
-        return bool(self.light or self.busy)
+        return bool(self.light or self.busy or self.slow)
 
     def add(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of one connection in order. `size`: the bytes that were read for these commands.
@@ -94,8 +103,24 @@ class CommandScheduler:
         if self.bytes > self._max_bytes:
             self._pause(connection)
 
+    def add_slow(self, connection: Peer, item: Item, items: Iterator[Item], size: int = 0) -> None:
+        """Queue a slow command, and the commands after it. They are in front of what is queued for the connection."""
+        rest = [item, *items]
+        connection.input_queue.appendleft((iter(rest), len(rest), size))
+        principal = None if connection.principal is None else connection.principal.name
+        self.slow.setdefault(principal, deque()).append(connection)
+
+    def unpark(self, connection: Peer) -> None:
+        """Continue with the commands of a connection whose client reads again, or that was lost."""
+        if connection in self._parked:
+            del self._parked[connection]
+            self.bytes += connection.queued_bytes
+            principal = None if connection.principal is None else connection.principal.name
+            self.slow.setdefault(principal, deque()).append(connection)
+
     def _add_more(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of a connection that has commands queued, sent many bytes, or used much time."""
+        self.unpark(connection)  # this input is the end of a parked connection
         if not connection.input_queue:
             if size > SPLIT_BYTES or connection.busy_until > self._clock():
                 self.busy.append(connection)
@@ -115,10 +140,11 @@ class CommandScheduler:
         self._paused[connection] = None
         connection.pause_input()
 
-    def run_batch(self, execute: Execute) -> None:
-        """Run queued commands up to the limits of one batch: first of light connections, then of busy connections.
+    def run_batch(self, execute: Execute, execute_slow: ExecuteSlow | None = None) -> None:
+        """Run queued commands up to the limits of one batch: of light connections, of busy connections, and a slow command.
 
-        Busy connections that had commands at the start of the batch get at least one turn.
+        Busy connections that had commands at the start of the batch get at least one turn. Without `execute_slow`,
+        `execute` never stops before a slow command.
         """
         now = self._clock()
         end = now + BATCH_S
@@ -129,6 +155,8 @@ class CommandScheduler:
         while busy and (had_busy or (now < end and self._room > 0 and self._finished_bytes < MAX_BATCH_BYTES)):
             now = self._run_turn(busy.popleft(), execute, now)
             had_busy = False
+        if self.slow and execute_slow is not None:
+            self._run_slow(execute_slow)
         self.bytes -= self._finished_bytes
         self._finished_bytes = 0
         if self._paused:
@@ -146,6 +174,8 @@ class CommandScheduler:
         """Drop all references to connections."""
         self.light.clear()
         self.busy.clear()
+        self.slow.clear()
+        self._parked.clear()
 
     def _run_light(self, execute: Execute, now: float, end: float) -> float:
         """Run commands of light connections until none are left, or until a limit of the batch is reached.
@@ -164,9 +194,9 @@ class CommandScheduler:
                 room, finished_bytes = self._room, self._finished_bytes
             else:  # the usual case: everything queued is one chunk
                 room -= count
-                if execute(connection, items) and (left := length_hint(items)):
-                    queue.append((items, left, size))
-                    light.append(connection)
+                slow = execute(connection, items)
+                if slow is not None:
+                    self.add_slow(connection, slow, items, size)
                 else:
                     # `_count_finished` inlined: a call costs 5 % of the instructions of a read with one command.
                     finished_bytes += size
@@ -188,13 +218,15 @@ class CommandScheduler:
         `now` is the current time; returns the time after the turn.
         """
         queue, clock, started = connection.input_queue, self._clock, now
-        end, min_room, may_continue = now + QUANTUM_S, self._room - QUANTUM, True
-        while queue and may_continue and self._room > min_room and now < end:
+        end, min_room, stopped = now + QUANTUM_S, self._room - QUANTUM, False
+        while queue and not stopped and self._room > min_room and now < end:
             queued = queue.popleft()  # (items, count, bytes)
             if queued[1] > CHUNK or queued[2] > CHUNK_BYTES:
                 queued = _first_chunk(queue, *queued)
-            may_continue = self._run_chunk(connection, queued, execute)
+            stopped = self._run_chunk(connection, queued, execute)
             now = clock()
+        if stopped:
+            return now
         if now >= end or self._room <= min_room:
             self._record_overrun(connection, started, now)
             if queue:
@@ -204,15 +236,41 @@ class CommandScheduler:
         return now
 
     def _run_chunk(self, connection: Peer, queued: Queued, execute: Execute) -> bool:
-        """Run one chunk. Return whether the connection may continue its turn: False if `execute` stopped early."""
+        """Run one chunk. Return whether `execute` has stopped before a slow command."""
         items, count, size = queued
         self._room -= count
-        stopped = execute(connection, items)
-        if stopped and (left := length_hint(items)):
-            connection.input_queue.appendleft((items, left, size))
-        else:
+        slow = execute(connection, items)
+        if slow is None:
             self._count_finished(connection, size)
-        return not stopped
+        else:
+            self.add_slow(connection, slow, items, size)
+        return slow is not None
+
+    def _run_slow(self, execute_slow: ExecuteSlow) -> None:
+        """Run the next slow command. Park the connections before it whose clients do not read."""
+        while self.slow:
+            principal = next(iter(self.slow))
+            connections = self.slow.pop(principal)
+            connection = connections.popleft()
+            if connections:
+                self.slow[principal] = connections  # after the other principals
+            if connection.write_blocked and not connection.closed:
+                self._parked[connection] = None
+                self.bytes -= connection.queued_bytes
+                continue
+            items, count, size = connection.input_queue.popleft()
+            item, started = next(items), self._clock()
+            if not connection.closed:
+                execute_slow(connection, item)
+            if count > 1:
+                connection.input_queue.appendleft((items, count - 1, size))
+            else:
+                self._count_finished(connection, size)
+            if (now := self._clock()) - started >= QUANTUM_S:
+                self._record_overrun(connection, started, now)
+            if connection.input_queue:
+                self.light.append(connection)
+            return
 
     def _record_overrun(self, connection: Peer, started: float, now: float) -> None:
         """Record that a connection used up its quantum. Make the connection busy if its previous overrun was recent.

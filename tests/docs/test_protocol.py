@@ -15,7 +15,7 @@ from genie.config import Settings
 from genie.core import Reason, Request, manager, view
 from genie.errors import Code
 from genie.protocol import commands, diagnostics, framing, limits, replies, resources
-from genie.server import auth, connection, partial_lines, scheduler, sessions, watches
+from genie.server import auth, connection, partial_lines, scheduler, sessions, unread_output, watches
 from genie.server import sessions as session
 from servers import Genie, running_redis, running_server
 from wire import Wire
@@ -218,6 +218,8 @@ def test_the_limits_are_the_code_s() -> None:
         "Bytes of incomplete lines of all connections together": SETTINGS.limits.max_partial,
         "Seconds from the first byte of a line to its last": partial_lines.MAX_LINE_AGE_S,
         "Output buffer limit of a connection, in bytes": SETTINGS.limits.max_unread,
+        "Unread bytes of all connections together": SETTINGS.limits.max_unread_total,
+        "Seconds in which a client with more than 4,096 unread bytes reads nothing": unread_output.MAX_STALL_S,
     }
     rows = table(PAGE, "What", "Limit")
     assert {row["What"]: number(row["Limit"]) for row in rows} == bounds

@@ -22,6 +22,7 @@ from wire import Wire
 
 OF_THE_SERVER = {
     *("genie_connections", "genie_connections_limit", "genie_loop_lag_seconds", "genie_build"),
+    *("genie_unread_bytes", "genie_slow_consumers"),
     *("process_start_time_seconds", "process_cpu_seconds", "process_resident_memory_bytes"),
 }
 LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000}

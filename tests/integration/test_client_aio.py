@@ -353,7 +353,7 @@ async def test_the_first_reachable_server_is_used(genie):
     async with connect(f"127.0.0.1:{dead},127.0.0.1:{genie.port}") as client:
         await client.ping()
     with pytest.raises(Unavailable, match=f"127.0.0.1:{dead}: .*refused|Connect call failed"):
-        await connect("127.0.0.1", dead).__aenter__()
+        await connect("127.0.0.1", dead, connect_timeout=0.1).__aenter__()
 
 
 async def test_the_address_comes_from_the_environment(genie, monkeypatch):

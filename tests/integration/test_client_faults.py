@@ -549,8 +549,8 @@ async def test_threads_more_data_than_the_socket_buffer_is_sent():
 
 async def test_a_client_without_a_reachable_server_leaves_no_open_socket():
     dead = free_port()
-    with pytest.raises(Unavailable), sync.connect("127.0.0.1", dead):
+    with pytest.raises(Unavailable), sync.connect("127.0.0.1", dead, connect_timeout=0.1):
         pass
     with pytest.raises(Unavailable):
-        async with connect("127.0.0.1", dead):
+        async with connect("127.0.0.1", dead, connect_timeout=0.1):
             pass

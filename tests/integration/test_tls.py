@@ -25,6 +25,7 @@ import genie
 import genie.sync
 from certificates import Certificates
 from commands import genie_cli
+from genie.client.config import ClientOptions, parse_addresses
 from genie.config import Settings
 from genie.errors import Unavailable
 from genie.server import connection, listener
@@ -353,15 +354,16 @@ def test_a_client_reads_its_certificates_again_for_every_connection(
 def connection_errors(address: tuple[str, int], context: ssl.SSLContext | None) -> set[str]:
     """What both clients say."""
     said = []
+    addresses, once = parse_addresses(*address, ssl=context), ClientOptions(waits_for_servers=False)
 
     async def work() -> None:
-        async with genie.connect(*address, ssl=context):
+        async with genie.Client(addresses, once):
             pass
 
     with pytest.raises(Unavailable) as caught:
         asyncio.run(work())
     said.append(str(caught.value))
-    with pytest.raises(Unavailable) as caught, genie.sync.connect(*address, ssl=context):
+    with pytest.raises(Unavailable) as caught, genie.sync.Client(addresses, once):
         pass
     said.append(str(caught.value))
     assert all("\n" not in text for text in said)

@@ -18,7 +18,8 @@ import click
 
 from genie.cli.options import RESPONSE_TIMEOUT_S, WholeNumber, one_line, one_line_errors, seconds, server_options
 from genie.cli.timeouts.options import ledger_options, progress_option
-from genie.client.aio import connect
+from genie.client.aio import Client
+from genie.client.config import ClientOptions, parse_addresses
 from genie.protocol import codec
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutHandler, TimeoutRun
 from genie.timeouts.handler import MAX_BATCH, lock_resource
@@ -234,7 +235,12 @@ class _Service:
         client = (
             None
             if options.lock is None
-            else connect(options.host, options.port, response_timeout=RESPONSE_TIMEOUT_S, namespace=options.namespace)
+            else Client(
+                parse_addresses(options.host, options.port),
+                ClientOptions(
+                    response_timeout=RESPONSE_TIMEOUT_S, namespace=options.namespace, waits_for_servers=False
+                ),
+            )
         )
         handler = TimeoutHandler(
             options.url,

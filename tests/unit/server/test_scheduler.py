@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from genie.access import Principal
 from genie.config import Limits
 from genie.observability.stats import Stats
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
@@ -45,13 +46,12 @@ class SchedulerWithClock:
         self.scheduler.run_batch(self._execute)
         return self.executed
 
-    def _execute(self, _connection: Peer, items: Iterator[Item]) -> bool:
+    def _execute(self, _connection: Peer, items: Iterator[Item]) -> None:
         for item in items:
             assert isinstance(item, bytes)
             name, cost = item.split()
             self.now += float(cost) / 1000
             self.executed.append(name.decode())
-        return False
 
 
 def test_a_batch_is_bounded_in_time() -> None:
@@ -156,12 +156,11 @@ def test_all_queued_items_of_a_connection_can_be_taken_in_order() -> None:
     simulated.add_items("a", [b"last"], 1)
     taken: list[Item] = []
 
-    def take_all_of_a(connection: Connection, items: Iterator[Item]) -> bool:
+    def take_all_of_a(connection: Connection, items: Iterator[Item]) -> None:
         if connection is simulated.connections["a"]:
             taken.extend(items)
             for later_items in simulated.scheduler.take_all(connection):
                 taken.extend(later_items)
-        return False
 
     simulated.scheduler.run_batch(take_all_of_a)
     assert taken == [b"first", *data.splitlines(), b"last"]
@@ -212,3 +211,81 @@ def test_a_connection_with_an_empty_queue_stays_paused_while_the_total_is_above_
         simulated.batch()
     assert not b.input_paused
     assert not simulated.connections["a"].input_paused
+
+
+class SlowSchedulerWithClock(SchedulerWithClock):
+    """A command that begins with `slow` is slow."""
+
+    def batch(self) -> list[str]:
+        self.executed = []
+        self.scheduler.run_batch(self._execute_until_slow, self._execute_slow)
+        return self.executed
+
+    def _execute_until_slow(self, connection: Peer, items: Iterator[Item]) -> Item | None:
+        for item in items:
+            assert isinstance(item, bytes)
+            if item.startswith(b"slow"):
+                return item
+            self._execute(connection, iter((item,)))
+        return None
+
+    def _execute_slow(self, connection: Peer, item: Item) -> None:
+        self._execute(connection, iter((item,)))
+
+
+def test_a_batch_executes_one_slow_command_after_all_others_and_the_principals_take_turns() -> None:
+    simulated = SlowSchedulerWithClock()
+    for number in range(20):
+        name = f"slow{number}"
+        simulated.add(name, 100.0, 100.0)
+        simulated.connections[name].principal = Principal("many" if number else "few")
+    executed = []
+    for number in range(40):
+        simulated.add("light", 0.01)
+        assert simulated.scheduler, number
+        ran = simulated.batch()
+        assert ran[0] == "light"
+        executed += ran[1:]
+    assert len(executed) == 40, "one in each batch"
+    assert executed.index("slow0") <= 1
+    assert executed[2:].index("slow0") <= 2, "the only connection of its principal is served every second time"
+    assert (simulated.batch(), simulated.scheduler.bytes) == ([], 0)
+
+
+def test_commands_after_a_slow_one_wait_for_it() -> None:
+    simulated = SlowSchedulerWithClock()
+    simulated.add_items("a", [b"first 1", b"slow 1", b"second 1"], 10)
+    simulated.add_items("a", [b"third 1"], 10)
+    assert simulated.batch() == ["first", "slow"]
+    simulated.add_items("a", [b"fourth 1"], 10)
+    assert simulated.batch() == ["second", "third", "fourth"]
+    assert (simulated.scheduler.bytes, bool(simulated.scheduler)) == (0, False)
+
+
+def test_a_slow_command_is_parked_while_its_client_does_not_read() -> None:
+    simulated = SlowSchedulerWithClock(max_bytes=15)
+    simulated.add_items("a", [b"slow 1", b"after 1"], 10)
+    reader = simulated.connections["a"]
+    reader.write_blocked = True
+    assert simulated.batch() == []
+    assert (bool(simulated.scheduler), simulated.scheduler.bytes) == (False, 0), "it does not use up the room of others"
+    simulated.add_items("b", [b"other 1"], 10)
+    assert simulated.batch() == ["other"]
+    reader.write_blocked = False
+    simulated.scheduler.unpark(reader)
+    assert simulated.batch() == ["slow"]
+    assert simulated.batch() == ["after"]
+    assert (simulated.scheduler.bytes, reader.queued_bytes, bool(simulated.scheduler)) == (0, 0, False)
+
+
+def test_the_end_of_a_connection_whose_slow_command_is_parked_is_executed() -> None:
+    simulated = SlowSchedulerWithClock()
+    simulated.add_items("a", [b"slow 1"], 10)
+    lost = simulated.connections["a"]
+    lost.write_blocked = True
+    assert simulated.batch() == []
+    lost.closed = True
+    simulated.add_items("a", [b"end 1"], 0)
+    assert simulated.batch() == []
+    assert simulated.batch() == ["end"], "the slow command has nobody to answer"
+    assert (simulated.scheduler.bytes, bool(simulated.scheduler)) == (0, False)

@@ -254,8 +254,8 @@ def test_late_messages_are_shrunk_to_the_delay_that_the_failure_needs() -> None:
         assert max(took_s["two"]) < 1.05  # a request and its reply, each up to 0.2 s late, take less
 
     plan = [
-        Fault(0.3, "delay messages", "one", 4.0, 5.0),
-        Fault(1.2, "delay messages", "two", 12.0, 5.0),
+        Fault(0.3, "delay messages", "one", 4.0, 2.0),
+        Fault(1.2, "delay messages", "two", 12.0, 2.0),
         Fault(2.0, "lose lease", "", 0.05),
     ]
     with pytest.raises(Violation) as caught:

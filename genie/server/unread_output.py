@@ -1,0 +1,115 @@
+"""Limits for what clients do not read: the total bytes over all connections, and the time without any progress."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_STALL_S = 30.0
+"""Maximum seconds in which a client with much unread output reads nothing."""
+
+LOW_WATER_SHARE = 0.9
+"""When the limit is exceeded, connections are closed until only this share of the limit is used. So the search for the
+largest ones, which sorts all of them, runs rarely."""
+
+WRITE_BUFFER_BYTES = 4 << 10
+"""Unread bytes of one connection that are not counted. A connection with more is *write-blocked*."""
+
+
+class SlowConsumer(Protocol):
+    """The part of a connection that `UnreadOutput` uses."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that the client has not read."""
+
+    def abort_slow_consumer(self, reason: str) -> None:
+        """Log the reason and close the connection at once, without sending its unread bytes."""
+
+
+@dataclass(slots=True)
+class Backlog:
+    """What a write-blocked connection has not read."""
+
+    bytes: int
+    stalled_at: float
+    """Event-loop time since which the client has read nothing."""
+
+
+class UnreadOutput:
+    """Tracks the unread output of each write-blocked connection, and closes connections beyond the limits.
+
+    If all unread output together exceeds `max_bytes`, the connections with the most are closed. A connection whose client
+    has read nothing for `MAX_STALL_S` is closed, too.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.bytes = 0
+        """Unread bytes of all write-blocked connections."""
+        self.max_bytes = max_bytes
+        self._backlogs: dict[SlowConsumer, Backlog] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.closed = 0
+        """Number of connections that were closed because of a limit."""
+
+    def __len__(self) -> int:
+        return len(self._backlogs)
+
+    def add(self, connection: SlowConsumer, size: int) -> None:
+        """Count the output of a connection that is write-blocked from now on, or more output. May close connections."""
+        backlog = self._backlogs.get(connection)
+        if backlog is None:
+            loop = asyncio.get_running_loop()
+            self._backlogs[connection] = Backlog(size, loop.time())
+            if self._timer is None:
+                self._timer = loop.call_later(MAX_STALL_S, self._close_stalled)
+        else:
+            backlog.bytes += size
+        self.bytes += size
+        if self.bytes > self.max_bytes:
+            self._close_largest()
+
+    def discard(self, connection: SlowConsumer) -> None:
+        """Forget a connection whose client has read its output, or that is lost."""
+        backlog = self._backlogs.pop(connection, None)
+        if backlog is not None:
+            self.bytes -= backlog.bytes
+
+    def _count_read(self, connection: SlowConsumer, backlog: Backlog, now: float) -> None:
+        """Subtract what the client has read since the last count."""
+        unread = connection.unread_bytes
+        if unread < backlog.bytes:
+            self.bytes -= backlog.bytes - unread
+            backlog.bytes, backlog.stalled_at = unread, now
+
+    def _close_largest(self) -> None:
+        """Close the connections with the most unread output until the total is at most `LOW_WATER_SHARE` of the limit."""
+        now = asyncio.get_running_loop().time()
+        for connection, backlog in self._backlogs.items():
+            self._count_read(connection, backlog, now)
+        reason = (
+            f"all connections together have more than {self.max_bytes} unread bytes, and this one is among the largest"
+        )
+        for connection in sorted(self._backlogs, key=lambda one: self._backlogs[one].bytes, reverse=True):
+            if self.bytes <= self.max_bytes * LOW_WATER_SHARE:
+                break
+            self._close(connection, reason)
+
+    def _close(self, connection: SlowConsumer, reason: str) -> None:
+        self.discard(connection)
+        self.closed += 1
+        connection.abort_slow_consumer(reason)
+
+    def _close_stalled(self) -> None:
+        """Close the connections whose clients have read nothing for `MAX_STALL_S`, and set the timer for the next one."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection, backlog in list(self._backlogs.items()):
+            self._count_read(connection, backlog, now)
+            if now - backlog.stalled_at >= MAX_STALL_S:
+                self._close(connection, f"nothing was read for {MAX_STALL_S:g} s")
+        if self._backlogs:
+            soonest = min(backlog.stalled_at for backlog in self._backlogs.values())
+            self._timer = loop.call_later(max(soonest + MAX_STALL_S - now, 1.0), self._close_stalled)

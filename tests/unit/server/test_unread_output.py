@@ -1,0 +1,99 @@
+"""The limits of what clients do not read: over all connections, and the time without progress."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import ExitStack
+
+from genie.config import Settings
+from genie.server import unread_output
+from genie.server.app import Server
+from genie.server.unread_output import UnreadOutput
+from genie.testing.simulation.loop import SimLoop, deterministic
+from servers import WAIT_S
+
+MEGABYTE = 1 << 20
+LOCK = b'{"command":"request","payload":{"resources":["exclusive:%d-%b"]}}\n'
+LONG = "\U00010348".encode() * 450
+WATCH = b'{"command":"watch","payload":{"prefix":""}}\n'
+
+
+class SlowReader:
+    """Has unread bytes until the test says that they were read, or it is closed."""
+
+    def __init__(self, output: UnreadOutput) -> None:
+        self.output, self.unread_bytes, self.reason = output, 0, ""
+
+    def receive(self, size: int) -> None:
+        self.unread_bytes += size
+        self.output.add(self, size)
+
+    def abort_slow_consumer(self, reason: str) -> None:
+        self.unread_bytes, self.reason = 0, reason
+
+
+async def test_the_largest_are_closed_beyond_the_limit() -> None:
+    output = UnreadOutput(1_000)
+    small, large, reading = (SlowReader(output) for _ in range(3))
+    small.receive(150)
+    large.receive(600)
+    reading.receive(200)
+    reading.unread_bytes = 10
+    small.receive(60)
+    assert (output.bytes, output.closed) == (820, 0), "what was read since does not count"
+    small.receive(200)
+    assert "more than 1000 unread bytes" in large.reason
+    assert (output.bytes, output.closed, len(output)) == (420, 1, 2)
+    output.discard(small)
+    output.discard(reading)
+    assert (output.bytes, len(output)) == (0, 0)
+
+
+def test_a_client_that_reads_nothing_is_closed_and_a_slow_one_is_not() -> None:
+    async def main() -> None:
+        output = UnreadOutput(1_000)
+        stalled, slow = SlowReader(output), SlowReader(output)
+        stalled.receive(10)
+        slow.receive(100)
+        for _ in range(10):
+            await asyncio.sleep(unread_output.MAX_STALL_S / 2)
+            slow.unread_bytes -= 1
+        assert stalled.reason == "nothing was read for 30 s"
+        assert not slow.reason
+        await asyncio.sleep(3 * unread_output.MAX_STALL_S)
+        assert slow.reason
+        assert (output.bytes, len(output), output.closed) == (0, 0, 2)
+
+    loop = SimLoop()
+    with deterministic(loop, seed=1):
+        loop.run_until_complete(main())
+
+
+async def test_clients_that_do_not_read_cost_a_bounded_number_of_bytes() -> None:
+    """Each answer has a megabyte: without a bound, 14 of them for each of 12 connections."""
+    server = Server(Settings.from_options(port=0, admin_port=None, max_unread_total=2 * MEGABYTE))
+    address = await server.start()
+    greatest = 0
+    with ExitStack() as stack:
+        filling = stack.enter_context(socket.create_connection(address))
+        filling.sendall(b"".join(LOCK % (number, LONG) for number in range(560)))
+        async with asyncio.timeout(WAIT_S):
+            while server.default_namespace.manager.table.locks < 560:  # noqa: ASYNC110 - the client reads nothing
+                await asyncio.sleep(0)
+        for _ in range(12):
+            hostile = stack.enter_context(socket.socket())
+            hostile.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            hostile.connect(address)
+            hostile.sendall(14 * WATCH)
+        async with asyncio.timeout(WAIT_S):
+            while server.unread_output.closed < 3:
+                greatest = max(greatest, server.unread_output.bytes)
+                await asyncio.sleep(0)
+        honest = stack.enter_context(socket.create_connection(address))
+        honest.sendall(b'{"command":"ping"}\n')
+        assert await asyncio.get_running_loop().run_in_executor(None, honest.recv, 100)
+        greatest = max(greatest, server.unread_output.bytes)
+    assert MEGABYTE < greatest <= 4 * MEGABYTE, "the limit, and one answer"
+    await server.stop()
+    assert server.unread_output.bytes == 0
