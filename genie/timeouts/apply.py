@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -47,37 +46,39 @@ class Applier:
         RunSuperseded if another run has written since the scan, or had a greater fencing token. The
         transaction is rolled back after RunSuperseded, and after an exception of `before_commit`.
         """
-        async with self._locked_segment(result, fence) as connection:
+        async with self._database.writing() as connection:
+            current = await self._lock_segment(connection, result.segment, fence)
             await self._write_timeouts(connection, result, delivered)
             await self._write_windows(connection, result)
+            await self._write_segment(connection, current, result, fence)
             before_commit()
 
-    @asynccontextmanager
-    async def _locked_segment(self, result: ScanResult, fence: int | None) -> AsyncIterator[AsyncConnection]:
-        """Begin a transaction, and lock the handler's row of the table `segment`. At the end of the
-        block, update the row: it records the last state change that the scan has read.
-
-        Raises RunSuperseded if another run has changed the row since the scan, or had a greater
-        fencing token.
+    async def _lock_segment(self, connection: AsyncConnection, scanned: Segment, fence: int | None) -> Segment:
+        """Lock the handler's row of the table `segment`, and return it. Raises RunSuperseded if another
+        run has changed the row since the scan, or had a greater fencing token.
         """
-        table, scanned = self._tables.segment, result.segment
-        async with self._database.writing() as connection:
-            current = Segment.from_row((await connection.execute(self._queries.segment().with_for_update())).first())
-            if fence is not None and current.fence is not None and current.fence > fence:
-                raise RunSuperseded(f"a run with fencing token {current.fence} has written, this one has {fence}")
-            if (current.id, current.value, current.own_value) != (scanned.id, scanned.value, scanned.own_value):
-                raise RunSuperseded(f"another run has moved the segment from {scanned.value} to {current.value}")
-            yield connection
-            values = {
-                "value": max(current.value, result.last_change_id),  # another implementation may have read further
-                "changedDate": result.now,
-                "fence": current.fence if fence is None else fence,
-                "readValue": result.last_change_id,
-            }
-            if current.id is None:
-                await connection.execute(insert(table).values(**SEGMENT, **values))
-            else:
-                await connection.execute(update(table).where(table.c.segmentId == current.id).values(**values))
+        current = Segment.from_row((await connection.execute(self._queries.segment().with_for_update())).first())
+        if fence is not None and current.fence is not None and current.fence > fence:
+            raise RunSuperseded(f"a run with fencing token {current.fence} has written, this one has {fence}")
+        if (current.id, current.value, current.own_value) != (scanned.id, scanned.value, scanned.own_value):
+            raise RunSuperseded(f"another run has moved the segment from {scanned.value} to {current.value}")
+        return current
+
+    async def _write_segment(
+        self, connection: AsyncConnection, current: Segment, result: ScanResult, fence: int | None
+    ) -> None:
+        """Record the last state change that the scan has read, in the handler's row of `segment`."""
+        table = self._tables.segment
+        values = {
+            "value": max(current.value, result.last_change_id),  # another implementation may have read further
+            "changedDate": result.now,
+            "fence": current.fence if fence is None else fence,
+            "readValue": result.last_change_id,
+        }
+        if current.id is None:
+            await connection.execute(insert(table).values(**SEGMENT, **values))
+        else:
+            await connection.execute(update(table).where(table.c.segmentId == current.id).values(**values))
 
     async def _write_timeouts(
         self, connection: AsyncConnection, result: ScanResult, delivered: AbstractSet[str]

@@ -71,7 +71,7 @@ async def test_a_fault_at_any_statement_rolls_back_the_run(faulty: tuple[Books, 
     assert {"COMMIT"} < set(statements)
     written = [statement for statement in statements if statement.startswith(("UPDATE", "INSERT", "DELETE"))]
     writes = {"sqlite": 5, "postgres": 7, "mariadb": 8}[books.kind]
-    assert len(written) == 2 * writes - 1, "after the first fault at a write, each run rehearses its writes"
+    assert len(written) == 2 * writes, "after the first fault each run rehearses its writes"
     assert all(ids == ["new", "moved", "refused"] for ids in desk.given), desk.given
     assert len(desk.given) > writes, "what was not written down comes again"
     assert await books.expired() == {"new", "moved", "refused"}
@@ -148,6 +148,18 @@ async def test_a_lasting_fault_of_the_writes_does_not_repeat_the_delivery(books:
     await books.add_transfer("b", PAST)
     await handler.run_once()
     assert desk.given[1:] == [["a"], ["a"], ["b"]]
+
+
+@pytest.mark.parametrize("table", OURS)
+async def test_the_rehearsal_includes_every_table(books: Books, table: str) -> None:
+    if (books.kind, table) == ("sqlite", "timeoutInterval"):
+        pytest.skip("SQLite has no late commits, and no windows to recheck")
+    desk = Desk()
+    await books.add_transfer("a", PAST)
+    for statement in TRIGGERS[books.kind][:-1]:
+        await books.run(statement.replace("transferTimeout", table))
+    assert "no rows today" in str(await run_or_error(books.handler(desk.take)))
+    assert desk.given == []
 
 
 @pytest.mark.server
