@@ -17,6 +17,9 @@ MAX_SCANNED = 32
 """Maximum number of resources of a request, and of requests on each resource, that `blocked_resources` reads."""
 MAX_COUNTED_BLOCKERS = 1000
 """Maximum number of blockers that are counted. A total of this number is a lower bound."""
+MAX_INSPECTED_REQUESTS = 20_000
+"""Maximum number of requests that one `inspect` reads to count blockers. After that, each row has only the blockers that it
+lists."""
 MAX_COUNTED_ON_ARRIVAL = 100
 """Maximum number of blockers that are counted when a request begins to wait: far fewer than when a request ends, because the
 count runs for every request with a trace context that begins to wait."""
@@ -159,10 +162,13 @@ class Row:
 
 @dataclass(slots=True)
 class Inspection:
-    """A part of the lock table: held and waiting requests, and the total numbers of both, without the limit."""
+    """A part of the lock table: held and waiting requests, and the total numbers of both, without the limit.
 
-    holders: list[Row]
-    queue: list[Row]
+    The rows are made as they are iterated, so that rows that do not fit into a message cost nothing.
+    """
+
+    holders: Iterable[Row]
+    queue: Iterable[Row]
     holders_total: int
     queue_total: int
 
@@ -183,10 +189,23 @@ def inspect(
     otherwise by arrival.
     """
     matches = _find(table, resource, id, transaction)
-    held = [Row(request) for request in islice(matches.holders, 0 if only == "queue" else limit)]
-    remaining = 0 if only == "holders" else limit - len(held)
-    waiting = [Row(request, *find_blockers(table, request)) for request in islice(matches.queue, remaining)]
-    return Inspection(held, waiting, matches.holders_total, matches.queue_total)
+    held = 0 if only == "queue" else min(limit, matches.holders_total)
+    waiting = 0 if only == "holders" else limit - held
+    return Inspection(
+        map(Row, islice(matches.holders, held)),
+        _waiting_rows(table, islice(matches.queue, waiting)),
+        matches.holders_total,
+        matches.queue_total,
+    )
+
+
+def _waiting_rows(table: LockTable, requests: Iterable[Request]) -> Iterator[Row]:
+    """Yield the rows of waiting requests, with their blockers. Reads at most `MAX_INSPECTED_REQUESTS` to count them."""
+    left = MAX_INSPECTED_REQUESTS
+    for request in requests:
+        listed, total, read = sample_blockers(table, request, MAX_COUNTED_BLOCKERS, count=left > 0)
+        left -= read
+        yield Row(request, listed, total)
 
 
 @dataclass(slots=True)

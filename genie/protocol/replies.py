@@ -5,6 +5,7 @@ Small messages are built by bytes formatting, which is faster than any encoder (
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Protocol
 
 from genie import core
@@ -191,7 +192,10 @@ def inspected(
     """
     remaining_bytes = MAX_INSPECTED_BYTES
     encoded: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
-    rows = [("holders", row) for row in inspection.holders] + [("queue", row) for row in inspection.queue]
+    rows = chain(
+        (("holders", row) for row in inspection.holders),
+        (("queue", row) for row in inspection.queue),
+    )
     for field, row in rows:
         encoded_row = codec.dumps(_row_fields(row, now, prefixes))
         remaining_bytes -= len(encoded_row)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 from driver import Driver, names
 from genie.core import (
@@ -17,6 +21,7 @@ from genie.core import (
     Release,
     Request,
     TimedOut,
+    view,
 )
 from genie.core.view import (
     MAX_COUNTED_BLOCKERS,
@@ -208,3 +213,31 @@ def test_first_blockers_do_not_outlive_the_wait() -> None:
                     assert (event.blockers, event.blockers_total) == blockers
     assert granted > 50
     assert timed_out > 50
+
+
+def test_an_inspection_of_many_waiting_requests_reads_a_bounded_number_of_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads = 0
+
+    def counting(*arguments: Any) -> Iterator[Any]:
+        nonlocal reads
+        for item in scan(*arguments):
+            reads += 1
+            yield item
+
+    scan = view._scan
+    monkeypatch.setattr(view, "_scan", counting)
+    manager = LockManager()
+    for _ in range(1_001):
+        manager.step(Request(exclusive=("k",)), 0)
+    inspection = view.inspect(manager.table, limit=1_000)
+    assert len(list(inspection.holders)) == 1
+    rows = list(inspection.queue)
+    assert [row.blockers_total for row in rows[:150]] == list(range(1, 151))
+    assert {row.blockers_total for row in rows[300:]} == {view.MAX_LISTED_BLOCKERS}
+    assert reads <= view.MAX_INSPECTED_REQUESTS + 1_000 + 1_000 * (view.MAX_LISTED_BLOCKERS + 2)
+    reads = 0
+    for _ in view.inspect(manager.table, limit=1_000).holders:
+        pass
+    assert reads == 0, "rows that are not sent cost nothing"
