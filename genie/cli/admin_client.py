@@ -12,12 +12,12 @@ import click
 import msgspec
 
 from genie.admin.models import Problem
-from genie.cli.format import printable
 from genie.cli.options import EmptiableOption, SourcedOption, namespace_option, run_async, source_of
 from genie.client.config import format_address, parse_address, resolve_token, tls_context
 from genie.config import Settings
 from genie.errors import GenieError, RequestRejected, Unavailable
 from genie.protocol import codec
+from genie.text import printable
 
 _DEFAULTS = Settings()
 TLS = "https://"

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from genie.cli.format import clip, duration, join_names, printable, remaining
+from genie.cli.format import clip, duration, join_names, remaining
 from genie.cli.inspect import COLUMNS, INDENT, TRANSACTION_COLUMNS, Row, blocker_lines
 from genie.cli.options import (
     Querier,
@@ -24,6 +24,7 @@ from genie.cli.options import (
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 from genie.protocol.resources import EXCLUSIVE
+from genie.text import printable
 
 MAX_WAITERS_SHOWN = 10
 """Maximum waiting requests shown for each held resource. The server lists the same number of blockers per request."""

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from genie.text import printable
+
 GAP = "  "
 
 SECOND = 1_000
@@ -40,13 +42,6 @@ def duration(ms: float) -> str:
         return f"{minutes // 60} h {minutes % 60} min"
     hours = round(ms / HOUR)
     return f"{hours // 24} d {hours % 24} h"
-
-
-def printable(text: str) -> str:
-    """Escape non-printable characters, which could move the cursor or change the writing direction of a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:

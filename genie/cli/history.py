@@ -12,13 +12,14 @@ from typing import Any
 import click
 from msgspec import json
 
-from genie.cli.format import duration, join_names, printable, table
+from genie.cli.format import duration, join_names, table
 from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
 from genie.config import NAMESPACE
 from genie.history.gantt import draw
 from genie.history.records import UnreadableHistory
 from genie.history.search import MAX_REQUESTS, Entry, Query, Result, search
 from genie.history.writer import namespace_directory
+from genie.text import printable
 
 HEADERS = ("ASKED", "ID", "OWNER", "MODE", "WAITED", "FOR", "HELD", "END", "FENCE")
 RESOURCES = "RESOURCES"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from genie.cli.format import clip, duration, join_names, printable, remaining, table, width
+from genie.cli.format import clip, duration, join_names, remaining, table, width
 from genie.cli.options import (
     Querier,
     WholeNumber,
@@ -22,6 +22,7 @@ from genie.cli.options import (
 )
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
+from genie.text import printable
 
 COLUMNS = 100
 """Maximum width of an output line."""

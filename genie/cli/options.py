@@ -30,6 +30,7 @@ from genie.net import ignored_service_link
 from genie.protocol import diagnostics
 from genie.protocol.limits import MAX_TIMEOUT_MS
 from genie.protocol.resources import EXCLUSIVE, SHARED
+from genie.text import printable
 
 MAX_PORT = 65535
 VARIABLE = re.compile(r"\bGENIE_[A-Z_]+\b")
@@ -416,7 +417,7 @@ def checked_reply() -> Iterator[None]:
 
 def one_line(error: BaseException) -> str:
     """Return the message of an error in one line. If a token was rejected, the line ends with the source of the token."""
-    return (" ".join(str(error).split()) or type(error).__name__) + token_hint(error)
+    return (printable(" ".join(str(error).split())) or type(error).__name__) + token_hint(error)
 
 
 def one_line_errors(command: Command[P, T]) -> Command[P, T]:

@@ -9,11 +9,12 @@ import click
 
 from genie.admin.models import Inversion, Order, OrderEdge
 from genie.cli.admin_client import AdminClient, admin_options, decode_response, query_admin
-from genie.cli.format import duration, printable, table
+from genie.cli.format import duration, table
 from genie.cli.inspect import INDENT
 from genie.cli.options import WholeNumber, json_option, one_line_errors, timeout_option
 from genie.core.lock_order import ANALYSED_PER_S, describe_edge
 from genie.protocol import codec
+from genie.text import printable
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 HEADERS = ("HELD", "", "THEN", "REQUESTS", "LAST")

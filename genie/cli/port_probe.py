@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from genie.cli.format import printable
 from genie.protocol import codec
+from genie.text import printable
 
 PROBE_TIMEOUT_S = 2.0
 MAX_REPLY = 4096

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from genie.cli.format import natural_key, printable
+from genie.cli.format import natural_key
 from genie.cli.inspect import Row, holder_lines, waiter_lines
 from genie.cli.options import (
     Querier,
@@ -27,6 +27,7 @@ from genie.cli.options import (
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
+from genie.text import printable
 
 MAX_CONCURRENT_COMMANDS = 100
 NOT_RELEASED = "not released"

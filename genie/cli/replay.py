@@ -13,7 +13,7 @@ from typing import Any
 import click
 import msgspec
 
-from genie.cli.format import duration, printable, table
+from genie.cli.format import duration, table
 from genie.cli.history import UNITS_S, TimeType, format_time, read_window
 from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
 from genie.config import NAMESPACE
@@ -22,6 +22,7 @@ from genie.history.replay import Change, Diverged, Outcome, Replay, Step, TooMan
 from genie.history.segments import recorded_terms
 from genie.history.writer import namespace_directory
 from genie.protocol.limits import MAX_PRIORITY, MAX_TIMEOUT_MS
+from genie.text import printable
 
 INDENT = " " * 14
 MAX_STEPS = 10_000

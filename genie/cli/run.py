@@ -85,6 +85,8 @@ class RunOptions:
     """Exit status if the locks were not granted."""
     kill_after: float
     """Time between SIGTERM and SIGKILL when the locks are lost."""
+    keep_token: bool = False
+    """Whether the command gets GENIE_TOKEN, the token of its caller."""
 
     @property
     def note_of_client(self) -> str:
@@ -203,6 +205,8 @@ class LockedCommand:
         """
         program = self._options.command[0]
         environment = os.environ | {"GENIE_LOCK_ID": str(lock.id), "GENIE_LOCK_FENCE": str(lock.fence)}
+        if not self._options.keep_token:
+            environment.pop("GENIE_TOKEN", None)
         try:
             self._child_process = subprocess.Popen(self._options.command, env=environment, close_fds=False)  # noqa: S603 - the user's command
         except OSError as error:
@@ -387,6 +391,11 @@ def _parse_resource(text: str) -> str:
     default=10,
     show_default=True,
     help="Time between SIGTERM and SIGKILL when the locks are lost.",
+)
+@click.option(
+    "--keep-token",
+    is_flag=True,
+    help="Leave GENIE_TOKEN in the environment of COMMAND, which then has your permissions.",
 )
 @server_options
 @click.pass_context

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from genie.cli.format import clip, duration, printable, table
+from genie.cli.format import clip, duration, table
 from genie.cli.inspect import TRANSACTION_COLUMNS, Row
 from genie.cli.options import (
     bare_name,
@@ -21,6 +21,7 @@ from genie.cli.options import (
 )
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
+from genie.text import printable
 
 RESOURCE_COLUMNS = 60
 HEADERS = ("WAITER", "TRANSACTION", "", "BLOCKER", "TRANSACTION", "RESOURCE", "STATE", "FOR")

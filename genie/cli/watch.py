@@ -11,13 +11,13 @@ from contextlib import AsyncExitStack, suppress
 
 import click
 
-from genie.cli.format import printable
 from genie.cli.options import json_option, one_line_errors, run_async, server_options, timeout_option
 from genie.client.aio import Client
 from genie.client.aio_connection import AsyncConnection, TransportHandler
 from genie.client.config import Address, ClientOptions, parse_addresses
 from genie.client.watches import Change
 from genie.protocol import codec
+from genie.text import printable
 
 STATE_COLUMNS = len("unlocked")
 SESSION_TIMEOUT_S = 10.0

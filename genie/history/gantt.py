@@ -9,6 +9,7 @@ from typing import Final
 
 from genie.core import Mode, Reason
 from genie.history.search import Entry
+from genie.text import printable
 
 Scale = Callable[[float], float]
 """Returns the horizontal position of a time."""
@@ -69,8 +70,8 @@ def _row(entry: Entry, y: float, x: Scale, until_ms: float) -> Iterator[str]:
         tooltip += f" — ended: {entry.reason}"
     elif entry.record_ends_at is not None:
         tooltip += " — its end is not recorded"
-    yield f"<g><title>{escape(_visible(tooltip))}</title>"
-    yield f'<text x="{LABELS - 10}" y="{y + 14}" text-anchor="end">{escape(_visible(shown))}</text>'
+    yield f"<g><title>{escape(printable(tooltip))}</title>"
+    yield f'<text x="{LABELS - 10}" y="{y + 14}" text-anchor="end">{escape(printable(shown))}</text>'
     end = until_ms if entry.last_at is None else entry.last_at
     if entry.asked_at is not None and entry.granted_at != entry.asked_at:
         yield _bar("wait", x(entry.asked_at), x(entry.granted_at or end), y + 7, ROW - 14)
@@ -81,11 +82,6 @@ def _row(entry: Entry, y: float, x: Scale, until_ms: float) -> Iterator[str]:
         yield f'<rect class="lost" x="{x(end) - 1:.1f}" y="{y + 1}" width="3" height="{ROW - 2}"/>'
         yield f'<text x="{min(x(end) + 5, WIDTH - 130):.1f}" y="{y + 14}">{entry.reason}</text>'
     yield "</g>"
-
-
-def _visible(text: str) -> str:
-    """Escape invisible characters: XML forbids some, and others change the direction of the text around them."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _bar(kind: str, left: float, right: float, y: float, height: float) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import orjson
 import structlog
 
+from genie.text import printable
+
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "console", "json")
 
@@ -25,6 +27,7 @@ def configure(level: str, form: str) -> None:
     logger: Callable[..., _TolerantLogger]
     if console:
         # The default traceback shows the values of variables, which may be secrets.
+        processors.append(_make_printable)
         plain = structlog.dev.plain_traceback
         processors.append(structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), exception_formatter=plain))
         logger = lambda *_: _TolerantLogger(structlog.PrintLogger(sys.stdout))  # noqa: E731
@@ -71,6 +74,14 @@ class _TolerantLogger:
             self._write = lambda _: None
 
     debug = info = warning = error = msg
+
+
+def _make_printable(_: object, __: str, event_dict: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Escape what could control the terminal: a path, a name or a reason may come from a stranger.
+
+    Other values than strings are printed as by `repr`, which escapes such characters.
+    """
+    return {name: printable(value) if isinstance(value, str) else value for name, value in event_dict.items()}
 
 
 def _put_event_first(_: object, __: str, event_dict: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -31,8 +32,10 @@ from genie.protocol.wire_types import (
     WatchPayload,
 )
 
-HTTP_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
-"""The possible beginnings of an HTTP request."""
+HTTP_REQUEST = re.compile(
+    rb"(?:GET|POST|PUT|HEAD|DELETE|OPTIONS|PATCH|CONNECT|TRACE) |[!#$%&'*+.^_`|~0-9A-Z-]+ .*HTTP/[0-9]", re.IGNORECASE
+)
+"""The first line of an HTTP request: any method, in any case. No command begins like this."""
 
 
 # -- Commands that the server executes without the lock manager ----------------------
@@ -351,7 +354,7 @@ _BUILDERS: dict[type, Any] = {
 
 def is_http(line: bytes) -> bool:
     """Return whether the first line of a connection is from an HTTP client."""
-    return line.startswith(HTTP_METHODS)
+    return HTTP_REQUEST.match(line) is not None
 
 
 def http_rejection() -> RequestRejected:

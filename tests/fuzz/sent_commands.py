@@ -8,7 +8,7 @@ from typing import Any
 from genie.config import Settings
 from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
-from genie.protocol.commands import HTTP_METHODS, Hello, Namespaced, ReleaseByRef, read
+from genie.protocol.commands import Hello, Namespaced, ReleaseByRef, is_http, read
 from genie.protocol.diagnostics import is_hello
 from genie.server.rejections import wrong_namespace
 
@@ -117,7 +117,7 @@ class LineSplitter:
                 commands.append(self._end("too long", now_ms))
             elif not line.strip():
                 continue
-            elif not self.begun and line.startswith(HTTP_METHODS):
+            elif not self.begun and is_http(line):
                 commands.append(self._end("http", now_ms))
             else:
                 self.begun = True

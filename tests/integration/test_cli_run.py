@@ -156,6 +156,14 @@ def test_the_command_gets_the_id_and_fence_of_its_lock(genie: Genie) -> None:
     assert is_free(genie, "env")
 
 
+@pytest.mark.parametrize("options", [[], ["--keep-token"]])
+def test_the_command_gets_the_token_only_if_it_is_asked_for(genie: Genie, options: list[str]) -> None:
+    show = "import os; print(os.environ.get('GENIE_TOKEN'))"
+    env = environment(genie) | {"GENIE_TOKEN": "the-token-of-the-caller"}
+    done = run_genie("run", *options, "token", "--", *PYTHON, show, env=env, timeout=WAIT_S)
+    assert done.stdout == ("the-token-of-the-caller\n" if options else "None\n"), done.stderr
+
+
 def test_the_command_inherits_stdio_and_open_files(genie: Genie) -> None:
     reading, writing = os.pipe()
     program = "import os, sys; os.write(int(sys.argv[1]), b'3'); print(sys.stdin.read()); print('e', file=sys.stderr)"

@@ -184,7 +184,17 @@ async def test_a_line_of_exactly_the_limit_is_read(wire: Wire) -> None:
     assert "unknown field 'x'" in (await wire.expect("error"))["message"]
 
 
-@pytest.mark.parametrize("method", [b"GET / HTTP/1.1", b"POST /x HTTP/1.0", b"HEAD /", b"\n \r\nGET / HTTP/1.1"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        b"GET / HTTP/1.1",
+        b"POST /x HTTP/1.0",
+        b"HEAD /",
+        b"\n \r\nGET / HTTP/1.1",
+        b"PROPFIND /x HTTP/1.1",
+        b"get / http/1.1",
+    ],
+)
 async def test_http_clients_are_disconnected_immediately(wire: Wire, method: bytes) -> None:
     wire.raw(method + b'\r\n{"command":"request","payload":{"resources":["exclusive:smuggled"]}}\n')
     assert (await wire.expect("error"))["code"] == "bad-message"

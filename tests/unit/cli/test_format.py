@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from genie.cli.format import clip, duration, join_names, natural_key, printable, table, width
+from genie.cli.format import clip, duration, join_names, natural_key, table, width
+from genie.text import printable
 
 
 @pytest.mark.parametrize(
