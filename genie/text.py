@@ -1,4 +1,4 @@
-"""Texts of strangers in logs, terminals and pages."""
+"""Texts of clients in logs, terminals and pages."""
 
 
 def printable(text: str) -> str:

@@ -77,7 +77,7 @@ class _TolerantLogger:
 
 
 def _make_printable(_: object, __: str, event_dict: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Escape what could control the terminal: a path, a name or a reason may come from a stranger.
+    """Escape what could control the terminal: a path, a name or a reason may come from any client.
 
     Other values than strings are printed as by `repr`, which escapes such characters.
     """

@@ -74,6 +74,9 @@ class Transport(asyncio.Transport):
                 self._writing_paused = True
                 self.protocol.pause_writing()
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Keep the limit of the fuzzer, whose messages are few."""
+
     def get_write_buffer_size(self) -> int:
         return self.unread
 
