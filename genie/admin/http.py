@@ -31,7 +31,9 @@ MAX_CONNECTIONS: Final = 64
 BACKLOG: Final = 16
 """Listen backlog. asyncio accepts queued connections immediately, even beyond `MAX_CONNECTIONS`."""
 IDLE_TIMEOUT_S: Final = 30.0
-"""Maximum time that a connection may stay open without a complete request."""
+"""Maximum time that a connection may stay open without a further request."""
+FIRST_REQUEST_TIMEOUT_S: Final = 5.0
+"""Maximum time until the first request of a connection is complete."""
 RESPONSE_TIMEOUT_S: Final = 60.0
 """Maximum time for handling a request, in addition to the idle timeout."""
 SHUTDOWN_TIMEOUT_S: Final = 1.0
@@ -47,7 +49,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class BoundedRunner(web.AppRunner):
-    """An aiohttp runner that limits the number of connections and closes idle ones."""
+    """An aiohttp runner that limits the number of connections and closes idle ones.
+
+    A connection beyond the limit takes the place of one that has no request in progress. So a client that opens many
+    connections, and sends nothing or very slowly, does not keep a health check out.
+    """
 
     def __init__(self, app: web.Application) -> None:
         self._idle_timer = _IdleTimer()
@@ -64,10 +70,10 @@ class BoundedRunner(web.AppRunner):
         return None if server is None else cast("web.Server", self._limited_factory(server))
 
     def _limited_factory(self, server: web.Server) -> Callable[[], asyncio.BaseProtocol]:
-        """Return a protocol factory that rejects connections beyond the limit, and starts the idle timer of the others."""
+        """Return a protocol factory that keeps the limit, and starts the idle timer of each connection."""
 
         def make_protocol() -> asyncio.BaseProtocol:
-            if len(server.connections) >= MAX_CONNECTIONS:
+            if len(server.connections) >= MAX_CONNECTIONS and not self._idle_timer.close_idle():
                 return _ConnectionRejector()
             connection = _Connection(server, loop=asyncio.get_running_loop(), access_log=cast("Logger", None))
             self._idle_timer.start(connection)
@@ -130,12 +136,32 @@ class _IdleTimer:
     def start(self, connection: web.RequestHandler) -> None:
         """Start the timer of a new connection."""
         loop = asyncio.get_running_loop()
-        self._last_active[connection] = loop.time()
-        loop.call_later(IDLE_TIMEOUT_S, self._close_if_idle, connection)
+        self._last_active[connection] = loop.time() + FIRST_REQUEST_TIMEOUT_S - IDLE_TIMEOUT_S
+        loop.call_later(FIRST_REQUEST_TIMEOUT_S, self._close_if_idle, connection)
+
+    def close_idle(self) -> bool:
+        """Close the connection that has been idle for longest, of the address with the most idle connections.
+
+        Returns False if no connection is idle.
+        """
+        now = asyncio.get_running_loop().time()
+        by_address: dict[str, list[web.RequestHandler]] = {}
+        for connection, last_active in self._last_active.items():
+            transport = connection.transport
+            if transport is not None and not transport.is_closing() and last_active <= now:
+                peer = transport.get_extra_info("peername")
+                by_address.setdefault(peer[0] if peer else "", []).append(connection)
+        if not by_address:
+            return False
+        most: list[web.RequestHandler] = max(by_address.values(), key=len)
+        connection = min(most, key=self._last_active.__getitem__)
+        del self._last_active[connection]
+        cast("asyncio.Transport", connection.transport).abort()
+        return True
 
     def _close_if_idle(self, connection: web.RequestHandler) -> None:
         """Close a connection that has been idle for too long; else schedule the next check of the connection."""
-        if connection.transport is None:  # already closed
+        if connection.transport is None or connection not in self._last_active:  # already closed
             self._last_active.pop(connection, None)
             return
         remaining_s = self._last_active[connection] + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()

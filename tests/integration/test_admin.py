@@ -222,28 +222,63 @@ async def test_rates_and_quantiles_are_updated(genie: Genie) -> None:
     assert 0 < state.wait_p50 <= state.wait_p99
 
 
-async def test_the_number_of_connections_is_limited(genie: Genie) -> None:
-    import http.client
+async def test_connections_that_send_nothing_or_slowly_do_not_keep_a_health_check_out(genie: Genie) -> None:
+    with contextlib.ExitStack() as stack:
+        hostile = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port_of(genie))))
+            for _ in range(MAX_CONNECTIONS + 6)
+        ]
+        for number, connection in enumerate(hostile):
+            with contextlib.suppress(OSError):  # it was closed for a later one
+                connection.sendall(b"GET /livez HTTP/1.1\r\nX: "[: number % 30])
+        for _ in range(3):
+            assert (await fetch(port_of(genie), "/livez")).status == 200
 
-    connections = []
+
+async def test_an_idle_connection_of_the_address_with_the_most_is_closed_for_a_new_one() -> None:
+    server = Server(Settings.from_options(port=0, admin_port=0, admin_host="0.0.0.0", insecure=True))  # noqa: S104
+    admin = AdminServer(server)
+    await admin.start()
+    assert admin.address is not None
+    port = admin.address[1]
     try:
-        for _ in range(MAX_CONNECTIONS):
-            connections.append(http.client.HTTPConnection("127.0.0.1", port_of(genie), timeout=WAIT_S))
-            connections[-1].request("GET", "/livez")
-            assert connections[-1].getresponse().read() == b"ok\n"
-        rejected = await fetch(port_of(genie), "/livez")
-        assert rejected.problem == (503, "too-many", f"{MAX_CONNECTIONS} connections are already open; try again later")
-        connections.pop().close()
+        single = await asyncio.open_connection("127.0.0.2", port, local_addr=("127.0.0.2", 0))
+        many = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS)]
         async with asyncio.timeout(WAIT_S):
-            while rejected.status != 200:
-                rejected = await fetch(port_of(genie), "/livez")
+            assert await many[0][0].read() == b"", "the oldest one of the address with the most"
+        single[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.2\r\n\r\n")
+        async with asyncio.timeout(WAIT_S):
+            assert (await single[0].readline()).startswith(b"HTTP/1.1 ")
+        for _, writer in (single, *many):
+            writer.close()
     finally:
-        for connection in connections:
-            connection.close()
+        await admin.stop()
+
+
+async def test_a_connection_beyond_the_limit_is_rejected_if_all_others_have_a_request_in_progress() -> None:
+    admin = AdminServer(Server(Settings.from_options(port=0, admin_port=0)))
+    await admin.start()
+    assert admin.address is not None
+    timer = admin._runner._idle_timer  # type: ignore[union-attr]
+    try:
+        busy = [await asyncio.open_connection(*admin.address) for _ in range(MAX_CONNECTIONS)]
+        async with asyncio.timeout(WAIT_S):
+            while len(timer._last_active) < MAX_CONNECTIONS:  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0)
+        for connection in timer._last_active:
+            timer._last_active[connection] += 2 * http.RESPONSE_TIMEOUT_S  # as during a request
+        reader, writer = await asyncio.open_connection(*admin.address)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 503 ")
+        assert b"64 connections are already open; try again later" in await reader.read()
+        for _, each in ((reader, writer), *busy):
+            each.close()
+    finally:
+        await admin.stop()
 
 
 async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "IDLE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http, "FIRST_REQUEST_TIMEOUT_S", 0.05)
     server = Server(Settings.from_options(port=0, admin_port=0))
     admin = AdminServer(server)
     await admin.start()
