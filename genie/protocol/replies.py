@@ -133,11 +133,11 @@ def success(id: int, ref: str | None) -> bytes:
     return ended(id, SUCCESS, ref)
 
 
-def released(event: Released, now: float, ref: str | None) -> bytes:
+def released(event: Released, now: float, ref: str | None, prefixes: tuple[str, ...] | None = None) -> bytes:
     """Encode `released`, with the details of its reason. `now` is the lock manager's time in ms.
 
     `ref` is the `ref` of the ended request; in the reply to a `release`, it is the `ref` of the
-    `release`.
+    `release`. With `prefixes`, the steps of a cycle on resources without one of them have no note and no trace.
     """
     request = event.request
     if event.reason is SUCCESS:
@@ -156,7 +156,7 @@ def released(event: Released, now: float, ref: str | None) -> bytes:
         payload["blockersTotal"] = event.blockers_total
     elif isinstance(event, core.Deadlocked):
         payload["cycle"] = event.cycle.owners
-        payload["waits"] = [_wait_fields(wait) for wait in event.cycle.waits]
+        payload["waits"] = [_wait_fields(wait, prefixes) for wait in event.cycle.waits]
     return message("released", payload, ref)
 
 
@@ -300,8 +300,10 @@ def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
     return row
 
 
-def _wait_fields(wait: core.Wait) -> dict[str, Any]:
+def _wait_fields(wait: core.Wait, prefixes: tuple[str, ...] | None) -> dict[str, Any]:
     row: dict[str, Any] = {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder}
+    if prefixes is not None and not wait.resource.startswith(prefixes):
+        return row
     if wait.note is not None:
         row["note"] = wait.note
     if wait.traceparent is not None:

@@ -196,12 +196,15 @@ class Notifier:
             self.stats.record_ended(event, self.now)
         is_own = requester is not None and session is not None and requester is session.connection
         # A client that released its own request gets the reply below, so the session retains only the reason.
-        message = b"" if is_own and event.reason is SUCCESS else replies.released(event, self.now, request.ref)
+        message = b""
+        if not is_own or event.reason is not SUCCESS:
+            prefixes = None if session is None else _visible_prefixes(session.connection)
+            message = replies.released(event, self.now, request.ref, prefixes)
         self._end(request, event.reason, message)
         if session is not None and not is_own:
             self.send(session.connection, message)
         if requester is not None:
-            self.send(requester, replies.released(event, self.now, ref))
+            self.send(requester, replies.released(event, self.now, ref, _visible_prefixes(requester)))
         if self.watches.prefixes and request.fence:
             self.publish(request, "unlocked")
 
@@ -297,3 +300,9 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None], Non
     core.UnknownId: Notifier.on_unknown_id,
     core.NotHeld: Notifier.on_not_held,
 }
+
+
+def _visible_prefixes(connection: Outbound | None) -> tuple[str, ...] | None:
+    """Return the prefixes of the names whose notes the client of a connection may see; None: of all names."""
+    principal = None if connection is None else connection.principal
+    return None if principal is None else principal.visible_prefixes

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from math import ceil, inf
 from typing import Protocol
 
+from genie.access import Principal
 from genie.core import Request
 from genie.core.deadlines import Deadlines
 from genie.storage.store import RetainedReply
@@ -32,6 +33,7 @@ class Outbound(Protocol):
     """The sending side of a connection, for sessions, watches and the notifier. `Peer` implements it."""
 
     closed: bool
+    principal: Principal | None
     outbox: list[bytes]
     has_reply: bool
     deferred: list[bytes]

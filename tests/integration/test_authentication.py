@@ -471,6 +471,24 @@ async def test_prefixes_restrict_what_is_visible(genie: Genie) -> None:
     await payments.expect("unwatched")
 
 
+async def test_a_deadlock_shows_notes_only_of_requests_for_visible_resources(genie: Genie) -> None:
+    limits, payments = await enter(genie, LIMITS), await enter(genie, PAYMENTS)
+    await limits.lock("exclusive:accounts/b", transactionName="one")
+    await limits.lock("exclusive:hidden", transactionName="two")
+    await payments.lock("exclusive:accounts/a", transactionName="victim")
+    traced = {"traceparent": "00-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-bbbbbbbbbbbbbbbb-01"}
+    await limits.request("exclusive:hidden", transactionName="one", note="a secret", **traced)
+    await limits.request("exclusive:accounts/a", transactionName="two", note="for all", **traced)
+    payments.send("request", resources=["exclusive:accounts/b"], transactionName="victim", note="mine")
+    await payments.expect("queued")
+    waits = (await payments.expect("released"))["waits"]
+    assert [(wait["resource"], wait.get("note"), "traceparent" in wait) for wait in waits] == [
+        ("accounts/b", "mine", False),
+        ("hidden", None, False),
+        ("accounts/a", "for all", True),
+    ]
+
+
 async def test_a_session_belongs_to_its_principal(genie: Genie) -> None:
     first = await enter(genie, LIMITS, session=SECRET + "1")
     id_ = await first.lock("exclusive:accounts/session", ref="r1")
