@@ -473,19 +473,19 @@ async def test_prefixes_restrict_what_is_visible(genie: Genie) -> None:
 
 async def test_a_deadlock_shows_notes_only_of_requests_for_visible_resources(genie: Genie) -> None:
     limits, payments = await enter(genie, LIMITS), await enter(genie, PAYMENTS)
-    await limits.lock("exclusive:accounts/b", transactionName="one")
-    await limits.lock("exclusive:hidden", transactionName="two")
-    await payments.lock("exclusive:accounts/a", transactionName="victim")
+    await limits.lock("exclusive:accounts/cycle-b", transactionName="one")
+    await limits.lock("exclusive:hidden/cycle", transactionName="two")
+    await payments.lock("exclusive:accounts/cycle-a", transactionName="victim")
     traced = {"traceparent": "00-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-bbbbbbbbbbbbbbbb-01"}
-    await limits.request("exclusive:hidden", transactionName="one", note="a secret", **traced)
-    await limits.request("exclusive:accounts/a", transactionName="two", note="for all", **traced)
-    payments.send("request", resources=["exclusive:accounts/b"], transactionName="victim", note="mine")
+    await limits.request("exclusive:hidden/cycle", transactionName="one", note="a secret", **traced)
+    await limits.request("exclusive:accounts/cycle-a", transactionName="two", note="for all", **traced)
+    payments.send("request", resources=["exclusive:accounts/cycle-b"], transactionName="victim", note="mine")
     await payments.expect("queued")
     waits = (await payments.expect("released"))["waits"]
     assert [(wait["resource"], wait.get("note"), "traceparent" in wait) for wait in waits] == [
-        ("accounts/b", "mine", False),
-        ("hidden", None, False),
-        ("accounts/a", "for all", True),
+        ("accounts/cycle-b", "mine", False),
+        ("hidden/cycle", None, False),
+        ("accounts/cycle-a", "for all", True),
     ]
 
 
