@@ -22,8 +22,9 @@ from genie.client.commands import (
     RequestState,
     make_any_request,
 )
-from genie.client.config import Address, ClientOptions, Token, logger, parse_addresses
+from genie.client.config import Address, ClientOptions, Token, parse_addresses
 from genie.client.errors import already_released, copy_lock_lost, reject_pickling
+from genie.client.hints import warn_unconfirmed
 from genie.client.inspection import Inspection
 from genie.client.transaction import Attempts, RunningNames, TransactionLocks, TransactionOptions, unique_name
 from genie.client.watches import Change
@@ -212,8 +213,7 @@ async def release_after_success(connection: AsyncConnection, requests: Sequence[
     """
     problem = await connection.release_all(requests)
     if problem is not None:
-        names = ", ".join(resource for request in requests for resource in request.resources)
-        logger.warning("the release of %s was not confirmed, and continues in the background: %s", names, problem)
+        warn_unconfirmed(requests, problem)
 
 
 async def release_after_error(connection: AsyncConnection, requests: Sequence[Request]) -> GenieError | None:
@@ -273,6 +273,7 @@ class Transaction:
         if request.state is RequestState.HELD:
             return Lock(self._connection, request)
         lock = await acquire(self._connection, request)
+        self._locks.check_not_ended()  # the block may have released the lock before this task could run
         request.on_lost = self._on_lost
         return lock
 
@@ -283,7 +284,7 @@ class TransactionContext:
     If a lock is lost, the block is cancelled, and the `async with` statement raises LockLost, as `client.lock` does.
     """
 
-    __slots__ = ("__weakref__", "_connection", "_earlier_cancellations", "_names", "_task", "locks")
+    __slots__ = ("__weakref__", "_connection", "_earlier_cancellations", "_has_cancelled", "_names", "_task", "locks")
 
     def __init__(self, connection: AsyncConnection, locks: TransactionLocks, names: RunningNames | None) -> None:
         self.locks = locks
@@ -295,6 +296,8 @@ class TransactionContext:
         """The task that runs the block; None: the block has not begun."""
         self._earlier_cancellations = 0
         """The number of requested cancellations of the task at the start of the block."""
+        self._has_cancelled = False
+        """Whether a lost lock has cancelled the block."""
 
     async def __aenter__(self) -> Transaction:
         if self._task is not None:
@@ -308,15 +311,14 @@ class TransactionContext:
 
     def _cancel_block(self) -> None:
         """Cancel the task that runs the block, once, because a lock is lost."""
-        if self._task is not None:
-            for request in self.locks.requests:
-                request.on_lost = None
+        if self._task is not None and not self._has_cancelled and not self.locks.ended:
+            self._has_cancelled = True
             self._task.cancel()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release all locks. Raise LockLost if any lock was lost during the block.
+        """Release all locks, and end the requests of other tasks. Raise LockLost if any lock was lost during the block.
 
         If the block has succeeded and its locks are not lost, a release that is not confirmed is retried in the background,
         and a warning is logged.
@@ -324,20 +326,22 @@ class TransactionContext:
         self.locks.ended = True
         if self._names is not None:
             self._names.discard(self.locks.name)
-        was_cancelled = any(request.error is not None for request in self.locks.requests)
+        is_lost = any(request.error is not None for request in self.locks.requests)
         for request in self.locks.requests:
             request.on_lost = None
-        cancelled_by_another = False
-        if was_cancelled and self._task is not None:
-            cancelled_by_another = self._task.uncancel() > self._earlier_cancellations
-        if error is None and not was_cancelled:
+        for request in self.locks.waiting():
+            self._connection.fail_request(request, self.locks.ended_error())
+        cancelled_by_another = isinstance(error, asyncio.CancelledError)
+        if self._has_cancelled and self._task is not None:
+            cancelled_by_another = self._task.uncancel() > self._earlier_cancellations and cancelled_by_another
+        if error is None and not is_lost:
             await release_after_success(self._connection, self.locks.held())
             self.locks.check_not_lost()  # a lock may have been lost before the release arrived
             return
         problem = await release_after_error(self._connection, self.locks.held())
         if problem is not None and error is not None:
             error.add_note(f"In addition, the locks of {self.locks.name!r} could not be released: {problem}")
-        if was_cancelled and not (cancelled_by_another and isinstance(error, asyncio.CancelledError)):
+        if is_lost and not cancelled_by_another:
             try:
                 self.locks.check_not_lost()
             except LockLost as lost:

@@ -12,7 +12,7 @@ from ssl import SSLContext
 from typing import Any, Final, Protocol, cast
 
 from genie.client.attempts import Endpoint, Round
-from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Outcome, Release, Request
+from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Outcome, Release, Request, RequestState
 from genie.client.config import (
     KEEPALIVE_IDLE_S,
     Address,
@@ -399,27 +399,33 @@ class AsyncConnection:
     async def close(self, *, release: bool = False) -> None:
         """End the session and the connection. Waiting calls fail, and their requests are released.
 
-        `release`: release all held locks, too. Otherwise a warning names those that stay held.
+        `release`: release all held locks, too, and wait at most `response_timeout` for that. A warning names the locks that
+        may stay held.
 
         Waits at most `response_timeout`, and at most `BYE_TIMEOUT_S`, for the server's reply to `bye`. Without a reply, the
         server ends the session after the session timeout.
         """
         if self._closed:
             return
-        kept = [request for request in self.session.held_requests() if not request.bound_to_session]
-        if kept and release:
-            await self.release_all(kept)
-        elif kept:
-            names = ", ".join(f"{request.id} ({' '.join(request.resources)})" for request in kept)
-            logger.warning(
-                "the client was closed with locks held, until they are released by id or time out: %s. Release them before, "
-                "detach them, or use close(release=True)",
-                names,
-            )
-        self._closed = True
+        self._closed = True  # from here on, no lock is requested
         try:
+            kept = [request for request in self.session.held_requests() if not request.bound_to_session]
             self._deliver(self.session.begin_close(time.monotonic()))
             self.flush_soon()
+            if release and kept:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.response_timeout):
+                        await self._release_and_wait(kept)
+            kept = [request for request in kept if request.state in (RequestState.HELD, RequestState.RELEASING)]
+            if kept:
+                names = ", ".join(f"{request.id} ({' '.join(request.resources)})" for request in kept)
+                logger.warning(
+                    "the client was closed with locks held, until they are released by id or time out: %s. %s",
+                    names,
+                    "Their release was not confirmed"
+                    if release
+                    else "Release them before, detach them, or use close(release=True)",
+                )
             if self.session.up:
                 async with asyncio.timeout(min(BYE_TIMEOUT_S, self.response_timeout)):
                     await self._send_and_wait(Bye())
@@ -477,6 +483,13 @@ class AsyncConnection:
         self.session.abandon(call, time.monotonic())
         self.flush_soon()
 
+    def fail_request(self, request: Request, error: Exception) -> None:
+        """End a waiting request whose caller must not wait any longer: its call raises this error."""
+        future = request.future
+        self.abandon(request)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
     async def wait_for_release(self, release: Release) -> str:
         """Wait for the reply to a release, even if the client must reconnect. Returns the reason why the lock ended.
 
@@ -505,6 +518,13 @@ class AsyncConnection:
         """
         if self._closed:
             return ConnectionLost("the client was closed")
+        problem = await self._release_and_wait(requests)
+        if problem is not None:
+            self._release_again(requests)
+        return problem
+
+    async def _release_and_wait(self, requests: Sequence[Request]) -> GenieError | None:
+        """Release locks together, and wait for all replies. Returns the first error, or None."""
         now = time.monotonic()
         waits: list[tuple[Release, asyncio.Future[str]]] = []
         for request in requests:
@@ -528,8 +548,6 @@ class AsyncConnection:
                     self._forget_caller(release)
                 raise
         self._waiting_tasks -= 1
-        if problem is not None:
-            self._release_again(requests)
         return problem
 
     def _release_again(self, requests: Sequence[Request]) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from weakref import WeakSet
 
 from genie.client.commands import Request, RequestState
+from genie.client.config import logger
 from genie.client.pending import LiveRequests
-from genie.errors import Blocker
+from genie.errors import Blocker, ConnectionLost, GenieError
 
 _clients: WeakSet[LiveRequests] = WeakSet()
 """The requests of all clients of this process."""
@@ -44,6 +45,15 @@ def self_blocking_hint(request: Request, own_requests: LiveRequests, blockers: S
         if any(_is_held_by(requests, blocker) for requests in clients):
             return _hint_text(blocker, "another client of this process")
     return ""
+
+
+def warn_unconfirmed(requests: Sequence[Request], problem: GenieError) -> None:
+    """Log that the release of the locks of a block, whose work has succeeded, was not confirmed."""
+    names = ", ".join(resource for request in requests for resource in request.resources)
+    if isinstance(problem, ConnectionLost):  # the client was closed
+        logger.warning("%s may stay held until the transaction timeout, because %s", names, problem)
+    else:
+        logger.warning("the release of %s was not confirmed, and continues in the background: %s", names, problem)
 
 
 def _is_held_by(requests: LiveRequests, blocker: Blocker) -> bool:

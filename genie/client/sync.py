@@ -21,9 +21,10 @@ from genie.client.commands import (
     RequestState,
     make_any_request,
 )
-from genie.client.config import Address, ClientOptions, Token, logger, parse_addresses
+from genie.client.config import Address, ClientOptions, Token, parse_addresses
 from genie.client.errors import already_released, copy_lock_lost, reject_pickling
 from genie.client.handover import Guard, LostEvent
+from genie.client.hints import warn_unconfirmed
 from genie.client.inspection import Inspection
 from genie.client.sync_connection import SyncConnection
 from genie.client.transaction import Attempts, RunningNames, TransactionLocks, TransactionOptions, unique_name
@@ -168,8 +169,7 @@ def release_after_success(connection: SyncConnection, requests: Sequence[Request
     """
     problem = connection.release_all(requests)
     if problem is not None:
-        names = ", ".join(resource for request in requests for resource in request.resources)
-        logger.warning("the release of %s was not confirmed, and continues in the background: %s", names, problem)
+        warn_unconfirmed(requests, problem)
 
 
 def release_after_error(connection: SyncConnection, requests: Sequence[Request]) -> GenieError | None:
@@ -234,7 +234,11 @@ class Transaction:
         owner = self._owner()
         if owner is not None:
             owner.guards.append(self._connection.guard(owner, request))
-        return acquire(self._connection, request)
+        lock = acquire(self._connection, request)
+        if self._locks.ended:  # the block may have released its locks before this thread could run
+            self._connection.abandon(request)
+            raise self._locks.ended_error()
+        return lock
 
 
 class TransactionContext:
@@ -288,6 +292,8 @@ class TransactionContext:
             self._names.discard(self.locks.name)
         if self._connection.forked:
             return  # this process has no locks to release
+        for request in self.locks.waiting():
+            self._connection.fail_request(request, self.locks.ended_error())
         if error is None:
             release_after_success(self._connection, self.locks.held())
             self.locks.check_not_lost()

@@ -241,6 +241,12 @@ class SyncConnection:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._execute_submitted)
 
+    def fail_request(self, request: Request, error: Exception) -> None:
+        """End a waiting request of another thread: its call raises this error. Returns at once."""
+        self._submitted.append((self.aio.fail_request, (request, error)))
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._execute_submitted)
+
     def release(self, release: Release) -> str:
         """Send a release, now or on the next connection, and wait for its reply.
 

@@ -129,8 +129,7 @@ class TransactionLocks:
             ValueError, TypeError: if a resource is wrong.
 
         """
-        if self.ended:
-            raise RuntimeError(f"the transaction {self.name!r} has ended: lock in its block only")
+        self.check_not_ended()
         self.check_not_lost()
         request = make_request(ref, resources, transaction=self.name, **self._options)
         for resource in request.resources:
@@ -142,11 +141,24 @@ class TransactionLocks:
         self.requests.append(request)
         return request
 
+    def check_not_ended(self) -> None:
+        """Raise RuntimeError if the block has ended."""
+        if self.ended:
+            raise self.ended_error()
+
+    def ended_error(self) -> RuntimeError:
+        """Return the error of a call that waits for a lock, or asks for one, when the block has ended."""
+        return RuntimeError(f"the transaction {self.name!r} has ended: lock in its block only")
+
     def check_not_lost(self) -> None:
         """Raise LockLost if any lock of the transaction was lost."""
         for request in self.requests:
             if request.error is not None:
                 raise copy_lock_lost(request.error)
+
+    def waiting(self) -> list[Request]:
+        """Return the requests that still wait, in other tasks or threads than that of the block."""
+        return [request for request in self.requests if request.state is RequestState.WAITING]
 
     def held(self) -> list[Request]:
         """Return the requests whose locks must be released."""

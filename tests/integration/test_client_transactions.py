@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from genie import Client, Deadlock, LockLost, QueueTimeout, Transaction, connect, shared, sync
+from genie import Client, ConnectionLost, Deadlock, LockLost, QueueTimeout, Transaction, connect, shared, sync
+from proxy import lines, proxy
 from servers import WAIT_S, Genie
 
 
@@ -308,3 +309,105 @@ def test_closing_a_client_for_threads(genie, caplog):
             closing.acquire("kt/1")
             closing.close(release=True)
         assert other.inspect(resource="kt/1").holders_total == 0
+
+
+# -- what other tasks and threads do with a transaction ------------------------------------------------------
+
+
+async def test_a_lock_that_another_task_waits_for_ends_with_the_block(client, other):
+    busy = await other.acquire("late/b", transaction_timeout=3600)
+    waits: list[asyncio.Task[object]] = []
+
+    async def work(tx: Transaction) -> None:
+        waits.append(asyncio.ensure_future(tx.lock("late/b")))
+        await tx.lock("late/a")
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        await client.run_transaction(work, queue_timeout=None, watchdog=True)
+    with pytest.raises(RuntimeError, match="has ended"):
+        await waits[0]
+    await busy.release()
+    await client.ping()
+    assert await holders(other, "late/a") == await holders(other, "late/b") == 0
+    assert asyncio.current_task().cancelling() == 0
+
+
+async def test_a_lock_that_is_granted_as_the_block_ends_is_released(client, other):
+    async with client.transaction() as tx:
+        waiting = asyncio.ensure_future(tx.lock("granted/a"))
+        while not tx.fence:  # noqa: ASYNC110 - granted, and its task has not continued
+            await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="has ended"):
+        await waiting
+    assert await holders(other, "granted/a") == 0
+
+
+def test_a_lock_that_another_thread_waits_for_ends_with_the_block(threads, genie):
+    with sync.connect(*genie.address) as other, ThreadPoolExecutor() as pool:
+        busy = other.acquire("thread/b", transaction_timeout=3600)
+        with threads.transaction(queue_timeout=None) as tx:
+            tx.lock("thread/a")
+            waiting = pool.submit(tx.lock, "thread/b")
+            while not other.inspect(resource="thread/b").queue_total:
+                pass
+        with pytest.raises(RuntimeError, match="has ended"):
+            waiting.result(WAIT_S)
+        busy.release()
+        assert not other.inspect(resource="thread/b").queue_total
+        assert other.acquire("thread/b", "thread/a", queue_timeout=WAIT_S).held
+
+
+async def test_a_cancellation_that_arrives_with_a_lost_lock_is_not_swallowed(client):
+    """The lock is granted and lost before the task continues, so its loss has cancelled nothing."""
+
+    async def work(tx: Transaction) -> None:
+        await tx.lock("both/a")
+
+    task = asyncio.ensure_future(client.run_transaction(work))
+    request = None
+    while request is None or not request.fence:
+        await asyncio.sleep(0)
+        request = next(iter(client._connection.session._requests.by_ref.values()), None)
+    client._connection.session._mark_lost(request, LockLost("lost", id=request.id), [])
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+
+
+async def test_close_with_release_cancels_waiting_requests_first(genie, other, caplog):
+    closing = await connect(*genie.address).__aenter__()
+    await closing.acquire("first/a", transaction_timeout=3600)
+    waiting = asyncio.ensure_future(closing.acquire("first/a", queue_timeout=None, transaction_timeout=3600))
+    while not (await other.inspect(resource="first/a")).queue_total:
+        pass
+    await closing.close(release=True)
+    with pytest.raises(ConnectionLost):
+        await waiting
+    assert await holders(other, "first/a") == 0
+    assert not caplog.records
+
+
+async def test_close_names_the_locks_whose_release_was_not_confirmed(genie, caplog):
+    async with proxy(genie.port, lines) as between:
+        closing = await connect("127.0.0.1", between.port, response_timeout=0.1).__aenter__()
+        lock = await closing.acquire("half/a", transaction_timeout=3600)
+        between.block("127.0.0.1")
+        await closing.close(release=True)
+    assert f"locks held, until they are released by id or time out: {lock.id} (exclusive:half/a)" in caplog.text
+    assert "Their release was not confirmed" in caplog.text
+
+
+async def test_a_cancelled_close_closes(genie):
+    async with proxy(genie.port, lines) as between:
+        closing = await connect("127.0.0.1", between.port).__aenter__()
+        await closing.acquire("half/b", transaction_timeout=0.1)
+        between.block("127.0.0.1")
+        task = asyncio.ensure_future(closing.close(release=True))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(ConnectionLost, match="the client was closed"):
+            await closing.ping()
