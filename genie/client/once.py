@@ -46,17 +46,25 @@ def once(name: str, hold: float, **options: Any) -> OnceDecorator:
     - Unavailable if no server accepts the client: the job does not run.
 
     Raises:
-        ValueError, TypeError: if `name` or `hold` is wrong.
+        ValueError, TypeError: if `name` or `hold` is wrong, or the job is a generator function.
 
     """
     make_request("", [name], transaction_timeout=hold)  # checks the arguments
 
     def decorate(job: Callable[..., Any]) -> Callable[..., Any]:
-        run = _run_coroutine if inspect.iscoroutinefunction(job) else _run_function
+        if inspect.isgeneratorfunction(job) or inspect.isasyncgenfunction(job):
+            raise TypeError(f"a job is a function or a coroutine function, and {job!r} is a generator function")
+        if inspect.iscoroutinefunction(job):
+
+            @functools.wraps(job)
+            async def run_coroutine_once(*arguments: Any, **keywords: Any) -> Any:
+                return await _run_coroutine(functools.partial(job, *arguments, **keywords), name, hold, options)
+
+            return run_coroutine_once
 
         @functools.wraps(job)
         def run_once(*arguments: Any, **keywords: Any) -> Any:
-            return run(functools.partial(job, *arguments, **keywords), name, hold, options)
+            return _run_function(functools.partial(job, *arguments, **keywords), name, hold, options)
 
         return run_once
 
@@ -70,6 +78,10 @@ def _run_function(job: Callable[[], Any], name: str, hold: float, options: dict[
         except QueueTimeout:
             return None
         result = job()
+        if inspect.isawaitable(result):
+            raise TypeError(
+                "the job has returned a coroutine, which does not run here: decorate the coroutine function itself"
+            )
         id = lock.detach()  # from here on an exception does not release the lock
         try:
             client.extend(id, hold)

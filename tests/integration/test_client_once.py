@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Iterator
+from datetime import UTC
 from typing import Any
 
 import pytest
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 import genie as package
 from genie import sync
@@ -116,6 +119,43 @@ async def test_a_coroutine_is_cancelled_when_its_lock_is_lost(genie: Genie) -> N
 
     with pytest.raises(package.LockLost):
         await asyncio.wait_for(job(), WAIT_S)
+
+
+async def test_a_decorated_coroutine_function_is_one(genie: Genie) -> None:
+    """Schedulers and web frameworks treat coroutine functions in a way of their own."""
+
+    @package.once("jobs/scheduled", 300, host="127.0.0.1", port=genie.port)
+    async def job() -> None:
+        ran.set()
+
+    ran = asyncio.Event()
+    assert inspect.iscoroutinefunction(job)
+    scheduler = AsyncIOScheduler(timezone=UTC)
+    scheduler.add_job(job, "date")
+    scheduler.start()
+    await asyncio.wait_for(ran.wait(), WAIT_S)
+    scheduler.shutdown()
+
+
+def test_a_job_that_only_returns_a_coroutine_is_an_error(genie: Genie) -> None:
+    async def work() -> None: ...
+
+    coroutine = work()
+
+    @package.once("jobs/wrapped", 300, host="127.0.0.1", port=genie.port)
+    def job() -> Any:
+        return coroutine
+
+    with pytest.raises(TypeError, match="decorate the coroutine function itself"):
+        job()
+    coroutine.close()
+    with sync.connect(*genie.address) as client:
+        assert client.inspect(resource="jobs/wrapped").holders_total == 0
+    with pytest.raises(TypeError, match="generator function"):
+
+        @package.once("jobs/generator", 300)
+        def generator() -> Iterator[int]:
+            yield 1
 
 
 def test_wrong_arguments_are_errors_of_the_decorator() -> None:
