@@ -11,12 +11,13 @@ from collections.abc import Coroutine, Sequence
 from ssl import SSLContext
 from typing import Any, Final, Protocol, cast
 
-from genie.client.attempts import Endpoint, Round
+from genie.client.attempts import Endpoint, Resolver, Round
 from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Outcome, Release, Request, RequestState
 from genie.client.config import (
     KEEPALIVE_IDLE_S,
     Address,
     ClientOptions,
+    check_token,
     logger,
     resolve_namespace,
     resolve_note,
@@ -89,7 +90,8 @@ class AsyncConnection:
     ) -> None:
         self.connect_timeout = options.connect_timeout
         self.response_timeout = options.response_timeout
-        self._token = options.token
+        self._resolver = Resolver()
+        self._token = check_token(options.token)
         self._is_lazy, self._waits_for_servers = options.lazy, options.waits_for_servers
         self._servers = ServerList(addresses, options.connect_timeout)
         self.session = ClientSession(
@@ -224,7 +226,7 @@ class AsyncConnection:
         Returns True as soon as a server accepts the client, and False if none does. In the second case the errors of
         the servers that rejected the client for good are recorded in the session.
         """
-        attempts = Round(self._servers, self._attempt)
+        attempts = Round(self._servers, self._resolver, self._attempt)
         try:
             if await attempts.run():
                 if self._handler is not None:
@@ -258,6 +260,8 @@ class AsyncConnection:
                     await handler.handshake_done.wait()
                     rejection = self.session.handshake_rejection
         except (OSError, UnicodeError) as error:  # including TimeoutError
+            if handler is self._handler:
+                self._servers.on_silence(address)
             self._abandon_transport(handler, "no answer to hello")
             self._servers.on_failure(error)
         except BaseException:  # such as a cancellation
@@ -395,6 +399,8 @@ class AsyncConnection:
                     await asyncio.sleep(self._servers.next_round_delay_s)
         except TimeoutError:
             raise self._servers.unavailable_error() from None
+        finally:
+            self._resolver.close()
 
     async def close(self, *, release: bool = False) -> None:
         """End the session and the connection. Waiting calls fail, and their requests are released.
@@ -670,6 +676,7 @@ class AsyncConnection:
 
         Waits at most `response_timeout` until the buffer is sent and the connection has ended, then aborts the connection.
         """
+        self._resolver.close()
         if self._reconnect_task is not None:
             self._reconnect_task.cancel()
         if self._timer is not None:
@@ -709,5 +716,7 @@ class AsyncConnection:
 
     def abort(self) -> None:
         """Close the transport at once, without sending `bye` or the buffered data."""
+        self._closed = True  # else the end of the connection would start a reconnect
+        self._resolver.close()
         if self._handler is not None and self._handler.transport is not None:
             self._handler.transport.abort()

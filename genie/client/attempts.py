@@ -15,7 +15,7 @@ import ipaddress
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from genie.client.config import Address
 from genie.client.failover import ServerList
@@ -32,6 +32,33 @@ class Endpoint(NamedTuple):
     ip: str
 
 
+class Resolver:
+    """Resolves the names of servers. At most one lookup of a name runs at a time, because each occupies a thread."""
+
+    def __init__(self) -> None:
+        self._lookups: dict[Address, asyncio.Future[list[Any]]] = {}
+
+    async def resolve(self, address: Address) -> list[str]:
+        """Return the IP addresses of a server. Raises OSError or UnicodeError if its name can't be resolved."""
+        lookup = self._lookups.get(address)
+        if lookup is None:
+            loop = asyncio.get_running_loop()
+            lookup = asyncio.ensure_future(loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
+            self._lookups[address] = lookup
+            lookup.add_done_callback(lambda done: self._forget(address, done))
+        return list(dict.fromkeys(str(info[4][0]) for info in await asyncio.shield(lookup)))
+
+    def close(self) -> None:
+        """Drop the lookups that run, because the client is closed. Their threads end by themselves."""
+        for lookup in self._lookups.values():
+            lookup.cancel()
+
+    def _forget(self, address: Address, lookup: asyncio.Future[list[Any]]) -> None:
+        del self._lookups[address]
+        if not lookup.cancelled():
+            lookup.exception()  # its caller may have given up
+
+
 class Round:
     """Tries each endpoint once, in the order of `ServerList.next_round`.
 
@@ -39,9 +66,13 @@ class Round:
     """
 
     def __init__(
-        self, servers: ServerList, attempt: Callable[[Round, Endpoint], Coroutine[object, object, bool]]
+        self,
+        servers: ServerList,
+        resolver: Resolver,
+        attempt: Callable[[Round, Endpoint], Coroutine[object, object, bool]],
     ) -> None:
         self._servers = servers
+        self._resolver = resolver
         self._attempt = attempt
         self._addresses = servers.next_round()
         self._first: deque[Endpoint] = deque()
@@ -103,14 +134,12 @@ class Round:
         """Resolve the name of a server. Returns False: its endpoints are still to be tried."""
         try:
             async with asyncio.timeout(self._servers.attempt_timeout_s):
-                infos = await asyncio.get_running_loop().getaddrinfo(
-                    address.host, address.port, type=socket.SOCK_STREAM
-                )
+                ips = await self._resolver.resolve(address)
         except (OSError, UnicodeError) as error:  # including TimeoutError
             self._servers.on_failure(error)
             self.failures.append(None)
             return False
-        first, *further = [Endpoint(address, ip) for ip in dict.fromkeys(str(info[4][0]) for info in infos)]
+        first, *further = [Endpoint(address, ip) for ip in ips]
         self._first.append(first)
         self._further.extend(further)
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import ssl as ssl_module
@@ -174,6 +175,17 @@ def tls_context() -> SSLContext:
     if certificate:
         load_certificate(context, certificate, key)
     return context
+
+
+def check_token(token: Token | None) -> Token | None:
+    """Return the argument `token`. Raises TypeError if it is neither a string nor a function that returns one."""
+    if token is None or isinstance(token, str):
+        return token
+    if not callable(token) or inspect.iscoroutinefunction(token):
+        raise TypeError(
+            f"token must be a string, or a function without await that returns one, not {type(token).__name__}"
+        )
+    return token
 
 
 def resolve_token(token: Token | None = None) -> str | None:

@@ -17,7 +17,8 @@ ATTEMPT_TIMEOUT_S = 5.0
 """Limit of one attempt: the TCP connection, TLS and the handshake."""
 
 HELLO_PATIENCE_S = 1.0
-"""How long other servers wait for their turn in the first round, while one does not answer `hello`, since it may hang."""
+"""How long other servers wait for their turn in the first round, while one does not answer `hello`, since it may hang. Less
+if `connect_timeout` would not suffice for two such waits at each server."""
 
 MAX_REDIRECTS = 3
 """Redirects to a leader that are followed in one round over the servers."""
@@ -69,7 +70,8 @@ class ServerList:
         """The addresses in the order of the next round."""
         self.attempt_timeout_s = min(ATTEMPT_TIMEOUT_S, connect_timeout)
         """Seconds for one connection attempt."""
-        self.hello_patience_s = self._next_patience_s = HELLO_PATIENCE_S
+        self._first_patience_s = min(HELLO_PATIENCE_S, connect_timeout / (2 * len(self.addresses)))
+        self.hello_patience_s = self._next_patience_s = self._first_patience_s
         """Seconds for the answer to `hello`, if there are other servers to try. Doubled in each round."""
         self.any_server_answered = False
         """Whether any server has replied, even if only that it is not the leader."""
@@ -110,6 +112,12 @@ class ServerList:
             failure = "no answer" if isinstance(failure, TimeoutError) else describe_error(failure)
         self._last_failure = failure or self._last_failure
 
+    def on_silence(self, address: Address) -> None:
+        """Try a server that did not answer `hello` after the others from now on."""
+        if address in self.addresses:
+            self.addresses.remove(address)
+            self.addresses.append(address)
+
     def on_rejection(self, address: Address, error: RequestRejected) -> None:
         """Record, for error messages, that a server rejected this client for good. The other servers are still tried."""
         self.any_server_answered = True
@@ -130,7 +138,7 @@ class ServerList:
         """Reset the backoff and the last rejection, because a server has replied to a call."""
         if self.next_round_delay_s:  # else nothing has changed since the last reset
             self.next_round_delay_s = 0.0
-            self._next_patience_s = HELLO_PATIENCE_S
+            self._next_patience_s = self._first_patience_s
             self._backoff.reset()
             self._rejection = ""
 

@@ -14,7 +14,7 @@ import pytest
 from clocks import LONG_S, shorten_first_attempt, skip
 from fake import PONG, Fake, error, fake_server
 from genie import ConnectionLost, RequestRejected, Unavailable, connect, sync
-from genie.client import sync_connection
+from genie.client import failover, sync_connection
 from genie.client.failover import ServerList
 from ports import free_port
 from servers import WAIT_S, Genie
@@ -172,6 +172,42 @@ def test_threads_a_lazy_client_enters_at_once():
         pytest.raises(Unavailable, match="no server at"),
     ):
         client.try_acquire("a")
+
+
+async def test_a_server_that_hangs_leaves_time_for_the_next_one(nodes, genie):
+    for hanging in nodes:
+        hanging.silent = True
+    async with connect(addresses(*nodes, genie), connect_timeout=1.0) as client:
+        await client.ping()
+        assert client._connection._servers.addresses[0].port == genie.port, "those that hang are tried last"
+
+
+async def test_a_name_is_looked_up_once_at_a_time(monkeypatch):
+    """Each lookup occupies a thread of the program."""
+    started = 0
+
+    async def getaddrinfo(*_: Any, **__: Any) -> list[Any]:
+        nonlocal started
+        started += 1
+        return await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(failover, "ATTEMPT_TIMEOUT_S", 0.01)
+    with pytest.raises(Unavailable):
+        await connect("genie.test,genie2.test", connect_timeout=0.3).__aenter__()
+    assert started == 2
+    await asyncio.sleep(0)  # the lookups are cancelled
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize("connect_to", [connect, sync.connect])
+def test_a_token_of_a_wrong_type(connect_to):
+    async def token() -> str:
+        return "a token"
+
+    for wrong in (5, b"bytes", token):
+        with pytest.raises(TypeError, match="token must be a string, or a function without await"):
+            connect_to("127.0.0.1", 1, token=wrong)
 
 
 async def test_the_token_is_read_again_for_every_connection(monkeypatch, tmp_path):
