@@ -26,7 +26,14 @@ from genie.client.config import Address, ClientOptions, Token, parse_addresses
 from genie.client.errors import already_released, copy_lock_lost, reject_pickling
 from genie.client.hints import warn_unconfirmed
 from genie.client.inspection import Inspection
-from genie.client.transaction import Attempts, RunningNames, TransactionLocks, TransactionOptions, unique_name
+from genie.client.transaction import (
+    Attempts,
+    RunningNames,
+    TransactionInfo,
+    TransactionLocks,
+    TransactionOptions,
+    unique_name,
+)
 from genie.client.watches import Change
 from genie.errors import Code, ConnectionLost, Deadlock, GenieError, LockLost, QueueTimeout, RequestRejected
 from genie.protocol.resources import exclusive
@@ -234,28 +241,18 @@ async def release_after_error(connection: AsyncConnection, requests: Sequence[Re
 # -- transactions -------------------------------------------------------------------------------------
 
 
-class Transaction:
+class Transaction(TransactionInfo):
     """A running transaction: locks resources as it proceeds. `client.run_transaction` passes it to the work.
 
     All locks of the transaction are released together at its end: do not release them before.
     """
 
-    __slots__ = ("_connection", "_locks", "_on_lost")
+    __slots__ = ("_connection", "_on_lost")
 
     def __init__(self, connection: AsyncConnection, locks: TransactionLocks, on_lost: Callable[[], None]) -> None:
+        super().__init__(locks)
         self._connection = connection
-        self._locks = locks
         self._on_lost = on_lost
-
-    @property
-    def name(self) -> str:
-        """The name of the transaction: requests with this name do not block each other."""
-        return self._locks.name
-
-    @property
-    def fence(self) -> int:
-        """The greatest fencing token of the locks of this transaction; 0 if it has locked nothing yet."""
-        return self._locks.fence
 
     async def lock(self, *resources: str) -> Lock:
         """Wait until all of the resources can be locked at once, and hold them until the end of the transaction.

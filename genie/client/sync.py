@@ -27,7 +27,14 @@ from genie.client.handover import Guard, LostEvent
 from genie.client.hints import warn_unconfirmed
 from genie.client.inspection import Inspection
 from genie.client.sync_connection import SyncConnection
-from genie.client.transaction import Attempts, RunningNames, TransactionLocks, TransactionOptions, unique_name
+from genie.client.transaction import (
+    Attempts,
+    RunningNames,
+    TransactionInfo,
+    TransactionLocks,
+    TransactionOptions,
+    unique_name,
+)
 from genie.client.watches import Change
 from genie.errors import Code, Deadlock, GenieError, QueueTimeout, RequestRejected
 from genie.protocol.resources import exclusive
@@ -197,31 +204,21 @@ def acquire(connection: SyncConnection, request: Request) -> Lock:
         raise
 
 
-class Transaction:
+class Transaction(TransactionInfo):
     """A running transaction: locks resources as it proceeds. `client.run_transaction` passes it to the work.
 
     All locks of the transaction are released together at its end: do not release them before.
     """
 
-    __slots__ = ("_connection", "_locks", "_owner")
+    __slots__ = ("_connection", "_owner")
 
     def __init__(
         self, connection: SyncConnection, locks: TransactionLocks, owner: weakref.ref[TransactionContext]
     ) -> None:
+        super().__init__(locks)
         self._connection = connection
-        self._locks = locks
         self._owner = owner
         """The context of the block. Not a strong reference: the end of a block that was interrupted must be noticed."""
-
-    @property
-    def name(self) -> str:
-        """The name of the transaction: requests with this name do not block each other."""
-        return self._locks.name
-
-    @property
-    def fence(self) -> int:
-        """The greatest fencing token of the locks of this transaction; 0 if it has locked nothing yet."""
-        return self._locks.fence
 
     def lock(self, *resources: str) -> Lock:
         """Wait until all of the resources can be locked at once, and hold them until the end of the transaction.

@@ -165,6 +165,25 @@ class TransactionLocks:
         return [request for request in self.requests if request.state is RequestState.HELD]
 
 
+class TransactionInfo:
+    """What a running transaction says about itself."""
+
+    __slots__ = ("_locks",)
+
+    def __init__(self, locks: TransactionLocks) -> None:
+        self._locks = locks
+
+    @property
+    def name(self) -> str:
+        """The name of the transaction: requests with this name do not block each other."""
+        return self._locks.name
+
+    @property
+    def fence(self) -> int:
+        """The greatest fencing token of the locks of this transaction; 0 if it has locked nothing yet."""
+        return self._locks.fence
+
+
 def _covers(request: Request, resource: str) -> bool:
     """Return whether a request has locked a resource in this mode or a stronger one."""
     return resource in request.resources or EXCLUSIVE + parse_resource(resource)[1] in request.resources
