@@ -163,7 +163,11 @@ class Deadlock(LockError):
         """The names of the transactions of the cycle, beginning with that of this request."""
         self.waits = tuple(waits)
         closed_cycle = [*self.cycle, *self.cycle[:1]]  # ends with the first transaction
-        super().__init__(f"request {id} would deadlock: {' → '.join(closed_cycle)}", id=id)
+        text = " → ".join(closed_cycle)
+        if len(self.waits) == len(self.cycle):
+            steps = [f"{step.resource} of {name}" for step, name in zip(self.waits, closed_cycle[1:], strict=True)]
+            text = f"{closed_cycle[0]} would wait for {', which waits for '.join(steps)}"
+        super().__init__(f"request {id} would deadlock: {text}", id=id)
 
 
 class Insufficient(LockError):

@@ -760,7 +760,10 @@ class Client:
                         wanted = repetition.wanted_resources()
                         if wanted:
                             await tx.lock(*wanted)
-                        return await work(tx)
+                        running = work(tx)
+                        if not isinstance(running, Awaitable):
+                            raise TypeError(f"the work must be a coroutine function, not {work!r}")
+                        return await running
                 except Deadlock:
                     pause_s = repetition.on_deadlock(context.locks)
                     if pause_s is None:

@@ -72,6 +72,6 @@ def _is_held_by(requests: LiveRequests, blocker: Blocker) -> bool:
 def _hint_text(blocker: Blocker, holder: str) -> str:
     """Return the hint that `holder`, a client of this process, holds the lock that the request waited for."""
     return (
-        f"{holder} itself holds {blocker.id}: if both requests belong to one transaction, lock with `tx.lock` in "
-        "client.run_transaction, which gives them one unique name; one client serves any number of tasks and threads"
+        f"{holder} itself holds {blocker.id}: to lock several times in one transaction, use `tx.lock` in "
+        "client.run_transaction"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -574,6 +575,8 @@ class Client:
         Arguments and errors are those of `genie.Client.run_transaction`; `work` is a function, and if a lock was lost during
         the work, LockLost is raised at its end.
         """
+        if inspect.iscoroutinefunction(work):
+            raise TypeError(f"the work must be a plain function, and {work!r} is a coroutine function")
         name = unique_name(work) if name is None else name
         repetition = Attempts(attempts)
         self._transactions.add(name, repetition)

@@ -311,6 +311,18 @@ def test_closing_a_client_for_threads(genie, caplog):
         assert other.inspect(resource="kt/1").holders_total == 0
 
 
+async def test_work_of_the_wrong_kind_is_an_error_that_says_so(client, threads):
+    async def coroutine_function(_: object) -> None: ...
+
+    with pytest.raises(TypeError, match=r"the work must be a coroutine function, not <function .*plain"):
+        await client.run_transaction(plain)
+    with pytest.raises(TypeError, match=r"the work must be a plain function, and .*coroutine_function"):
+        await asyncio.to_thread(threads.run_transaction, coroutine_function)
+
+
+def plain(_: object) -> None: ...
+
+
 # -- what other tasks and threads do with a transaction ------------------------------------------------------
 
 
