@@ -380,8 +380,8 @@ MUTANTS = [
     Mutant(
         "the reply to a release of another connection's request carries the ref of the request",
         "server/notifier.py",
-        "self.send(requester, replies.released(event, self.now, ref))",
-        "self.send(requester, replies.released(event, self.now, request.ref))",
+        "self.send(requester, replies.released(event, self.now, ref, _visible_prefixes(requester)))",
+        "self.send(requester, replies.released(event, self.now, request.ref, _visible_prefixes(requester)))",
     ),
     Mutant(
         "a rejected release does not echo its ref",

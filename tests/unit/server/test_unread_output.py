@@ -68,6 +68,7 @@ def test_a_client_that_reads_nothing_is_closed_and_a_slow_one_is_not() -> None:
     loop = SimLoop()
     with deterministic(loop, seed=1):
         loop.run_until_complete(main())
+    loop.close()
 
 
 async def test_clients_that_do_not_read_cost_a_bounded_number_of_bytes() -> None:
