@@ -33,7 +33,9 @@ function programs(page: string, name: string): Program[] {
   });
 }
 
-const pages = readdirSync(RECIPES).filter((page) => page !== 'index.md');
+/** The pages without TypeScript: one is about frameworks for Python. */
+const WITHOUT_TYPESCRIPT = ['index.md', 'fastapi.md'];
+const pages = readdirSync(RECIPES).filter((page) => !WITHOUT_TYPESCRIPT.includes(page));
 const recipes = new Map(pages.map((page) => [page, programs(join(RECIPES, page), page.replace('.md', ''))]));
 const all = [...recipes.values()].flat();
 
