@@ -158,8 +158,9 @@ func (l *Lock) hold(since time.Time, timeout time.Duration) {
 // shorten lets the lock end earlier if an extend that is being sent shortens it. The server may execute the extend although no
 // answer arrives.
 func (l *Lock) shorten(r *call) {
-	end := r.sentAt.Add(fromMS(*r.fields.TransactionTimeout))
-	if l.err == nil && end.Before(l.expiresAt) {
+	timeout := fromMS(*r.fields.TransactionTimeout)
+	end := r.sentAt.Add(timeout)
+	if timeout > 0 && l.err == nil && end.Before(l.expiresAt) { // the server rejects another timeout
 		l.expiresAt, l.shortenedBy = end, r
 		l.setTimer()
 	}
