@@ -203,7 +203,9 @@ class LockContext:
                 return  # propagate the other cancellation
             raise copy_lock_lost(request.error) from error
         if error is None:
-            await release_after_success(self._connection, [request])
+            problem = await self._connection.release_one(request)
+            if problem is not None:
+                warn_unconfirmed([request], problem)
             if request.error is not None:  # the lock was lost before the release arrived
                 raise copy_lock_lost(request.error)
             return

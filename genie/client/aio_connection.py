@@ -517,6 +517,32 @@ class AsyncConnection:
         release.future = None
         self._deadlines.pop(release, None)  # after a cancellation
 
+    async def release_one(self, request: Request) -> GenieError | None:
+        """Release one lock, as `release_all` does, with fewer steps: for the end of each block of `client.lock`."""
+        if self._closed:
+            return ConnectionLost("the client was closed")
+        now = time.monotonic()
+        release = self.session.release(request, now)
+        if release is None:
+            return None
+        future = self._loop.create_future()
+        self.limit_wait(release, future, now)
+        self._flush_alone_or_soon()
+        self._waiting_tasks += 1
+        try:
+            await future
+        except GenieError as error:
+            if is_unknown_id(error):  # a lock that the server does not know is not held
+                return None
+            self._release_again([request])
+            return error
+        except BaseException:
+            self._forget_caller(release)
+            raise
+        finally:
+            self._waiting_tasks -= 1
+        return None
+
     async def release_all(self, requests: Sequence[Request]) -> GenieError | None:
         """Release locks together, and wait for all replies. Returns the first error, or None.
 
