@@ -43,8 +43,12 @@ class SourcedOption(click.Option):
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the value of the environment variable; None if it is not set, or is a service link of Kubernetes."""
-        value = super().resolve_envvar_value(ctx)
+        value = self.read_variable(ctx)
         return None if value is not None and is_service_link(self, value) else value
+
+    def read_variable(self, ctx: click.Context) -> str | None:
+        """Return the value of the environment variable; None if it is not set or empty."""
+        return super().resolve_envvar_value(ctx)
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """Return the name of the option, or of the environment variable that set the option."""
@@ -64,10 +68,9 @@ def is_service_link(option: click.Option, value: str) -> bool:
 class EmptiableOption(SourcedOption):
     """An option for which an empty environment variable is a value. Click treats an empty variable as an unset one."""
 
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's signature
-        """Return the value of the environment variable, which may be empty; None if it is not set, or is a service link."""
-        value = os.environ.get(str(self.envvar))
-        return None if value is not None and is_service_link(self, value) else value
+    def read_variable(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - the signature of the base
+        """Return the value of the environment variable, which may be empty; None if it is not set."""
+        return os.environ.get(str(self.envvar))
 
 
 class InvalidArgument(click.ClickException):

@@ -214,17 +214,6 @@ class LockContext:
             error.add_note(f"In addition, lock {lock.id} could not be released: {problem}")
 
 
-async def release_after_success(connection: AsyncConnection, requests: Sequence[Request]) -> None:
-    """Release the locks of a block that has succeeded.
-
-    If the server does not confirm it, the work of the block is done nevertheless: the client logs a warning, and retries the
-    release in the background.
-    """
-    problem = await connection.release_all(requests)
-    if problem is not None:
-        warn_unconfirmed(requests, problem)
-
-
 async def release_after_error(connection: AsyncConnection, requests: Sequence[Request]) -> GenieError | None:
     """Release the locks of a block that has failed. Returns the error of the release, or None.
 
@@ -334,7 +323,10 @@ class TransactionContext:
         if self._has_cancelled and self._task is not None:
             cancelled_by_another = self._task.uncancel() > self._earlier_cancellations and cancelled_by_another
         if error is None and not is_lost:
-            await release_after_success(self._connection, self.locks.held())
+            held = self.locks.held()
+            unconfirmed = await self._connection.release_all(held)
+            if unconfirmed is not None:
+                warn_unconfirmed(held, unconfirmed)
             self.locks.check_not_lost()  # a lock may have been lost before the release arrived
             return
         problem = await release_after_error(self._connection, self.locks.held())

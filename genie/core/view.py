@@ -202,9 +202,8 @@ def inspect(
 def _waiting_rows(table: LockTable, requests: Iterable[Request]) -> Iterator[Row]:
     """Yield the rows of waiting requests, with their blockers. Reads at most `MAX_INSPECTED_REQUESTS` to count them."""
     left = MAX_INSPECTED_REQUESTS
+    limit = MAX_COUNTED_BLOCKERS + MAX_SCANNED  # what is read includes the resources of a request
     for request in requests:
-        # What is read includes the resources of the request, so the limit leaves room for them.
-        limit = MAX_COUNTED_BLOCKERS + MAX_SCANNED
         listed, total, read = sample_blockers(table, request, limit, count=left > 0)
         left -= read
         yield Row(request, listed, min(total, MAX_COUNTED_BLOCKERS))

@@ -179,7 +179,7 @@ async def test_a_server_that_hangs_leaves_time_for_the_next_one(nodes, genie):
         hanging.silent = True
     async with connect(addresses(*nodes, genie), connect_timeout=1.0) as client:
         await client.ping()
-        assert client._connection._servers.addresses[0].port == genie.port, "those that hang are tried last"
+        assert client._connection._servers.addresses[0].port == genie.port, "the servers that hang are tried last"
 
 
 async def test_a_name_is_looked_up_once_at_a_time(monkeypatch):
