@@ -19,6 +19,8 @@ class RecordingTransport(asyncio.Transport):
     def __init__(self, on_write: Callable[[bytes], None]) -> None:
         super().__init__()
         self._on_write = on_write
+        self.is_ended = False
+        """Whether the server has closed its sending side."""
 
     def write(self, data: Any) -> None:
         self._on_write(bytes(data))
@@ -37,8 +39,11 @@ class RecordingTransport(asyncio.Transport):
     def can_write_eof(self) -> bool:
         return True
 
-    def write_eof(self) -> None: ...
-    def close(self) -> None: ...
+    def write_eof(self) -> None:
+        self.is_ended = True
+
+    def close(self) -> None:
+        self.is_ended = True
 
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...

@@ -52,7 +52,7 @@ class Extend:
 
 @dataclass(slots=True)
 class Expire:
-    """End at most `limit` expired requests, the most overdue first.
+    """End expired requests, the most overdue first, until they have at least `limit` locks, held or waited for.
 
     The limit bounds the duration of a step.
     """
@@ -62,11 +62,7 @@ class Expire:
 
 @dataclass(slots=True)
 class Disconnect:
-    """End the requests of a client that disconnected.
-
-    Waiting requests are cancelled. Held requests are released only if they have
-    `release_on_disconnect`.
-    """
+    """End the requests of a client that disconnected, all together: cancel the waiting ones, and release the held ones."""
 
     requests: Sequence[Request]
 

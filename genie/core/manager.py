@@ -324,11 +324,14 @@ class LockManager:
             events.append(self._ended_or_unknown(command.id))
 
     def _expire(self, limit: int, now: float, events: list[Event]) -> None:
-        """End at most `limit` expired requests, and after each one grant the waiters that it blocked."""
+        """End expired requests up to `limit` locks, and after each one grant the waiters that it blocked."""
         for id_ in self.deadlines.expired(now, limit):
             request = self.table.find(id_)
             if request is None or request.deadline > now:
                 continue  # the end of an earlier request in this step granted or ended this request
+            if limit <= 0:
+                break
+            limit -= len(request.exclusive) + len(request.shared)
             if request.state is HELD:
                 affected = self._remove_held(request)
                 self._end(Released(request, Reason.TRANSACTION_TIMEOUT), events)
@@ -347,11 +350,10 @@ class LockManager:
         events: list[Event],
         reason: Reason = Reason.DISCONNECTED,
     ) -> None:
-        """End several requests together: waiting requests, and held requests with `release_on_disconnect`.
+        """End several requests together, held and waiting ones.
 
-        Other held requests stay held. All ended requests are removed before any waiter is granted.
-        Otherwise the removal of one request could grant another request of `requests`, which is to be
-        ended.
+        All are removed before any waiter is granted. Otherwise the removal of one request could grant
+        another request of `requests`, which is to be ended.
         """
         affected: AffectedQueues = []
         for request in requests:
@@ -362,16 +364,17 @@ class LockManager:
                 if request.traceparent is not None:
                     self.first_blockers.pop(request.id, None)
                 self._end(Released(request, reason), events)
-            elif request.state is HELD and request.release_on_disconnect:
+            elif request.state is HELD:
                 affected += self._remove_held(request)
                 self._end(Released(request, reason), events)
         self._grant_waiters(affected, now, events)
 
     def _recover(self, now: float, events: list[Event]) -> None:
-        """Disconnect all requests without a session, then grant every waiter that is grantable."""
+        """End the requests that do not outlive their session if they have none, then grant every waiter that is grantable."""
         table = self.table
-        requests = [*table.held.values(), *table.waiting.values()]
-        self._end_all([request for request in requests if request.origin is None], now, events)
+        ended = [request for request in table.held.values() if request.release_on_disconnect and request.origin is None]
+        ended += (request for request in table.waiting.values() if request.origin is None)
+        self._end_all(ended, now, events)
         # Resources in `uncontended` have no waiters.
         affected: AffectedQueues = [(name, True, None) for name in table.resources]
         self._grant_waiters(affected, now, events)

@@ -95,7 +95,11 @@ class Replay:
             if isinstance(line, Released) and line.reason is Reason.DISCONNECTED and not self._produced:
                 group = [line]  # ended together: their locks were removed before any waiter was granted
                 while (following := next(source, None)) is not None:
-                    if not (isinstance(following, Released) and following.reason is Reason.DISCONNECTED):
+                    if not (
+                        isinstance(following, Released)
+                        and following.reason is Reason.DISCONNECTED
+                        and following.at == line.at
+                    ):
                         ahead.append(following)
                         break
                     group.append(following)
@@ -169,8 +173,6 @@ class Replay:
 
     def _disconnect(self, group: list[Released]) -> None:
         requests = [request for line in group if (request := self.manager.table.find(line.id)) is not None]
-        for request in requests:
-            request.release_on_disconnect = True
         names = tuple(dict.fromkeys(name for request in requests for name in request.names()))
         self._empty = False
         self._step(Disconnect(requests), group[0].at, f"disconnect {' '.join(str(line.id) for line in group)}", names)

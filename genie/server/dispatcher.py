@@ -33,7 +33,7 @@ from genie.server.auth import authorize, may_inspect
 from genie.server.notifier import Notifier
 from genie.server.peer import DETACHED, END_OF_INPUT, Item, Peer
 from genie.server.rejections import wrong_namespace
-from genie.server.sessions import Outbound, Session, SessionTable, is_same_request
+from genie.server.sessions import Outbound, Session, SessionEnd, SessionTable, is_same_request
 from genie.server.takeovers import TAKEN_OVER, Takeovers
 from genie.server.watches import MAX_WATCHES, WatchRegistry
 from genie.storage.store import Batch, RetainedReply, snapshot_of
@@ -44,7 +44,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-MAX_EXPIRY_CHANGES = 10_000
+MAX_ENDED_LOCKS = 1_000
+"""Maximum number of locks, held or waited for, and of retained replies, that end in one slice because a connection or a
+session has ended. A last request may exceed it."""
+
+MAX_EXPIRY_CHANGES = 1_000
 """Changes in a batch beyond which no further session ends in this batch. Other expired sessions wait for the next batch."""
 
 FIRST_BOUND_MS = BOUNDS_MS[0]
@@ -105,7 +109,8 @@ class Dispatcher:
             len(notifier.write_set) < MAX_EXPIRY_CHANGES
             and (session := self.sessions.next_expired(notifier.now)) is not None
         ):
-            self._end_session(session)
+            if not self._end_session(session):
+                break  # it continues in the next batch, because its deadline has passed
 
     def recover(self, replies: Iterable[RetainedReply]) -> None:
         """Restore sessions, retained replies and outcomes from the loaded state, then grant every grantable request."""
@@ -140,7 +145,10 @@ class Dispatcher:
     # -- execution ----------------------------------------------------------------------------------------
 
     def execute(self, connection: Peer, items: Iterator[Item]) -> Item | None:  # noqa: C901, PLR0912, PLR0915 - the hot path
-        """Execute commands of a connection in order. Return the slow command before which it has stopped; None: there is none."""
+        """Execute commands of a connection in order. Return the item with which it has not finished; None: all are executed.
+
+        It stops before a slow command, and after the first slice of the end of a session with many requests.
+        """
         # This loop executes every command. A `request` that is granted at once and a `release` that grants nothing, the
         # usual cases, are handled inline, which is faster (measured with `genie bench`). Every other case has a method.
         if connection.state is DETACHED:
@@ -171,8 +179,8 @@ class Dispatcher:
             else:
                 if isinstance(item, RequestRejected):
                     notifier.reject(connection, item)
-                elif item is END_OF_INPUT:
-                    self._end_input(connection)
+                elif item is END_OF_INPUT and not self._end_input(connection):
+                    return item
                 continue
             if principal is not None and not self._authorize(connection, principal, command):
                 continue
@@ -233,18 +241,20 @@ class Dispatcher:
                 if events is not None and len(events) > 1:  # the release granted waiting requests
                     notifier.handle_events(events[1:], connection)
             elif type(command) is Bye:
-                self._handle_bye(connection, command)
-                self._drain_detached(connection, items)
-                return None
+                is_finished = self._handle_bye(connection, command)
+                if is_finished:
+                    self._drain_detached(connection, items)
+                return None if is_finished else item
             elif self._execute_other(connection, command):
                 return item
         return None
 
-    def execute_slow(self, connection: Peer, item: Item) -> None:
-        """Execute one slow command."""
+    def execute_slow(self, connection: Peer, item: Item) -> Item | None:
+        """Execute one slow command, or one slice of the end of a session. Return the item if slices are left."""
         self._may_be_slow = True
-        self.execute(connection, iter((item,)))
+        unfinished = self.execute(connection, iter((item,)))
         self._may_be_slow = False
+        return unfinished
 
     def _drain_detached(self, connection: Peer, items: Iterator[Item]) -> None:
         """Ignore the commands of a detached connection, but handle the end of its input."""
@@ -270,6 +280,8 @@ class Dispatcher:
             notifier.send(connection, replies.bare("pong", command.ref))
         elif type(command) in SLOW_COMMANDS and not self._may_be_slow:
             return True
+        elif type(command) in SLOW_COMMANDS and connection.closed:
+            pass  # nobody reads the answer
         elif type(command) is Inspect:
             self._inspect(connection, command)
         elif type(command) is Watch:
@@ -434,58 +446,77 @@ class Dispatcher:
         self.watches.remove_all(connection)
         self._detach(connection)
 
-    def _handle_bye(self, connection: Peer, bye: Bye) -> None:
-        """End the session of a connection immediately, then close the connection."""
+    def _handle_bye(self, connection: Peer, bye: Bye) -> bool:
+        """End the session of a connection, then close the connection. Return False if slices are left."""
         session = connection.session
         self.watches.remove_all(connection)
-        self._end_disconnected(list(session.bound.values()))
-        if session.key is not None:
-            self._end_session(session)
-        else:
-            session.end()
+        if not self._end_session(session):
+            return False
         self.notifier.send(connection, replies.bare("bye", bye.ref))
         self._detach(connection)
+        return True
 
     def _detach(self, connection: Outbound) -> None:
         """Ignore further commands of a connection, and close the connection after its messages are sent."""
         connection.detach()
         self.notifier.closing.append(connection)
 
-    def _end_input(self, connection: Peer) -> None:
-        """Handle the end of a connection's input: release the requests bound to the connection, then close it."""
-        self._on_disconnect(connection)
-        self.notifier.closing.append(connection)
+    def _end_input(self, connection: Peer) -> bool:
+        """Handle the end of a connection's input: release the requests bound to the connection, then close it.
 
-    def _on_disconnect(self, connection: Peer) -> None:
-        """End the watches of a disconnected connection, and detach its session or end the bound requests.
-
-        A session with a key is detached: the client can resume it on another connection, and its requests end only if the
-        session expires. Without a key the requests that are bound to the connection end now.
+        Return False if slices are left. A session with a key is detached: the client can resume it on another connection,
+        and its requests end only if the session expires. Without a key the requests that are bound to the connection end now.
         """
         session = connection.session
         self.watches.remove_all(connection)
         if session.key is not None:
             if session.connection is connection:  # a newer connection may have taken the session over
                 self.sessions.detach(session, self.notifier.now)
-            return
-        if session.bound:
-            self._end_disconnected(list(session.bound.values()))
-        if connection.closed:  # after a half-close replies are still sent, so the session is kept
+        elif session.bound or session.ending:
+            if connection.closed:
+                session.connection = None
+            if not self._end_requests(session):
+                return False
+        if (
+            session.key is None and connection.closed
+        ):  # after a half-close replies are still sent, so the session is kept
             session.end()
+        self.notifier.closing.append(connection)
+        return True
 
-    def _end_session(self, session: Session) -> None:
-        """End a session with a key, its waiting requests, and its held requests with `onDisconnect: release`.
+    def _end_session(self, session: Session) -> bool:
+        """End a session, its waiting requests, and its held requests with `onDisconnect: release`.
 
-        Other held requests stay held, without a session. The retained replies are deleted from the store.
+        Other held requests stay held, without a session. The retained replies are deleted from the store. Return False if
+        slices are left. Until the last one, a session with a key exists, and a client can resume what is left of it: like
+        after a restart of the server, a lock that is not reported to the client is lost.
         """
-        requests = list(session.bound.values())
-        for request in requests:
-            request.note, request.origin = request.shown_note, None  # the session has ended
-            self.notifier.store(request)
-        self._end_disconnected(requests)
-        for id_ in self.sessions.remove(session):
+        if not self._end_requests(session):
+            return False
+        if session.key is None:
+            session.end()
+            return True
+        for id_ in self.sessions.drop_replies(session, MAX_ENDED_LOCKS):
             self.notifier.delete(id_)
+        if session.retained_replies:
+            return False
+        self.sessions.remove(session)
+        return True
 
-    def _end_disconnected(self, requests: list[Request]) -> None:
-        """End the waiting requests among `requests`, and the held requests with `onDisconnect: release`."""
-        self.notifier.handle_events(self._step(Disconnect(requests), self.notifier.now), requester=None)
+    def _end_requests(self, session: Session) -> bool:
+        """End a slice of the requests of a session that ends. Return whether none is left."""
+        notifier, ending = self.notifier, session.ending
+        if ending is None:
+            ending = session.ending = SessionEnd(session.bound.values())
+        ended, kept = ending.next_slice(MAX_ENDED_LOCKS)
+        for request in kept:
+            session.remove(request)
+            notifier.store(request)
+        if session.key is not None and (session.connection is None or session.connection.closed):
+            for request in ended:  # without a session they leave no replies behind
+                session.remove(request)
+        if ended:
+            notifier.handle_events(self._step(Disconnect(ended), notifier.now), requester=None)
+        if not ending and session.bound:
+            session.ending = None  # another slice ends the requests that arrived meanwhile
+        return not ending and not session.bound

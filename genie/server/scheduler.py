@@ -9,6 +9,8 @@ cannot starve them.
 
 Slow commands, whose work grows with the state of the server, wait in a third queue. A batch executes at most one of them, at
 its end, and the principals take turns. A slow command of a client that does not read its messages is parked until it reads.
+The end of a session with many requests is executed in slices: in this queue, too, as if all these ends were of one more
+principal, because others wait for the locks.
 """
 
 from __future__ import annotations
@@ -51,10 +53,13 @@ MAX_QUEUED_BYTES = 64 << 10
 """Queued bytes of one connection beyond which the server does not read from it."""
 
 Execute = Callable[[Peer, Iterator[Item]], Item | None]
-"""Executes or rejects commands of a connection. Returns the slow command before which it has stopped; None: there is none."""
+"""Executes or rejects commands of a connection. Returns the item with which it has not finished; None: there is none."""
 
-ExecuteSlow = Callable[[Peer, Item], object]
-"""Executes or rejects one slow command of a connection."""
+ExecuteSlow = Callable[[Peer, Item], Item | None]
+"""Executes or rejects one slow command of a connection, or a slice of it. Returns it if slices are left."""
+
+ENDINGS = ""
+"""The name under which the ends of sessions wait in the third queue. No principal has this name."""
 
 
 class CommandScheduler:
@@ -70,7 +75,7 @@ class CommandScheduler:
         self.busy: deque[Peer] = deque()
         """Busy connections with queued commands."""
         self.slow: dict[str | None, deque[Peer]] = {}
-        """Connections whose next command is slow, by the name of their principal. The next principal is the first one."""
+        """Connections whose next command is slow, by the name of their principal, or in `ENDINGS`. The first name is next."""
         self._parked: dict[Peer, None] = {}
         """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`."""
         self._paused: dict[Peer, None] = {}
@@ -107,16 +112,21 @@ class CommandScheduler:
         """Queue a slow command, and the commands after it. They are in front of what is queued for the connection."""
         rest = [item, *items]
         connection.input_queue.appendleft((iter(rest), len(rest), size))
-        principal = None if connection.principal is None else connection.principal.name
-        self.slow.setdefault(principal, deque()).append(connection)
+        self._append_slow(connection)
+
+    def _append_slow(self, connection: Peer) -> None:
+        if connection.session.ending is not None:
+            name: str | None = ENDINGS
+        else:
+            name = None if connection.principal is None else connection.principal.name
+        self.slow.setdefault(name, deque()).append(connection)
 
     def unpark(self, connection: Peer) -> None:
         """Continue with the commands of a connection whose client reads again, or that was lost."""
         if connection in self._parked:
             del self._parked[connection]
             self.bytes += connection.queued_bytes
-            principal = None if connection.principal is None else connection.principal.name
-            self.slow.setdefault(principal, deque()).append(connection)
+            self._append_slow(connection)
 
     def _add_more(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of a connection that has commands queued, sent many bytes, or used much time."""
@@ -254,21 +264,24 @@ class CommandScheduler:
             connection = connections.popleft()
             if connections:
                 self.slow[principal] = connections  # after the other principals
-            if connection.write_blocked and not connection.closed:
+            if connection.write_blocked and not connection.closed and connection.session.ending is None:
                 self._parked[connection] = None
                 self.bytes -= connection.queued_bytes
                 continue
             items, count, size = connection.input_queue.popleft()
             item, started = next(items), self._clock()
-            if not connection.closed:
-                execute_slow(connection, item)
-            if count > 1:
+            unfinished = execute_slow(connection, item)
+            if unfinished is not None:
+                connection.input_queue.appendleft((items, count - 1, size))
+                connection.input_queue.appendleft((iter((unfinished,)), 1, 0))
+                self._append_slow(connection)
+            elif count > 1:
                 connection.input_queue.appendleft((items, count - 1, size))
             else:
                 self._count_finished(connection, size)
             if (now := self._clock()) - started >= QUANTUM_S:
                 self._record_overrun(connection, started, now)
-            if connection.input_queue:
+            if connection.input_queue and unfinished is None:
                 self.light.append(connection)
             return
 

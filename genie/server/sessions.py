@@ -9,7 +9,7 @@ from math import ceil, inf
 from typing import Protocol
 
 from genie.access import Principal
-from genie.core import Request
+from genie.core import ENDED, WAITING, Request
 from genie.core.deadlines import Deadlines
 from genie.storage.store import RetainedReply
 
@@ -59,6 +59,45 @@ class Outbound(Protocol):
         """Ignore further commands, because the session has ended or was taken over by another connection."""
 
 
+class SessionEnd:
+    """The requests of a session that ends, which end in slices: first those that wait, then the held ones.
+
+    A request that waits is ended even if it is granted before its slice. The requests that stay held without a session are
+    the last ones.
+    """
+
+    __slots__ = ("_kept", "_requests")
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        kept: list[Request] = []
+        released: list[Request] = []
+        waiting: list[Request] = []
+        for request in requests:
+            if request.state is WAITING:
+                waiting.append(request)
+            else:
+                (released if request.release_on_disconnect else kept).append(request)
+        self._kept = len(kept)
+        self._requests = kept + released + waiting
+        """The next one is the last."""
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def next_slice(self, max_locks: int) -> tuple[list[Request], list[Request]]:
+        """Remove and return the next requests: those to end, and those to keep. A last request may exceed `max_locks`."""
+        ended: list[Request] = []
+        kept: list[Request] = []
+        requests, locks = self._requests, 0
+        while requests and locks < max_locks:
+            is_kept = len(requests) <= self._kept
+            request = requests.pop()
+            if request.state is not ENDED:
+                locks += len(request.exclusive) + len(request.shared)
+                (kept if is_kept else ended).append(request)
+        return ended, kept
+
+
 class Session:
     """The requests of one connection or, if the session has a `key`, of successive connections."""
 
@@ -68,6 +107,7 @@ class Session:
         "bound",
         "connected_at",
         "connection",
+        "ending",
         "expires_at",
         "key",
         "live_requests",
@@ -99,6 +139,8 @@ class Session:
         self.bound: dict[int, Request] = {}
         """Live requests by id. With a key: all. Without a key: only requests that end with the session, because they wait or
         have `onDisconnect: release`."""
+        self.ending: SessionEnd | None = None
+        """The requests that are still to be ended, because the session ends. None: the session does not end."""
         self.quiet = False
         """Whether `queued` is omitted for requests with a `ref`."""
         self.retained_replies: deque[RetainedReply] | None = None
@@ -126,6 +168,14 @@ class Session:
         """Unbind a request that was granted after a wait, unless the held lock also ends with the session."""
         if self.key is None and not request.release_on_disconnect:
             del self.bound[request.id]
+
+    def remove(self, request: Request) -> None:
+        """Remove a live request, which continues without a session."""
+        self.live_requests -= 1
+        self.bound.pop(request.id, None)
+        if request.ref is not None:
+            self._refs.pop(request.ref, None)
+        request.note, request.origin = request.shown_note, None
 
     def retain(self, reply: RetainedReply) -> None:
         """Retain a terminal reply. The caller enforces `MAX_RETAINED_REPLIES` with `drop_oldest_reply`."""
@@ -166,7 +216,7 @@ class Session:
 
         A held request may refer to its ended session for a long time, so the session must not keep memory.
         """
-        self.connection = None
+        self.connection = self.ending = None
         self._refs.clear()
         self.retained_replies = None
 
@@ -233,7 +283,8 @@ class SessionTable:
     def attach(self, secret: str, timeout_ms: float, principal: str | None = None) -> tuple[Session, bool]:
         """Return the session that a secret identifies, and whether the session existed before. Create it if needed.
 
-        The session has a connection now, so it does not expire. `timeout_ms` applies after the connection is lost.
+        The session has a connection now, so it does not expire. `timeout_ms` applies after the connection is lost. A session
+        that was ending continues with the requests that it still has.
         """
         key = session_key(secret, principal)
         session = self._by_key.get(key)
@@ -241,6 +292,7 @@ class SessionTable:
         if session is None:
             session = self._add(Session(connection=None, key=key))
         self._cancel_expiry(session)
+        session.ending = None
         session.timeout_ms = timeout_ms
         return session, resumed
 
@@ -304,15 +356,16 @@ class SessionTable:
             dropped += self._drop_oldest_reply(oldest)
         return dropped
 
-    def remove(self, session: Session) -> list[int]:
-        """End a session and drop its retained replies. Return the ids of the requests that these replies answered."""
+    def drop_replies(self, session: Session, limit: int) -> list[int]:
+        """Drop at most `limit` retained replies of a session. Return the ids of the requests that these replies answered."""
+        count = min(limit, len(session.retained_replies or ()))
+        return [id_ for _ in range(count) for id_ in self._drop_oldest_reply(session)]
+
+    def remove(self, session: Session) -> None:
+        """Remove a session that has ended, and has no retained replies."""
         self._cancel_expiry(session)
         self._by_key.pop(session.key or "", None)
-        dropped = [reply.id for reply in session.retained_replies or ()]
-        for id_ in dropped:
-            del self._session_by_request[id_]
         session.end()
-        return dropped
 
     def next_expired(self, now: float) -> Session | None:
         """Return a detached session whose timeout has passed, or None."""

@@ -331,9 +331,9 @@ MUTANTS = [
     ),
     Mutant(
         "every held lock ends with its session",
-        "core/manager.py",
-        "elif request.state is HELD and request.release_on_disconnect:",
-        "elif request.state is HELD:",
+        "server/sessions.py",
+        "(released if request.release_on_disconnect else kept).append(request)",
+        "released.append(request)",
     ),
     # -- version 1 of the wire
     Mutant(
@@ -420,17 +420,22 @@ MUTANTS = [
     Mutant(
         "bye leaves the waiting requests",
         "server/dispatcher.py",
-        "        self._end_disconnected(list(session.bound.values()))\n"
-        "        if session.key is not None:\n            self._end_session(session)",
-        "        if False:\n            pass",
+        "        if not self._end_session(session):\n            return False\n        self.notifier",
+        "        self.notifier",
         first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "bye does not end the session",
         "server/dispatcher.py",
-        "        if session.key is not None:\n            self._end_session(session)\n        else:",
-        "        if session.key is None:",
+        "        if not self._end_session(session):\n            return False\n        self.notifier",
+        "        if not self._end_requests(session):\n            return False\n        self.notifier",
         first=FIRST_V1_FEATURES_SEED,
+    ),
+    Mutant(
+        "a request that is granted while its session ends is kept",
+        "server/sessions.py",
+        "if request.state is not ENDED:\n",
+        "if request.state is WAITING or request.release_on_disconnect or is_kept:\n",
     ),
     Mutant(
         "a connection stays open after bye",

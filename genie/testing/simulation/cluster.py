@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from genie.client.aio import connect
 from genie.errors import GenieError, Unavailable
+from genie.server import dispatcher
 from genie.storage import store
 from genie.storage.redis import checkpoint, commit, log
 from genie.testing.simulation import invariants
@@ -83,6 +84,7 @@ class Cluster:
             patch.object(store, "_boot_id", self._boot_id),
             patch.multiple(checkpoint, PART_SIZE=2, CHECKPOINT_INTERVAL_S=1.0),  # many checkpoints in many parts
             patch.object(commit, "TRIM_INTERVAL", 4),
+            patch.object(dispatcher, "MAX_ENDED_LOCKS", 1),  # a session ends in many slices
             patch.object(log, "MAX_LOG_ENTRIES", 10),  # the log is short: a follower that lags loads the state again
         ):
             try:

@@ -16,6 +16,7 @@ from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
 from genie.server.peer import Input, Item, Peer
 from genie.server.scheduler import CommandScheduler
+from genie.server.sessions import SessionEnd
 
 TURNS_PER_BATCH = round(scheduler_module.BATCH_S / scheduler_module.QUANTUM_S)
 
@@ -224,13 +225,22 @@ class SlowSchedulerWithClock(SchedulerWithClock):
     def _execute_until_slow(self, connection: Peer, items: Iterator[Item]) -> Item | None:
         for item in items:
             assert isinstance(item, bytes)
-            if item.startswith(b"slow"):
+            if item.startswith((b"slow", b"end")):
+                if item.startswith(b"end"):
+                    connection.session.ending = SessionEnd([])
                 return item
             self._execute(connection, iter((item,)))
         return None
 
-    def _execute_slow(self, connection: Peer, item: Item) -> None:
-        self._execute(connection, iter((item,)))
+    def _execute_slow(self, connection: Peer, item: Item) -> Item | None:
+        """Execute a slow command, or a slice of `end N`, the end of a session: N slices are left."""
+        assert isinstance(item, bytes)
+        name, _, left = item.decode().partition(" ")
+        if not connection.closed or name != "slow":
+            self._execute(connection, iter((b"%s 1" % name.encode(),)))
+        if name != "end" or left == "0":
+            return None
+        return b"end %d" % (int(left) - 1)
 
 
 def test_a_batch_executes_one_slow_command_after_all_others_and_the_principals_take_turns() -> None:
@@ -285,7 +295,25 @@ def test_the_end_of_a_connection_whose_slow_command_is_parked_is_executed() -> N
     lost.write_blocked = True
     assert simulated.batch() == []
     lost.closed = True
-    simulated.add_items("a", [b"end 1"], 0)
+    simulated.add_items("a", [b"end 0"], 0)
     assert simulated.batch() == []
     assert simulated.batch() == ["end"], "the slow command has nobody to answer"
     assert (simulated.scheduler.bytes, bool(simulated.scheduler)) == (0, False)
+
+
+def test_the_ends_of_sessions_take_turns_with_the_principals() -> None:
+    simulated = SlowSchedulerWithClock()
+    for name in "pq":
+        for number in range(10):
+            simulated.add_items(f"{name}{number}", [f"slow{name} {number}".encode()], 10)
+            simulated.connections[f"{name}{number}"].principal = Principal(name)
+    simulated.batch()
+    simulated.add_items("a", [b"end 2", b"after 1"], 10)
+    simulated.connections["a"].write_blocked = True
+    executed = [name for _ in range(9) for name in simulated.batch()]
+    assert executed[:3].count("end") == 1, "three take turns: two principals, and the ends"
+    assert executed[:9].count("end") == 3, "not parked, although the client does not read"
+    assert simulated.batch()[0] == "after"
+    while simulated.scheduler:
+        simulated.batch()
+    assert simulated.scheduler.bytes == 0
