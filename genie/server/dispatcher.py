@@ -281,7 +281,7 @@ class Dispatcher:
         elif type(command) in SLOW_COMMANDS and not self._may_be_slow:
             return True
         elif type(command) in SLOW_COMMANDS and connection.closed:
-            pass  # nobody reads the answer
+            pass  # no client reads the answer
         elif type(command) is Inspect:
             self._inspect(connection, command)
         elif type(command) is Watch:
@@ -513,7 +513,7 @@ class Dispatcher:
             session.remove(request)
             notifier.store(request)
         if session.key is not None and (session.connection is None or session.connection.closed):
-            for request in ended:  # without a session they leave no replies behind
+            for request in ended:  # without a session no replies to them are retained
                 session.remove(request)
         if ended:
             notifier.handle_events(self._step(Disconnect(ended), notifier.now), requester=None)

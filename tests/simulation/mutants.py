@@ -432,12 +432,6 @@ MUTANTS = [
         first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
-        "a request that is granted while its session ends is kept",
-        "server/sessions.py",
-        "if request.state is not ENDED:\n",
-        "if request.state is WAITING or request.release_on_disconnect or is_kept:\n",
-    ),
-    Mutant(
         "a connection stays open after bye",
         "server/dispatcher.py",
         "        connection.detach()\n        self.notifier.closing.append(connection)",

@@ -189,7 +189,7 @@ async def test_a_drain_waits_for_the_last_slice(world: World) -> None:
     assert not world.table.held
 
 
-async def test_a_half_closed_connection_is_told_of_every_end_and_then_closed(world: World) -> None:
+async def test_a_half_closed_connection_receives_every_end_and_is_closed(world: World) -> None:
     leaving, other = Client(world), Client(world)
     await hold(world, leaving, onDisconnect="release")
     leaving.connection.write_blocked = True
