@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from genie.cli.options import (
     server_options,
     timeout_option,
 )
+from genie.cli.output import print_json, print_lines
 from genie.client import aio
 from genie.client.config import Address, format_address
 from genie.errors import ConnectionLost, GenieError, Unavailable
@@ -309,10 +310,11 @@ async def _find_leader(client: Querier) -> tuple[Address, str]:
     return client.address, client.server
 
 
-def _print(text: str | bytes) -> None:
-    """Print to stdout. A failed write, for example to a full disk, raises ClickException: a one-line error."""
+@contextmanager
+def _failed_writes() -> Iterator[None]:
+    """Convert the error of a failed write to stdout, for example to a full disk, into ClickException: a one-line error."""
     try:
-        click.echo(text)
+        yield
     except BrokenPipeError:
         raise  # click exits without a message
     except OSError as error:
@@ -320,6 +322,16 @@ def _print(text: str | bytes) -> None:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.ClickException(f"cannot write the result: {error.strerror}") from None
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    with _failed_writes():
+        print_lines(*lines)
+
+
+def _print_json(document: bytes) -> None:
+    with _failed_writes():
+        print_json(document)
 
 
 def _run_event_loop(session: Coroutine[Any, Any, None]) -> None:
@@ -353,7 +365,7 @@ class _Session:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, runner.interrupt)
         if not self.as_json:
-            _print("\n".join(header_lines(self.options, self.server)))
+            _print_lines(header_lines(self.options, self.server))
         for workload in self.workloads:
             try:
                 result = await runner.run(workload)
@@ -376,7 +388,7 @@ class _Session:
         if result.measured_s:
             self.results.append(result)
             if not self.as_json:
-                _print("\n".join(result_lines(result, self.options)))
+                _print_lines(result_lines(result, self.options))
         if result.connection_error:
             self.failure = ConnectionLost(
                 f"lost all connections to {format_address(self.options.address)}: {result.connection_error}"
@@ -388,7 +400,9 @@ class _Session:
         Raises the recorded failure, SystemExit after an interrupt, or an error if a result has no cycles or has errors.
         """
         if self.as_json:
-            _print(codec.dumps(json_document(self.options, self.server, self.results, interrupted=self.interrupted)))
+            _print_json(
+                codec.dumps(json_document(self.options, self.server, self.results, interrupted=self.interrupted))
+            )
         if self.failure is not None:
             raise self.failure
         if self.interrupted:
@@ -439,10 +453,10 @@ def _run_profile(profile: str, host: str, port: int, namespace: str | None, time
         interrupted = True
     if as_json:
         rows = [_json_phase(result) for result in results]
-        _print(codec.dumps({"profile": profile, "interrupted": interrupted, "phases": rows}))
+        _print_json(codec.dumps({"profile": profile, "interrupted": interrupted, "phases": rows}))
     else:
         rows_of_text = [_phase_row(result) for result in results]
-        _print("\n".join(table(PHASE_HEADERS, rows_of_text, right_aligned=range(1, len(PHASE_HEADERS)))))
+        _print_lines(table(PHASE_HEADERS, rows_of_text, right_aligned=range(1, len(PHASE_HEADERS))))
     if interrupted:
         raise SystemExit(INTERRUPTED)
     errors = [f"{result.phase.name}: {_format_counts(result)}" for result in results if result.errors]

@@ -12,6 +12,7 @@ import click
 from genie.access import AccessControl
 from genie.cli.configuration import Configuration
 from genie.cli.options import InvalidArgument, json_option, replace_variables_by_options
+from genie.cli.output import print_json, print_lines
 from genie.cli.serve import check_advertised, check_exposure, serve
 from genie.config import SECRETS, Settings, file_key
 from genie.protocol import codec
@@ -42,7 +43,7 @@ def check(ctx: click.Context, /, **options: Any) -> None:
     errors = asyncio.run(_find_errors(settings))
     if errors:
         raise InvalidArgument("\n".join(map(replace_variables_by_options, errors)))
-    click.echo(f"{configuration.path or 'the configuration'}: valid")
+    print_lines(f"{configuration.path or 'the configuration'}: valid")
 
 
 async def _find_errors(settings: Settings) -> list[str]:
@@ -78,11 +79,11 @@ def show(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
         if name in values
     ]
     if as_json:
-        click.echo(codec.dumps({"settings": rows}))
+        print_json(codec.dumps({"settings": rows}))
         return
     widths = [max(len(_text(row[column])) for row in rows) for column in ("key", "value")]
     for row in rows:
-        click.echo(f"{row['key']:<{widths[0]}}  {_text(row['value']):<{widths[1]}}  {row['source']}")
+        print_lines(f"{row['key']:<{widths[0]}}  {_text(row['value']):<{widths[1]}}  {row['source']}")
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -13,6 +13,7 @@ from genie.cli.admin_client import AdminClient, admin_options, decode_response, 
 from genie.cli.format import clip, duration, wrap_text
 from genie.cli.inspect import INDENT, TRANSACTION_COLUMNS
 from genie.cli.options import WholeNumber, json_option, one_line_errors, timeout_option
+from genie.cli.output import print_json, print_lines
 from genie.protocol import codec
 
 COLUMNS = 80
@@ -45,7 +46,10 @@ def deadlocks(
         AdminClient(admin_host, admin_port, namespace, timeout), lambda client: client.get("/api/deadlocks", limit)
     )
     listed = decode_response(response, Deadlocks)
-    click.echo(codec.dumps(response) if as_json else "\n".join(_report_lines(listed, time.time() * 1000)))
+    if as_json:
+        print_json(codec.dumps(response))
+    else:
+        print_lines(*_report_lines(listed, time.time() * 1000))
 
 
 def _report_lines(listed: Deadlocks, now_ms: float) -> Iterator[str]:

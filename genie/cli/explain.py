@@ -21,6 +21,7 @@ from genie.cli.options import (
     server_options,
     timeout_option,
 )
+from genie.cli.output import print_json, print_lines
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 from genie.protocol.resources import EXCLUSIVE
@@ -54,10 +55,13 @@ def explain(id: int, as_json: bool, host: str, port: int, namespace: str | None,
         host, port, namespace=namespace, timeout_s=timeout, operation=lambda client: _query_replies(client, id)
     )
     with checked_reply():
-        text = "\n".join(_report_lines(replies, time.time() * 1000))
-    if not text:
+        lines = list(_report_lines(replies, time.time() * 1000))
+    if not lines:
         raise click.ClickException(f"request {id} does not exist or has ended")
-    click.echo(codec.dumps(replies) if as_json else text)
+    if as_json:
+        print_json(codec.dumps(replies))
+    else:
+        print_lines(*lines)
 
 
 async def _query_replies(client: Querier, id: int) -> Replies:

@@ -58,9 +58,14 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 def width(text: str) -> int:
     """Return the number of terminal columns that a text occupies: two for a wide character, none for a combining one."""
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
+    if text.isascii():
+        return len(text)
+    return sum(0 if _combines(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def _combines(char: str) -> bool:
+    """Return whether a terminal draws a character over the one before: a mark, or a vowel or final of a Hangul syllable."""
+    return unicodedata.category(char) in ("Mn", "Me") or "\u1160" <= char <= "\u11ff"
 
 
 def clip(text: str, columns: int) -> str:

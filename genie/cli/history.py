@@ -14,6 +14,7 @@ from msgspec import json
 
 from genie.cli.format import duration, join_names, table
 from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
+from genie.cli.output import print_json, print_lines
 from genie.config import NAMESPACE
 from genie.history.gantt import draw
 from genie.history.records import UnreadableHistory
@@ -127,9 +128,9 @@ def history(
     except (UnreadableHistory, OSError) as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        click.echo(json.encode(result).decode())
+        print_json(json.encode(result))
     else:
-        click.echo("\n".join(_report(result, time.time() * 1000)))
+        print_lines(*_report(result, time.time() * 1000))
 
 
 def _report(result: Result, now_ms: float) -> Iterator[str]:

@@ -20,6 +20,7 @@ from genie.cli.options import (
     server_options,
     timeout_option,
 )
+from genie.cli.output import print_json, print_lines
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 from genie.text import printable
@@ -78,11 +79,11 @@ def inspect(
         operation=lambda client: _query(client, limit, resource=name, transaction=transaction, id=id),
     )
     if as_json:
-        click.echo(codec.dumps(payload))
+        print_json(codec.dumps(payload))
         return
     with checked_reply():
-        text = "\n".join(_report_lines(payload, time.time() * 1000))
-    click.echo(text)
+        lines = list(_report_lines(payload, time.time() * 1000))
+    print_lines(*lines)
 
 
 async def _query(client: Querier, limit: int | None, **filters: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from genie.cli.options import one_line
+from genie.cli.output import printable_message
 
 
 class LazyGroup(click.Group):
@@ -32,6 +33,14 @@ class LazyGroup(click.Group):
         self._package = package
         self._extra = extra
         self._modules = {name: name for name in names} | dict(modules or {})
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Execute a command. If it fails, escape the error message, which may contain an argument or the text of a server."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            error.message = printable_message(error.message)  # type: ignore[misc] # click declares it final
+            raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names of the commands."""

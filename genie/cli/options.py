@@ -22,6 +22,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 import click
 from click.core import ParameterSource
 
+from genie.cli.output import print_message
 from genie.client.aio import Client
 from genie.client.commands import Inspect
 from genie.client.config import DEFAULT_HOST, DEFAULT_PORT, Address, ClientOptions, format_address, parse_addresses
@@ -61,7 +62,7 @@ def is_service_link(option: click.Option, value: str) -> bool:
     if option.type.name == PortType.name:
         warning = ignored_service_link(str(option.envvar), value)
         if warning is not None:
-            click.echo(f"genie: {warning}", err=True)
+            print_message(warning)
     return warning is not None
 
 

@@ -12,6 +12,7 @@ from genie.cli.admin_client import AdminClient, admin_options, decode_response, 
 from genie.cli.format import duration, table
 from genie.cli.inspect import INDENT
 from genie.cli.options import WholeNumber, json_option, one_line_errors, timeout_option
+from genie.cli.output import print_json, print_lines
 from genie.core.lock_order import ANALYSED_PER_S, describe_edge
 from genie.protocol import codec
 from genie.text import printable
@@ -49,9 +50,9 @@ def order(
     )
     shown = decode_response(response, Order)
     if as_json:
-        click.echo(codec.dumps(response))
+        print_json(codec.dumps(response))
     else:
-        click.echo("\n".join(_dot_lines(shown) if dot else _report_lines(shown, time.time() * 1000)))
+        print_lines(*(_dot_lines(shown) if dot else _report_lines(shown, time.time() * 1000)))
 
 
 def _report_lines(shown: Order, now_ms: float) -> Iterator[str]:

@@ -24,10 +24,10 @@ from genie.cli.options import (
     server_options,
     timeout_option,
 )
+from genie.cli.output import print_json, print_lines
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
-from genie.text import printable
 
 MAX_CONCURRENT_COMMANDS = 100
 NOT_RELEASED = "not released"
@@ -86,15 +86,18 @@ def release(
 
     if id is not None:
         reason = run(lambda client: client.release(id))
-        click.echo(codec.dumps({"id": id, "reason": reason}) if as_json else f"{id} is released: {reason}")
+        if as_json:
+            print_json(codec.dumps({"id": id, "reason": reason}))
+        else:
+            print_lines(f"{id} is released: {reason}")
         return
     targets = run(
         lambda client: _list_prefix(client, prefix) if prefix else _list_transaction(client, str(transaction))
     )
     if not as_json:
         with checked_reply():
-            text = "\n".join(_target_lines(targets, time.time() * 1000))
-        click.echo(text)
+            lines = list(_target_lines(targets, time.time() * 1000))
+        print_lines(*lines)
     if targets.ids and not yes:
         requests = "this request" if len(targets.ids) == 1 else f"these {len(targets.ids):,} requests"
         click.confirm(f"Release {requests}?", abort=True)
@@ -212,12 +215,12 @@ def _print_outcomes(targets: ReleaseList, reasons: list[str], *, as_json: bool) 
     any_rejected = any(reason.startswith(NOT_RELEASED) for reason in reasons)
     if as_json:
         rows = [{"id": id_, "reason": reason} for id_, reason in reason_by_id.items()]
-        click.echo(codec.dumps({"released": rows, "complete": targets.complete}))
+        print_json(codec.dumps({"released": rows, "complete": targets.complete}))
     else:
         released_count = sum(reason == "success" for reason in reasons)
-        click.echo(f"Released: {released_count:,}")
+        print_lines(f"Released: {released_count:,}")
         for id_, reason in reason_by_id.items():
             if reason != "success":
-                click.echo(f"  {id_}: {printable(reason)}")
+                print_lines(f"  {id_}: {reason}")
     if any_rejected:
         raise SystemExit(1)

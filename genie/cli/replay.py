@@ -16,6 +16,7 @@ import msgspec
 from genie.cli.format import duration, table
 from genie.cli.history import UNITS_S, TimeType, format_time, read_window
 from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
+from genie.cli.output import print_json, print_lines
 from genie.config import NAMESPACE
 from genie.history.records import Gap, Line, UnreadableHistory
 from genie.history.replay import Change, Diverged, Outcome, Replay, Step, TooManyRequests, what_if
@@ -157,11 +158,11 @@ def _compare(terms: Iterator[Iterator[Line]], begin: float, change: Change, *, a
     recorded, simulated = what_if(count_gaps(chain.from_iterable(terms)), begin, change)
     if as_json:
         both = {"recorded": _summary(recorded), "simulated": _summary(simulated), "gaps": gaps}
-        click.echo(msgspec.json.encode(both).decode())
+        print_json(msgspec.json.encode(both))
     else:
-        click.echo("\n".join(_comparison(recorded, simulated)))
+        print_lines(*_comparison(recorded, simulated))
         if gaps:
-            click.echo(f"Events are missing in {gaps:,} places, because the disk or the archiver was too slow.")
+            print_lines(f"Events are missing in {gaps:,} places, because the disk or the archiver was too slow.")
 
 
 def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, limit: int, *, as_json: bool) -> None:
@@ -188,21 +189,21 @@ def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, lim
             _print_steps(steps, total)
         raise
     if as_json:
-        click.echo(msgspec.json.encode({"steps": steps, "total": total, "grants": grants, "ends": ends}).decode())
+        print_json(msgspec.json.encode({"steps": steps, "total": total, "grants": grants, "ends": ends}))
         return
     _print_steps(steps, total)
     if is_cut_off:
-        click.echo(
+        print_lines(
             "The record of a leadership ends in the middle of a step: its server was killed, or its disk was full."
         )
-    click.echo(f"{grants:,} grants and {ends:,} ends are the same as recorded.")
+    print_lines(f"{grants:,} grants and {ends:,} ends are the same as recorded.")
 
 
 def _print_steps(steps: list[Step], total: int) -> None:
     for step in steps:
-        click.echo("\n".join(_step_lines(step)))
+        print_lines(*_step_lines(step))
     if total > len(steps):
-        click.echo(f"The first {len(steps):,} of {total:,} steps are shown (--limit).")
+        print_lines(f"The first {len(steps):,} of {total:,} steps are shown (--limit).")
 
 
 def _step_lines(step: Step) -> Iterator[str]:

@@ -36,6 +36,7 @@ from genie.cli.options import (
     seconds,
     server_options,
 )
+from genie.cli.output import print_message
 from genie.client.aio import Client, Lock
 from genie.client.config import ClientOptions, parse_addresses
 from genie.client.note import default_note
@@ -177,11 +178,11 @@ class LockedCommand:
         self._status_of_genie = LOST
         program = self._options.command[0]
         if self._child_process is None:
-            _print_message(f"{one_line(error)}; {program} was not started")
+            print_message(f"{one_line(error)}; {program} was not started")
         elif self._child_process.poll() is not None:
-            _print_message(f"{one_line(error)}; {program} had just ended")
+            print_message(f"{one_line(error)}; {program} had just ended")
         else:
-            _print_message(f"{one_line(error)}; ending {program}")
+            print_message(f"{one_line(error)}; ending {program}")
             await self._terminate_child()
 
     def _fail(self, error: Exception, status: int) -> None:
@@ -191,9 +192,9 @@ class LockedCommand:
         """
         if self._child_process is None:
             self._status_of_genie = status
-            _print_message(one_line(error))
+            print_message(one_line(error))
         else:  # the command ended while the locks were held; releasing them failed
-            _print_message(f"the locks were not released and will time out: {one_line(error)}")
+            print_message(f"the locks were not released and will time out: {one_line(error)}")
 
     # -- the command --------------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class LockedCommand:
             self._child_process = subprocess.Popen(self._options.command, env=environment, close_fds=False)  # noqa: S603 - the user's command
         except OSError as error:
             self._status_of_genie = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-            _print_message(f"{program}: {error.strerror or error}")
+            print_message(f"{program}: {error.strerror or error}")
             return False
         return True
 
@@ -235,7 +236,7 @@ class LockedCommand:
             try:
                 self._child_process.send_signal(number)
             except PermissionError:
-                _print_message(
+                print_message(
                     f"{self._options.command[0]} runs as another user: no permission to send it signal {number}"
                 )
 
@@ -295,10 +296,6 @@ def _is_in_foreground() -> bool:
         return False
     finally:
         os.close(terminal)
-
-
-def _print_message(text: str) -> None:
-    click.echo(f"genie: {text}", err=True)
 
 
 def run_locked(options: RunOptions) -> int:

@@ -16,6 +16,7 @@ from genie.cli.options import (
     server_options,
     timeout_option,
 )
+from genie.cli.output import print_json, print_lines
 from genie.client.config import Address, format_address
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
@@ -62,7 +63,7 @@ def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: 
             "held": held,
             "waiting": waiting,
         }
-        click.echo(codec.dumps(document))
+        print_json(codec.dumps(document))
     else:
         counts = f"; requests held: {held}, waiting: {waiting}" if totals else ""
-        click.echo(f"{address} responded in {round_trip_ms:.1f} ms{counts}\n{server}")
+        print_lines(f"{address} responded in {round_trip_ms:.1f} ms{counts}", server)

@@ -24,6 +24,7 @@ from genie.cli.options import (
     run_async,
     source_of,
 )
+from genie.cli.output import print_json, print_lines
 from genie.config import NAMESPACE
 from genie.protocol import codec
 from genie.protocol.diagnostics import namespace_error
@@ -125,10 +126,9 @@ def check(as_json: bool, url: str, namespace: str) -> None:
     if report is None:
         raise InvalidArgument(f"Redis has no namespace {namespace!r}")
     if as_json:
-        click.echo(codec.dumps(to_builtins(report)))
+        print_json(codec.dumps(to_builtins(report)))
     else:
-        for line in _describe(report):
-            click.echo(line)
+        print_lines(*_describe(report))
     raise SystemExit(0 if report.sound else 1)
 
 
@@ -180,7 +180,7 @@ def export(file: Path, url: str, namespace: str) -> None:
     with _output(file) as output:
         output.writelines(lines)
     if str(file) != "-":
-        click.echo(f"exported {header.namespace} at {header.position} to {file}", err=True)
+        print_lines(f"exported {header.namespace} at {header.position} to {file}", err=True)
 
 
 @contextmanager
@@ -225,4 +225,4 @@ def import_(file: Path, replace: bool, url: str, namespace: str) -> None:
         raise InvalidArgument(f"cannot read {file}: {error.strerror or error}") from None
     epoch, replaced = run_async(import_namespace(url, namespace, header, state, replace=replace))
     former = f", replaced {_count(replaced, 'record')}" if replaced else ""
-    click.echo(f"imported {_count(len(state.changes), 'record')} into {namespace}, epoch {epoch}{former}", err=True)
+    print_lines(f"imported {_count(len(state.changes), 'record')} into {namespace}, epoch {epoch}{former}", err=True)

@@ -23,6 +23,7 @@ from genie.admin.models import Edge, HotList, State, Waits
 from genie.cli.admin_client import AdminClient, admin_options, decode_response, query_admin
 from genie.cli.format import Column, clip, duration, fit_table, wrap_items
 from genie.cli.options import json_option, one_line, one_line_errors, run_async, seconds, timeout_option
+from genie.cli.output import print_json, print_lines
 from genie.errors import GenieError
 from genie.protocol import codec
 
@@ -378,11 +379,10 @@ def top(
     client = AdminClient(admin_host, admin_port, namespace, timeout)
     console = Console(markup=False, highlight=False, emoji=False)
     if as_json:
-        click.echo(codec.dumps(query_admin(client, _query_state)))
+        print_json(codec.dumps(query_admin(client, _query_state)))
     elif once or not console.is_terminal or console.is_dumb_terminal:
         columns = console.width if console.is_terminal else COLUMNS
-        for line in render(query_admin(client, _query_snapshot), columns, rows=None):
-            click.echo(line.text)
+        print_lines(*(line.text for line in render(query_admin(client, _query_snapshot), columns, rows=None)))
     else:
         raise SystemExit(run_async(_Screen(console, client, every).run()))
 

@@ -19,6 +19,7 @@ from genie.cli.options import (
     server_options,
     timeout_option,
 )
+from genie.cli.output import print_json, print_lines
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 from genie.text import printable
@@ -67,10 +68,13 @@ def waits(
     )
     with checked_reply():
         if as_json:
-            text = codec.dumps(_json_graph(payload)).decode()
+            document = codec.dumps(_json_graph(payload))
         else:
-            text = "\n".join(_dot_lines(payload) if dot else _report_lines(payload, time.time() * 1000))
-    click.echo(text)
+            lines = list(_dot_lines(payload) if dot else _report_lines(payload, time.time() * 1000))
+    if as_json:
+        print_json(document)
+    else:
+        print_lines(*lines)
 
 
 def _json_graph(payload: Payload) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from contextlib import AsyncExitStack, suppress
 import click
 
 from genie.cli.options import json_option, one_line_errors, run_async, server_options, timeout_option
+from genie.cli.output import print_json, print_lines, print_message
 from genie.client.aio import Client
 from genie.client.aio_connection import AsyncConnection, TransportHandler
 from genie.client.config import Address, ClientOptions, parse_addresses
 from genie.client.watches import Change
 from genie.protocol import codec
-from genie.text import printable
 
 STATE_COLUMNS = len("unlocked")
 SESSION_TIMEOUT_S = 10.0
@@ -39,7 +39,7 @@ def watch(prefix: str, as_json: bool, host: str, port: int, namespace: str | Non
     """
     watching = _watch(
         prefix,
-        format_change=_format_json if as_json else _format_text,
+        print_change=_print_json if as_json else _print_text,
         addresses=parse_addresses(host, port),
         namespace=namespace,
         connect_timeout=timeout,
@@ -54,7 +54,7 @@ def watch(prefix: str, as_json: bool, host: str, port: int, namespace: str | Non
 async def _watch(
     prefix: str,
     *,
-    format_change: Callable[[Change], str],
+    print_change: Callable[[Change], None],
     addresses: list[Address],
     namespace: str | None,
     connect_timeout: float,
@@ -71,9 +71,9 @@ async def _watch(
             changes = client.watch(prefix)
             async for change in changes:
                 if changes.truncated and not was_truncated:
-                    _print_message("the server did not list all held locks: the output is incomplete")
+                    print_message("the server did not list all held locks: the output is incomplete")
                 was_truncated = changes.truncated
-                click.echo(format_change(change))
+                print_change(change)
         except asyncio.CancelledError:
             stack.pop_all()  # closing the client would wait for the server; this client has no locks to release
             if not pipe.reader_exited:
@@ -82,20 +82,15 @@ async def _watch(
             pipe.close()
 
 
-def _format_text(change: Change) -> str:
-    owner = "" if change.transaction is None else f" of {printable(change.transaction)}"
-    return f"{change.state:{STATE_COLUMNS}}  {change.mode}:{printable(change.resource)}  {change.id}{owner}"
+def _print_text(change: Change) -> None:
+    owner = "" if change.transaction is None else f" of {change.transaction}"
+    print_lines(f"{change.state:{STATE_COLUMNS}}  {change.mode}:{change.resource}  {change.id}{owner}")
 
 
-def _format_json(change: Change) -> str:
+def _print_json(change: Change) -> None:
     owner = {} if change.transaction is None else {"transactionName": change.transaction}
     fields = {"state": change.state, "resource": change.resource, "mode": change.mode, "id": change.id, **owner}
-    return codec.dumps(fields).decode()
-
-
-def _print_message(text: str) -> None:
-    """Print a message on stderr."""
-    click.echo(f"genie: {text}", err=True)
+    print_json(codec.dumps(fields))
 
 
 class _PipeMonitor:
@@ -154,4 +149,4 @@ class _WatcherConnection(AsyncConnection):
         was_up = self.session.up
         super().on_disconnected(handler, reason)
         if was_up and not self.session.up and not self._closed:
-            _print_message(f"connection lost ({reason}); changes are printed once it is restored")
+            print_message(f"connection lost ({reason}); changes are printed once it is restored")

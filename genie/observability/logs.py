@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 import structlog
 
-from genie.text import printable
+from genie.text import printable, printable_json
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "console", "json")
@@ -26,10 +27,9 @@ def configure(level: str, form: str) -> None:
     ]
     logger: Callable[..., _TolerantLogger]
     if console:
-        # The default traceback shows the values of variables, which may be secrets.
         processors.append(_make_printable)
-        plain = structlog.dev.plain_traceback
-        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), exception_formatter=plain))
+        colors = sys.stdout.isatty()
+        processors.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback))
         logger = lambda *_: _TolerantLogger(structlog.PrintLogger(sys.stdout))  # noqa: E731
     else:
         processors += [
@@ -84,11 +84,19 @@ def _make_printable(_: object, __: str, event_dict: structlog.typing.EventDict) 
     return {name: printable(value) if isinstance(value, str) else value for name, value in event_dict.items()}
 
 
+def _write_traceback(output: TextIO, error: structlog.typing.ExcInfo) -> None:
+    """Write a traceback, escaped. The default of structlog also shows the values of variables, which may be secrets."""
+    plain = io.StringIO()
+    structlog.dev.plain_traceback(plain, error)
+    output.write("\n".join(map(printable, plain.getvalue().split("\n"))))
+
+
 def _put_event_first(_: object, __: str, event_dict: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Put `event` first in the JSON line."""
     return {"event": event_dict.pop("event", None), **event_dict}
 
 
 def _dumps(value: object, **_: object) -> bytes:
-    """Encode a log event as JSON; values of other types as strings."""
-    return orjson.dumps(value, default=str)
+    """Encode a log event as JSON; values of other types as strings. What could control a terminal is escaped."""
+    encoded = orjson.dumps(value, default=str)
+    return encoded if encoded.isascii() else printable_json(encoded)

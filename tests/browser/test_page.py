@@ -451,3 +451,41 @@ def test_files_have_content_types_and_security_headers(server: Genie, path: str,
     assert fetch(address(server) + path, **{"If-None-Match": headers["ETag"]})[0] == 304
     assert b"style=" not in body
     assert b"innerHTML" not in body
+
+
+INVISIBLE = "\u202e\u2066\u2028\u200b\u00ad\u3000\U000e0041"
+"""Characters that the protocol allows in names, and that a reader does not see, or that change the order of the others."""
+SHOWN = """return [document.title, document.body.innerText, document.body.textContent,
+    ...Array.from(document.querySelectorAll("[title], [aria-label]"), (each) =>
+        `${each.getAttribute("title")} ${each.getAttribute("aria-label")}`)].join(" ")"""
+ESCAPED = """const done = arguments[arguments.length - 1];
+    import("./format.js").then(({ escapeInvisible }) => done(Array.from(arguments[0], escapeInvisible)));"""
+
+
+async def test_what_the_page_shows_has_no_invisible_characters(server: Genie, browser: Browser) -> None:
+    wire, other = await Wire.connect(server.address), await Wire.connect(server.address)
+    names = {"note": f"note{INVISIBLE}", **LONG}
+    await wire.lock(f"exclusive:one{INVISIBLE}", transactionName=f"t1{INVISIBLE}", **names)
+    await other.lock(f"exclusive:two{INVISIBLE}", transactionName=f"t2{INVISIBLE}", **names)
+    waits = await other.request(f"exclusive:one{INVISIBLE}", transactionName=f"t2{INVISIBLE}", **names)
+    await wire.request(
+        f"exclusive:two{INVISIBLE}", transactionName=f"t1{INVISIBLE}", **names
+    )  # a deadlock, which ends it
+    browser.open(server)
+    browser.select(waits)
+    browser.until_text("#details dl", "note\u2039202E\u203a")
+    browser.one(".ring")
+    browser.click("#details .danger")
+    browser.until_text("#release", "one\u2039202E\u203a")
+    shown = browser.chrome.execute_script(SHOWN)
+    assert shown.count("\u20392066\u203a") > 10
+    assert not [char for char in INVISIBLE if char in shown]
+
+
+def test_the_page_escapes_what_a_terminal_does_not_print(server: Genie, browser: Browser) -> None:
+    browser.open(server)
+    characters = [*map(chr, (0x1B, 0x9B, 0x85, 0x0A, 0x7F, 0x00, 0xA0, 0xE000)), *INVISIBLE, *"a \u00e9\u53e3-"]
+    escaped = browser.chrome.execute_async_script(ESCAPED, characters)
+    assert [shown == char for char, shown in zip(characters, escaped, strict=True)] == [
+        *map(str.isprintable, characters)
+    ]

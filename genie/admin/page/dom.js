@@ -1,6 +1,11 @@
-// Create and update elements. Clients choose names of resources: they become text nodes and attributes, never markup.
+// Create and update elements. Clients choose names of resources: they become text nodes and attributes, never markup, and
+// what a person reads of them is escaped.
+
+import { escapeInvisible } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
+
+const READ = new Set(["title", "aria-label"]); // attributes that a person reads; the others keep their exact values
 
 /** The arrow head for `marker-end`, defined in index.html. */
 export const ARROW = "url(#arrow)";
@@ -18,15 +23,16 @@ export function svg(tag, attributes = {}, ...children) {
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name, value);
-    else if (value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+    else if (value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : READ.has(name) ? escapeInvisible(`${value}`) : value);
   }
-  element.append(...children.filter((child) => child !== undefined));
+  element.append(...children.filter((child) => child !== undefined).map((child) => (child instanceof Node ? child : escapeInvisible(`${child}`))));
   return element;
 }
 
-/** Set the text of an element unless it is equal already: so a selection of the user is kept. */
+/** Set the text of an element, escaped, unless it is equal already: so a selection of the user is kept. */
 export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const shown = escapeInvisible(text);
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 /**

@@ -2,7 +2,7 @@
 
 const INTEGER = new Intl.NumberFormat("en");
 
-const INVISIBLE = /[\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}]/gu;
+const INVISIBLE = /[\p{C}\p{Zl}\p{Zp}]|[^\P{Zs} ]/gu;
 
 export const formatCount = (number) => INTEGER.format(number);
 

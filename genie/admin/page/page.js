@@ -3,8 +3,8 @@
 import { api, RequestRejected, ServerUnavailable, token } from "./api.js";
 import { DeadlockList } from "./deadlocks.js";
 import { Details } from "./details.js";
-import { setText } from "./dom.js";
-import { formatDuration, splitResource } from "./format.js";
+import { html, setText } from "./dom.js";
+import { escapeInvisible, formatDuration, splitResource } from "./format.js";
 import { Graph } from "./graph.js";
 import { InversionList } from "./lockorder.js";
 import { NamespaceSelect } from "./namespaces.js";
@@ -141,13 +141,9 @@ function showHeader({ version, namespace, namespaces, role, store, uptime }) {
   const texts = [role, store === "memory" ? "in memory" : store, `up ${formatDuration(uptime)}`, version];
   if (namespaces.length === 1) texts.unshift(namespace);
   byId("server").replaceChildren(
-    ...texts.map((text) => {
-      const span = document.createElement("span");
-      span.textContent = text;
-      return span;
-    }),
+    ...texts.map((text) => html("span", {}, text)),
   );
-  document.title = `${namespace} · Genie`;
+  document.title = `${escapeInvisible(namespace)} · Genie`;
 }
 
 function onFailure(error) {

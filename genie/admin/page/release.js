@@ -1,7 +1,7 @@
 // The dialog that releases a lock or cancels a waiting request, after a confirmation.
 
 import { api, RequestRejected } from "./api.js";
-import { html } from "./dom.js";
+import { html, setText } from "./dom.js";
 import { abbreviate, escapeInvisible, pluralize, requestLabel } from "./format.js";
 
 const MAX_RESOURCES = 10;
@@ -55,12 +55,12 @@ export class ReleaseDialog {
       cancel.textContent = "Close";
       cancel.focus();
       result.className = "result good";
-      result.textContent = reason === "success" ? "Released." : `It had already ended: ${reason}.`;
+      setText(result, reason === "success" ? "Released." : `It had already ended: ${reason}.`);
       this.onReleased();
     } catch (error) {
       confirm.disabled = false;
       result.className = "result bad";
-      result.textContent = describeFailure(error);
+      setText(result, describeFailure(error));
     }
   }
 }

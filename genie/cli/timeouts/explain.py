@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 import click
 
 from genie.cli.options import WholeNumber, json_option, one_line_errors
+from genie.cli.output import print_json, print_lines
 from genie.cli.timeouts.options import ledger_options
 from genie.protocol import codec
 from genie.timeouts import Ledger
@@ -48,9 +49,12 @@ def explain(url: str, ledger: Ledger, limit: int, as_json: bool) -> None:
     """
     explanation = asyncio.run(_explain(url, ledger, limit))
     for transfer in explanation.expired:
-        click.echo(codec.dumps(_json_fields(transfer)) if as_json else _describe(transfer, explanation))
+        if as_json:
+            print_json(codec.dumps(_json_fields(transfer)))
+        else:
+            print_lines(_describe(transfer, explanation))
     if not as_json:
-        click.echo(_summarize(explanation, limit))
+        print_lines(_summarize(explanation, limit))
 
 
 async def _explain(url: str, ledger: Ledger, limit: int) -> Explanation:

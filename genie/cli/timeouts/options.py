@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from genie.cli.options import WholeNumber
+from genie.cli.output import print_message
 from genie.cli.timeouts.ledger_file import read_ledger
 from genie.timeouts import Ledger
 
@@ -106,7 +107,7 @@ def progress_reporter(every: int, unit: str) -> Iterator[Callable[[int, int], No
         def print_line(done: int, total: int) -> None:
             nonlocal reported
             if done // every > reported // every:  # a multiple of `every` was passed since the last line
-                click.echo(f"genie: {done:,} of {total:,} {unit}", err=True)
+                print_message(f"{done:,} of {total:,} {unit}")
                 reported = done
 
         yield print_line

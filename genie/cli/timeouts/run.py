@@ -17,10 +17,12 @@ from typing import Any
 import click
 
 from genie.cli.options import RESPONSE_TIMEOUT_S, WholeNumber, one_line, one_line_errors, seconds, server_options
+from genie.cli.output import print_message
 from genie.cli.timeouts.options import ledger_options, progress_option
 from genie.client.aio import Client
 from genie.client.config import ClientOptions, parse_addresses
 from genie.protocol import codec
+from genie.text import printable_json
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutHandler, TimeoutRun
 from genie.timeouts.handler import MAX_BATCH, lock_resource
 from genie.timeouts.queries import MAX_UNLISTED_STATES
@@ -104,12 +106,14 @@ class StdoutDelivery:
 def _json_lines(expired: Iterable[ExpiredTransfer]) -> bytes:
     """Encode transfers as JSON, one on each line."""
     return b"".join(
-        codec.dumps(
-            {
-                "transferId": transfer.transfer_id,
-                "expirationDate": f"{transfer.expiration_date.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z",
-                "state": transfer.state,
-            }
+        printable_json(
+            codec.dumps(
+                {
+                    "transferId": transfer.transfer_id,
+                    "expirationDate": f"{transfer.expiration_date.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z",
+                    "state": transfer.state,
+                }
+            )
         )
         + b"\n"
         for transfer in expired
@@ -269,7 +273,7 @@ class _Service:
         `run` is None if the handler did nothing because another replica is running.
         """
         if run is None:
-            _print_message("another replica is running")
+            print_message("another replica is running")
             return 0
         self._on_run(run)
         return 1 if run.rejected else 0
@@ -286,12 +290,12 @@ class _Service:
             return
         if isinstance(outcome, TimeoutRun) and self.waiting_since is not None:
             waited_s = (self.now() - self.waiting_since).total_seconds()
-            _print_message(f"{self._lock_name} acquired after {waited_s:,.0f} s")
+            print_message(f"{self._lock_name} acquired after {waited_s:,.0f} s")
         self.waiting_since = None
         if isinstance(outcome, Exception):
             text = one_line(outcome)
             if text != self.last_error:
-                _print_message(text)
+                print_message(text)
             self.last_error = text
         else:
             self.last_error = ""
@@ -311,7 +315,7 @@ class _Service:
         elif self.wait_printed_at is not None and now - self.wait_printed_at < WAIT_REPORT_INTERVAL:
             return
         self.wait_printed_at = now
-        _print_message(
+        print_message(
             f"{self._lock_name} is held by another replica, waiting since {self.waiting_since:%Y-%m-%dT%H:%M:%SZ}"
         )
 
@@ -328,12 +332,12 @@ class _Service:
         is_progress_due = has_passed_multiple if run.lagging else has_caught_up
         if is_progress_due:
             total = f" of {self.initial_last_change_id:,}" if last <= self.initial_last_change_id else ""
-            _print_message(f"read up to state change {last:,}{total}")
+            print_message(f"read up to state change {last:,}{total}")
         self.was_lagging = run.lagging
         self._print_unlisted(run)
         if run.expired:
             rejected = f", {run.rejected:,} rejected: {self.delivery.last_error}" if run.rejected else ""
-            _print_message(f"{run.expired:,} expired{rejected}")
+            print_message(f"{run.expired:,} expired{rejected}")
 
     def _print_unlisted(self, run: TimeoutRun) -> None:
         """Print the unlisted states that a run has read for the first time. At most `MAX_UNLISTED_STATES` are printed."""
@@ -342,7 +346,7 @@ class _Service:
             return
         self.printed_states.update(unprinted)
         states = ", ".join(f"{state} (state changes: {count:,})" for state, count in unprinted.items())
-        _print_message(f"neither processing nor final states, in which transfers do not expire: {states}")
+        print_message(f"neither processing nor final states, in which transfers do not expire: {states}")
 
     def _on_signal(self, number: int) -> None:
         """Cancel the service at the first signal.
@@ -352,11 +356,6 @@ class _Service:
         if self.stop_signal is None and self.task is not None:
             self.stop_signal = number
             self.task.cancel()
-
-
-def _print_message(text: str) -> None:
-    """Print a message on stderr."""
-    click.echo(f"genie: {text}", err=True)
 
 
 def run_service(options: RunOptions) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from genie.cli.options import WholeNumber, one_line_errors
+from genie.cli.output import print_lines
 from genie.cli.timeouts.options import (
     ROWS_HELP,
     ledger_options,
@@ -69,7 +70,7 @@ def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, progre
     seed = secrets.randbelow(1_000_000_000) if seed is None else seed
     data_set = DataSet(seed=seed, currencies=tuple(currencies.split(",")), **options)
     changes = asyncio.run(_generate(url, ledger, data_set, progress_every))
-    click.echo(f"{data_set.transfers:,} transfers with {changes:,} state changes; seed {seed}")
+    print_lines(f"{data_set.transfers:,} transfers with {changes:,} state changes; seed {seed}")
 
 
 async def _generate(url: str, ledger: Ledger, data_set: DataSet, progress_every: int) -> int:
@@ -95,7 +96,7 @@ def shift(url: str, ledger: Ledger, hours: float, progress_every: int) -> None:
     if abs(hours) > MAX_HOURS:
         raise ValueError(f"--hours {hours:g}: dates can be shifted by at most a century, {MAX_HOURS} hours")
     shifted = asyncio.run(_shift(url, ledger, timedelta(hours=hours), progress_every))
-    click.echo(f"{shifted:,} transfers: expiration dates shifted by {hours:g} h")
+    print_lines(f"{shifted:,} transfers: expiration dates shifted by {hours:g} h")
 
 
 async def _shift(url: str, ledger: Ledger, by: timedelta, progress_every: int) -> int:
@@ -117,7 +118,7 @@ async def _shift(url: str, ledger: Ledger, by: timedelta, progress_every: int) -
 def finalize(url: str, ledger: Ledger, **options: Any) -> None:
     """Write a final state for the transfers in processing that the handler tracks."""
     finalized = asyncio.run(_finalize(url, ledger, **options))
-    click.echo(f"{finalized:,} transfers are {options['state']}")
+    print_lines(f"{finalized:,} transfers are {options['state']}")
 
 
 async def _finalize(url: str, ledger: Ledger, **options: Any) -> int:

@@ -7,6 +7,7 @@ import asyncio
 import click
 
 from genie.cli.options import json_option, one_line_errors
+from genie.cli.output import print_json, print_lines
 from genie.cli.timeouts.options import ledger_options
 from genie.protocol import codec
 from genie.timeouts import Ledger
@@ -36,13 +37,13 @@ def status(url: str, ledger: Ledger, as_json: bool) -> None:
     if as_json:
         position = {"segment": progress.segment, "last": progress.last, "lag": progress.lag}
         counts = {"pending": progress.pending, "overdue": progress.overdue, "delivered": progress.delivered}
-        click.echo(codec.dumps(position | counts | {"unlisted": dict(progress.unlisted)}))
+        print_json(codec.dumps(position | counts | {"unlisted": dict(progress.unlisted)}))
         return
-    click.echo(f"segment: {progress.segment:,} of {progress.last:,}, lag: {progress.lag:,}")
-    click.echo(f"pending: {progress.pending:,}, overdue: {progress.overdue:,}, delivered: {progress.delivered:,}")
+    print_lines(f"segment: {progress.segment:,} of {progress.last:,}, lag: {progress.lag:,}")
+    print_lines(f"pending: {progress.pending:,}, overdue: {progress.overdue:,}, delivered: {progress.delivered:,}")
     if progress.unlisted:
         states = ", ".join(f"{count:,} {state}" for state, count in progress.unlisted.items())
-        click.echo(f"unlisted: {states}")
+        print_lines(f"unlisted: {states}")
 
 
 async def _query_status(url: str, ledger: Ledger) -> Status:

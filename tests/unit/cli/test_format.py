@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from genie.cli.format import clip, duration, join_names, natural_key, table, width
-from genie.text import printable
+from genie.protocol import codec
+from genie.text import printable, printable_json
 
 
 @pytest.mark.parametrize(
@@ -35,12 +36,24 @@ def test_control_characters_are_escaped() -> None:
     assert printable("konto/ä") == "konto/ä"
 
 
+def test_control_characters_in_json_are_escaped_and_keep_their_values() -> None:
+    value = {"a\x1b[2J\x7f\x9b": ["b\u202e\u2066\u2028\x85\n", "c\U000e0041", "konto/ä\\", 1.5]}
+    encoded = codec.dumps(value)
+    assert printable_json(encoded).decode().isprintable()
+    assert "konto/ä" in printable_json(encoded).decode()
+    assert codec.loads(printable_json(encoded)) == value
+    assert printable_json(b'{"a":1}') == b'{"a":1}'
+
+
 def test_long_names_are_clipped_by_their_width() -> None:
     assert clip("accounts/1234", 13) == "accounts/1234"
     assert clip("accounts/12345", 13) == "accounts/123…"
     assert clip("口座口座口座", 8) == "口座口…"
     assert width(clip("口座口座口座", 8)) == 7
     assert width("e\u0301") == 1
+    assert width("\u2764\ufe0f") == 1
+    assert width("a\u20dd") == 1
+    assert width("\u1112\u1161\u11ab") == 2
 
 
 def test_omitted_names_are_counted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -33,13 +34,23 @@ def test_tracebacks_contain_no_values_of_variables(form: str) -> None:
 HOSTILE = """
 from genie.observability import logs
 import structlog
-logs.configure("info", "console")
+import sys
+logs.configure("info", sys.argv[1])
 structlog.get_logger().warning("rejected", path="/\\u009b2J\\u202e\\u2028x", names=["\\u009b"], nested={"\\u202e": "\\x1b[2J"})
+try:
+    raise RuntimeError("failed at \\u009b2J\\u202e\\x1b[2J")
+except RuntimeError as error:
+    structlog.get_logger().error("defect", exc_info=error)
 """
 
 
-def test_the_console_shows_control_characters_as_escapes() -> None:
-    result = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, text=True, check=True)
-    (line,) = result.stdout.splitlines()
-    assert line.isprintable()
-    assert r"path=/\x9b2J\u202e\u2028x" in line
+@pytest.mark.parametrize(
+    ("form", "path"), [("console", r"path=/\x9b2J\u202e\u2028x"), ("json", r'"path":"/\u009b2J\u202e\u2028x"')]
+)
+def test_the_log_shows_control_characters_as_escapes(form: str, path: str) -> None:
+    result = subprocess.run([sys.executable, "-c", HOSTILE, form], capture_output=True, text=True, check=True)
+    lines = result.stdout.split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert path in lines[0]
+    if form == "json":
+        assert json.loads(lines[0])["path"] == "/\x9b2J\u202e\u2028x"
