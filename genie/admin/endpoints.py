@@ -19,6 +19,7 @@ from genie.admin.throttle import Body, ResponseCache
 from genie.observability import metrics
 
 UNAVAILABLE = 503
+HEALTH_PATHS = ("/livez", "/readyz", "/leaderz")
 
 
 class HealthEndpoints:
@@ -29,11 +30,7 @@ class HealthEndpoints:
 
     def routes(self) -> Iterable[web.RouteDef]:
         """Return the routes of the health checks."""
-        return [
-            web.get("/livez", self.live),
-            web.get("/readyz", self.ready),
-            web.get("/leaderz", self.leader),
-        ]
+        return map(web.get, HEALTH_PATHS, (self.live, self.ready, self.leader))
 
     async def live(self, _: web.Request) -> web.Response:
         """Respond 200. Any response shows that the event loop runs."""

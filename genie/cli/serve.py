@@ -44,8 +44,8 @@ _REDIS = (
     "Redis that keeps the locks: redis://[user:password@]host:port/db, redis+sentinel://host,host,host/master-name or "
     "redis+cluster://host,host; rediss for TLS."
 )
-OTHER_OPEN_FILES = 64
-"""Open files that the server needs in addition to the connections of clients."""
+OTHER_OPEN_FILES = 640
+"""Open files that the server needs in addition to the connections of clients. Most of them are connections to the admin port."""
 Command = Callable[..., Any]
 ReadSettings = Callable[[], Settings]
 

@@ -10,7 +10,7 @@ import yaml
 from pages import ROOT, code, number, table
 
 from admin_client import fetch, release
-from genie.admin import api, http, throttle, views
+from genie.admin import api, connections, throttle, views
 from genie.admin.http import AdminServer
 from genie.admin.models import MAX_BODY
 from genie.config import HistorySettings, Settings
@@ -87,7 +87,8 @@ async def test_every_documented_path_exists(tmp_path: Path) -> None:
         f"has at most {views.MAX_STEPS:,} steps",
         f"keeps the last {stats.MAX_DEADLOCKS} deadlocks, with at most {stats.MAX_DEADLOCK_STEPS:,} steps",
         f"{stats.MAX_RESOURCES:,} hot resources",
-        f"{http.MAX_CONNECTIONS} connections at the same time",
+        f"at most {connections.MAX_CONNECTIONS} connections that have sent a request",
+        f"at most {connections.MAX_PENDING} whose first request is not complete",
         f"{throttle.MAX_WAITING_REQUESTS} pending queries",
         f"`{Settings().admin.host}:{Settings().admin.port}`",
     ],

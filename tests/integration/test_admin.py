@@ -19,9 +19,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from admin_client import fetch, release
-from genie.admin import AdminServer, http, models
+from genie.admin import AdminServer, connections, models
 from genie.admin import views as state
-from genie.admin.http import MAX_CONNECTIONS
 from genie.admin.throttle import MAX_SLICE_WORK, WorkBudget
 from genie.admin.views import MAX_SCANNED_WAITERS, ongoing_waits
 from genie.config import Settings
@@ -222,19 +221,6 @@ async def test_rates_and_quantiles_are_updated(genie: Genie) -> None:
     assert 0 < state.wait_p50 <= state.wait_p99
 
 
-async def test_connections_that_send_nothing_or_slowly_do_not_keep_a_health_check_out(genie: Genie) -> None:
-    with contextlib.ExitStack() as stack:
-        hostile = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port_of(genie))))
-            for _ in range(MAX_CONNECTIONS + 6)
-        ]
-        for number, connection in enumerate(hostile):
-            with contextlib.suppress(OSError):  # it was closed for a later one
-                connection.sendall(b"GET /livez HTTP/1.1\r\nX: "[: number % 30])
-        for _ in range(3):
-            assert (await fetch(port_of(genie), "/livez")).status == 200
-
-
 async def test_an_idle_connection_of_the_address_with_the_most_is_closed_for_a_new_one() -> None:
     server = Server(Settings.from_options(port=0, admin_port=0, admin_host="0.0.0.0", insecure=True))  # noqa: S104
     admin = AdminServer(server)
@@ -243,7 +229,7 @@ async def test_an_idle_connection_of_the_address_with_the_most_is_closed_for_a_n
     port = admin.address[1]
     try:
         single = await asyncio.open_connection("127.0.0.2", port, local_addr=("127.0.0.2", 0))
-        many = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS)]
+        many = [await asyncio.open_connection("127.0.0.1", port) for _ in range(connections.MAX_PENDING)]
         async with asyncio.timeout(WAIT_S):
             assert await many[0][0].read() == b"", "the oldest one of the address with the most"
         single[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.2\r\n\r\n")
@@ -255,30 +241,43 @@ async def test_an_idle_connection_of_the_address_with_the_most_is_closed_for_a_n
         await admin.stop()
 
 
-async def test_a_connection_beyond_the_limit_is_rejected_if_all_others_have_a_request_in_progress() -> None:
+async def test_requests_beyond_the_limit_are_rejected_except_health_checks() -> None:
     admin = AdminServer(Server(Settings.from_options(port=0, admin_port=0)))
     await admin.start()
     assert admin.address is not None
-    timer = admin._runner._idle_timer  # type: ignore[union-attr]
+
+    async def request(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*admin.address)  # type: ignore[misc]
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        return reader, writer
+
     try:
-        busy = [await asyncio.open_connection(*admin.address) for _ in range(MAX_CONNECTIONS)]
         async with asyncio.timeout(WAIT_S):
-            while len(timer._last_active) < MAX_CONNECTIONS:  # noqa: ASYNC110 - there is no event to wait for
-                await asyncio.sleep(0)
-        for connection in timer._last_active:
-            timer._last_active[connection] += 2 * http.RESPONSE_TIMEOUT_S  # as during a request
-        reader, writer = await asyncio.open_connection(*admin.address)
-        assert (await reader.readline()).startswith(b"HTTP/1.1 503 ")
-        assert b"64 connections are already open; try again later" in await reader.read()
-        for _, each in ((reader, writer), *busy):
-            each.close()
+            busy = [await request("/livez") for _ in range(connections.MAX_CONNECTIONS)]
+            for reader, _ in busy:
+                await reader.readuntil(b"ok\n")
+            established = [each for group in admin.connections._established._by_address.values() for each in group]
+            for connection in established:
+                connection.is_busy = True  # as during a request
+            rejected = await request("/page.css")
+            assert (await rejected[0].readline()).startswith(b"HTTP/1.1 503 ")
+            assert b"64 connections have a request in progress; try again later" in await rejected[0].read()
+            checked = await request("/livez")
+            assert b"200 OK" in (response := await checked[0].read())
+            assert response.endswith(b"ok\n"), "and it is closed"
+            established[0].is_busy = False
+            served = await request("/page.css")
+            assert (await served[0].readline()).startswith(b"HTTP/1.1 200 ")
+            assert len(admin.connections._established) == connections.MAX_CONNECTIONS
+        for _, writer in (*busy, rejected, checked, served):
+            writer.close()
     finally:
         await admin.stop()
 
 
 async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "IDLE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(http, "FIRST_REQUEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connections, "IDLE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connections, "FIRST_REQUEST_TIMEOUT_S", 0.05)
     server = Server(Settings.from_options(port=0, admin_port=0))
     admin = AdminServer(server)
     await admin.start()
@@ -298,7 +297,7 @@ async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
                     ConnectionError,
                     asyncio.IncompleteReadError,
                 ):  # this process was suspended for longer than the timeout
-                    assert now() - last_request_at >= http.IDLE_TIMEOUT_S
+                    assert now() - last_request_at >= connections.IDLE_TIMEOUT_S
                     busy[1].close()
                     busy = await asyncio.open_connection(*admin.address)
                 last_request_at = request_at
@@ -312,8 +311,8 @@ async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_connections_that_do_not_read_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "IDLE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(http, "RESPONSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connections, "IDLE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connections, "RESPONSE_TIMEOUT_S", 0.05)
     admin = AdminServer(Server(Settings.from_options(port=0, admin_port=0)))
     await admin.start()
     assert admin.address is not None
@@ -327,7 +326,7 @@ async def test_connections_that_do_not_read_are_closed(monkeypatch: pytest.Monke
                 while True:
                     await loop.sock_sendall(not_reading, b"GET /page.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100)
     async with asyncio.timeout(WAIT_S):
-        while admin._runner._idle_timer._last_active:  # type: ignore[union-attr]  # noqa: ASYNC110 - there is no event to wait for
+        while len(admin.connections):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
     await admin.stop()
 

@@ -1,0 +1,266 @@
+"""The connections of the admin port: accepting them, their TLS handshakes, their bounds and their time limits.
+
+A connection is *pending* until its first request is complete, with its body. Then it is *established*. Pending connections
+have a bound of their own, and a further one takes the place of the oldest pending one of the address with the most. So
+clients that send nothing, or slowly, neither use up the open files of the server, nor keep a health check out, even from
+its own address: a health check sends its request at once, long before as many other connections arrive as may be pending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final, cast
+
+import structlog
+
+from genie.tls import describe_error
+
+log = structlog.get_logger()
+
+MAX_PENDING: Final = 448
+"""Maximum connections whose first request is not complete. TLS handshakes count."""
+MAX_CONNECTIONS: Final = 64
+"""Maximum established connections. A browser opens up to six connections, Prometheus one or two."""
+BACKLOG: Final = 1024
+"""Connections that the kernel keeps until the server accepts them. If more arrive at once, a client repeats its attempt to
+connect after a second, which is as long as a health check of Kubernetes waits."""
+ACCEPTS_PER_ITERATION: Final = 16
+"""Maximum connections of a listening socket that an iteration of the event loop accepts, so that many don't delay locks."""
+FIRST_REQUEST_TIMEOUT_S: Final = 5.0
+"""Maximum time until the first request of a connection is complete, with its TLS handshake."""
+IDLE_TIMEOUT_S: Final = 30.0
+"""Maximum time that a connection may stay open without a further request."""
+RESPONSE_TIMEOUT_S: Final = 60.0
+"""Maximum time for handling a request, in addition to the idle timeout."""
+TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
+"""Maximum time that a client has to confirm the end of a TLS connection."""
+ACCEPT_RETRY_S: Final = 0.5
+"""Pause after `accept` failed, usually because file descriptors or memory are exhausted."""
+
+
+class Admitted:
+    """A connection of the admin port, from `accept` until it is closed."""
+
+    __slots__ = ("address", "deadline", "is_busy", "sock", "task", "timer", "transport")
+
+    def __init__(self, sock: socket.socket, address: str, deadline: float) -> None:
+        self.sock = sock
+        self.address = address
+        """The client's IP address."""
+        self.deadline = deadline
+        """Event-loop time at which the connection is closed."""
+        self.is_busy = False
+        """Whether a request is being handled. Such a connection does not make room for another one."""
+        self.task: asyncio.Task[None] | None = None
+        """The task that sets up the transport, with the TLS handshake."""
+        self.transport: asyncio.Transport | None = None
+        """None until the TLS handshake is complete."""
+        self.timer: asyncio.TimerHandle | None = None
+
+    def abort(self) -> None:
+        """Close the connection at once, also during its TLS handshake."""
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.task is not None:
+            self.task.cancel()
+
+
+class _Pool:
+    """Connections in the order of their arrival, also by address."""
+
+    def __init__(self) -> None:
+        self._by_address: dict[str, dict[Admitted, None]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, connection: Admitted) -> bool:
+        return connection in self._by_address.get(connection.address, ())
+
+    def add(self, connection: Admitted) -> None:
+        self._by_address.setdefault(connection.address, {})[connection] = None
+        self._count += 1
+
+    def remove(self, connection: Admitted) -> None:
+        of_address = self._by_address[connection.address]
+        del of_address[connection]
+        self._count -= 1
+        if not of_address:
+            del self._by_address[connection.address]
+
+    def oldest_of_most(self) -> Admitted:
+        """Return the oldest connection of the address with the most connections."""
+        most: dict[Admitted, None] = max(self._by_address.values(), key=len)
+        return next(iter(most))
+
+    def longest_idle_of_most(self) -> Admitted | None:
+        """Return the connection that has been idle for longest, of the address with the most idle connections."""
+        idle = [[each for each in of_address if not each.is_busy] for of_address in self._by_address.values()]
+        most = max(idle, key=len, default=[])
+        return min(most, key=lambda each: each.deadline, default=None)
+
+
+class AdminConnections:
+    """Accepts connections, keeps their bounds, and closes those that take too long.
+
+    Args:
+        tls: the TLS context; None: plain HTTP.
+        make_protocol: returns the protocol of a connection, which calls `opened` and `discard`.
+
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None, make_protocol: Callable[[Admitted], asyncio.Protocol]) -> None:
+        self._tls = tls
+        self._make_protocol = make_protocol
+        self._pending = _Pool()
+        self._established = _Pool()
+        self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
+        """The listening sockets. The timer: `accept` failed, and is tried again then."""
+
+    def __len__(self) -> int:
+        return len(self._pending) + len(self._established)
+
+    def listen(self, sock: socket.socket) -> None:
+        """Accept the connections of a bound socket until `close`."""
+        sock.setblocking(False)
+        sock.listen(BACKLOG)
+        self._resume_accepting(sock)
+
+    async def close(self) -> None:
+        """Stop accepting connections, and abort those that have no complete request. The protocols close the others."""
+        for sock, retry in self._listeners.items():
+            asyncio.get_running_loop().remove_reader(sock)
+            if retry is not None:
+                retry.cancel()
+            sock.close()
+        self._listeners.clear()
+        tasks = []
+        while self._pending:
+            connection = self._pending.oldest_of_most()
+            if connection.task is not None:
+                tasks.append(connection.task)
+            self._abort(connection)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- Accepting ------------------------------------------------------------------------------------
+
+    def _resume_accepting(self, sock: socket.socket) -> None:
+        self._listeners[sock] = None
+        asyncio.get_running_loop().add_reader(sock, self._accept, sock)
+
+    def _accept(self, sock: socket.socket) -> None:
+        """Accept waiting connections. The event loop calls this again in its next iteration if more wait."""
+        for _ in range(ACCEPTS_PER_ITERATION):
+            try:
+                client, peer = sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:  # the client closed the connection before it was accepted
+                continue
+            except OSError as error:
+                log.warning("accept failed on the admin port, retrying", reason=str(error), retry_s=ACCEPT_RETRY_S)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(sock)
+                self._listeners[sock] = loop.call_later(ACCEPT_RETRY_S, self._resume_accepting, sock)
+                return
+            self._admit(client, peer[0])
+
+    def _admit(self, client: socket.socket, address: str) -> None:
+        """Count a connection as pending, and begin its TLS handshake."""
+        if len(self._pending) >= MAX_PENDING:
+            self._abort(self._pending.oldest_of_most())
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        connection = Admitted(client, address, loop.time() + FIRST_REQUEST_TIMEOUT_S)
+        self._pending.add(connection)
+        connection.timer = loop.call_at(connection.deadline, self._check_deadline, connection)
+        connection.task = loop.create_task(self._set_up(connection))
+        connection.task.add_done_callback(lambda _: self._on_set_up(connection))
+
+    async def _set_up(self, connection: Admitted) -> None:
+        """Connect the socket with its protocol, after the TLS handshake if there is one. A failure is logged."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._make_protocol(connection),
+                connection.sock,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else FIRST_REQUEST_TIMEOUT_S,
+                ssl_shutdown_timeout=None if self._tls is None else TLS_SHUTDOWN_TIMEOUT_S,
+            )
+        except OSError as error:  # includes ssl.SSLError
+            log.debug("TLS handshake failed on the admin port", peer=connection.address, reason=describe_error(error))
+
+    def _on_set_up(self, connection: Admitted) -> None:
+        """Close the socket of a connection that has no transport: its handshake failed, or did not begin."""
+        if connection.transport is None:
+            connection.sock.close()
+            self.discard(connection)
+
+    # -- The life of a connection ---------------------------------------------------------------------
+
+    def opened(self, connection: Admitted, transport: asyncio.Transport) -> bool:
+        """Note the transport of a connection. The protocol calls this when the TLS handshake is complete.
+
+        Return False if the connection was aborted in the meantime.
+        """
+        connection.transport = transport
+        if connection in self._pending:
+            return True
+        transport.abort()
+        return False
+
+    def begin_request(self, connection: Admitted) -> bool:
+        """Mark a connection as busy, because its request is complete. Return False if too many connections are established.
+
+        In that case the connection stays pending, and must be closed after the response.
+        """
+        if connection in self._pending:
+            if len(self._established) >= MAX_CONNECTIONS:
+                idle = self._established.longest_idle_of_most()
+                if idle is None:
+                    return False
+                self._abort(idle)
+            self._pending.remove(connection)
+            self._established.add(connection)
+        if connection in self._established:
+            connection.is_busy = True
+            connection.deadline = asyncio.get_running_loop().time() + IDLE_TIMEOUT_S + RESPONSE_TIMEOUT_S
+        return True
+
+    def end_request(self, connection: Admitted) -> None:
+        """Mark a connection as idle."""
+        if connection in self._established:
+            connection.is_busy = False
+            connection.deadline = asyncio.get_running_loop().time() + IDLE_TIMEOUT_S
+
+    def discard(self, connection: Admitted) -> None:
+        """Forget a closed connection."""
+        for pool in (self._pending, self._established):
+            if connection in pool:
+                pool.remove(connection)
+        if connection.timer is not None:
+            connection.timer.cancel()
+
+    def _abort(self, connection: Admitted) -> None:
+        self.discard(connection)
+        connection.abort()
+
+    def _check_deadline(self, connection: Admitted) -> None:
+        """Close a connection that has taken too long; else schedule the next check."""
+        loop = asyncio.get_running_loop()
+        remaining_s = connection.deadline - loop.time()
+        if remaining_s <= 0:
+            self._abort(connection)
+        else:
+            # The deadline is earlier once a running request ends: check again after at most the idle timeout.
+            delay_s = min(remaining_s, IDLE_TIMEOUT_S)
+            connection.timer = loop.call_later(delay_s, self._check_deadline, connection)
+
+
+def as_transport(transport: asyncio.BaseTransport) -> asyncio.Transport:
+    """Return the transport of a stream with its type."""
+    return cast("asyncio.Transport", transport)

@@ -1,0 +1,226 @@
+"""The admin port under many connections that send nothing, little, or slowly: their number is bounded, and a health check gets
+its response, from the same address as from another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import ssl
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from certificates import Certificates
+from genie.admin import AdminServer, connections
+from genie.admin.connections import ACCEPTS_PER_ITERATION, MAX_CONNECTIONS, MAX_PENDING
+from genie.cli.serve import OTHER_OPEN_FILES
+from genie.config import Settings
+from genie.server.app import Server
+from searches import SOAK
+from servers import WAIT_S
+
+MANY = 3_000 if SOAK else 1_200
+POLLS = 3
+BOUND = MAX_PENDING + MAX_CONNECTIONS + 4 * ACCEPTS_PER_ITERATION
+"""Connections of the admin port, with those that are being closed in this and the next iterations of the event loop."""
+REQUEST = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "
+BODY = (
+    b"POST /api/release HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nX-Genie: 1\r\n"
+    b"Content-Length: 1000\r\n\r\n"
+)
+HALF_CLIENT_HELLO = bytes.fromhex("1603010200010001fc0303") + b"r" * 32
+TLS = ("nothing", "half a ClientHello")
+"""What is sent to a port with TLS."""
+needs_loopbacks = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8")
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="counts the open files of this process in /proc")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    made = Certificates(tmp_path_factory.mktemp("certificates"))
+    made.issue("admin", "127.0.0.1", "127.0.0.2")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _many_files() -> Iterator[None]:
+    """Allow this process to open the connections of the clients as well."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(2 * MANY + 1_000, limits[1])), limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@asynccontextmanager
+async def admin_port(certificate: Path | None = None) -> AsyncIterator[tuple[AdminServer, int]]:
+    tls = {} if certificate is None else {"tls_cert": str(certificate)}
+    options = {"port": 0, "admin_port": 0, "admin_host": "0.0.0.0", "insecure": True} | tls  # noqa: S104
+    admin = AdminServer(Server(Settings.from_options(**options)))
+    await admin.start()
+    assert admin.address is not None
+    try:
+        yield admin, admin.address[1]
+    finally:
+        await admin.stop()
+
+
+async def status(port: int, address: str, context: ssl.SSLContext | None, path: str = "/livez") -> str:
+    """Return the status line of a new connection's request."""
+    async with asyncio.timeout(WAIT_S):
+        reader, writer = await asyncio.open_connection(address, port, ssl=context, local_addr=(address, 0))
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+        line = await reader.readline()
+        writer.transport.abort()
+        return line.decode().removeprefix("HTTP/1.1 ").strip()
+
+
+class Flood:
+    """Many clients of one address, each of which sends something. A client whose connection was closed connects again."""
+
+    def __init__(self, port: int, clients: int, send: Callable[[asyncio.StreamWriter], None]) -> None:
+        self._port = port
+        self._send = send
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(clients)]
+        self.connections = 0
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+                try:
+                    self.connections += 1
+                    self._send(writer)
+                    await reader.read()
+                finally:
+                    writer.transport.abort()
+
+    async def reach(self, connections: int) -> None:
+        """Wait until this many connections were opened."""
+        async with asyncio.timeout(WAIT_S):
+            while self.connections < connections:  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+SENT: dict[str, Callable[[asyncio.StreamWriter], None]] = {
+    "nothing": lambda _: None,
+    "half a ClientHello": lambda writer: writer.write(HALF_CLIENT_HELLO),
+    "half a request": lambda writer: writer.write(REQUEST),
+    "no body": lambda writer: writer.write(BODY),
+}
+
+
+@needs_loopbacks
+@pytest.mark.parametrize("clients", [70, MANY])
+@pytest.mark.parametrize("sent", SENT)
+async def test_a_health_check_is_answered_among_many_slow_connections(
+    sent: str, clients: int, certificates: Certificates
+) -> None:
+    tls = sent in TLS
+    context = certificates.context() if tls else None
+    async with admin_port(certificates.folder / "admin.pem" if tls else None) as (_, port):
+        flood = Flood(port, clients, SENT[sent])
+        try:
+            await flood.reach(clients)
+            for _ in range(POLLS):
+                assert await status(port, "127.0.0.1", context) == "200 OK", "the address of the others"
+                assert await status(port, "127.0.0.2", context) == "200 OK"
+        finally:
+            await flood.stop()
+
+
+@pytest.mark.parametrize("sent", SENT)
+async def test_a_connection_without_a_complete_request_is_closed(
+    sent: str, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "FIRST_REQUEST_TIMEOUT_S", 0.05)
+    tls = sent in TLS
+    async with admin_port(certificates.folder / "admin.pem" if tls else None) as (admin, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        SENT[sent](writer)
+        async with asyncio.timeout(WAIT_S):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            while len(admin.connections):  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0)
+        writer.close()
+
+
+@pytest.mark.parametrize("closes", [False, True])
+async def test_a_broken_request_is_no_defect_of_the_server(closes: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    async with admin_port() as (admin, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            BODY if closes else BODY.replace(b"Content-Length: 1000", b"Transfer-Encoding: chunked") + b"x\r\n\r\n"
+        )
+        async with asyncio.timeout(WAIT_S):
+            if closes:
+                while not len(admin.connections):  # noqa: ASYNC110 - there is no event to wait for
+                    await asyncio.sleep(0)
+                writer.transport.abort()
+            else:
+                assert b" 400 Bad Request" in await reader.readline()
+                writer.transport.abort()
+            while len(admin.connections):  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0)
+    assert "admin request failed" not in capsys.readouterr().out
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@needs_proc
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("sent", SENT)
+def test_the_connections_of_the_admin_port_are_bounded(
+    sent: str, loop: Callable[[], asyncio.AbstractEventLoop], certificates: Certificates
+) -> None:
+    async def main() -> None:
+        tls = sent in TLS
+        async with admin_port(certificates.folder / "admin.pem" if tls else None) as (admin, port):
+            before, most = open_files(), 0
+            clients: list[socket.socket] = []
+            try:
+                for number in range(MANY):
+                    client = socket.socket()
+                    client.setblocking(False)
+                    with contextlib.suppress(BlockingIOError):
+                        client.connect(("127.0.0.1", port))
+                    clients.append(client)
+                    if number % ACCEPTS_PER_ITERATION == 0:
+                        await asyncio.sleep(0)
+                        most = max(most, open_files() - before - len(clients))
+                    with contextlib.suppress(OSError):
+                        client.send(
+                            {"half a request": REQUEST, "no body": BODY}.get(sent, HALF_CLIENT_HELLO if tls else b"")
+                        )
+                for _ in range(MANY // ACCEPTS_PER_ITERATION + 100):
+                    await asyncio.sleep(0)
+                    most = max(most, open_files() - before - len(clients))
+            finally:
+                for client in clients:
+                    client.close()
+            assert 0 < most <= BOUND
+            assert len(admin.connections) <= MAX_PENDING + MAX_CONNECTIONS
+            async with asyncio.timeout(WAIT_S):
+                while len(admin.connections):  # noqa: ASYNC110 - there is no event to wait for
+                    await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
+
+
+def test_the_limit_of_open_files_has_room_for_the_admin_port() -> None:
+    assert OTHER_OPEN_FILES >= BOUND + 64
