@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 import re
 import tomllib
 from collections.abc import Iterable
@@ -110,7 +111,7 @@ def load_token_file(path: str, *, certificates_required: bool) -> TokenFile:
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)  # one byte more shows that the file is too long
-            world_readable = bool(Path(path).stat().st_mode & S_IROTH)
+            world_readable = bool(os.fstat(file.fileno()).st_mode & S_IROTH)
         text = data.decode("utf-8-sig")  # accepts a byte order mark
     except OSError as error:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} can't be read: {error.strerror or error}") from None
@@ -157,6 +158,8 @@ def _parse_credentials(text: str, *, certificates_required: bool) -> list[Creden
     except tomllib.TOMLDecodeError as error:
         position = _TOML_ERROR_POSITION.search(str(error))  # the rest of the message may quote a token
         raise ValueError(f"the file is neither one token nor TOML{position[0] if position else ''}") from None
+    except RecursionError:
+        raise ValueError("the file is neither one token nor TOML: its values are nested too deeply") from None
     credentials = [
         _parse_credential(name, section, certificates_required=certificates_required)
         for name, section in sections.items()

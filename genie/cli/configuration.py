@@ -112,6 +112,8 @@ def read_document(path: str) -> dict[str, Any]:
         raise ConfigurationError([f"{path}: must be text in UTF-8"]) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError([f"{path}: is not TOML: {error}"]) from None
+    except RecursionError:
+        raise ConfigurationError([f"{path}: is not TOML: its values are nested too deeply"]) from None
 
 
 def read_file(path: str, params: Iterable[click.Parameter]) -> dict[str, Any]:

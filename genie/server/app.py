@@ -373,8 +373,10 @@ class Server:
 
     def _on_sighup(self) -> None:
         """Reload, and report the start and the end of the reload to systemd."""
-        # Before the server listens, systemd still waits for the end of the start: READY would be too early.
-        service_manager = self._service_manager if self._is_listening else None
+        # Before the server listens, systemd still waits for the end of the start: READY would be too early. While the server
+        # stops, READY would be wrong.
+        is_ready = self._is_listening and not self._stopped.is_set()
+        service_manager = self._service_manager if is_ready else None
         if service_manager is not None:
             service_manager.reloading()
         try:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from genie.config import Settings
+from genie.server.app import Server
 from servers import WAIT_S, Genie, Redis, running_redis
 
 UNIT = Path(__file__).parents[2] / "deploy/systemd/genie.service"
@@ -215,3 +217,46 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 def test_the_sandbox_of_the_unit_exposes_little() -> None:
     output = systemd_analyze("security", "--offline=true", "--threshold=15", str(UNIT))
     assert "Overall exposure level" in output
+
+
+@pytest.mark.parametrize("fds", ["", "0", "1", "5", "-1", "99999999999999999999", "x", "\u0663"])
+def test_variables_of_socket_activation_are_ignored(fds: str, systemd: ServiceManager, servers: list[Genie]) -> None:
+    servers.append(server := Supervised(systemd))
+    server.unit |= {"LISTEN_FDS": fds, "LISTEN_PID": "1", "LISTEN_FDNAMES": "genie:\u202e"}
+    server.start()
+    assert systemd.until("READY")["STATUS"] == "leader"
+    server.send(signal.SIGTERM)
+    assert server.wait() == 0
+
+
+class Recording:
+    """Records the messages to the service manager."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def reloading(self) -> None:
+        self.sent.append("reloading")
+
+    def ready(self) -> None:
+        self.sent.append("ready")
+
+
+async def test_a_reload_while_the_server_stops_does_not_report_it_as_ready(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token-of-the-tests")
+    server = Server(Settings.from_options(port=0, token_file=str(tokens)))
+    await server.start()
+    try:
+        server._service_manager = recording = Recording()  # type: ignore[assignment]
+        server._on_sighup()
+        server._on_sighup()
+        assert recording.sent == ["reloading", "ready"] * 2
+        tokens.write_text("another-token-of-the-tests")
+        server._stopped.set()
+        server._on_sighup()
+        assert recording.sent == ["reloading", "ready"] * 2
+        assert server.access.by_token("a-token-of-the-tests") is None, "a token can be revoked during the drain"
+    finally:
+        server._service_manager = None
+        await server.stop()

@@ -198,3 +198,25 @@ def test_a_world_readable_file_is_detected(file: Path) -> None:
 
 def test_long_lists_of_prefixes_are_abbreviated() -> None:
     assert Principal("a", tuple(f"{n}/" for n in range(12))).scope_description.endswith("'9/' or 2 more")
+
+
+def test_a_file_that_is_cut_off_never_has_a_part_of_a_token(file: Path) -> None:
+    text = f'[a]\ntoken = "{A}"\nprefixes = ["a/"]\n[b]\ntoken = \'{B}\'\nmay = ["inspect"]\n'
+    accepted = 0
+    for end in range(len(text)):
+        try:
+            access = read(file, text[:end])
+        except ValueError:
+            continue
+        accepted += 1
+        parts = [token[:length] for token in (A, B) for length in range(16, len(token))]
+        assert not any(access.by_token(part) for part in parts)
+        assert access.by_token(A) == access.by_name("a")
+        assert access.by_token(B) == access.by_name("b")
+    assert accepted, "a file that is cut off between two lines is valid"
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "{a = " * 100_000], ids=["arrays", "tables"])
+def test_a_file_with_deeply_nested_values_is_invalid(file: Path, text: str) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read(file, text)

@@ -121,6 +121,7 @@ def test_the_redis_of_the_preceding_source_is_used(
         ("token = 123456789", "token: must be a string"),
         ("[redis]\nurl = [1]", "redis.url: must be a string"),
         ("port = x", "is not TOML: Invalid value (at line 1, column 8)"),
+        ("port = " + "[" * 100_000, "is not TOML: its values are nested too deeply"),
     ],
 )
 def test_an_error_names_the_file_the_key_and_what_is_right(file: str, error: str) -> None:
