@@ -157,6 +157,24 @@ async def test_a_connection_without_a_complete_request_is_closed(
         writer.close()
 
 
+@pytest.mark.parametrize("begin", [REQUEST, BODY], ids=["headers", "body"])
+async def test_further_bytes_do_not_extend_the_time_of_a_request(begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "FIRST_REQUEST_TIMEOUT_S", 0.05)
+    async with admin_port() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(begin)
+        ended = asyncio.create_task(reader.read())
+        for _ in range(900):  # fewer than Content-Length
+            writer.write(b"x")
+            await asyncio.wait({ended}, timeout=0.001)
+            if ended.done():
+                break
+        assert ended.done(), "the server waited for all bytes"
+        with contextlib.suppress(ConnectionError):
+            assert await ended == b""
+        writer.transport.abort()
+
+
 @pytest.mark.parametrize("closes", [False, True])
 async def test_a_broken_request_is_no_defect_of_the_server(closes: bool, capsys: pytest.CaptureFixture[str]) -> None:
     async with admin_port() as (admin, port):
