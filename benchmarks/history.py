@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from genie.history import records  # noqa: E402
+from genie.history.retention import SEGMENT_BYTES  # noqa: E402
 from genie.history.search import Query, search  # noqa: E402
 from genie.history.segments import archive_complete  # noqa: E402
-from genie.history.writer import SEGMENT_BYTES  # noqa: E402
 
 DAY_MS = 86_400_000.0
 RESOURCES = 1_000_000

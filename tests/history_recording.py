@@ -10,7 +10,8 @@ from genie.access import Principal
 from genie.core import Command, LockManager, Release, Request
 from genie.history import records
 from genie.history.recorder import Recorder
-from genie.history.writer import HistoryWriter, Retention
+from genie.history.retention import Retention
+from genie.history.writer import HistoryWriter, Missing
 
 T0 = 1_764_000_000_000.0
 ALWAYS = Retention()
@@ -31,9 +32,10 @@ class Recording:
         manager: LockManager | None = None,
         *,
         as_lines: bool = False,
+        retention: Retention = ALWAYS,
     ) -> None:
         self.manager = manager or LockManager(unix_offset_ms=T0)
-        self.writer = HistoryWriter(directory, "main", "127.0.0.1:0", ALWAYS)
+        self.writer = HistoryWriter(directory, "main", "127.0.0.1:0", retention)
         self.recorder = Recorder(self.writer, self.manager, redacted, b"key")
         self._as_lines = as_lines
 
@@ -65,7 +67,7 @@ class Recording:
 
     def drop_write(self, now: float) -> None:
         """Do as if a write had been dropped."""
-        self.writer._gap, self.writer._gap_since_ms = 1, T0 + now
+        self.writer._gap = Missing(1, T0 + now)
 
     def stop(self) -> None:
         self.recorder.stop()

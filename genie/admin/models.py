@@ -376,7 +376,7 @@ class History(ApiModel, kw_only=True):
     more: bool
     """Whether earlier requests were recorded, too."""
     gaps: int
-    """In how many places events are missing, because the disk was too slow."""
+    """In how many places events are missing, because the disk was too slow, or the history full."""
     begins_at: float | None
     """The time of the earliest event in the history, Unix ms; null if nothing is recorded."""
 

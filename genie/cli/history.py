@@ -17,7 +17,7 @@ from genie.cli.options import WholeNumber, bare_name, json_option, namespace_opt
 from genie.cli.output import print_json, print_lines
 from genie.config import NAMESPACE
 from genie.history.gantt import draw
-from genie.history.records import UnreadableHistory
+from genie.history.records import WHY_MISSING, UnreadableHistory
 from genie.history.search import MAX_REQUESTS, Entry, Query, Result, search
 from genie.history.writer import namespace_directory
 from genie.text import printable
@@ -147,7 +147,7 @@ def _report(result: Result, now_ms: float) -> Iterator[str]:
     if result.more:
         yield f"Only the latest {len(result.requests):,} requests are shown (--limit)."
     if result.gaps:
-        yield f"Events are missing in {result.gaps:,} places, because the disk or the archiver was too slow."
+        yield f"Events are missing in {result.gaps:,} places, {WHY_MISSING}."
 
 
 def _cells(entry: Entry, now_ms: float) -> list[str]:

@@ -18,8 +18,8 @@ from genie.cli.history import UNITS_S, TimeType, format_time, read_window
 from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
 from genie.cli.output import print_json, print_lines
 from genie.config import NAMESPACE
-from genie.history.records import Gap, Line, UnreadableHistory
-from genie.history.replay import Change, Diverged, Outcome, Replay, Step, TooManyRequests, what_if
+from genie.history.records import WHY_MISSING, Gap, Line, UnreadableHistory
+from genie.history.replay import Change, Diverged, Outcome, Replay, Step, TooManyRequests, UnknownState, what_if
 from genie.history.segments import recorded_terms
 from genie.history.writer import namespace_directory
 from genie.protocol.limits import MAX_PRIORITY, MAX_TIMEOUT_MS
@@ -133,16 +133,24 @@ def replay(
         else:
             name = None if resource is None else bare_name(resource)
             _repeat(recorded_terms(directory, begin, end), begin, name, limit, as_json=as_json)
-    except Diverged as error:
-        raise click.ClickException(
-            f"the replay is not what is recorded at {format_time(error.at)}: {printable(str(error))}"
-        ) from None
+    except (Diverged, UnknownState) as error:
+        raise click.ClickException(_failure(error)) from None
     except TooManyRequests as error:
         raise click.ClickException(f"{error} in this window: make it smaller with --since and --until") from None
     except BrokenPipeError:  # as with `| head`
         raise
     except (UnreadableHistory, OSError) as error:
         raise click.ClickException(str(error)) from None
+
+
+def _failure(error: Diverged | UnknownState) -> str:
+    """Return why a replay has ended."""
+    if isinstance(error, Diverged):
+        return f"the replay is not what is recorded at {format_time(error.at)}: {printable(str(error))}"
+    return (
+        f"no replay can begin at {format_time(error.at)}: {error}, because they did not fit in the history. "
+        "Choose a later --since, or let the servers keep more (--history-max-mb)"
+    )
 
 
 def _compare(terms: Iterator[Iterator[Line]], begin: float, change: Change, *, as_json: bool) -> None:
@@ -162,7 +170,7 @@ def _compare(terms: Iterator[Iterator[Line]], begin: float, change: Change, *, a
     else:
         print_lines(*_comparison(recorded, simulated))
         if gaps:
-            print_lines(f"Events are missing in {gaps:,} places, because the disk or the archiver was too slow.")
+            print_lines(f"Events are missing in {gaps:,} places, {WHY_MISSING}.")
 
 
 def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, limit: int, *, as_json: bool) -> None:
@@ -184,7 +192,7 @@ def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, lim
             run.run(term)
             grants, ends = grants + run.grants, ends + run.ends
             is_cut_off |= run.is_cut_off
-    except Diverged:
+    except (Diverged, UnknownState):
         if not as_json:
             _print_steps(steps, total)
         raise

@@ -154,7 +154,9 @@ class LockOrderRulesType(click.ParamType[str | None]):
     "--lock-order-rules", LockOrderRulesType(), "Classes of names: PATTERN[=ordered|=ignored], separated by commas."
 )
 @_option("--history-dir", str, "Directory for the history of all locks (`genie history`); without it none is recorded.")
-@_option("--history-max-mb", WholeNumber(1), "MiB of history that are kept for each namespace.")
+@_option(
+    "--history-max-mb", WholeNumber(1), "Maximum size of the history of each namespace, with temporary files, in MiB."
+)
 @_option("--history-max-days", Number(0), "Days for which the history is kept.")
 @_option("--history-redact", str, "Prefixes of names that the history has as a digest only, separated by commas.")
 @_option("--log-level", click.Choice(logs.LEVELS), "Log level.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import structlog
@@ -30,9 +31,9 @@ from genie.core import (
 )
 from genie.core.deadlines import NEVER
 from genie.history import records
+from genie.history.retention import Retention
 from genie.history.writer import (
     HistoryWriter,
-    Retention,
     clean_up_command,
     name_digest,
     namespace_directory,
@@ -45,6 +46,8 @@ WRITTEN_BYTES: Final = 256 << 10
 """Bytes of joined lines that are given to the writer together."""
 FLUSH_INTERVAL_S: Final = 0.25
 """Seconds after which stored lines are written although they are fewer. A killed server loses the events of this time."""
+PART_REQUESTS: Final = 100
+"""Number of requests of a snapshot that are encoded together."""
 MAX_WAITS_FOR: Final = 4
 """Number of requests that the line of a waiting request names at most."""
 
@@ -241,13 +244,17 @@ class Recorder:
         """Write the requests that the leader takes over."""
         # The thread encodes the held ones, because a million of them take seconds. Meanwhile they may be released, or have a
         # later deadline; what is written of them stays true.
-        held, waiting = list(manager.table.held.values()), manager.table.waiting.values()
-        if held:
-            self._writer.write_parts(
-                self._encode_carried(held[at : at + 1_000], HELD) for at in range(0, len(held), 1_000)
-            )
-        if waiting:
-            self._writer.write(self._encode_carried(waiting, WAITING))
+        held, waiting = list(manager.table.held.values()), list(manager.table.waiting.values())
+        live, queued, size = len(held) + len(waiting), list[bytes](), 0
+        for at in range(0, len(waiting), PART_REQUESTS):
+            queued.append(self._encode_carried(waiting[at : at + PART_REQUESTS], WAITING))
+            size += len(queued[-1])
+            if size > self._writer.retention.snapshot_bytes:  # the writer rejects the snapshot
+                held.clear()
+                break
+        parts = (self._encode_carried(held[at : at + PART_REQUESTS], HELD) for at in range(0, len(held), PART_REQUESTS))
+        if live:
+            self._writer.write_snapshot(live, chain(parts, queued), size)
 
     def _encode_carried(self, requests: Iterable[Request], state: State) -> bytes:
         """Return the lines of requests that were in this state when the leader took over."""
@@ -371,7 +378,7 @@ class History:
             raise ValueError(f"GENIE_HISTORY_DIR: cannot write to {self.directory}: {error.strerror}") from None
         self._writer: HistoryWriter | None = None
         self._dropped_before = 0
-        """Writes that earlier leaderships dropped."""
+        """Writes that earlier leaderships, and the archivers that `keep_clean` has started, dropped."""
 
     def record(self, manager: LockManager) -> Recorder:
         """Start the recording of a leadership, with the requests that `manager` takes over."""
@@ -390,13 +397,16 @@ class History:
         while True:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *clean_up_command(self.directory, self._retention), stdin=asyncio.subprocess.DEVNULL
+                    *clean_up_command(self.directory, self._retention),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
                 )
             except OSError as error:
                 log.warning("archiver of the history not started", namespace=self._namespace, error=str(error))
             else:
                 try:
-                    await process.wait()
+                    output, _ = await process.communicate()
+                    self._dropped_before += int(output or 0)
                 finally:
                     if process.returncode is None:  # it is cancelled: what a killed archiver leaves is archived later
                         process.kill()

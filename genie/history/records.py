@@ -134,11 +134,19 @@ class Moved(_Event, tag="moved"):
 
 
 class Gap(_Event, tag="gap"):
-    """Events from `at` to `until` are missing, because the disk or the archiver was too slow: `dropped` writes of them."""
+    """Events from `at` to `until` are missing: `dropped` writes of them. The disk or the archiver was too slow, or the history full.
+
+    If `live` is not 0, no events are missing, but the requests that are carried into the file. `live` is their number, or -1 if
+    it is not known.
+    """
 
     dropped: int
     until: float
+    live: int = 0
 
+
+WHY_MISSING: Final = "because the disk or the archiver was too slow, or the history was full"
+"""Why events may be missing, in messages."""
 
 Line = Opened | Carried | Granted | Queued | Locked | Released | Extended | Moved | Gap
 
@@ -156,6 +164,8 @@ LOCKED: Final = b'{"event":"locked","at":%r,"id":%d,"fence":%d}'
 """A line `locked`. This takes half the time of encoding a `Locked`."""
 RELEASE: Final = b'{"command":"release","payload":{"id":%d}}'
 """The line of a release that was not received as a line with an id."""
+_GAP: Final = b'{"event":"gap"'
+"""The beginning of a line `gap`."""
 _EVENT: Final = b'{"event":'
 """The beginning of all lines of the server. A client's command cannot begin like this: it would have an unknown field."""
 
@@ -188,6 +198,16 @@ def _unreadable(error: ValueError) -> UnreadableHistory:
 
 def _of_other_version(error: Exception) -> OtherFormat:
     return OtherFormat(f"another version of Genie has written this history: {error}")
+
+
+def unrecorded(at: float, live: int) -> Gap:
+    """Return the line in place of the `live` requests that are carried into a file, if these are too large. -1: not known."""
+    return Gap(at, 0, at, live)
+
+
+def begins_unrecorded(text: bytes) -> bool:
+    """Return whether the first line of a file, or the second after `opened`, is in place of the requests of the time before."""
+    return any(line.startswith(_GAP) and b'"live":' in line for line in text.split(b"\n", 2)[:2])
 
 
 def command_line(command: Request | Release) -> bytes:

@@ -21,7 +21,7 @@ from genie.core.deadlines import NEVER
 from genie.core.grant import is_available, is_immediately_grantable
 from genie.core.model import NO_TIMEOUT_MS
 from genie.core.view import find_blockers
-from genie.history.records import Carried, Extended, Gap, Granted, Line, Locked, Opened, Queued, Released
+from genie.history.records import WHY_MISSING, Carried, Extended, Gap, Granted, Line, Locked, Opened, Queued, Released
 
 MAX_SIMULATED: Final = 1_000_000
 """Maximum number of requests that `what_if` simulates. Each takes about 1 KB of memory."""
@@ -47,6 +47,14 @@ class Diverged(Exception):
 
     def __init__(self, at: float, message: str) -> None:
         super().__init__(message)
+        self.at = at
+
+
+class UnknownState(Exception):
+    """The requests that were live at the time `at`, when the replay begins, are not recorded."""
+
+    def __init__(self, at: float) -> None:
+        super().__init__("the requests that were held or waiting are not recorded")
         self.at = at
 
 
@@ -85,7 +93,7 @@ class Replay:
         self._empty = True
 
     def run(self, lines: Iterable[Line]) -> None:
-        """Apply all lines. Raises Diverged if the lock manager does not do what they say."""
+        """Apply all lines. Raises UnknownState, and Diverged if the lock manager does not do what they say."""
         ahead = deque[Line]()
         source = iter(lines)
         while True:
@@ -118,8 +126,10 @@ class Replay:
             case Carried():
                 if self._empty and self.manager.table.find(line.id) is None:
                     self.manager.adopt(make_request(line))
+            case Gap() if line.live:
+                raise UnknownState(line.at)
             case Gap():
-                raise Diverged(line.at, "events are missing here, because the disk or the archiver was too slow")
+                raise Diverged(line.at, f"events are missing here, {WHY_MISSING}")
             case Queued() | Locked() | Released():
                 self._empty = False
                 if not self._produced:

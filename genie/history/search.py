@@ -129,6 +129,8 @@ class _Search:
         self._until = query.until if query.until is not None else inf
         self._limit = min(query.limit, MAX_REQUESTS)
         self._gaps = 0
+        self._first_stems = {each.term: each.stem for each in reversed(self._segments)}.values()
+        """The names of the first file of each leadership. Requests of the time before it that it does not have are in no file."""
         self._resources, self._transactions = (
             None if name is None else recorded_names(directory, name) for name in (query.resource, query.transaction)
         )
@@ -187,6 +189,7 @@ class _Search:
         here, first_at = dict[int, Entry](), inf
         others: dict[int, tuple[str | None, str | None]] = {}
         is_self_contained = segment.is_self_contained
+        self._gaps += not is_self_contained and segment.stem in self._first_stems
         for line in chain.from_iterable(self._lines_of(segment)):
             if not isinstance(line, (Opened, Carried)):
                 first_at = min(first_at, line.at)
@@ -202,7 +205,7 @@ class _Search:
                     _apply(line, entry)
                 elif not is_self_contained and line.id not in others:
                     self._later.setdefault(line.id, []).append(line)
-            elif isinstance(line, Gap) and line.at <= self._until and self._since <= line.until:
+            elif isinstance(line, Gap) and not line.live and line.at <= self._until and self._since <= line.until:
                 self._gaps += 1
         _name_waiters(here.values(), others)
         return here, segment.header.first_at if segment.is_archived and segment.header.events else first_at

@@ -19,6 +19,7 @@ import time
 import zlib
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,7 @@ from genie.history.records import (
     UnreadableHistory,
     without_partial_line,
 )
+from genie.history.retention import RESERVED_BYTES, Retention
 
 BLOCK_BYTES: Final = 128 << 10
 """Bytes of lines in a block before its compression."""
@@ -55,6 +57,10 @@ STATE: Final = ".state"
 DAMAGED: Final = ".damaged"
 """Suffix of a raw file that could not be read. It is not searched, and deleted when it is old."""
 LEVEL: Final = 3
+BLOCK_ENTRY_BYTES: Final = 96
+"""Bytes of a block in the header of an index at most."""
+EMPTY_ARCHIVE_BYTES: Final = 1 << 10
+"""Bytes of an archived file in which everything is missing, with its index, at most."""
 CRC_BYTES: Final = 4
 _KEY_BYTES: Final = 4
 _ENTRY_BYTES: Final = _KEY_BYTES + 2
@@ -67,10 +73,14 @@ _NAME: Final = re.compile(
 """The name of a file: time of its first line, leadership, and number in it."""
 LEFTOVER_S: Final = 3_600.0
 """Seconds after which a file that belongs to no other one is not one that is being written."""
+_HEAD_BYTES: Final = 4 << 10
+"""Bytes of the first two lines of a file at most, if the second one is a gap."""
 _GZIP: Final = 31
 """`wbits` of zlib for a gzip member."""
 
 
+_PART_REQUESTS: Final = 100
+"""Number of requests of a snapshot that are encoded together."""
 EXPIRY_DELAY_MS: Final = 3_600_000.0
 """How long after its deadline a request is live at most. It ends late if the store is unavailable."""
 
@@ -82,12 +92,15 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self.requests: dict[int, Queued] = {}
-        self._last_at = 0.0
+        self.unrecorded = 0
+        """Number of live requests whose lines are missing, because a snapshot was left out; -1: not known."""
+        self.last_at = 0.0
+        """The time of the last line."""
 
     def apply(self, line: Line) -> None:
         """Apply one line. A line about an unknown request, whose beginning is not in the history, changes nothing."""
         requests = self.requests
-        self._last_at = line.at
+        self.last_at = line.at
         match line:
             case Queued():  # also Granted and Carried
                 requests[line.id] = line
@@ -97,7 +110,9 @@ class LiveRequests:
                     expires = line.at + request.transaction_timeout_ms
                     requests[line.id] = carry(request, line.at, line.fence, expires, None)
             case Released():
-                requests.pop(line.id, None)
+                self._end(line.id)
+            case Gap():
+                self.unrecorded = line.live or self.unrecorded
             case Extended():
                 request = requests.get(line.id)
                 if isinstance(request, Granted):
@@ -109,6 +124,10 @@ class LiveRequests:
                     requests[line.id] = carry(request, request.at, 0, deadline_of(request), line.positions)
             case _:
                 pass
+
+    def _end(self, id_: int) -> None:
+        if self.requests.pop(id_, None) is None and self.unrecorded > 0:
+            self.unrecorded -= 1
 
     def carried(self) -> list[Carried]:
         """Return the requests as the first lines of the next file.
@@ -122,7 +141,23 @@ class LiveRequests:
             else carry(request, request.at, getattr(request, "fence", 0), deadline_of(request), None)
             for request in self.requests.values()
         ]
-        return [each for each in carried if each.deadline is None or each.deadline >= self._last_at - EXPIRY_DELAY_MS]
+        return [each for each in carried if each.deadline is None or each.deadline >= self.last_at - EXPIRY_DELAY_MS]
+
+    def snapshot(self, max_bytes: int) -> bytes | None:
+        """Return the requests as the first lines of the next file; None if not all are known, or they have more than `max_bytes`."""
+        if self.unrecorded:
+            return None
+        carried, parts, size = self.carried(), list[bytes](), 0
+        for at in range(0, len(carried), _PART_REQUESTS):
+            parts.append(records.encode_lines(carried[at : at + _PART_REQUESTS]))
+            size += len(parts[-1])
+            if size > max_bytes:
+                return None
+        return b"".join(parts)
+
+    def gap(self) -> Gap:
+        """Return the line in place of the snapshot."""
+        return records.unrecorded(self.last_at, -1 if self.unrecorded < 0 else self.unrecorded + len(self.requests))
 
 
 def deadline_of(request: Queued) -> float | None:
@@ -186,6 +221,8 @@ class IndexHeader(Struct):
     events: int
     first_at: float
     last_at: float
+    is_unrecorded: bool = False
+    """Whether the file does not have the requests of the time before it, because they were too large."""
 
 
 def key_of(kind: str, name: str) -> int:
@@ -222,9 +259,10 @@ class _ArchiveWriter:
         self._keys: dict[int, list[int]] = {}
         """Keys of the requests that are live, by id."""
         self.events = 0
+        self._is_unrecorded = False
 
-    def add(self, lines: list[Line], text: bytes) -> None:
-        """Append one block: `text` is the encoded `lines`."""
+    def add(self, lines: list[Line], text: bytes, take: Callable[[int], bool]) -> bool:
+        """Append one block: `text` is the encoded `lines`. Return False, without it, if `take` gives no room for its bytes."""
         keys, keys_of_block, times = self._keys, set[int](), array("d")
         for line in lines:
             if isinstance(line, (Locked, Released, Extended, Moved)):
@@ -237,6 +275,9 @@ class _ArchiveWriter:
                 if isinstance(line, Carried):
                     continue
             elif isinstance(line, Gap):
+                if line.live:
+                    self._is_unrecorded = True
+                    continue
                 keys_of_block.add(GAP_KEY)
             else:
                 continue
@@ -244,14 +285,17 @@ class _ArchiveWriter:
         number = len(self.blocks)
         if number >> _NUMBER_BITS:
             raise UnreadableHistory(f"{self._path}: too large to be archived: it has more than {number} blocks")
-        self._pairs += [key << _NUMBER_BITS | number for key in keys_of_block]
         compressor = zlib.compressobj(LEVEL, zlib.DEFLATED, _GZIP)
         member = compressor.compress(text) + compressor.flush()
+        if not take(len(member) + BLOCK_ENTRY_BYTES + _ENTRY_BYTES * len(keys_of_block)):
+            return False
+        self._pairs += [key << _NUMBER_BITS | number for key in keys_of_block]
         offset = self._file.tell()
         first, last = (min(times), max(times)) if times else (None, None)
         self._file.write(member)
         self.blocks.append(Block(offset, len(member), first, last))
         self.events += len(times)
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -267,7 +311,7 @@ class _ArchiveWriter:
         pairs = sorted(self._pairs)
         first = min((block.first_at for block in self.blocks if block.first_at is not None), default=0.0)
         last = max((block.last_at for block in self.blocks if block.last_at is not None), default=0.0)
-        header = IndexHeader(self.blocks, len(pairs), self.events, first, last)
+        header = IndexHeader(self.blocks, len(pairs), self.events, first, last, self._is_unrecorded)
         keys = array("I", [pair >> _NUMBER_BITS for pair in pairs])
         numbers = array("H", [pair & (1 << _NUMBER_BITS) - 1 for pair in pairs])
         content = json.encode(header) + b"\n" + keys.tobytes() + numbers.tobytes()
@@ -300,7 +344,15 @@ class Segment:
     @property
     def is_self_contained(self) -> bool:
         """Whether the file has all requests that are live at its begin."""
-        return self.is_archived or self.number == 1 or self.path.with_name(self.stem + STATE).exists()
+        if not self.is_archived:
+            first = self.path if self.number == 1 else self.path.with_name(self.stem + STATE)
+            with contextlib.suppress(FileNotFoundError), first.open("rb") as file:
+                return not records.begins_unrecorded(file.read(_HEAD_BYTES))
+            archived = self.path.with_name(self.stem + ARCHIVED)
+            if not archived.exists():  # the file before is not archived yet
+                return False
+            self.path = archived  # meanwhile
+        return not self.header.is_unrecorded
 
     @property
     def header(self) -> IndexHeader:
@@ -415,8 +467,8 @@ def list_segments(directory: Path) -> list[Segment]:
 def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iterator[Line]]:
     """Yield the lines of each leadership with events from `since` to `until` (Unix ms), for a replay.
 
-    The lines of a leadership begin with the last file that begins before `since`, with the requests that are carried into it;
-    if these are not known, because an earlier file is not archived yet, with that file.
+    The lines of a leadership begin with the last file that begins before `since`, with the requests that are carried into it.
+    If these are not recorded in it, the lines begin with an earlier file; if they are in no file, with a gap that says so.
     """
     by_term: dict[str, list[Segment]] = {}
     for segment in list_segments(directory):
@@ -428,7 +480,16 @@ def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iter
             first -= 1
         chosen = [segment for segment, start in zip(segments, starts, strict=True) if start <= until][first:]
         if chosen:
-            yield (line for segment in chosen for lines in segment.read() for line in lines if line.at <= until)
+            yield _lines_for_replay(chosen, until)
+
+
+def _lines_for_replay(segments: list[Segment], until: float) -> Iterator[Line]:
+    """Yield the lines of files of one leadership. Only the first file may say that the requests before it are not recorded."""
+    if not segments[0].is_self_contained:
+        yield records.unrecorded(_first_at(segments[0]), -1)
+    for segment in segments:
+        for lines in segment.read():
+            yield from (line for line in lines if line.at <= until and not (isinstance(line, Gap) and line.live))
 
 
 def _first_at(segment: Segment) -> float:
@@ -440,30 +501,113 @@ def _first_at(segment: Segment) -> float:
 # -- Archiving -------------------------------------------------------------------------------------------
 
 
-def archive_complete(directory: Path) -> None:
-    """Archive each raw file that no server writes any more, in order.
+class Room:
+    """The bytes of a directory that the archiver may still use. The oldest files are deleted to make room.
+
+    What the archiver writes are all files except the raw ones, for which the servers have a share of their own.
+    """
+
+    def __init__(self, directory: Path, retention: Retention) -> None:
+        self._directory, self.retention = directory, retention
+        segments = list_segments(directory)
+        files = [path for path in directory.iterdir() if (match := _NAME.fullmatch(path.name)) and not _is_raw(match)]
+        self._used = sum(map(_size, files))
+        owned = {path for segment in segments for path in _files_of(segment)}
+        self._deletable: deque[tuple[Path, ...]] = deque((path,) for path in sorted(files) if path not in owned)
+        """Files from the oldest to the latest, first what killed archivers have left and what cannot be read."""
+        self._deletable += [_files_of(segment) for segment in segments if segment.is_archived]
+
+    def take(self, count: int) -> bool:
+        """Make room for `count` bytes. Return whether there is room; then they are used."""
+        has_room = self._shrink_to(self.retention.archive_bytes - count)
+        self._used += count * has_room
+        return has_room
+
+    def add(self, *paths: Path) -> None:
+        """Note files that may be deleted from now on. Their bytes are taken already."""
+        self._deletable.append(paths)
+
+    def free(self, count: int) -> None:
+        """Note that files with `count` bytes were deleted."""
+        self._used -= count
+
+    def shrink(self) -> None:
+        """Delete the oldest files until all others fit, and the raw ones leave the server room to begin another one."""
+        segments = list_segments(self._directory)
+        complete = deque(segment for segment in segments if not segment.is_archived and not is_recorded(segment))
+        raw = raw_bytes(self._directory, self.retention)
+        self._shrink_to(self.retention.archive_bytes)
+        while complete and (
+            raw > self.retention.raw_bytes - RESERVED_BYTES or self._used > self.retention.archive_bytes
+        ):
+            segment = complete.popleft()
+            raw -= _size(segment.path)
+            self._delete(_files_of(segment)[1:])
+            segment.path.unlink(missing_ok=True)
+
+    def _shrink_to(self, max_bytes: int) -> bool:
+        """Delete the oldest files until at most `max_bytes` are used. Return whether that was possible."""
+        while self._used > max_bytes and self._deletable:
+            self._delete(self._deletable.popleft())
+        return self._used <= max_bytes
+
+    def _delete(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            self._used -= _size(path)
+            path.unlink(missing_ok=True)
+
+
+def _is_raw(name: re.Match[str]) -> bool:
+    """Return whether a file is written by a server."""
+    return name["suffix"] in (RAW, f"{RAW}.part")
+
+
+def raw_bytes(directory: Path, retention: Retention, except_stem: str = "") -> int:
+    """Return the bytes of the raw files of a directory. A file that a server writes now counts as a complete one at least."""
+    total = 0
+    for path in directory.iterdir():
+        match = _NAME.fullmatch(path.name)
+        if match is not None and _is_raw(match) and match["stem"] != except_stem:
+            with contextlib.suppress(FileNotFoundError):  # it is archived meanwhile
+                total += max(_size(path), retention.segment_bytes if is_written(path) else 0)
+    return total
+
+
+def archive_complete(directory: Path, retention: Retention | None = None) -> int:
+    """Archive each raw file that no server writes any more, in order. Return how many writes were dropped.
 
     A file that cannot be read is renamed, so that the files after it are archived; one of another version of Genie is left to
-    that version.
+    that version, as long as such files leave room for others.
     """
-    left: set[str] = set()
+    left: dict[str, Segment] = {}
+    room, dropped = Room(directory, retention or Retention()), 0
     while True:
         raw = [segment for segment in list_segments(directory) if not segment.is_archived]
         complete = [segment for segment in raw if segment.stem not in left and not is_written(segment.path)]
         if not complete:
-            return
+            break
         # Listed again, because a server may have begun the file that follows just before it completed the last one.
         by_number = {(segment.term, segment.number): segment for segment in list_segments(directory)}
         for segment in complete:
             try:
-                archive(segment, by_number.get((segment.term, segment.number + 1)))
+                dropped += archive(segment, by_number.get((segment.term, segment.number + 1)), room)
             except OtherFormat as error:
-                left.add(segment.stem)
+                left[segment.stem] = segment
                 sys.stderr.write(f"{error}; it is not archived\n")
             except UnreadableHistory as error:
                 damaged = segment.path.with_name(f"{segment.path.name}{DAMAGED}")
-                segment.path.rename(damaged)
                 sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
+                if room.take(_size(segment.path)):
+                    segment.path.rename(damaged)
+                    room.add(damaged)
+                else:
+                    segment.path.unlink()
+    sizes = {stem: _size(segment.path) for stem, segment in left.items()}
+    for stem, segment in left.items():
+        if sum(sizes.values()) > room.retention.raw_bytes // 2:
+            sizes[stem] = 0
+            segment.path.unlink(missing_ok=True)
+    return dropped
 
 
 def is_recorded(segment: Segment) -> bool:
@@ -485,27 +629,55 @@ def is_written(path: Path) -> bool:
     return False
 
 
-def archive(segment: Segment, following: Segment | None) -> None:
-    """Compress and index one raw file, and write the state for the `following` file of the same term.
+def archive(segment: Segment, following: Segment | None, room: Room) -> int:
+    """Compress and index one raw file, and write the snapshot for the `following` file of the same term.
 
-    The raw file is deleted last: a process that is killed before leaves nothing half, and archives the file again.
+    What does not fit is replaced by a gap. Returns the number of gaps. The raw file is deleted last: a process that is killed
+    before leaves nothing half, and archives the file again.
     """
     directory, stem = segment.path.parent, segment.stem
-    archived, index = directory / f"{stem}{ARCHIVED}", directory / f"{stem}{INDEX}"
-    writer, live = _ArchiveWriter(archived.with_name(f"{archived.name}.part")), LiveRequests()
-    with writer:
-        for lines in segment.read():
-            for line in lines:
-                live.apply(line)
-            writer.add(lines, records.encode_lines(lines))
+    archived, index, state = (directory / f"{stem}{suffix}" for suffix in (ARCHIVED, INDEX, STATE))
+    part, live = archived.with_name(f"{archived.name}.part"), LiveRequests()
+    room.take(EMPTY_ARCHIVE_BYTES)
+    with _ArchiveWriter(part) as writer:
+        is_complete = _copy(segment, live, writer, room)
     _write_durably(index, writer.index())
+    gaps = 0 if is_complete else 1
     if following is not None and not following.is_archived:
-        carried = records.encode_lines(live.carried())
-        _write_durably(following.path.with_name(following.stem + STATE), carried)
-    archived.with_name(f"{archived.name}.part").rename(archived)
+        snapshot = live.snapshot(room.retention.snapshot_bytes)
+        if snapshot is None or not room.take(len(snapshot)):
+            snapshot, gaps = records.encode_lines([live.gap()]), gaps + (not live.unrecorded)
+        _write_durably(following.path.with_name(following.stem + STATE), snapshot)
+    part.rename(archived)
     _sync_directory(directory)
     segment.path.unlink()
-    (directory / f"{stem}{STATE}").unlink(missing_ok=True)
+    room.free(_size(state))
+    state.unlink(missing_ok=True)
+    room.add(archived, index)
+    return gaps
+
+
+def _copy(segment: Segment, live: LiveRequests, writer: _ArchiveWriter, room: Room) -> bool:
+    """Copy the lines of a raw file to an archive, as far as there is room. Return whether there was room for all."""
+    missing: list[float] = []
+    """Times of the events that are not copied."""
+    for lines in _lines_to_archive(segment):
+        for line in lines:
+            live.apply(line)
+        if missing or not writer.add(lines, records.encode_lines(lines), room.take):
+            missing += [line.at for line in lines if not isinstance(line, (Opened, Carried))] or [live.last_at]
+            missing = [min(missing), max(missing)]
+    if missing:
+        gap = Gap(missing[0], 1, missing[1])
+        writer.add([gap], records.encode_lines([gap]), lambda _bytes: True)  # `EMPTY_ARCHIVE_BYTES` are taken
+    return not missing
+
+
+def _lines_to_archive(segment: Segment) -> Iterator[list[Line]]:
+    """Yield the lines of a raw file, after a gap if the file before it was deleted, and thus the live requests are not known."""
+    if segment.number > 1 and not segment.path.with_name(segment.stem + STATE).exists():
+        yield [records.unrecorded(_first_at(segment), -1)]
+    yield from segment.read()
 
 
 def _write_durably(path: Path, content: bytes) -> None:
@@ -525,21 +697,18 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def delete_expired(directory: Path, max_bytes: int, max_age_s: float, now_ms: float) -> None:
-    """Delete archived files, the oldest first, until all have at most `max_bytes` and none is older than `max_age_s`.
+def delete_expired(directory: Path, max_age_s: float, now_ms: float) -> None:
+    """Delete archived files, the oldest first, until none is older than `max_age_s`.
 
     Files that cannot be archived, and what a killed process has left, are deleted when they are older than `max_age_s`.
     """
     segments = list_segments(directory)
-    archived = [segment for segment in segments if segment.is_archived]
-    sizes = {segment.stem: _size(segment.path) + _size(_index_of(segment)) for segment in archived}
-    total = sum(sizes.values())
-    for segment in archived:
-        if total <= max_bytes and now_ms - _expires_from(segment) <= max_age_s * 1000:
-            break
-        segment.path.unlink(missing_ok=True)
-        _index_of(segment).unlink(missing_ok=True)
-        total -= sizes[segment.stem]
+    for segment in segments:
+        if segment.is_archived:
+            if now_ms - _expires_from(segment) <= max_age_s * 1000:
+                break
+            segment.path.unlink(missing_ok=True)
+            _index_of(segment).unlink(missing_ok=True)
     live = {
         path
         for segment in segments
@@ -584,27 +753,49 @@ def _expires_from(segment: Segment) -> float:
     return segment.path.stat().st_mtime * 1000
 
 
-def clean_up(directory: Path, max_bytes: int, max_age_s: float) -> None:
-    """Archive the complete files of a directory, and delete the expired ones. Only one process does this at a time."""
+def shrink(directory: Path, retention: Retention) -> None:
+    """Delete the oldest files of a directory until it keeps to the retention, unless an archiver does so already."""
+    with _archiver_lock(directory) as is_locked:
+        if is_locked:
+            Room(directory, retention).shrink()
+
+
+def clean_up(directory: Path, retention: Retention) -> int:
+    """Archive the complete files of a directory, and delete the expired ones. Return how many writes were dropped.
+
+    Only one process does this at a time.
+    """
+    with _archiver_lock(directory) as is_locked:
+        if not is_locked:
+            return 0
+        Room(directory, retention).shrink()
+        try:
+            return archive_complete(directory, retention)
+        finally:  # also if the disk is full: this makes room
+            delete_expired(directory, retention.max_age_s, time.time() * 1000)
+
+
+@contextlib.contextmanager
+def _archiver_lock(directory: Path) -> Iterator[bool]:
+    """Lock a directory for the block, unless it is locked. Yield whether it is."""
     with (directory / "archiver.lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return
-        try:
-            archive_complete(directory)
-        finally:  # also if the disk is full: this makes room
-            delete_expired(directory, max_bytes, max_age_s, time.time() * 1000)
+            yield False
+        else:
+            yield True
 
 
 def main(arguments: list[str]) -> None:
-    """Clean up a directory."""
+    """Clean up a directory, and print how many writes were dropped."""
     with contextlib.suppress(OSError):
         os.nice(19)  # leaves the processor to the server
     try:
-        clean_up(Path(arguments[0]), int(arguments[1]), float(arguments[2]))
+        dropped = clean_up(Path(arguments[0]), Retention(int(arguments[1]), float(arguments[2])))
     except OSError as error:
         sys.exit(f"the history in {arguments[0]} cannot be archived: {error}")
+    sys.stdout.write(f"{dropped}\n")
 
 
 if __name__ == "__main__":

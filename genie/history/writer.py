@@ -24,31 +24,22 @@ from urllib.parse import quote
 import structlog
 
 from genie.history import records
-from genie.history.segments import RAW
+from genie.history.retention import RESERVED_BYTES, Retention
+from genie.history.segments import RAW, STATE, raw_bytes, shrink
 
 log = structlog.get_logger()
 
-SEGMENT_BYTES: Final = 16 << 20
-"""Size beyond which a file is complete, and the next one begins."""
 SEGMENT_S: Final = 3_600.0
-"""Seconds after which a file with events is complete, however small it is."""
+"""Seconds after which a file with events is complete, if it has as many bytes of events as its snapshot."""
+MAX_SEGMENT_S: Final = 86_400.0
+"""Seconds after which any file with events is complete."""
 MAX_QUEUED_BYTES: Final = 64 << 20
 """Bytes that may wait for the disk. Beyond them, events are dropped."""
-MAX_BACKLOG_BYTES: Final = 1 << 30
-"""Bytes of the files of a leadership that wait for the archiver, because the machine is busy. Beyond them, events are dropped."""
-BACKLOG_CHECK_S: Final = 1.0
-"""Interval of the check of the backlog while events are dropped, in seconds."""
+ROOM_CHECK_S: Final = 1.0
+"""Interval of the look for room while events are dropped, in seconds."""
 ARCHIVER_RETRY_S: Final = 60.0
 """Seconds after which an archiver that has failed is started again."""
 KEY_BYTES: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How long the history is kept: at most `max_bytes` of complete files, each at most `max_age_s` after its last event."""
-
-    max_bytes: int = 10 << 30
-    max_age_s: float = 30 * 86_400.0
 
 
 def namespace_directory(directory: str | Path, namespace: str) -> Path:
@@ -98,32 +89,70 @@ def clean_up_command(directory: Path, retention: Retention) -> list[str]:
     return [sys.executable, "-m", "genie.history.segments", str(directory), *limits]
 
 
+@dataclass(slots=True)
+class Missing:
+    """Writes that were dropped since the last one that was not."""
+
+    writes: int = 0
+    since_ms: float = 0.0
+    """When the first of them was dropped, Unix ms."""
+
+    def add(self) -> None:
+        """Count one more."""
+        if not self.writes:
+            self.since_ms = time.time() * 1000
+        self.writes += 1
+
+    def take(self) -> bytes:
+        """Return the line about them, and forget them; empty if there are none."""
+        if not self.writes:
+            return b""
+        gap, self.writes = records.Gap(self.since_ms, self.writes, time.time() * 1000), 0
+        return records.encode_lines([gap])
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """The first lines of a recording, which the thread itself makes: `live` requests, one line for each."""
+
+    live: int
+    parts: Iterable[bytes]
+
+
 class HistoryWriter:
     """Appends lines to the current file of one leadership.
 
     `write` and `close` never wait: a thread does what may block. The current file is locked (`flock`), so that the archiver
-    of any server leaves it alone. An error of the disk ends the recording: `error` has its text.
+    of any server leaves it alone. An error of the disk ends the recording: `error` has its text. Lines for which the retention
+    leaves no room are dropped, and the next lines begin with a gap.
     """
 
     def __init__(self, directory: Path, namespace: str, server: str, retention: Retention) -> None:
         self.directory, self.error = directory, ""
+        self.retention = retention
         self._dropped = self._discarded = 0
-        """Numbers of dropped writes: by the event loop, and by the thread."""
-        self._namespace, self._server, self._retention = namespace, server, retention
+        """Numbers of dropped writes: by the event loop, and by the thread and its archiver."""
+        self._namespace, self._server = namespace, server
         self._term = secrets.token_hex(4)
         self._number = 0
+        self._stem = ""
+        """The name of the current file without its suffix."""
         self._opened_size = 0
         """Size of the current file without events."""
         self._opened_at_s = 0.0
-        self._queue: SimpleQueue[bytes | Iterable[bytes] | None] = SimpleQueue()
+        self._snapshot_bytes = 0
+        """Size of the last snapshot that is known: a file is complete when it has as many bytes of events."""
+        self._queue: SimpleQueue[bytes | _Snapshot | None] = SimpleQueue()
         self._queued: deque[int] = deque()
         """Sizes of what waits in the queue. The thread removes from the left, the event loop appends to the right."""
-        self._is_backlog_full = False
-        """Whether too many files wait for the archiver."""
-        self._gap = 0
-        """How many writes were dropped since the last one that was not."""
-        self._gap_since_ms = 0.0
-        """When the first of them was dropped, Unix ms."""
+        self._gap = Missing()
+        """The writes that the event loop has dropped since the last one that it has queued."""
+        self._lost = Missing()
+        """The writes that the thread has dropped since the last one that it has written."""
+        self._other_bytes = 0
+        """Bytes of the raw files except the current one, when they were last counted."""
+        self._count_from_s = 0.0
+        """When they may be counted again, on the monotonic clock."""
         self._archiver: subprocess.Popen[bytes] | None = None
         self._archive_from_s: float | None = 0.0  # at once: what an earlier process has left
         """When the archiver is to be started, on the monotonic clock; None: nothing is to be archived."""
@@ -132,33 +161,27 @@ class HistoryWriter:
         self._thread.start()
 
     def write(self, lines: bytes) -> None:
-        """Queue lines for the thread, or drop them if too much is queued, or if too many files wait for the archiver."""
-        if self.error or self._is_backlog_full or sum(self._queued) > MAX_QUEUED_BYTES:
+        """Queue lines for the thread, or drop them if too much is queued."""
+        if self.error or sum(self._queued) > MAX_QUEUED_BYTES:
             self._dropped += 1
-            if not self._gap:
-                self._gap_since_ms = time.time() * 1000
-            self._gap += 1
+            self._gap.add()
             return
-        lines = self._take_gap() + lines
+        lines = self._gap.take() + lines
         self._queued.append(len(lines))
         self._queue.put(lines)
-
-    def _take_gap(self) -> bytes:
-        """Return the line about the writes that were dropped since the last one that was not; empty if there were none."""
-        if not self._gap:
-            return b""
-        gap, self._gap = records.Gap(self._gap_since_ms, self._gap, time.time() * 1000), 0
-        return records.encode_lines([gap])
 
     @property
     def dropped(self) -> int:
         """How many writes, each with many events, were dropped."""
         return self._dropped + self._discarded
 
-    def write_parts(self, parts: Iterable[bytes]) -> None:
-        """Queue lines that the thread itself makes: for the first lines of a recording, which may be very many."""
-        self._queued.append(0)
-        self._queue.put(parts)
+    def write_snapshot(self, live: int, parts: Iterable[bytes], queued_bytes: int = 0) -> None:
+        """Queue the first lines of a recording, one for each of `live` requests. The thread itself makes the parts.
+
+        `queued_bytes` is the size of parts that are made already.
+        """
+        self._queued.append(queued_bytes)
+        self._queue.put(_Snapshot(live, parts))
         if self.error:  # the thread has ended, or ends now
             self._drop_queued()
 
@@ -170,7 +193,7 @@ class HistoryWriter:
 
     def close(self) -> None:
         """End the file once everything queued is written."""
-        if not self.error and (gap := self._take_gap()):
+        if not self.error and (gap := self._gap.take()):
             self._queued.append(len(gap))
             self._queue.put(gap)
         self._queue.put(None)
@@ -184,23 +207,23 @@ class HistoryWriter:
     def _run(self) -> None:
         file: IO[bytes] | None = None
         try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shrink(self.directory, self.retention)
             file = self._open()
             while (lines := self._next_lines(file)) is not None:
                 if os.fstat(file.fileno()).st_nlink == 0:  # the file was deleted
                     file.close()
                     file = self._open()
                 if lines:
-                    file.writelines([lines] if isinstance(lines, bytes) else lines)
-                    file.flush()
+                    self._append(file, lines)
                     self._queued.popleft()
-                if file.tell() >= SEGMENT_BYTES or self._remaining_s(file) == 0:
+                if self._is_complete(file) and self._has_room(file, 0, RESERVED_BYTES // 2):
                     following = self._open()
+                    self._other_bytes += file.tell()
                     file.close()
                     file, self._archive_from_s = following, 0.0
-                    self._check_backlog()
-                elif self._is_backlog_full:
-                    self._check_backlog()
                 self._archive()
+            self._write_gap(file)
         except OSError as error:
             self.error = str(error)
             log.error(  # noqa: TRY400 - the text of the error says it all
@@ -213,27 +236,96 @@ class HistoryWriter:
                     file.close()
             self._closed.set()
         if self._archiver is not None:
-            self._archiver.wait()
+            self._end_archiver(self._archiver)
 
-    def _next_lines(self, file: IO[bytes]) -> bytes | Iterable[bytes] | None:
+    def _next_lines(self, file: IO[bytes]) -> bytes | _Snapshot | None:
         """Wait for the next lines, at most until the file is complete: then there are none. None: the recording ends."""
+        remaining_s = self._remaining_s(file)
+        needs_room = self._lost.writes > 0 or remaining_s == 0
         try:
-            return self._queue.get(timeout=BACKLOG_CHECK_S if self._is_backlog_full else self._remaining_s(file))
+            return self._queue.get(timeout=ROOM_CHECK_S if needs_room else remaining_s)
         except Empty:
             return b""
 
+    def _append(self, file: IO[bytes], lines: bytes | _Snapshot) -> None:
+        """Write lines, or drop them if there is no room for them."""
+        if isinstance(lines, _Snapshot):
+            self._append_snapshot(file, lines)
+        elif self._has_room(file, len(lines)):
+            if self._lost.writes:
+                log.info("history recording resumed", namespace=self._namespace, directory=str(self.directory))
+                self._write_gap(file)
+            file.write(lines)
+            file.flush()
+        else:
+            if not self._lost.writes:
+                log.warning(
+                    "history recording paused: GENIE_HISTORY_MAX_MB leaves no room until files are archived",
+                    namespace=self._namespace,
+                    directory=str(self.directory),
+                    raw_bytes=self._other_bytes + file.tell(),
+                    max_raw_bytes=self.retention.raw_bytes,
+                )
+            self._discarded += 1
+            self._lost.add()
+            if self._archiver is None and self._archive_from_s is None:
+                # The archiver of another server, which had the lock, may have failed.
+                self._archive_from_s = time.monotonic() + ARCHIVER_RETRY_S
+
+    def _append_snapshot(self, file: IO[bytes], snapshot: _Snapshot) -> None:
+        """Write the first lines of a recording; if they are too many, only that they are not recorded."""
+        start = file.tell()
+        for part in snapshot.parts:
+            size = file.tell() + len(part) - start
+            if size > self.retention.snapshot_bytes or not self._has_room(file, len(part)):
+                file.truncate(start)
+                file.seek(start)
+                file.write(records.encode_lines([records.unrecorded(time.time() * 1000, snapshot.live)]))
+                self._discarded += 1
+                break
+            file.write(part)
+        file.flush()
+        self._snapshot_bytes = file.tell() - start
+        self._opened_size = file.tell()
+
+    def _has_room(self, file: IO[bytes], count: int, reserved: int = RESERVED_BYTES) -> bool:
+        """Return whether all raw files stay below their bound with `count` more bytes. Counts the other files if they do not."""
+        allowed = self.retention.raw_bytes - reserved - file.tell() - count
+        if self._other_bytes > allowed and time.monotonic() >= self._count_from_s:
+            self._other_bytes = raw_bytes(self.directory, self.retention, self._stem)
+            self._count_from_s = time.monotonic() + ROOM_CHECK_S
+        return self._other_bytes <= allowed
+
+    def _write_gap(self, file: IO[bytes]) -> None:
+        """Write the line about the writes that the thread has dropped, for which room is reserved."""
+        if gap := self._lost.take():
+            file.write(gap)
+            file.flush()
+
+    def _is_complete(self, file: IO[bytes]) -> bool:
+        """Return whether the next file begins: this one is large or old, and has as many bytes of events as its snapshot."""
+        if self._number > 1:
+            with contextlib.suppress(FileNotFoundError):  # the file before is not archived yet
+                self._snapshot_bytes = (self.directory / f"{self._stem}{STATE}").stat().st_size
+        events = file.tell() - self._opened_size
+        is_large = 0 < events >= max(self.retention.segment_bytes, self._snapshot_bytes)
+        return is_large or self._remaining_s(file) == 0
+
     def _remaining_s(self, file: IO[bytes]) -> float | None:
-        """Return the time until the current file is complete; None if it has no events, and so never is."""
-        if file.tell() == self._opened_size:
+        """Return the time until the current file is old; None if it has no events, and so never is."""
+        events = file.tell() - self._opened_size
+        if not events:
             return None
-        return max(0.0, self._opened_at_s + SEGMENT_S - time.monotonic())
+        age_s = SEGMENT_S if events >= self._snapshot_bytes else MAX_SEGMENT_S
+        return max(0.0, self._opened_at_s + age_s - time.monotonic())
 
     def _open(self) -> IO[bytes]:
         """Create and lock the next file, and write its first line."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._number += 1
         now = time.time()
-        name = f"{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%S.%fZ}-{self._term}-{self._number:06}{RAW}"
+        self._stem = f"{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%S.%fZ}-{self._term}-{self._number:06}"
+        name = f"{self._stem}{RAW}"
         # The file gets its name after it is locked: an archiver must not take it for a complete one in between.
         part = self.directory / f"{name}.part"
         file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "ab")
@@ -245,39 +337,27 @@ class HistoryWriter:
         self._opened_size, self._opened_at_s = file.tell(), time.monotonic()
         return file
 
-    def _check_backlog(self) -> None:
-        """Drop events from now on if too many files of this leadership wait for the archiver; otherwise no longer."""
-        backlog = 0
-        for path in self.directory.glob(f"*-{self._term}-*{RAW}"):
-            with contextlib.suppress(FileNotFoundError):  # it is archived meanwhile
-                backlog += path.stat().st_size
-        is_full = backlog > MAX_BACKLOG_BYTES
-        if is_full and not self._is_backlog_full:
-            log.warning(
-                "history recording paused: files wait for the archiver",
-                namespace=self._namespace,
-                directory=str(self.directory),
-                backlog_bytes=backlog,
-            )
-        if self._is_backlog_full and not is_full:
-            log.info("history recording resumed", namespace=self._namespace, directory=str(self.directory))
-        self._is_backlog_full = is_full
-        if is_full and self._archiver is None and self._archive_from_s is None:
-            # The archiver of another server, which had the lock, may have failed.
-            self._archive_from_s = time.monotonic() + ARCHIVER_RETRY_S
-
     def _archive(self) -> None:
         """Start the archiver if a file is complete, or the last one has failed, and no archiver runs."""
         if self._archiver is not None and self._archiver.poll() is not None:
+            self._end_archiver(self._archiver)
             if self._archiver.returncode != 0 and self._archive_from_s is None:
                 self._archive_from_s = time.monotonic() + ARCHIVER_RETRY_S
             self._archiver = None
         if self._archiver is None and self._archive_from_s is not None and time.monotonic() >= self._archive_from_s:
-            command = clean_up_command(self.directory, self._retention)
+            command = clean_up_command(self.directory, self.retention)
             try:
-                self._archiver = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - our own module
+                self._archiver = subprocess.Popen(  # noqa: S603 - our own module
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+                )
             except OSError as error:  # no process can be started now
                 log.warning("archiver of the history not started", namespace=self._namespace, error=str(error))
                 self._archive_from_s = time.monotonic() + ARCHIVER_RETRY_S
                 return
             self._archive_from_s = None
+
+    def _end_archiver(self, archiver: subprocess.Popen[bytes]) -> None:
+        """Wait for the archiver, and count what it has dropped. The files have other sizes now."""
+        output, _ = archiver.communicate()
+        self._discarded += int(output or 0)
+        self._count_from_s = 0.0

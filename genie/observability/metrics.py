@@ -327,7 +327,7 @@ def _history_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric
     if recorded:
         yield from _counter(
             "genie_history_dropped_writes",
-            "Writes to the history, each with many events, that were dropped: the disk or the archiver is too slow, or failed.",
+            "Writes to the history, each with many events, that were dropped: the disk or archiver is too slow or failed, or the history full.",
             iter(recorded),
         )
 

@@ -18,7 +18,7 @@ from genie.access import AccessControl
 from genie.config import RELOADABLE, SECRETS, Settings, file_key
 from genie.errors import Code, RequestRejected
 from genie.history.recorder import History
-from genie.history.writer import Retention
+from genie.history.retention import Retention
 from genie.observability import logs
 from genie.observability.stats import Stats
 from genie.server.auth import Authenticator

@@ -17,7 +17,7 @@ export function drawHistory(history, now) {
   const rows = requests.map((each, index) => drawRow(each, index * ROW, x, now));
   const chart = svg("svg", { class: "gantt", viewBox: `0 0 ${WIDTH} ${requests.length * ROW}`, role: "img", "aria-label": "Who waited for it and held it" }, ...rows);
   const span = `${timeOfDay(begins)} to ${timeOfDay(ends)}${history.more || history.requests.length > MAX_ROWS ? ", earlier requests: genie history" : ""}`;
-  const gaps = history.gaps > 0 ? html("p", { class: "quiet" }, `Events are missing in ${history.gaps} places, because the disk was too slow.`) : undefined;
+  const gaps = history.gaps > 0 ? html("p", { class: "quiet" }, `Events are missing in ${history.gaps} places, because the disk was too slow, or the history was full.`) : undefined;
   return html("div", {}, chart, html("p", { class: "quiet" }, span), gaps);
 }
 

@@ -19,8 +19,9 @@ from genie.core import Disconnect, Expire, LockManager, Reason, Request
 from genie.history import records
 from genie.history.gantt import draw
 from genie.history.records import UnreadableHistory, decode
+from genie.history.retention import RESERVED_BYTES, Retention
 from genie.history.search import Query, search
-from genie.history.segments import archive_complete, delete_expired, list_segments
+from genie.history.segments import archive_complete, delete_expired, list_segments, shrink
 from history_recording import T0, Recording
 
 
@@ -85,7 +86,7 @@ async def test_a_window_has_the_requests_that_waited_or_held_in_it(tmp_path, fin
 
 async def test_a_window_has_the_requests_of_earlier_blocks_and_files_that_are_held_in_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("genie.history.segments.BLOCK_BYTES", 200)
-    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 2_000)
+    monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 2_000)
     recording = Recording(tmp_path)
     long = recording.request(0, "long")
     held = [long]
@@ -173,7 +174,7 @@ async def test_a_written_mark_is_not_taken_for_the_last_line(tmp_path, monkeypat
 
 
 async def test_requests_are_carried_into_the_next_file_of_a_leadership(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 1)
     recording = Recording(tmp_path)
     held = recording.request(0, "a", note="held for long")
     waiting = recording.request(1, "a")
@@ -189,7 +190,7 @@ async def test_requests_are_carried_into_the_next_file_of_a_leadership(tmp_path,
     assert all(segment.is_archived for segment in segments)
     last = [line for lines in segments[2].read() for line in lines]
     assert {line.id for line in last if isinstance(line, records.Carried)} == {held.id, waiting.id, waiting.id + 1}
-    delete_expired(tmp_path, sum(path.stat().st_size for path in tmp_path.iterdir()), 1e9, T0)
+    delete_expired(tmp_path, 1e9, T0)
     segments[0].path.unlink()
     segments[1].path.unlink()
     one, two = found(tmp_path, resource="a")
@@ -248,13 +249,13 @@ async def test_old_files_are_deleted_by_age_and_by_size(tmp_path) -> None:
         recording.request(start, "a")
         recording.stop()
     archive_complete(tmp_path)
-    delete_expired(tmp_path, 1 << 30, max_age_s=5, now_ms=T0 + 5_500)
+    delete_expired(tmp_path, max_age_s=5, now_ms=T0 + 5_500)
     assert [entry.granted_at for entry in found(tmp_path)] == [T0 + 1_000, T0 + 2_000]
     newest = list_segments(tmp_path)[-1]
     size = newest.path.stat().st_size + (tmp_path / f"{newest.stem}.index").stat().st_size
-    delete_expired(tmp_path, size, max_age_s=1e9, now_ms=T0)
+    shrink(tmp_path, Retention(max_bytes=(size + RESERVED_BYTES) * 4 // 3 + 1))
     assert [entry.granted_at for entry in found(tmp_path)] == [T0 + 2_000]
-    assert {path.suffix for path in tmp_path.iterdir()} == {".gz", ".index"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".gz", ".index", ".lock"}
 
 
 async def test_a_slow_disk_costs_events_and_never_time(tmp_path, monkeypatch) -> None:
@@ -271,7 +272,7 @@ async def test_a_slow_disk_costs_events_and_never_time(tmp_path, monkeypatch) ->
 
 
 async def test_an_error_of_the_disk_ends_the_recording_and_nothing_else(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 1)
     recording = Recording(tmp_path)
     first = recording.request(0, "a")
     while not list_segments(tmp_path):  # noqa: ASYNC110 - the event is in a thread
@@ -299,7 +300,7 @@ async def test_nothing_waits_for_a_disk_that_has_failed(tmp_path) -> None:
     recording.writer.join(10)
     assert recording.writer.error
     assert recording.writer._queue.empty()
-    recording.writer.write_parts(iter([b"of a leader that takes over after the failure"]))
+    recording.writer.write_snapshot(1, [b"of a leader that takes over after the failure"])
     assert recording.writer._queue.empty()
 
 

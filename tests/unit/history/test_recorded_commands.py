@@ -19,8 +19,9 @@ from genie.core import SUCCESS, Command, Event, LockManager, Origin, Request
 from genie.history.recorder import Recorder
 from genie.history.records import Carried, Granted, Line, Locked, Opened
 from genie.history.replay import Replay
+from genie.history.retention import Retention
 from genie.history.segments import archive_complete, list_segments, recorded_terms
-from genie.history.writer import HistoryWriter, Retention
+from genie.history.writer import HistoryWriter
 from genie.observability.stats import Stats
 from genie.server.connection import Connection
 from genie.server.listener import AdmissionControl
@@ -275,7 +276,7 @@ async def test_the_lines_that_clients_send_are_read_as_what_the_lock_manager_did
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     random = Random(seed)  # noqa: S311 - not a secret
-    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", random.choice([8_000, 16 << 20]))
+    monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", random.choice([8_000, 16 << 20]))
     monkeypatch.setattr("genie.history.recorder.WRITTEN_BYTES", random.choice([1, 2_000]))
     monkeypatch.setattr("genie.history.recorder.JOINED_LINES", random.choice([1, 32]))
     redacted = ("secret/", "t2") if seed % 3 == 0 else ()

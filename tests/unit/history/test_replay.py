@@ -64,7 +64,7 @@ def run_randomly(recording: Recording, seed: int, steps: int) -> None:
 async def test_the_lines_of_commands_are_read_as_the_events_that_they_caused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, redacted: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 10_000)
+    monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 10_000)
     monkeypatch.setattr("genie.history.recorder.WRITTEN_BYTES", 2_000)
     recorded = []
     for as_lines in (True, False):
@@ -95,7 +95,7 @@ async def test_random_steps_are_repeated_exactly(tmp_path: Path, seed: int) -> N
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_a_replay_begins_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 10_000)
+    monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 10_000)
     monkeypatch.setattr("genie.history.recorder.WRITTEN_BYTES", 2_000)
     recording = Recording(tmp_path, as_lines=True)
     run_randomly(recording, seed, 600)

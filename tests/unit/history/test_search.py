@@ -38,7 +38,7 @@ def restarted(directory: Path, first_id: int) -> Recording:
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin a file after each flush, with blocks of a few lines."""
     monkeypatch.setattr("genie.history.segments.BLOCK_BYTES", 300)
-    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 1)
 
 
 @pytest.mark.parametrize("query", [{}, {"resource": "a"}, {"since": T0 + 1, "until": T0 + 100}])
@@ -174,7 +174,7 @@ async def test_a_search_by_transaction_names_those_for_whom_it_waited(tmp_path: 
 
 
 async def test_a_search_does_not_keep_what_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 40_000)
+    monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 40_000)
 
     def peak_of_search(directory: Path, requests: int) -> int:
         recording = Recording(directory)

@@ -17,11 +17,11 @@ from genie.core import LockManager
 from genie.history import segments
 from genie.history.records import Carried, OtherFormat, RawDecoder, UnreadableHistory
 from genie.history.replay import Replay
+from genie.history.retention import Retention
 from genie.history.search import Query, search
 from genie.history.segments import archive_complete, clean_up, delete_expired, list_segments, recorded_terms
 from history_recording import T0, Recording
 
-GIB = 1 << 30
 DAY_S = 86_400.0
 
 
@@ -30,13 +30,13 @@ def ended(directory: Path) -> dict[int, float | None]:
 
 
 def names_in(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
+    return {path.name for path in directory.iterdir()} - {"archiver.lock"}
 
 
 def record_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, float | None]:
     """Record two files of one leadership, with a request that is held from the first into the second. Return when they ended."""
     with monkeypatch.context() as patch:
-        patch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
+        patch.setattr("genie.history.retention.SEGMENT_BYTES", 1)
         recording = Recording(directory)
         held = recording.request(0, "a")
         recording.recorder.flush()
@@ -76,9 +76,9 @@ async def test_an_archiver_that_is_killed_at_any_moment_loses_nothing(
         assert ended(directory) == expected
         archive_complete(directory)
         assert ended(directory) == expected
-        delete_expired(directory, GIB, 40_000 * DAY_S, (time.time() + 41_000 * DAY_S) * 1000)
-        kept = {path.name.partition(".jsonl")[0].removesuffix(".index") for path in directory.iterdir()}
-        assert len(kept) * 2 == len(list(directory.iterdir()))
+        delete_expired(directory, 40_000 * DAY_S, (time.time() + 41_000 * DAY_S) * 1000)
+        kept = {name.partition(".jsonl")[0].removesuffix(".index") for name in names_in(directory)}
+        assert len(kept) * 2 == len(names_in(directory))
     assert count > 10
 
 
@@ -128,7 +128,7 @@ async def test_the_locks_of_the_files_work_on_nfs(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(fcntl, "flock", flock)
     recording = Recording(tmp_path)
     recording.stop()
-    clean_up(tmp_path, GIB, 40_000 * DAY_S)
+    clean_up(tmp_path, Retention(max_age_s=40_000 * DAY_S))
     assert [segment.is_archived for segment in list_segments(tmp_path)] == [True]
 
 
@@ -145,7 +145,7 @@ async def test_expired_files_are_deleted_although_the_disk_is_full(
 
     monkeypatch.setattr(segments, "archive", fail)
     with pytest.raises(OSError, match="No space left"):
-        clean_up(tmp_path, 1, 40_000 * DAY_S)
+        clean_up(tmp_path, Retention(max_age_s=0))
     assert [segment.is_archived for segment in list_segments(tmp_path)] == [False]
 
 
@@ -154,9 +154,9 @@ async def test_only_one_process_cleans_up(tmp_path: Path, monkeypatch: pytest.Mo
     archive_complete(tmp_path)
     with (tmp_path / "archiver.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        clean_up(tmp_path, 1, 0)
+        clean_up(tmp_path, Retention(1, 0))
     assert len(list_segments(tmp_path)) == 3
-    clean_up(tmp_path, 1, 0)
+    clean_up(tmp_path, Retention(1, 0))
     assert list_segments(tmp_path) == []
 
 
@@ -168,9 +168,9 @@ async def test_a_damaged_or_missing_index_does_not_end_the_retention(
     first, second, _third = list_segments(tmp_path)
     (tmp_path / (first.stem + ".index")).unlink()
     (tmp_path / (second.stem + ".index")).write_bytes(b"nonsense")
-    delete_expired(tmp_path, GIB, DAY_S, (time.time() + DAY_S / 2) * 1000)
+    delete_expired(tmp_path, DAY_S, (time.time() + DAY_S / 2) * 1000)
     assert len(list_segments(tmp_path)) == 3
-    delete_expired(tmp_path, GIB, DAY_S, (time.time() + 2 * DAY_S) * 1000)
+    delete_expired(tmp_path, DAY_S, (time.time() + 2 * DAY_S) * 1000)
     assert names_in(tmp_path) == set()
 
 
@@ -198,7 +198,7 @@ async def test_what_is_left_by_killed_processes_expires(tmp_path: Path) -> None:
     (tmp_path / young).write_text("")
     (tmp_path / foreign).write_text("")
     os.utime(tmp_path / foreign, (0, 0))
-    clean_up(tmp_path, GIB, DAY_S)
+    clean_up(tmp_path, Retention(max_age_s=DAY_S))
     assert not names_in(tmp_path) & set(left)
     assert {young, foreign} < names_in(tmp_path)
 
@@ -218,7 +218,7 @@ async def test_a_file_of_another_version_is_left_to_that_version(
     record_files(tmp_path, monkeypatch)
     other = tmp_path / "20990101T000000.000000Z-00000000-000001.jsonl"
     other.write_text(f'{{"event":"commands","at":1,"next_id":1,"next_fence":1}}\n{line}\n')
-    clean_up(tmp_path, GIB, 40_000 * DAY_S)
+    clean_up(tmp_path, Retention(max_age_s=40_000 * DAY_S))
     assert [segment.is_archived for segment in list_segments(tmp_path)] == [True, True, True, False]
     assert other.exists()
     assert "another version" in capsys.readouterr().err
@@ -244,7 +244,7 @@ async def test_a_file_that_is_archived_while_it_is_read_is_read_from_the_archive
 async def test_a_replay_begins_with_a_file_whose_first_requests_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 1)
     begins = time.time() * 1000
     recording = Recording(tmp_path, manager=LockManager(unix_offset_ms=begins))
     held = recording.request(0, "a")
@@ -263,7 +263,7 @@ async def test_a_replay_begins_with_a_file_whose_first_requests_are_known(
 async def test_requests_whose_ends_are_missing_are_not_carried_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 1)
     recording = Recording(tmp_path)
     ended = [recording.request(now, f"lost/{now}") for now in range(3)]
     long = recording.request(4, "long", transaction_timeout_ms=1e9)

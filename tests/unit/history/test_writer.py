@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from genie.history.recorder import History
+from genie.history.retention import Retention
 from genie.history.search import Query, search
 from genie.history.segments import archive_complete, list_segments
-from genie.history.writer import Retention, namespace_directory, redaction_key
+from genie.history.writer import namespace_directory, redaction_key
 from history_recording import PRINCIPALS, Recording
 
 
@@ -60,28 +61,6 @@ async def test_a_file_with_events_is_complete_after_an_hour_without_further_ones
     assert len(list_segments(tmp_path)) == 2  # a file without events is never complete
 
 
-async def test_events_are_dropped_while_too_many_files_wait_for_the_archiver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("genie.history.writer.SEGMENT_BYTES", 1)
-    monkeypatch.setattr("genie.history.writer.MAX_BACKLOG_BYTES", 100)
-    monkeypatch.setattr("genie.history.writer.BACKLOG_CHECK_S", 0.01)
-    recording = Recording(tmp_path)
-    first = recording.request(0, "a")
-    recording.recorder.flush()
-    await until(lambda: recording.writer._is_backlog_full)
-    recording.request(1, "b")
-    recording.recorder.flush()
-    assert recording.writer.dropped == 1
-    archive_complete(tmp_path)
-    monkeypatch.setattr("genie.history.writer.MAX_BACKLOG_BYTES", 10_000)
-    await until(lambda: not recording.writer._is_backlog_full)
-    kept = recording.request(2, "c")
-    recording.stop()
-    found = search(tmp_path, Query())
-    assert ([entry.id for entry in found.requests], found.gaps) == ([first.id, kept.id], 1)
-
-
 @pytest.mark.parametrize("redacted", [(), ("a",)])
 async def test_turns_without_commands_leave_nothing(tmp_path: Path, redacted: tuple[str, ...]) -> None:
     recording = Recording(tmp_path, redacted, as_lines=True)
@@ -124,7 +103,8 @@ async def test_an_archiver_that_has_failed_is_started_again(
     def start(command: list[str], **_options: object) -> subprocess.CompletedProcess[bytes]:
         started.append(command)
         process = subprocess.CompletedProcess[bytes](command, code)
-        process.poll = process.wait = lambda: code  # type: ignore[attr-defined]
+        process.poll = lambda: code  # type: ignore[attr-defined]
+        process.communicate = lambda: (b"", None)  # type: ignore[attr-defined]
         return process
 
     monkeypatch.setattr(subprocess, "Popen", start)

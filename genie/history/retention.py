@@ -1,0 +1,46 @@
+"""How long the history is kept, and how the bytes of a directory are shared.
+
+A server writes the raw files, and the archiver, which is another process, writes all others. Each of them has a share of its
+own, so that together they stay below the bound without asking each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+SEGMENT_BYTES: Final = 16 << 20
+"""Size beyond which a file is complete at most, and the next one begins."""
+RESERVED_BYTES: Final = 16 << 10
+"""Bytes that are kept free for lines which are always written: the first line of a file, gaps, and the key of redacted names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long the history is kept: at most `max_bytes`, each file at most `max_age_s` after its last event."""
+
+    max_bytes: int = 10 << 30
+    max_age_s: float = 30 * 86_400.0
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of all raw files: those that are written, and those that wait for the archiver."""
+        return self.max_bytes // 4
+
+    @property
+    def archive_bytes(self) -> int:
+        """Bytes of all other files: archives, indexes, snapshots, and what the archiver writes now."""
+        return max(0, self.max_bytes - self.raw_bytes - RESERVED_BYTES)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of one snapshot: the requests that are carried into a file. A larger one is not recorded.
+
+        A file is complete when it has as many bytes of events as its snapshot, so two raw files of this size fit.
+        """
+        return self.max_bytes // 8
+
+    @property
+    def segment_bytes(self) -> int:
+        """Size beyond which a file with a small snapshot is complete."""
+        return min(SEGMENT_BYTES, self.max_bytes // 32)
