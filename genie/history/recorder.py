@@ -213,8 +213,10 @@ class Recorder:
         self._write()
 
     def _join(self) -> None:
-        """Join all lines, with redacted names."""
+        """Join all lines, with redacted names and without padding."""
         text = b"\n".join(self._lines) + b"\n"
+        if len(text) > records.MAX_UNCHECKED_BYTES * len(self._lines) and not self._redacted:
+            text = b"\n".join(map(records.without_padding, self._lines)) + b"\n"
         self._lines.clear()
         self._stored, self._mark_end, self._note_end = 0, NO_MARK, NO_MARK
         if self._redacted:

@@ -164,6 +164,8 @@ LOCKED: Final = b'{"event":"locked","at":%r,"id":%d,"fence":%d}'
 """A line `locked`. This takes half the time of encoding a `Locked`."""
 RELEASE: Final = b'{"command":"release","payload":{"id":%d}}'
 """The line of a release that was not received as a line with an id."""
+MAX_UNCHECKED_BYTES: Final = 512
+"""Bytes up to which a command is recorded as it was received. A longer one may be padded."""
 _GAP: Final = b'{"event":"gap"'
 """The beginning of a line `gap`."""
 _EVENT: Final = b'{"event":'
@@ -229,6 +231,14 @@ def command_line(command: Request | Release) -> bytes:
     return encode(
         {"command": "request", "payload": {key: value for key, value in payload.items() if value is not None}}
     )
+
+
+def without_padding(line: bytes) -> bytes:
+    """Return a shorter line for the same command, if a client has sent much more than the command needs, such as spaces."""
+    if len(line) <= MAX_UNCHECKED_BYTES or line.startswith(_EVENT):
+        return line
+    command = commands.read(line)
+    return min(line, command_line(command), key=len) if isinstance(command, (Request, Release)) else line
 
 
 class RawDecoder:

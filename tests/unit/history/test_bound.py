@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from genie.history.segments import (
     shrink,
 )
 from genie.history.writer import HistoryWriter
-from history_recording import T0, Recording
+from history_recording import PRINCIPALS, T0, Recording, release_line
 
 MIB = 1 << 20
 AGES_S = 40_000 * 86_400.0
@@ -393,3 +394,37 @@ async def test_events_are_dropped_while_the_archiver_makes_no_room(tmp_path: Pat
     result = search(tmp_path, Query(limit=10_000))
     assert result.requests[-1].id == kept.id
     assert result.gaps == 1
+
+
+async def test_padded_lines_are_recorded_without_their_padding(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, as_lines=True)
+    padded = [
+        b'{"command":"request","payload":{"resources":["exclusive:a"],"note":"n"' + b" " * 100_000 + b"}}",
+        b'{"command":"request",' + b'"command":"request",' * 5_000 + b'"payload":{"resources":["exclusive:b"]}}',
+        b'{"command":"request","payload":{"resources":["exclusive:' + b"\\u0063" * 500 + b'"],"priority":5}}',
+        release_line(1) + b" " * 100_000,
+    ]
+    recording.recorder.begin_turn(0, PRINCIPALS["billing"]).extend(padded)
+    recording.recorder.on_stored()
+    recording.stop()
+    (segment,) = list_segments(tmp_path)
+    lines = segment.path.read_bytes().splitlines()
+    assert len(lines) == 6
+    assert max(map(len, lines)) < 1_000
+    assert [line for line in chain.from_iterable(segment.read()) if not isinstance(line, Opened)] == (
+        records.RawDecoder().decode(b"\n".join([lines[1], *padded]))
+    )
+
+
+@pytest.mark.parametrize("names", [1, 40])
+async def test_a_line_that_is_long_for_its_names_is_recorded_as_it_is(tmp_path: Path, names: int) -> None:
+    recording = Recording(tmp_path, as_lines=True)
+    line = json.dumps(
+        {"command": "request", "payload": {"resources": [f"exclusive:{number:0400}" for number in range(names)]}},
+        separators=(",", ":"),
+    ).encode()
+    recording.recorder.begin_turn(0, None).append(line)
+    recording.recorder.on_stored()
+    recording.stop()
+    (segment,) = list_segments(tmp_path)
+    assert line in segment.path.read_bytes().splitlines()
