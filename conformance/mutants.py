@@ -500,7 +500,7 @@ SERVER_MUTANTS: Final = [
         "Repeating a request",
         "a repeated ref with another payload is accepted",
         DISPATCHER,
-        "if earlier_request is not None and not is_same_request(request, earlier_request):",
+        "if not _may_be_retry(request, earlier):",
         "if False:",
     ),
     Mutant(

@@ -33,6 +33,10 @@ class Limits:
     """Wait-queue entries of all resources. A request that waits for three resources has three entries."""
     max_locks: int = 4_000_000
     """Held locks in total. A request that holds three resources has three locks."""
+    max_state: int = 4 << 30
+    """Bytes of all held and waiting requests, sessions and watches, as `server.state_size` computes them."""
+    max_state_per_principal: int = 0
+    """Bytes of the requests and watches of one principal, if clients need a token. 0: half of `max_state`."""
     max_pending: int = 32 << 20
     """Bytes of queued commands of all connections. Beyond this limit the server stops reading (back pressure)."""
     max_partial: int = 64 << 20

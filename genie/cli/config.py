@@ -1,4 +1,4 @@
-"""`genie config`: check the settings of a server, and show where each of them comes from."""
+"""`genie config`: check the settings of a server, show where each of them comes from, and how much memory they permit."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from genie.cli.serve import check_advertised, check_exposure, serve
 from genie.config import SECRETS, Settings, file_key
 from genie.protocol import codec
 from genie.server.app import make_stores
+from genie.server.memory_bounds import MIB, STATE_COSTS, memory_bounds, total_bytes
 from genie.server.tls import make_tls_contexts
 
 HIDDEN = "***"
@@ -25,9 +26,9 @@ HIDDEN = "***"
 
 @click.group()
 def config() -> None:
-    """Check the settings of a server, and show where each of them comes from.
+    """Check the settings of a server, show where each of them comes from, and how much memory they permit.
 
-    Both commands take the options and the variables of `genie serve`.
+    All commands take the options and the variables of `genie serve`.
     """
 
 
@@ -86,6 +87,49 @@ def show(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
         print_lines(f"{row['key']:<{widths[0]}}  {_text(row['value']):<{widths[1]}}  {row['source']}")
 
 
+@config.command()
+@json_option
+@click.pass_context
+def limits(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
+    """Show how much memory clients can make a server with these settings use at most.
+
+    Each row is a limit: its number, the bytes of each object that it counts, and their product. The limits of a namespace
+    apply to each namespace.
+    """
+    settings = Configuration(ctx, options).load()
+    namespaces = len(settings.namespaces)
+    rows: list[dict[str, Any]] = [
+        {
+            "what": bound.what,
+            "setting": None if bound.setting is None else file_key(bound.setting),
+            "limit": bound.value,
+            "bytes_each": bound.each,
+            "namespaces": namespaces if bound.per_namespace else 1,
+            "bytes": bound.total(namespaces),
+        }
+        for bound in memory_bounds(settings)
+    ]
+    total, max_state = total_bytes(settings), settings.limits.max_state
+    costs = [{"what": what, "bytes_each": each, "fit": max_state // each} for what, each in STATE_COSTS.items()]
+    if as_json:
+        print_json(codec.dumps({"limits": rows, "bytes": total, "max_state": costs}))
+        return
+    print_lines(f"{'':<42}{'setting':<26}{'limit':>13}  {'bytes each':>11}  {'MiB at most':>11}")
+    for row in rows:
+        sizes = f"{row['limit']:>13,}  {row['bytes_each']:>11,}  {_mib(row['bytes']):>11,}"
+        repeated = "" if row["namespaces"] == 1 else f"  in {namespaces} namespaces"
+        print_lines(f"{row['what']:<42}{row['setting'] or '':<26}{sizes}{repeated}")
+    print_lines(f"{'this much memory at most':<94}  {_mib(total):>11,}", "")
+    print_lines("limits.max_state is enough for any one of these:")
+    for cost in costs:
+        print_lines(f"{cost['fit']:>13,} {cost['what']}, {cost['bytes_each']:,} bytes each")
+
+
+def _mib(size: int) -> int:
+    """Return a size in MiB, rounded up."""
+    return -(-size // MIB)
+
+
 def _shown(name: str, value: Any) -> Any:
     """Return the value of a setting with secrets hidden."""
     if value is None or name not in SECRETS:
@@ -120,5 +164,5 @@ def _text(value: Any) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
-for command in (check, show):
+for command in (check, show, limits):
     command.params[:0] = serve.params

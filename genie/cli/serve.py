@@ -168,6 +168,12 @@ class LockOrderRulesType(click.ParamType[str | None]):
 @_option("--max-requests-per-session", WholeNumber(1), "Held and waiting requests of one session.")
 @_option("--max-queue", WholeNumber(1), "Wait-queue entries of all resources.")
 @_option("--max-locks", WholeNumber(1), "Locks held in all.")
+@_option("--max-state", WholeNumber(1 << 20), "Bytes of all requests, sessions and watches (`genie config limits`).")
+@_option(
+    "--max-state-per-principal",
+    WholeNumber(0),
+    "Bytes of the requests and watches of one principal; 0: half of --max-state.",
+)
 @_option(
     "--max-pending", WholeNumber(1), "Bytes of queued commands beyond which the server stops reading (back pressure)."
 )

@@ -27,7 +27,20 @@ from genie.core.events import (
     Wait,
 )
 from genie.core.manager import LockManager
-from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Mode, Origin, Reason, Request, State, Weight
+from genie.core.model import (
+    ENDED,
+    HELD,
+    NO_TIMEOUT_MS,
+    SUCCESS,
+    WAITING,
+    LargeRequest,
+    Mode,
+    Origin,
+    Reason,
+    Request,
+    State,
+    Weight,
+)
 from genie.core.view import Inspection, Row, blocked_resources, inspect
 
 __all__ = [
@@ -50,6 +63,7 @@ __all__ = [
     "Granted",
     "Inspection",
     "Insufficient",
+    "LargeRequest",
     "LockManager",
     "Locked",
     "LockedAfterBlockers",

@@ -35,6 +35,8 @@ MAX_CYCLE: Final = 8
 """Maximum number of edges of an inversion."""
 MAX_CACHED_NAMES: Final = 10_000
 """Maximum number of names whose class is cached. When the cache is full, it is cleared."""
+MAX_CACHED_CLASSES: Final = 10_000
+"""Number of held classes of all transactions at which their cache is cleared."""
 MAX_SEARCH_STEPS: Final = 2_000
 """Maximum number of edges that the searches for cycles follow for one request, which waits for them: about a millisecond."""
 MAX_HELD_CLASSES: Final = 64
@@ -336,6 +338,8 @@ class LockOrder:
         """The class of other names."""
         self._held_by_transaction: dict[str, _HeldClasses] = {}
         """What the transactions held that asked for locks lately, by their names. Bounded as the cached names are."""
+        self._cached_classes = 0
+        """Number of held classes in `_held_by_transaction`, at most."""
         self._edge_by_stems: dict[tuple[str, str], Edge] = {}
         """The edge in `usual_edges` of two classes, by the stems of two names."""
         self._outgoing: dict[int, list[Edge]] = {}
@@ -453,8 +457,9 @@ class LockOrder:
         name = request.transaction or ""
         held = self._held_by_transaction.get(name)
         if held is None or held.transaction is not transaction or held.removals != transaction.removals:
-            if len(self._held_by_transaction) >= MAX_CACHED_NAMES:
+            if len(self._held_by_transaction) >= MAX_CACHED_NAMES or self._cached_classes >= MAX_CACHED_CLASSES:
                 self._held_by_transaction.clear()
+                self._cached_classes = 0
             held = self._held_by_transaction[name] = _HeldClasses(transaction)
         missing = len(transaction.held) - held.request_count
         for added in reversed(list(islice(reversed(transaction.held.values()), missing))):
@@ -476,6 +481,7 @@ class LockOrder:
                 if len(held.classes) >= MAX_HELD_CLASSES:
                     self._is_incomplete = True
                     continue
+                self._cached_classes += 1
                 group = held.classes[cls.id] = _HeldClass(cls, name, exclusive)
             elif name != group.highest or name != group.last:
                 group.exclusive = group.exclusive or exclusive
@@ -485,7 +491,7 @@ class LockOrder:
             else:
                 group.exclusive = group.exclusive or exclusive
             if cls.is_name and (name in held.guards or len(held.guards) < MAX_GUARDS):
-                held.guards[name] = group.exclusive
+                held.guards[cls.name] = group.exclusive  # equal to `name`, and one text for all transactions
 
     def _first_modes(self, request: Request) -> Iterable[tuple[str, bool]]:
         """Return the first `MAX_NAMES` names of a request, each with whether it is exclusive."""

@@ -219,3 +219,43 @@ class Request:
     def names(self) -> tuple[str, ...]:
         """Return the names of all requested resources, each once."""
         return self.exclusive + self.shared
+
+
+class LargeRequest(Request):
+    """A new request with many names, or with texts that are not short (`size.is_large`), so that the server must measure it.
+
+    The decoder makes it, so that the server need not check each request. In the lock table it is a plain request: `plain`.
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def of(request: Request) -> LargeRequest:
+        """Return the same new request as a `LargeRequest`."""
+        return LargeRequest(
+            request.shared,
+            request.exclusive,
+            request.queue_timeout_ms,
+            request.transaction_timeout_ms,
+            request.transaction,
+            request.priority,
+            request.ref,
+            request.release_on_disconnect,
+            note=request.note,
+            traceparent=request.traceparent,
+        )
+
+    def plain(self) -> Request:
+        """Return the same new request as a `Request`."""
+        return Request(
+            self.shared,
+            self.exclusive,
+            self.queue_timeout_ms,
+            self.transaction_timeout_ms,
+            self.transaction,
+            self.priority,
+            self.ref,
+            self.release_on_disconnect,
+            note=self.note,
+            traceparent=self.traceparent,
+        )

@@ -310,7 +310,7 @@ class RawDecoder:
             raise UnreadableHistory("damaged: the time of a command is missing")
         if type(command) is Release:
             return Released(self._at, command.id)
-        if type(command) is not Request:
+        if not isinstance(command, Request):
             raise OtherFormat("another version of Genie has written this history: it records other commands as lines")
         queue_ms, transaction_ms, waits_for = command.queue_timeout_ms, command.transaction_timeout_ms, self._waits_for
         fields = (

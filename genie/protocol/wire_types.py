@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from genie.core.size import SHORT_NAMES, SHORT_REF, SHORT_TEXT
 from genie.protocol import limits
-from genie.protocol.resources import MAX_CHOICES, MAX_NAME, MAX_RESOURCES
+from genie.protocol.resources import EXCLUSIVE, MAX_CHOICES, MAX_NAME, MAX_RESOURCES
 
 Ref = Annotated[str, Meta(min_length=1, max_length=limits.MAX_REF, description="Echoed by the answer.")]
 Timeout = Annotated[float, Meta(ge=1, le=limits.MAX_TIMEOUT_MS, description="Milliseconds.")]
@@ -170,5 +171,32 @@ class UnwatchLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="comma
 
     payload: WatchPayload
 
+
+# -- Requests with short texts: nearly all requests --------------------------------------------------------
+
+_ShortResource = Annotated[str, Meta(max_length=len(EXCLUSIVE) + SHORT_TEXT)]
+_ShortText = Annotated[str, Meta(min_length=1, max_length=SHORT_TEXT)]
+_ShortRef = Annotated[str, Meta(min_length=1, max_length=SHORT_REF)]
+
+
+class ShortRequestPayload(RequestPayload, forbid_unknown_fields=True, gc=False):
+    """Payload of a `request` with few names, whose texts have few characters."""
+
+    resources: Annotated[list[_ShortResource], Meta(min_length=1, max_length=SHORT_NAMES)] | None = None
+    transactionName: _ShortText | None = None  # noqa: N815
+    ref: _ShortRef | None = None
+    note: _ShortText | None = None
+
+
+class ShortRequestLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="request"):
+    """Requests few locks, with few characters."""
+
+    payload: ShortRequestPayload
+
+
+ShortLine = (
+    ShortRequestLine | ReleaseLine | ExtendLine | HelloLine | ByeLine | PingLine | InspectLine | WatchLine | UnwatchLine
+)
+"""Any line, but a `request` only with few and short texts. Decoding rejects others at no cost to these."""
 
 Line = RequestLine | ReleaseLine | ExtendLine | HelloLine | ByeLine | PingLine | InspectLine | WatchLine | UnwatchLine

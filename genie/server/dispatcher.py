@@ -10,7 +10,19 @@ import structlog
 from genie import build, core
 from genie.access import INSPECT, LOCK, Principal
 from genie.config import NAMESPACE
-from genie.core import SUCCESS, Disconnect, Expire, Granted, LockManager, Release, Released, Request, State
+from genie.core import (
+    SUCCESS,
+    Disconnect,
+    Expire,
+    Granted,
+    LargeRequest,
+    LockManager,
+    Release,
+    Released,
+    Request,
+    State,
+)
+from genie.core.size import SHORT_TEXT_BYTES, excess_bytes, text_bytes
 from genie.errors import Code, RequestRejected
 from genie.history.records import command_line
 from genie.observability.histogram import BOUNDS_MS
@@ -33,9 +45,10 @@ from genie.server.auth import authorize, may_inspect
 from genie.server.notifier import Notifier
 from genie.server.peer import DETACHED, END_OF_INPUT, Item, Peer
 from genie.server.rejections import wrong_namespace
-from genie.server.sessions import Outbound, Session, SessionEnd, SessionTable, is_same_request
+from genie.server.sessions import Outbound, Session, SessionEnd, SessionTable, fingerprint, is_same_request
+from genie.server.state_size import StateSize
 from genie.server.takeovers import TAKEN_OVER, Takeovers
-from genie.server.watches import MAX_WATCHES, WatchRegistry
+from genie.server.watches import WatchRegistry
 from genie.storage.store import Batch, RetainedReply, snapshot_of
 
 if TYPE_CHECKING:
@@ -80,8 +93,9 @@ class Dispatcher:
         self.stats = stats
         self.sessions = SessionTable()
         self._takeovers = Takeovers(namespace)
-        self.watches = WatchRegistry(manager.table, limits.max_unread // 4)
-        self.notifier = Notifier(manager, self.sessions, self.watches, stats, durable=durable)
+        self.size = StateSize(manager, self.sessions, limits)
+        self.watches = WatchRegistry(manager.table, self.size, limits.max_unread // 4)
+        self.notifier = Notifier(manager, self.sessions, self.size, self.watches, stats, durable=durable)
         self.store_full = False
         """Whether the store is out of memory, so that new requests are rejected."""
         self._namespace = namespace
@@ -92,7 +106,11 @@ class Dispatcher:
         self._unchecked_requests = min(self._max_per_session, self._max_per_connection)
         """Number of live requests of a session below which its next request cannot exceed the limits of the session."""
         self._unchecked_below_id = 0
-        """A request with a smaller id cannot exceed `max_locks`, and the store is not full. `_admit_request` sets it."""
+        """A request with a smaller id that is not large, and has no named principal, cannot exceed `max_locks` or `max_state`, and the
+        store is not full. `_admit_request` sets it."""
+        self._excess = 0
+        """`excess_bytes` of the request that is executed, if it is large."""
+        self._charges = self.size.requests
         self._may_be_slow = False
         """Whether `execute` may execute a slow command, instead of stopping before it."""
         self._watched = self.watches.prefixes
@@ -119,6 +137,7 @@ class Dispatcher:
         for reply in replies:
             self.manager.add_outcome(reply.id, reply.reason)
         self.sessions.restore(requests, replies, self.notifier.now)
+        self.size.load(requests)
         self.notifier.handle_events(self._step(core.Recover(), self.notifier.now), requester=None)
 
     def snapshot(self, next_id: int) -> Batch:
@@ -137,6 +156,7 @@ class Dispatcher:
     def dispose(self) -> None:
         """Break all reference cycles, so that the state is freed without the garbage collector."""
         self.watches.dispose()
+        self.size.dispose()
         self.notifier.dirty.clear()
         self.notifier.granted.clear()
         self.notifier.closing.clear()
@@ -233,6 +253,8 @@ class Dispatcher:
                 if session.bound:
                     session.bound.pop(request.id, None)
                 change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")
+                if self._charges:
+                    self.size.credit_request(request.id)
                 if self._durable and (request.fence or session.key is not None):
                     notifier.write_set[request.id] = change
                 outbox.append(success(request.id, command.ref))
@@ -269,9 +291,10 @@ class Dispatcher:
             wanted = command.request
             if wanted.ref is not None and (earlier := connection.session.find(wanted.ref)) is not None:
                 self._repeat_reply(connection, wanted, earlier)
-            elif self._admit_request(connection, wanted, len(command.choices)):
-                wanted.origin = connection.session
-                notifier.handle_events(self._step(command, notifier.now), connection, wanted.ref)
+            else:
+                self._take(connection, command)
+        elif type(command) is LargeRequest:
+            self._execute_large(connection, command)
         elif type(command) is ReleaseByRef:
             self._release_by_ref(connection, command)
         elif type(command) is core.Extend:
@@ -298,6 +321,27 @@ class Dispatcher:
             notifier.reject(connection, wrong_namespace(command, self._namespace))
         return False
 
+    def _execute_large(self, connection: Peer, command: LargeRequest) -> None:
+        """Execute a request that must be charged for its texts."""
+        self._unchecked_below_id = 0  # so that `_admit_request` is called
+        self._excess = excess_bytes(command)
+        self.execute(connection, iter((Namespaced(self._namespace, command.plain()),)))
+        self._excess = 0
+
+    def _take(self, connection: Peer, command: core.Take) -> None:
+        """Execute a request with `anyOf`. It is admitted for all its choices, and then charged for those that it holds."""
+        request, names = command.request, tuple(name for name, _ in command.choices)
+        request.exclusive = names
+        self._excess = excess_bytes(request)
+        request.exclusive = ()
+        is_admitted = self._admit_request(connection, request, len(names))
+        self._excess = 0
+        if is_admitted:
+            request.origin = connection.session
+            self.notifier.handle_events(self._step(command, self.notifier.now), connection, request.ref)
+            if request.state is State.HELD:
+                self.size.charge_again(request)
+
     def _authorize(self, connection: Peer, principal: Principal, command: WireCommand) -> bool:
         """Return whether a principal may execute a command. If not, send the error.
 
@@ -306,6 +350,8 @@ class Dispatcher:
         rejection = authorize(principal, command, self._table)
         if rejection is not None:
             self.notifier.reject(connection, rejection)
+        elif type(command) is Request:
+            self._unchecked_below_id = 0  # so that `_admit_request` charges the principal
         elif type(command) is Release:
             request = self._table.find(command.id)
             if request is not None and request.principal != principal.name:
@@ -315,8 +361,8 @@ class Dispatcher:
         return rejection is None
 
     def _admit_request(self, connection: Peer, request: Request, lock_count: int) -> bool:
-        """Return whether a request for `lock_count` locks is within all limits. If it is not, send an error."""
-        session, reason = connection.session, ""
+        """Return whether a request for `lock_count` locks is within all limits, and charge it. If it is not, send an error."""
+        session, size = connection.session, self.size
         locks = self._table.locks + lock_count
         if self.store_full:
             reason = "the store is out of memory: locks can be released, but no requests are accepted"
@@ -326,12 +372,16 @@ class Dispatcher:
             reason = f"too many requests: this session already has {self._max_per_session} held or waiting"
         elif session.key is None and session.live_requests >= self._max_per_connection:
             reason = f"too many requests: this connection already has {self._max_per_connection} held or waiting"
+        else:
+            reason = size.reason_against_request(request, lock_count, self._excess)
         if reason:
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, reason, ref=request.ref))
             return False
+        size.charge_request(self.manager.next_id, request, lock_count, self._excess)
         # Each later request gets an id and at most `MAX_RESOURCES` locks; each queue entry may become a lock.
-        spare = self._max_locks - locks - self._table.queue_entries
-        self._unchecked_below_id = self.manager.next_id + 1 + spare // MAX_RESOURCES
+        spare = (self._max_locks - locks - self._table.queue_entries) // MAX_RESOURCES
+        # This request is not in the table yet, so it is one of the requests for which there is room.
+        self._unchecked_below_id = self.manager.next_id + 1 + min(spare, size.spare_requests() - 1)
         return True
 
     def _repeat_reply(self, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
@@ -341,8 +391,7 @@ class Dispatcher:
         of the earlier request.
         """
         send, session = self.notifier.send, connection.session
-        earlier_request = earlier.request if isinstance(earlier, RetainedReply) else earlier
-        if earlier_request is not None and not is_same_request(request, earlier_request):
+        if not _may_be_retry(request, earlier):
             reason = f"this ref belongs to another request, {earlier.id}"
             self.notifier.reject(connection, RequestRejected(Code.REF_CONFLICT, reason, ref=request.ref))
             return
@@ -385,14 +434,15 @@ class Dispatcher:
     def _watch(self, connection: Peer, command: Watch) -> None:
         """Subscribe a connection to a prefix, and send the held locks on names with this prefix.
 
-        Send an error instead if the connection already watches `MAX_WATCHES` prefixes.
+        Send an error instead if the connection watches too many prefixes, or if there is no memory for another watch.
         """
-        if self.watches.add(connection, command.prefix):
+        reason = self.watches.add(connection, command.prefix)
+        if reason:
+            self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, f"watch: {reason}", ref=command.ref))
+        else:
+            self._unchecked_below_id = 0  # the watch takes some of the memory
             rows, truncated = self.watches.encode_held_locks(command.prefix)
             self.notifier.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
-        else:
-            reason = f"watch: too many prefixes: this connection already watches {MAX_WATCHES}"
-            self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, reason, ref=command.ref))
 
     def may_keep_watches(self, connection: Peer) -> bool:
         """Return whether a connection still has the permission for each prefix that it watches."""
@@ -480,7 +530,7 @@ class Dispatcher:
         if (
             session.key is None and connection.closed
         ):  # after a half-close replies are still sent, so the session is kept
-            session.end()
+            self.sessions.end(session)
         self.notifier.closing.append(connection)
         return True
 
@@ -494,7 +544,7 @@ class Dispatcher:
         if not self._end_requests(session):
             return False
         if session.key is None:
-            session.end()
+            self.sessions.end(session)
             return True
         for id_ in self.sessions.drop_replies(session, MAX_ENDED_LOCKS):
             self.notifier.delete(id_)
@@ -511,6 +561,9 @@ class Dispatcher:
         ended, kept = ending.next_slice(MAX_ENDED_LOCKS)
         for request in kept:
             session.remove(request)
+            if request.note is not None and text_bytes(request.note) > SHORT_TEXT_BYTES:  # it may be the session's
+                self.size.charge_again(request)
+                self._unchecked_below_id = 0
             notifier.store(request)
         if session.key is not None and (session.connection is None or session.connection.closed):
             for request in ended:  # without a session no replies to them are retained
@@ -520,3 +573,12 @@ class Dispatcher:
         if not ending and session.bound:
             session.ending = None  # another slice ends the requests that arrived meanwhile
         return not ending and not session.bound
+
+
+def _may_be_retry(request: Request, earlier: Request | RetainedReply) -> bool:
+    """Return whether a request may be a retry of `earlier`, which has the same `ref`."""
+    if not isinstance(earlier, RetainedReply):
+        return is_same_request(request, earlier)
+    if earlier.fingerprint is not None:
+        return fingerprint(request) == earlier.fingerprint
+    return earlier.request is None or is_same_request(request, earlier.request)

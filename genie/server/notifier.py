@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from genie import core
 from genie.core import ENDED, SUCCESS, Event, LockManager, Released, Request
+from genie.core.size import SHORT_TEXT_BYTES, text_bytes
 from genie.errors import Code, RequestRejected
 from genie.history.recorder import Recorder
 from genie.protocol import replies
-from genie.server.sessions import MAX_RETAINED_REPLIES, MAX_RETAINED_REPLY_BYTES, Outbound, Session, SessionTable
+from genie.server.sessions import MAX_RETAINED_REPLY_BYTES, Outbound, Session, SessionTable, fingerprint
+from genie.server.state_size import StateSize
 from genie.server.watches import WatchRegistry
 from genie.storage.store import Change, RetainedReply, is_stored
 
@@ -33,6 +35,7 @@ class Notifier:
         self,
         manager: LockManager,
         sessions: SessionTable,
+        size: StateSize,
         watches: WatchRegistry,
         stats: Stats,
         *,
@@ -45,6 +48,8 @@ class Notifier:
         self.durable = durable
         """Whether the changes of the batch are collected for a store."""
         self.sessions = sessions
+        self.size = size
+        self._charges = size.requests
         self.watches = watches
         self.write_set: dict[int, Change] = {}
         """Changes of the batch, by id of the request. None: delete the record."""
@@ -149,8 +154,17 @@ class Notifier:
         self.stats.record_queued(request, self.manager.table)
         if session.key is not None and request.state is not ENDED:
             self.store(request)
+        if request.traceparent is not None:
+            self._drop_large_blockers(request)
         if request.ref is None or not session.quiet:
             self.send(session.connection, replies.queued(request))
+
+    def _drop_large_blockers(self, request: Request) -> None:
+        """Forget the first blockers of a waiting request if their texts are long: they would outlive the blockers themselves."""
+        blockers, _ = self.manager.first_blockers.get(request.id, ((), 0))
+        texts = (text for each in blockers for text in (each.resource, each.transaction, each.note) if text is not None)
+        if any(text_bytes(text) > SHORT_TEXT_BYTES for text in texts):
+            del self.manager.first_blockers[request.id]
 
     def on_locked(self, event: core.Locked, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
         """Send `locked` for a request that was granted after a wait."""
@@ -218,9 +232,12 @@ class Notifier:
         change: Change = request
         if session is not None:
             session.live_requests -= 1
+            if not session.live_requests:
+                self.sessions.on_last_request(session)
             session.bound.pop(request.id, None)
             if request.ref is not None or (session.key is not None and message):
                 change = self.retain_reply(session, request, reason, message)
+        self.size.credit_request(request.id)
         if not self.durable:
             return
         if (  # the request may have a record in the store, from this batch or an earlier batch
@@ -239,13 +256,23 @@ class Notifier:
         if session.key is None:
             if session.connection is None:  # the connection is lost: no client can use the `ref`
                 return request
-            session.retain(RetainedReply(request.id, request.ref, session, self.now, b"", reason, request))
-            if session.retained_replies is not None and len(session.retained_replies) > MAX_RETAINED_REPLIES:
+            reply = RetainedReply(request.id, request.ref, session, self.now, b"", reason, request)
+            if self._charges and self.size.is_large(request.id):
+                reply.request, reply.fingerprint = None, fingerprint(request)
+            session.retain(reply)
+            retained = session.retained_replies
+            if (
+                retained is not None
+                and len(retained) > session.reply_limit
+                and not self.sessions.raise_reply_limit(session)
+            ):
                 session.drop_oldest_reply()
             return request
         if len(message) > MAX_RETAINED_REPLY_BYTES:
             message = replies.ended(request.id, reason, request.ref)  # without blockers or cycle
         reply = RetainedReply(request.id, request.ref, session, self.now, message, reason, request)
+        if self._charges and self.size.is_large(request.id):
+            reply.request, reply.fingerprint = None, fingerprint(request)
         for id_ in self.sessions.retain(session, reply):
             self.delete(id_)
         return reply
@@ -260,8 +287,9 @@ class Notifier:
         if is_stored(event.request):
             self.store(event.request)
 
-    def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
+    def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None) -> None:
         """Reject a request that would have to wait although the wait queues are full."""
+        self.size.credit_request(event.request.id)
         if self.recorder is not None:
             self.recorder.on_id_skipped(self.now)
         limit = self.manager.max_queue_entries

@@ -4,7 +4,7 @@ connection belongs to another namespace.
 
 from __future__ import annotations
 
-from genie.core import Extend, Release, Request, Take
+from genie.core import Extend, LargeRequest, Release, Request, Take
 from genie.errors import Code, RequestRejected
 from genie.protocol.commands import Hello, Namespaced, ReleaseByRef, WireCommand, read
 from genie.server.peer import DETACHED, ConnectionState, Item, Peer
@@ -63,6 +63,6 @@ def wrong_namespace(command: Namespaced, namespace: str) -> RequestRejected:
         "span namespaces, because deadlocks between them are not detected; use one connection for each namespace"
     )
     inner = command.command
-    names = {Request: "request", Take: "request", ReleaseByRef: "release"}
+    names = {Request: "request", LargeRequest: "request", Take: "request", ReleaseByRef: "release"}
     name = names.get(type(inner), type(inner).__name__.lower())
     return error_for(command, Code.BAD_REQUEST, f"{name}: {reason}")

@@ -20,6 +20,10 @@ MAX_RETAINED_REPLIES = 10_000
 MAX_RETAINED_REPLIES_TOTAL = 100_000
 """Maximum number of terminal replies that all sessions together retain. Beyond it the oldest reply is dropped."""
 
+UNSHARED_REPLIES = 4
+"""Number of terminal replies that each connection without a session can retain, whatever the others retain. The connections
+together can retain `MAX_RETAINED_REPLIES_TOTAL` more."""
+
 MAX_RETAINED_REPLY_BYTES = 2_000
 """Maximum bytes of a retained reply. A longer reply is retained without its details, such as blockers."""
 
@@ -109,11 +113,13 @@ class Session:
         "connection",
         "ending",
         "expires_at",
+        "is_referenced",
         "key",
         "live_requests",
         "note",
         "number",
         "quiet",
+        "reply_limit",
         "retained_replies",
         "timeout_ms",
     )
@@ -131,6 +137,8 @@ class Session:
         """The number of the session in the session table."""
         self.live_requests = 0
         """Number of held and waiting requests."""
+        self.is_referenced = False
+        """Whether held requests refer to the session although it has ended."""
         self.connected_at = inf
         """Time of the connection's `hello` (ms, lock manager's clock). Infinite if the time is unknown: then no retained reply
         counts as received."""
@@ -146,6 +154,8 @@ class Session:
         self.retained_replies: deque[RetainedReply] | None = None
         """Terminal replies, oldest first. Without a key: only replies to requests with a `ref`. None instead of an empty deque,
         which would take 600 bytes in every session."""
+        self.reply_limit = UNSHARED_REPLIES
+        """Number of replies that the session can retain without asking the session table. Only without a key."""
         self._received_until = -inf
         """Replies sent up to this time are presumed received (ms, lock manager's clock)."""
         self._refs: dict[str, Request | RetainedReply] = {}
@@ -242,6 +252,23 @@ def is_same_request(one: Request, other: Request) -> bool:
     )
 
 
+def fingerprint(request: Request) -> bytes:
+    """Return a digest of the parameters of a request: `is_same_request` is true for requests with equal digests."""
+    names = (sorted(request.shared), sorted(request.exclusive)) if request.choice_digest is None else None
+    parameters = (
+        request.choice_digest,
+        names,
+        request.transaction,
+        request.priority,
+        request.queue_timeout_ms,
+        request.transaction_timeout_ms,
+        request.release_on_disconnect,
+        request.note,
+        request.traceparent,
+    )
+    return blake2b(repr(parameters).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
 def _has_same_resources(one: Request, other: Request) -> bool:
     """Return whether both requests name the same resources in the same modes, in any order."""
     if one.shared == other.shared and one.exclusive == other.exclusive:
@@ -273,6 +300,41 @@ class SessionTable:
         """The session that retains the reply to a request, by id of the request, oldest reply first."""
         self.deadlines = Deadlines()
         """When detached sessions expire. The ids are session numbers."""
+        self._ended_with_requests = 0
+        """Number of ended sessions without a key to which held requests still refer."""
+        self._shared_replies = 0
+        """Number of replies that connections without a session can retain beyond their `UNSHARED_REPLIES`."""
+
+    @property
+    def disconnected(self) -> int:
+        """Number of sessions without a connection: those that can be resumed, and those that only have held requests."""
+        return len(self._detached) + self._ended_with_requests
+
+    def end(self, session: Session) -> None:
+        """End a session without a key, whose connection is lost. Its held requests may outlive it."""
+        if session.live_requests and not session.is_referenced:
+            session.is_referenced = True
+            self._ended_with_requests += 1
+        self._shared_replies -= session.reply_limit - UNSHARED_REPLIES
+        session.reply_limit = UNSHARED_REPLIES
+        session.end()
+
+    def on_last_request(self, session: Session) -> None:
+        """Count a session without requests: if it has ended, nothing refers to it any longer."""
+        if session.is_referenced:
+            session.is_referenced = False
+            self._ended_with_requests -= 1
+
+    def raise_reply_limit(self, session: Session) -> bool:
+        """Let a session without a key retain up to twice as many replies. Return False if it cannot retain any more."""
+        added = min(
+            session.reply_limit,
+            MAX_RETAINED_REPLIES - session.reply_limit,
+            MAX_RETAINED_REPLIES_TOTAL - self._shared_replies,
+        )
+        session.reply_limit += added
+        self._shared_replies += added
+        return added > 0
 
     def __len__(self) -> int:
         return len(self._by_key)

@@ -8,6 +8,7 @@ from itertools import islice
 from genie.core.lock_table import LockTable
 from genie.protocol import replies
 from genie.server.sessions import Outbound
+from genie.server.state_size import StateSize
 
 MAX_WATCHES = 100
 """Maximum number of prefixes that one connection can watch."""
@@ -29,8 +30,9 @@ class WatchRegistry:
     `max_unread_bytes` of unread or buffered events is lagging.
     """
 
-    def __init__(self, table: LockTable, max_unread_bytes: int) -> None:
+    def __init__(self, table: LockTable, size: StateSize, max_unread_bytes: int) -> None:
         self._table = table
+        self._size = size
         self._max_unread_bytes = max_unread_bytes
         self.prefixes: dict[str, dict[Outbound, None]] = {}
         """Watchers by prefix; each inner dict is an ordered set. The dispatcher keeps a reference to this dict."""
@@ -39,15 +41,17 @@ class WatchRegistry:
         self._prefixes_of: dict[Outbound, set[str]] = {}
         """The watched prefixes by connection."""
 
-    def add(self, connection: Outbound, prefix: str) -> bool:
-        """Add a watch. Return False without adding it if the connection already watches `MAX_WATCHES` prefixes."""
-        watched = self._prefixes_of.setdefault(connection, set())
+    def add(self, connection: Outbound, prefix: str) -> str:
+        """Add a watch. Return why it was not added: there are too many, or no memory for it; an empty text if it was added."""
+        watched = self.prefixes_of(connection)
         if prefix not in watched and len(watched) >= MAX_WATCHES:
-            return False
-        watched.add(prefix)
-        self.prefixes.setdefault(prefix, {})[connection] = None
-        self._update_lengths()
-        return True
+            return f"too many prefixes: this connection already watches {MAX_WATCHES}"
+        reason = self._size.charge_watch(connection, prefix)
+        if not reason:
+            self._prefixes_of.setdefault(connection, set()).add(prefix)
+            self.prefixes.setdefault(prefix, {})[connection] = None
+            self._update_lengths()
+        return reason
 
     def remove(self, connection: Outbound, prefix: str) -> None:
         """End a watch, if there is one."""
@@ -116,6 +120,7 @@ class WatchRegistry:
 
     def _remove(self, connection: Outbound, prefix: str) -> None:
         """Remove a connection from the watchers of a prefix, and the prefix if it has no watchers left."""
+        self._size.credit_watch(connection, prefix)
         watchers = self.prefixes[prefix]
         del watchers[connection]
         if not watchers:

@@ -108,7 +108,10 @@ class RetainedReply:
     message: bytes
     reason: Reason = SUCCESS
     request: Request | None = None
-    """The ended request, to check that another request with the same `ref` is equivalent. None after a restart or takeover."""
+    """The ended request, to check that another request with the same `ref` is equivalent. None after a restart or takeover, and
+    if the request was large."""
+    fingerprint: bytes | None = None
+    """In place of a large `request`: a digest of its parameters. Not stored."""
 
 
 Change = Request | RetainedReply | None

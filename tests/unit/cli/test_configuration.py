@@ -209,7 +209,7 @@ def test_the_example_of_the_page_is_valid_and_its_output_is_right() -> None:
     read = read_file("genie.toml", serve.params)
     assert set(tomllib.loads(example)) > {"redis", "tls", "admin", "limits"}
     assert read["namespaces"] == ("orders", "wallets")
-    check, show = re.findall(r"```sh\n[^\n]*genie config [^\n]*\n```\n\n```text\n(.*?)```", page, re.DOTALL)
+    check, show, _ = re.findall(r"```sh\n[^\n]*genie config [^\n]*\n```\n\n```text\n(.*?)```", page, re.DOTALL)
     broken = example.replace("max_connections", "max_conections").replace("0.5", '"0.5"')
     assert sorted(config("check", file=broken).output.replace("Error: ", "").splitlines()) == sorted(
         check.replace("Error: ", "").splitlines()
@@ -224,3 +224,47 @@ def test_the_page_lists_what_can_change_at_run_time() -> None:
     section = PAGE.read_text().partition("These settings can change while the server runs:")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", section))
     assert named == {file_key(name).rpartition(".")[2] for name in RELOADABLE}
+
+
+def test_the_page_shows_the_limits_as_the_command_does() -> None:
+    (shown,) = re.findall(r"```text\n( +setting +limit.*?)```", PAGE.read_text(), re.DOTALL)
+    assert shown == config("limits").output
+
+
+def test_the_memory_at_most_is_the_sum_of_the_limits() -> None:
+    result = json.loads(config("limits", "--json").output)
+    assert result["bytes"] == sum(row["bytes"] for row in result["limits"])
+    keys = {row["setting"] for row in result["limits"]} - {None}
+    assert keys <= {file_key(name) for name in Settings().options()}
+
+
+@pytest.mark.parametrize(
+    ("file", "setting", "factor"),
+    [
+        ('namespaces = ["a", "b", "c"]', "limits.max_state", 3),
+        ("[limits]\nmax_state = 8589934592", "limits.max_state", 2),
+        ("[limits]\nmax_connections = 2000", "limits.max_connections", 0.1),
+    ],
+)
+def test_the_memory_at_most_follows_from_the_settings(file: str, setting: str, factor: float) -> None:
+    def size(**options: str) -> int:
+        rows = json.loads(config("limits", "--json", **options).output)["limits"]  # type: ignore[arg-type]
+        return sum(row["bytes"] for row in rows if row["setting"] == setting)
+
+    assert size(file=file) == pytest.approx(size() * factor)
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [
+        ('[redis]\nurl = "redis://localhost"', "commits to Redis"),
+        ('[history]\ndir = "history"', "bytes of unwritten history"),
+    ],
+)
+def test_some_limits_apply_only_with_their_setting(file: str, what: str) -> None:
+    assert what not in config("limits").output
+    assert what in config("limits", file=file).output
+
+
+def test_without_its_analysis_the_lock_order_takes_no_memory() -> None:
+    assert "lock order" not in config("limits", "--lock-order", "off").output

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.core import Extend, Release, Request, Take
+from genie.core import Extend, LargeRequest, Release, Request, Take
 from genie.errors import RequestRejected
 from genie.protocol import commands, diagnostics, limits, wire_types
 from genie.protocol.commands import Bye, Hello, Inspect, Namespaced, Ping, ReleaseByRef, Unwatch, Watch
@@ -360,3 +360,49 @@ def test_the_last_value_of_a_duplicate_key_counts_even_if_the_first_is_invalid(l
     assert commands.read(line) == Release(7)
     with pytest.raises(RequestRejected, match="unknown field 'x'"):
         commands.read(line.replace(b"}}", b'},"x":2}'))
+
+
+WIDE = "\U0001f512"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_large"),
+    [
+        ({"resources": ["exclusive:a"]}, False),
+        (
+            {
+                "resources": ["exclusive:" + "a" * 128],
+                "note": "n" * 128,
+                "transactionName": "t" * 128,
+                "ref": WIDE * 36,
+            },
+            False,
+        ),
+        ({"resources": ["exclusive:é"], "note": "für", "transactionName": "ü", "ref": "r" * 128}, False),
+        (
+            {"resources": [f"shared:{number}" for number in range(8)], "traceparent": f"00-{'1' * 32}-{'2' * 16}-01"},
+            False,
+        ),
+        ({"resources": [f"shared:{number}" for number in range(9)]}, True),
+        ({"resources": ["exclusive:" + "a" * 512]}, True),
+        ({"resources": ["exclusive:" + WIDE * 64]}, True),
+        ({"resources": ["exclusive:a", "shared:" + WIDE * 64]}, True),
+        ({"resources": ["exclusive:a"], "transactionName": WIDE * 64}, True),
+        ({"resources": ["exclusive:a"], "note": WIDE * 64}, True),
+        ({"resources": ["exclusive:a"], "ref": WIDE * 128}, True),
+    ],
+)
+def test_a_request_is_large_if_it_takes_more_memory_than_usual(fields: dict[str, object], is_large: bool) -> None:
+    options = {"queueTimeout": 7, "transactionTimeout": 8, "priority": 9, "onDisconnect": "release"}
+    line = orjson.dumps({"command": "request", "payload": fields | options})
+    request = commands.read(line)
+    assert type(request) is (LargeRequest if is_large else Request)
+    plain = request.plain() if isinstance(request, LargeRequest) else request
+    assert type(plain) is Request
+    assert [f"exclusive:{name}" for name in plain.exclusive] + [f"shared:{name}" for name in plain.shared] == fields[
+        "resources"
+    ]
+    texts = plain.transaction, plain.note, plain.ref, plain.traceparent
+    assert texts == tuple(fields.get(name) for name in ("transactionName", "note", "ref", "traceparent"))
+    numbers = plain.queue_timeout_ms, plain.transaction_timeout_ms, plain.priority, plain.release_on_disconnect
+    assert numbers == (7, 8, 9, True)

@@ -1,0 +1,75 @@
+"""Upper bounds of the memory that requests take, in bytes, for CPython on 64-bit machines.
+
+Nearly all requests have only short texts. Their memory follows from their number: `REQUEST_BYTES` for each, and
+`NAME_BYTES` for each name. Only for the others the texts are measured: `excess_bytes`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from genie.core.model import Request
+
+SHORT_TEXT: Final = 128
+"""Characters of a name or note that is short if it is ASCII. Longer texts, and others than ASCII, are measured."""
+SHORT_REF: Final = 64
+"""Characters of a `ref` that is short for certain, in any script."""
+
+SHORT_NAMES: Final = 8
+"""Number of names of a request that are few for certain. A request with more is not retained with its reply."""
+
+SHORT_TEXT_BYTES: Final = 208
+"""Bytes of a name or a note that are part of `REQUEST_BYTES` and `NAME_BYTES`."""
+SHORT_REF_BYTES: Final = 640
+"""Bytes of a `ref` that are part of `REQUEST_BYTES`."""
+
+REQUEST_BYTES: Final = 1_024 + 2 * SHORT_TEXT_BYTES + SHORT_REF_BYTES
+"""A request that is held or waits, without its names: the object with its numbers, its entries in the tables of requests,
+of deadlines and of its session, its transaction's name, its note and its `ref`."""
+NAME_BYTES: Final = 256 + SHORT_TEXT_BYTES
+"""A name of a request: the text, and the entries in the tables of locks, of the transaction and of a wait queue."""
+RESOURCE_BYTES: Final = 896
+"""A resource that is waited for or shared: its holders and its wait queue."""
+TRANSACTION_BYTES: Final = 768
+"""A transaction: the tables of its requests and of its grants."""
+FIRST_BLOCKERS_BYTES: Final = 10_240
+"""The first blockers of a waiting request with a `traceparent`."""
+
+_ASCII_HEADER: Final = 49
+_OTHER_HEADER: Final = 73
+_ALIGNMENT: Final = 16
+
+
+def text_bytes(text: str) -> int:
+    """Return how many bytes a text takes at most: as characters, and as UTF-8, which CPython keeps once it was encoded."""
+    if text.isascii():
+        return _aligned(_ASCII_HEADER + len(text))
+    greatest = ord(max(text))
+    width = 1 if greatest < 0x100 else 2 if greatest < 0x10000 else 4  # noqa: PLR2004 - CPython's three widths (PEP 393)
+    utf8 = len(text.encode("utf-8", "surrogatepass")) + 1
+    return _aligned(_OTHER_HEADER + width * (len(text) + 1)) + _aligned(utf8)
+
+
+def excess_bytes(request: Request) -> int:
+    """Return how many bytes the texts of a request take beyond those of a request with short texts."""
+    excess = 0
+    for name in request.exclusive:
+        excess += max(0, text_bytes(name) - SHORT_TEXT_BYTES)
+    for name in request.shared:
+        excess += max(0, text_bytes(name) - SHORT_TEXT_BYTES)
+    for text in (request.transaction, request.note):
+        if text is not None:
+            excess += max(0, text_bytes(text) - SHORT_TEXT_BYTES)
+    if request.ref is not None:
+        excess += max(0, text_bytes(request.ref) - SHORT_REF_BYTES)
+    return excess
+
+
+def is_large(request: Request) -> bool:
+    """Return whether a request has many names, or texts that are not short."""
+    return len(request.exclusive) + len(request.shared) > SHORT_NAMES or excess_bytes(request) > 0
+
+
+def _aligned(size: int) -> int:
+    """Return the size of a block of memory: a multiple of 16 bytes, and the header of a large block."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT

@@ -1,0 +1,128 @@
+"""How much memory clients can make a server use at most, computed from its settings: `genie config limits`.
+
+Each figure is an upper bound, which tests compare with the measured memory. The usual memory is much less: a lock with a short
+name takes about 0.7 KiB, and a connection without TLS about 3 KiB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from genie.config import Settings
+from genie.core import Request, lock_order
+from genie.core.manager import RECENT_OUTCOMES
+from genie.core.size import NAME_BYTES, REQUEST_BYTES, RESOURCE_BYTES, SHORT_NAMES, excess_bytes, text_bytes
+from genie.history.writer import MAX_QUEUED_BYTES
+from genie.protocol.commands import MAX_CACHED_RESOURCES
+from genie.protocol.limits import MAX_NOTE, MAX_REF
+from genie.protocol.resources import MAX_NAME
+from genie.server.sessions import MAX_RETAINED_REPLIES_TOTAL, MAX_RETAINED_REPLY_BYTES, UNSHARED_REPLIES
+from genie.server.state_size import SESSION_BYTES, WATCH_BYTES
+from genie.server.unread_output import WRITE_BUFFER_BYTES
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+
+WIDEST: Final = "\U0010ffff"
+"""A character that takes the most bytes."""
+
+ENDED_REQUEST_BYTES: Final = REQUEST_BYTES + SHORT_NAMES * NAME_BYTES
+"""A request that is retained with its reply. A larger one is not retained."""
+REPLY_BYTES: Final = ENDED_REQUEST_BYTES + MAX_RETAINED_REPLY_BYTES
+"""A retained reply of a session. A reply without a session has no message."""
+CONNECTION_BYTES: Final = 8 * KIB + WRITE_BUFFER_BYTES + SESSION_BYTES + UNSHARED_REPLIES * ENDED_REQUEST_BYTES
+"""A connection with its session, the replies that it retains in any case, and its unread output that is not counted."""
+TLS_BYTES: Final = 704 * KIB
+"""The buffers of OpenSSL and asyncio of a connection that has received long lines. Otherwise they take about 50 KiB."""
+OUTCOME_BYTES: Final = 96
+"""The id and the reason of an ended request."""
+COMMAND_FACTOR: Final = 5
+"""How much more memory the shortest commands take than their bytes."""
+PARTIAL_FACTOR: Final = 2
+"""How much more memory a line takes than its bytes while it grows."""
+CACHED_RESOURCE_BYTES: Final = 896
+"""An entry of the cache of decoded resources, which has only short names."""
+PROGRAM_BYTES: Final = 192 * MIB
+"""The interpreter, the code, and the batch that is executed and sent."""
+STORE_BYTES: Final = 128 * MIB
+"""What is sent to Redis or read from it: a batch, a part of the state, the log of commits."""
+
+_NAME: Final = text_bytes(WIDEST * MAX_NAME)
+_EXAMPLE: Final = 4 * _NAME + text_bytes(WIDEST * MAX_NOTE)
+_REPEATED: Final = lock_order.MAX_INVERSIONS * lock_order.MAX_OFFENDERS
+LOCK_ORDER_BYTES: Final = (
+    lock_order.MAX_CLASSES * 2 * (_NAME + KIB)
+    + (lock_order.MAX_EDGES + _REPEATED) * (_EXAMPLE + 2 * KIB)  # an edge with its guards
+    + 2 * lock_order.MAX_CACHED_NAMES * (_NAME + KIB)  # classes by stem and by name
+    + lock_order.MAX_EDGES * 2 * (_NAME + KIB)  # edges by stems
+    + lock_order.MAX_CACHED_NAMES * (_NAME + KIB)  # transactions with the classes that they hold
+    + lock_order.MAX_CACHED_CLASSES * (2 * _NAME + KIB)
+)
+"""The analysis of the lock order, if all texts have the greatest lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What one limit bounds: the memory of all objects that it counts.
+
+    `value` is a number of objects of `each` bytes. `per_namespace`: each namespace can take as much.
+    """
+
+    what: str
+    setting: str | None
+    """The flat name of the setting; None: the limit is fixed."""
+    value: int
+    each: int
+    per_namespace: bool = False
+
+    def total(self, namespaces: int) -> int:
+        """Return the bytes of all namespaces."""
+        return self.value * self.each * (namespaces if self.per_namespace else 1)
+
+
+def memory_bounds(settings: Settings) -> list[Bound]:
+    """Return the bounds of a server with these settings. Their sum bounds its memory."""
+    limits = settings.limits
+    connection = CONNECTION_BYTES + (0 if settings.tls.cert is None else TLS_BYTES)
+    bounds = [
+        Bound("program", None, 1, PROGRAM_BYTES),
+        Bound("connections", "max_connections", limits.max_connections, connection),
+        Bound("bytes of incomplete lines", "max_partial", limits.max_partial, PARTIAL_FACTOR),
+        Bound("unread bytes", "max_unread_total", limits.max_unread_total, 1),
+        Bound("cached names", None, MAX_CACHED_RESOURCES, CACHED_RESOURCE_BYTES),
+        Bound("bytes of queued commands", "max_pending", limits.max_pending, COMMAND_FACTOR, per_namespace=True),
+        Bound("bytes of locks, waits, sessions, watches", "max_state", limits.max_state, 1, per_namespace=True),
+        Bound("retained replies of sessions", None, MAX_RETAINED_REPLIES_TOTAL, REPLY_BYTES, per_namespace=True),
+        Bound("retained replies without a session", None, MAX_RETAINED_REPLIES_TOTAL, ENDED_REQUEST_BYTES, per_namespace=True),
+        Bound("ended ids", None, 2 * RECENT_OUTCOMES, OUTCOME_BYTES, per_namespace=True),
+    ]  # fmt: skip
+    if settings.lock_order == "on":
+        bounds.append(Bound("lock order", "lock_order", 1, LOCK_ORDER_BYTES, per_namespace=True))
+    if settings.history.dir is not None:
+        bounds.append(Bound("bytes of unwritten history", "history_dir", MAX_QUEUED_BYTES, 1, per_namespace=True))
+    if settings.redis.url is not None:
+        bounds.append(Bound("commits to Redis", "redis_url", 1, STORE_BYTES, per_namespace=True))
+    return bounds
+
+
+def total_bytes(settings: Settings) -> int:
+    """Return how much memory a server with these settings takes at most."""
+    return sum(bound.total(len(settings.namespaces)) for bound in memory_bounds(settings))
+
+
+_LONGEST: Final = Request(
+    exclusive=(WIDEST * MAX_NAME,),
+    transaction=WIDEST * MAX_NAME,
+    ref=WIDEST * MAX_REF,
+    note=WIDEST * MAX_NOTE,
+)
+
+STATE_COSTS: Final = {
+    "locks with short texts": REQUEST_BYTES + NAME_BYTES,
+    "locks with the longest texts": REQUEST_BYTES + NAME_BYTES + excess_bytes(_LONGEST),
+    "waits with short texts, each for a lock of its own": REQUEST_BYTES + NAME_BYTES + RESOURCE_BYTES,
+    "sessions that have lost their connection": SESSION_BYTES,
+    "watches with the longest prefix": WATCH_BYTES + text_bytes(WIDEST * MAX_NAME),
+}
+"""What counts towards `max_state`: bytes of each."""

@@ -1,0 +1,168 @@
+"""The memory of the state that clients cause: requests, sessions and watches, in all and of each principal.
+
+Requests with short texts are not charged one by one. Their memory follows from the sizes of the tables, which cost nothing to
+read. Only what exceeds this has a charge of its own: the texts of large requests, and watches. A principal has a charge for
+each of its requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from genie.config import Limits
+from genie.core import LockManager, Request
+from genie.core.size import (
+    FIRST_BLOCKERS_BYTES,
+    NAME_BYTES,
+    REQUEST_BYTES,
+    RESOURCE_BYTES,
+    SHORT_NAMES,
+    TRANSACTION_BYTES,
+    excess_bytes,
+    text_bytes,
+)
+from genie.server.sessions import Outbound, SessionTable
+
+SESSION_BYTES: Final = 3_584
+"""A session without its requests and its retained replies: the object, its key, its note and its entries in the tables."""
+
+WATCH_BYTES: Final = 768
+"""A watched prefix of a connection, without its text."""
+
+MAX_REQUEST_BYTES: Final = (
+    REQUEST_BYTES
+    + SHORT_NAMES * (NAME_BYTES + RESOURCE_BYTES)
+    + TRANSACTION_BYTES
+    + FIRST_BLOCKERS_BYTES
+    + SESSION_BYTES
+)
+"""By how much a request that is not large increases the state at most."""
+
+
+class Charge(NamedTuple):
+    """What a request or a watch takes: `excess` of the total, and `share` of its principal."""
+
+    principal: str | None
+    excess: int
+    share: int
+    is_large: bool
+
+
+class StateSize:
+    """The size of the state in bytes, which is an upper bound of its memory."""
+
+    def __init__(self, manager: LockManager, sessions: SessionTable, limits: Limits) -> None:
+        self._manager = manager
+        self._table = manager.table
+        self._sessions = sessions
+        self.max_bytes = limits.max_state
+        self.max_share = limits.max_state_per_principal or limits.max_state // 2
+        """Bytes of one named principal. Clients without a token are bounded only by `max_bytes`."""
+        self.requests: dict[int, Charge] = {}
+        """The charges of large requests, and of the requests of named principals, by id. The dispatcher and the notifier keep references."""
+        self.watches: dict[tuple[Outbound, str], Charge] = {}
+        """The charges of watches, by connection and prefix."""
+        self.excess = 0
+        """The sum of all `excess`."""
+        self.shares: dict[str, int] = {}
+        """The sum of the shares of each principal that has any."""
+
+    @property
+    def bytes(self) -> int:
+        """The size of the state."""
+        table, sessions = self._table, self._sessions
+        return (
+            REQUEST_BYTES * (len(table.held) + len(table.waiting))
+            + NAME_BYTES * (table.locks + table.queue_entries)
+            + RESOURCE_BYTES * len(table.resources)
+            + TRANSACTION_BYTES * len(table.transactions)
+            + FIRST_BLOCKERS_BYTES * len(self._manager.first_blockers)
+            + SESSION_BYTES * sessions.disconnected
+            + self.excess
+        )
+
+    def reason_against(self, principal: str | None, share: int, extra: int = 0) -> str:
+        """Return why a principal can have no further `share` bytes; an empty text if it can. The total grows by `extra` more."""
+        if self.bytes + share + extra > self.max_bytes:
+            return f"too much memory: all requests, sessions and watches may take at most {self.max_bytes} bytes"
+        if principal is not None and self.shares.get(principal, 0) + share > self.max_share:
+            return f"too much memory: the requests and watches of a principal may take at most {self.max_share} bytes"
+        return ""
+
+    def reason_against_request(self, request: Request, name_count: int, excess: int) -> str:
+        """Return why a new request for `name_count` names is rejected; an empty text if it is not."""
+        growth = name_count * RESOURCE_BYTES + TRANSACTION_BYTES
+        if request.traceparent is not None:
+            growth += FIRST_BLOCKERS_BYTES
+        return self.reason_against(request.principal, _share(name_count, excess), growth)
+
+    def spare_requests(self) -> int:
+        """Return how many requests that are not large cannot exceed the bound of the total, whatever they are."""
+        return max(0, self.max_bytes - self.bytes) // MAX_REQUEST_BYTES
+
+    def charge_request(self, id: int, request: Request, name_count: int, excess: int) -> None:
+        """Charge a request that will get an id, if it is large or has a principal."""
+        is_large = excess > 0 or name_count > SHORT_NAMES
+        if is_large or request.principal is not None:
+            self.requests[id] = self._add(request.principal, excess, _share(name_count, excess), is_large)
+
+    def charge_again(self, request: Request) -> None:
+        """Charge a live request whose texts or names have changed, or that was loaded."""
+        self.credit_request(request.id)
+        self.charge_request(request.id, request, len(request.names()), excess_bytes(request))
+
+    def credit_request(self, id: int) -> None:
+        """Remove the charge of a request that has ended, if it has one."""
+        charge = self.requests.pop(id, None)
+        if charge is not None:
+            self._subtract(charge)
+
+    def load(self, requests: Iterable[Request]) -> None:
+        """Charge loaded requests. They are kept even if they exceed a bound."""
+        for request in requests:
+            self.charge_again(request)
+
+    def is_large(self, id: int) -> bool:
+        """Return whether a live request has many names, or texts that are not short."""
+        charge = self.requests.get(id)
+        return charge is not None and charge.is_large
+
+    def charge_watch(self, connection: Outbound, prefix: str) -> str:
+        """Charge a watch unless it is charged. Return why there is no room for it; an empty text if there is."""
+        if (connection, prefix) in self.watches:
+            return ""
+        size = WATCH_BYTES + text_bytes(prefix)
+        principal = None if connection.principal is None else connection.principal.name
+        reason = self.reason_against(principal, size)
+        if not reason:
+            self.watches[connection, prefix] = self._add(principal, size, size, is_large=True)
+        return reason
+
+    def credit_watch(self, connection: Outbound, prefix: str) -> None:
+        """Remove the charge of a watch that has ended."""
+        self._subtract(self.watches.pop((connection, prefix)))
+
+    def dispose(self) -> None:
+        """Drop all references to connections."""
+        self.watches.clear()
+
+    def _add(self, principal: str | None, excess: int, share: int, is_large: bool) -> Charge:
+        self.excess += excess
+        if principal is not None:
+            self.shares[principal] = self.shares.get(principal, 0) + share
+        return Charge(principal, excess, share, is_large)
+
+    def _subtract(self, charge: Charge) -> None:
+        self.excess -= charge.excess
+        if charge.principal is not None:
+            share = self.shares[charge.principal] - charge.share
+            if share:
+                self.shares[charge.principal] = share
+            else:
+                del self.shares[charge.principal]
+
+
+def _share(name_count: int, excess: int) -> int:
+    """Return the bytes of a request that its principal is charged for."""
+    return REQUEST_BYTES + name_count * NAME_BYTES + excess

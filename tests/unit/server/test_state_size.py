@@ -1,0 +1,595 @@
+"""The memory that clients can cause is bounded in bytes, in all and for each principal."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from collections.abc import Callable
+from random import Random
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genie.access import Principal
+from genie.config import Limits
+from genie.core import LockManager, Request
+from genie.core.size import (
+    NAME_BYTES,
+    REQUEST_BYTES,
+    SHORT_NAMES,
+    SHORT_REF,
+    SHORT_REF_BYTES,
+    SHORT_TEXT,
+    SHORT_TEXT_BYTES,
+    excess_bytes,
+    is_large,
+    text_bytes,
+)
+from genie.observability.stats import Stats
+from genie.protocol import commands
+from genie.protocol.commands import Hello
+from genie.server import sessions as sessions_module
+from genie.server.connection import Connection
+from genie.server.dispatcher import Dispatcher
+from genie.server.listener import AdmissionControl
+from genie.server.memory_bounds import CONNECTION_BYTES, ENDED_REQUEST_BYTES, REPLY_BYTES, STATE_COSTS, WIDEST
+from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
+from genie.server.pipeline import Pipeline
+from genie.server.sessions import MAX_RETAINED_REPLIES, UNSHARED_REPLIES
+from genie.server.state_size import MAX_REQUEST_BYTES, SESSION_BYTES
+from genie.server.unread_output import WRITE_BUFFER_BYTES
+from genie.storage.memory import MemoryStore
+from genie.storage.redis.records import RecordDecoder, encode
+from genie.storage.store import StateMachine
+from recording_transport import RecordingTransport
+
+MIB = 1 << 20
+LONG_ID = 1_700_000_000_000_000
+
+
+def wide(text: object, characters: int) -> str:
+    """Return a text of this length that takes as many bytes as possible."""
+    return str(text).ljust(characters, WIDEST)
+
+
+def ascii_text(text: object, characters: int = SHORT_TEXT) -> str:
+    return f"{text}_".ljust(characters, "a")
+
+
+def traceparent(number: int) -> str:
+    return f"00-{number + 1:032x}-{number + 1:016x}-01"
+
+
+class Server:
+    """A dispatcher with clients, whose messages are read at once."""
+
+    def __init__(self, *, durable: bool = True, **limits: int) -> None:
+        self.stats = Stats()
+        manager = LockManager(next_id=LONG_ID, next_fence=LONG_ID, max_queue_entries=limits.get("max_queue", 10**6))
+        self.dispatcher = Dispatcher(manager, Limits(**limits), self.stats, durable=durable)
+        self.manager, self.size = manager, self.dispatcher.size
+        self.dispatcher.notifier.now = 1_000_000.0
+
+    def connect(self, principal: str | None = None, **hello: object) -> Peer:
+        peer = Peer()
+        peer.enter_state(ConnectionState.READY)
+        peer.principal = None if principal is None else Principal(principal)
+        if hello:
+            self.execute(peer, Hello(**hello))  # type: ignore[arg-type]
+        return peer
+
+    def execute(self, peer: Peer, *items: object) -> list[tuple[str, dict[str, object]]]:
+        """Execute commands and store the changes, as a server with Redis does. Return the messages to the client."""
+        for item in items:
+            unfinished = self.dispatcher.execute(peer, iter((item,)))  # type: ignore[arg-type]
+            while unfinished is not None:
+                unfinished = self.dispatcher.execute_slow(peer, unfinished)
+        notifier = self.dispatcher.notifier
+        for change in notifier.write_set.values():
+            if change is not None and not (isinstance(change, Request) and change.state.name == "ENDED"):
+                encode(change)
+        notifier.write_set.clear()
+        messages = [orjson.loads(message) for message in b"".join(peer.outbox).splitlines()]
+        for connection in (peer, *notifier.dirty, *notifier.granted):
+            connection.outbox.clear()
+            connection.has_reply = False
+        for pending in (notifier.dirty, notifier.granted, notifier.closing):
+            pending.clear()
+        return [(message["command"], message["payload"]) for message in messages]
+
+    def send(self, peer: Peer, command: str, **payload: object) -> list[tuple[str, dict[str, object]]]:
+        return self.execute(peer, orjson.dumps({"command": command, "payload": payload}))
+
+    def request(self, peer: Peer, *resources: str, **payload: object) -> str:
+        """Return an empty text if a request is accepted, else the message of its error."""
+        for command, answer in self.send(peer, "request", resources=list(resources), **payload):
+            if command == "error":
+                assert answer["code"] == "too-many"
+                return str(answer["message"])
+        return ""
+
+    def lose(self, peer: Peer) -> None:
+        peer.closed = True
+        self.execute(peer, END_OF_INPUT)
+
+    @property
+    def last_id(self) -> int:
+        return self.manager.next_id - 1
+
+    def check(self) -> None:
+        """Assert that the account is the sum over all live requests, sessions and watches."""
+        size, table, sessions = self.size, self.manager.table, self.dispatcher.sessions
+        live = {**table.held, **table.waiting}
+        charged = {id_ for id_, request in live.items() if is_large(request) or request.principal is not None}
+        assert size.requests.keys() == charged
+        excess, shares = 0, {}
+        for id_, charge in size.requests.items():
+            request = live[id_]
+            expected = excess_bytes(request)
+            share = REQUEST_BYTES + len(request.names()) * NAME_BYTES + expected
+            assert charge == (request.principal, expected, share, is_large(request))
+            excess += expected
+            if request.principal is not None:
+                shares[request.principal] = shares.get(request.principal, 0) + share
+        watches = self.dispatcher.watches
+        prefixes = {(peer, prefix) for prefix, peers in watches.prefixes.items() for peer in peers}
+        assert size.watches.keys() == prefixes
+        for charge in size.watches.values():
+            excess += charge.excess
+            if charge.principal is not None:
+                shares[charge.principal] = shares.get(charge.principal, 0) + charge.share
+        assert (size.excess, size.shares) == (excess, shares)
+        origins = {request.origin for request in live.values()} - {None}
+        ended = [origin for origin in origins if origin.key is None and origin.connection is None]  # type: ignore[union-attr]
+        assert sessions.disconnected == len(ended) + sum(session.connection is None for session in sessions)
+
+
+# -- the account ------------------------------------------------------------------------------------------
+
+
+class RandomClients:
+    """Clients that do anything: with long and short texts, with and without a session, a principal, a watch."""
+
+    def __init__(self, seed: int, durable: bool, **limits: int) -> None:
+        self.rng = Random(seed)  # noqa: S311 - reproducible
+        self.server = Server(durable=durable, **limits)
+        self.peers = [self.connect() for _ in range(6)]
+
+    def connect(self) -> Peer:
+        hello = {
+            "session": self.rng.choice([None, "a secret of sixteen", "another secret of it"]),
+            "note": self.rng.choice([None, "short", wide("note", 200)]),
+            "session_timeout_ms": 300.0,
+        }
+        return self.server.connect(self.rng.choice([None, None, "orders", "wallets"]), **hello)
+
+    def text(self, choices: int, characters: int) -> str:
+        number = self.rng.randrange(choices)
+        return self.rng.choice([str(number), str(number), ascii_text(number, characters), wide(number, characters)])
+
+    def step(self) -> None:
+        rng, server = self.rng, self.server
+        index = rng.randrange(len(self.peers))
+        peer = self.peers[index]
+        match rng.randrange(14):
+            case 0 | 1 | 2 | 3 | 4 | 5:
+                names = {self.text(8, 500) for _ in range(rng.choice([1, 1, 1, 2, 12]))}
+                payload = {
+                    "resources": [rng.choice(["exclusive:", "exclusive:", "shared:"]) + name for name in names],
+                    "queueTimeout": rng.choice([0, 100, 10_000]),
+                    "transactionTimeout": rng.choice([100, 10_000]),
+                    "transactionName": self.text(3, 500),
+                    "note": self.text(3, 250),
+                    "ref": self.text(40, 128),
+                    "traceparent": traceparent(1),
+                    "onDisconnect": rng.choice(["keep", "release"]),
+                }
+                for name in ("transactionName", "note", "ref", "traceparent"):
+                    if rng.random() < 0.5:
+                        del payload[name]
+                server.send(peer, "request", **payload)
+            case 6:
+                choices = [f"exclusive:{number}" for number in range(4)] + ["exclusive:" + wide(9, 500)]
+                server.send(peer, "request", anyOf=choices, target=rng.randint(1, 5), note=self.text(2, 250))
+            case 7 | 8:
+                live = [*server.manager.table.held, *server.manager.table.waiting, 1]
+                server.send(peer, "release", id=rng.choice(live))
+            case 9:
+                server.send(peer, "release", ref=self.text(40, 128))
+            case 10:
+                server.send(peer, rng.choice(["watch", "watch", "unwatch"]), prefix=self.text(3, 500))
+            case 11:
+                server.dispatcher.notifier.now += rng.choice([1, 50, 400])
+                server.dispatcher.expire()
+                server.execute(peer)
+            case 12:
+                server.lose(peer)
+                self.peers[index] = self.connect()
+            case _:
+                server.send(peer, "bye")
+                server.lose(peer)
+                self.peers[index] = self.connect()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_account_is_the_sum_of_the_state(seed: int) -> None:
+    limits = {"max_state": 300_000, "max_state_per_principal": 120_000} if seed % 3 == 0 else {"max_queue": 12}
+    clients = RandomClients(seed, durable=seed % 2 == 0, **limits)
+    server = clients.server
+    for _ in range(400):
+        clients.step()
+        server.check()
+        if "max_state" in limits:
+            assert server.size.bytes <= limits["max_state"] + 8 * SESSION_BYTES
+            assert all(share <= limits["max_state_per_principal"] for share in server.size.shares.values())
+    for peer in clients.peers:
+        server.lose(peer)
+    for _ in range(20):  # waiting requests are granted, and then expire as well
+        server.dispatcher.notifier.now += 10**6
+        server.dispatcher.expire()
+        server.execute(Peer())
+    assert (len(server.dispatcher.sessions), server.manager.table.held) == (0, {})
+    server.check()
+    assert server.size.bytes == 0
+    assert (server.size.requests, server.size.shares) == ({}, {})
+    assert server.dispatcher.sessions._shared_replies == 0
+
+
+@given(st.text(alphabet=st.sampled_from(["a", "é", "€", WIDEST]), max_size=600))
+def test_a_text_takes_at_most_its_bytes(text: str) -> None:
+    copy = "".join([*text])  # not interned
+    orjson.dumps(copy)  # keeps the text as UTF-8
+    assert sys.getsizeof(copy) <= text_bytes(text)
+
+
+def test_short_texts_are_included_in_the_bytes_of_a_request() -> None:
+    assert text_bytes("a" * SHORT_TEXT) <= SHORT_TEXT_BYTES
+    assert text_bytes(WIDEST * SHORT_REF) <= SHORT_REF_BYTES
+
+
+# -- each kind, filled to its bound -------------------------------------------------------------------------
+
+Fill = Callable[[Server, Peer, int], str]
+
+
+def locks_with_short_texts(server: Server, peer: Peer, number: int) -> str:
+    return server.request(
+        peer,
+        "exclusive:" + ascii_text(number),
+        transactionName=ascii_text(number),
+        note=ascii_text(number),
+        ref=wide(number, SHORT_REF),
+        traceparent=traceparent(number),
+        transactionTimeout=1_000_000 + number,
+    )
+
+
+def locks_with_long_texts(server: Server, peer: Peer, number: int) -> str:
+    return server.request(
+        peer,
+        "exclusive:" + wide(number, 512),
+        transactionName=wide(number, 512),
+        note=wide(number, 256),
+        ref=wide(number, 128),
+        transactionTimeout=1_000_000 + number,
+    )
+
+
+def locks_of_many_names(server: Server, peer: Peer, number: int) -> str:
+    names = [f"exclusive:{ascii_text(f'{number}-{each}')}" for each in range(100)]
+    return server.request(peer, *names, transactionName=str(number), ref=str(number))
+
+
+def shared_locks(server: Server, peer: Peer, number: int) -> str:
+    return server.request(peer, *(f"shared:{ascii_text(f'{number}-{each}')}" for each in range(100)))
+
+
+def locks_of_one_transaction(server: Server, peer: Peer, number: int) -> str:
+    return server.request(
+        peer,
+        "exclusive:" + ascii_text(number),
+        transactionName=ascii_text("t"),
+        note=ascii_text(number),
+        ref=wide(number, SHORT_REF),
+        traceparent=traceparent(number),
+        transactionTimeout=1_000_000 + number,
+    )
+
+
+def waiting_requests(server: Server, peer: Peer, number: int) -> str:
+    return server.request(
+        peer, "exclusive:first", note=wide(number, 256), ref=wide(number, 128), queueTimeout=1_000_000 + number
+    )
+
+
+def waiting_requests_with_a_trace(server: Server, peer: Peer, number: int) -> str:
+    return server.request(
+        peer,
+        "exclusive:first",
+        transactionName=ascii_text(number),
+        note=ascii_text(number),
+        traceparent=traceparent(number),
+        queueTimeout=1_000_000 + number,
+    )
+
+
+def queues_of_their_own(server: Server, peer: Peer, number: int) -> str:
+    name = "exclusive:" + ascii_text(number)
+    return server.request(peer, name) or server.request(peer, name, queueTimeout=1_000_000 + number)
+
+
+def detached_sessions(server: Server, peer: Peer, number: int) -> str:  # noqa: ARG001
+    hello = {"session": f"{number:020}", "note": wide(number, 256), "session_timeout_ms": 1_000_000.0 + number}
+    other = server.connect(**hello)
+    rejection = server.request(other, f"exclusive:{number}")
+    server.lose(other)
+    return rejection
+
+
+def ended_sessions(server: Server, peer: Peer, number: int) -> str:  # noqa: ARG001
+    """Their locks refer to them."""
+    other = server.connect(note=wide(number, 256))
+    rejection = server.request(other, f"exclusive:{number}", transactionTimeout=1_000_000 + number)
+    server.lose(other)
+    return rejection
+
+
+def watches(server: Server, peer: Peer, number: int) -> str:
+    peers: list[Peer] = server.__dict__.setdefault("watchers", [peer])
+    if number % 100 == 99:
+        peers.append(server.connect())
+    ((command, answer),) = server.send(peers[-1], "watch", prefix=wide(number, 512))
+    assert command in {"watching", "error"}
+    return str(answer["message"]) if command == "error" else ""
+
+
+FILLS: list[Fill] = [
+    locks_with_short_texts,
+    locks_with_long_texts,
+    locks_of_many_names,
+    shared_locks,
+    locks_of_one_transaction,
+    waiting_requests,
+    waiting_requests_with_a_trace,
+    queues_of_their_own,
+    detached_sessions,
+    ended_sessions,
+    watches,
+]
+
+
+@pytest.mark.parametrize("principal", [None, "orders"])
+@pytest.mark.parametrize("fill", FILLS)
+def test_each_kind_is_rejected_at_the_bound_and_takes_at_most_its_memory(
+    fill: Fill, principal: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_single_resource_cache", {})
+    bound = 3 * MIB
+    server = Server(max_state=bound, max_state_per_principal=bound)
+    peer = server.connect(principal, session="a secret of sixteen")
+    assert not server.request(peer, "exclusive:first")
+    gc.collect()
+    tracemalloc.start()
+    try:
+        started = tracemalloc.get_traced_memory()[0]
+        number, rejection = 0, ""
+        while not rejection:
+            rejection = fill(server, peer, number)
+            number += 1
+        commands._single_resource_cache.clear()
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - started
+    finally:
+        tracemalloc.stop()
+    assert f"at most {bound} bytes" in rejection
+    assert number > 20
+    assert taken <= server.size.bytes <= bound + SESSION_BYTES
+    server.check()
+    before = server.size.bytes, {**server.manager.table.held}, {**server.manager.table.waiting}
+    assert fill(server, peer, number).startswith(("too much memory", "watch: too much memory"))
+    assert before[1:] == ({**server.manager.table.held}, {**server.manager.table.waiting})
+    assert server.size.bytes == before[0]
+
+
+def test_there_is_room_again_after_a_release() -> None:
+    server = Server(max_state=2 * MIB)
+    peer = server.connect()
+    ids = []
+    while not locks_with_long_texts(server, peer, len(ids)):
+        ids.append(server.last_id)
+    for id_ in ids[:2]:
+        server.send(peer, "release", id=id_)
+    assert not locks_with_long_texts(server, peer, 1_000)
+    assert not locks_with_long_texts(server, peer, 1_001)
+    assert locks_with_long_texts(server, peer, 1_002)
+
+
+@pytest.mark.parametrize("names", [1, 8])
+def test_the_bound_is_exact_although_it_is_not_checked_for_each_request(names: int) -> None:
+    bound = 4 * MIB
+    server = Server(durable=False, max_state=bound)
+    peer, number = server.connect(), 0
+    while not server.request(peer, *(f"exclusive:{number}-{each}" for each in range(names))):
+        number += 1
+    assert bound - MAX_REQUEST_BYTES < server.size.bytes <= bound
+
+
+def test_watches_take_the_room_of_requests_that_need_no_check() -> None:
+    server = Server(durable=False, max_state=MIB)
+    peer = server.connect()
+    assert not server.request(peer, "exclusive:first")
+    number = 0
+    while not watches(server, peer, number):
+        number += 1
+    assert [server.request(peer, *(f"exclusive:{each}-{name}" for name in range(8))) == "" for each in range(9)] == [
+        False
+    ] * 9
+
+
+def test_a_principal_has_a_bound_of_its_own() -> None:
+    server = Server(max_state=4 * MIB, max_state_per_principal=MIB)
+    orders, wallets, anonymous = server.connect("orders"), server.connect("wallets"), server.connect()
+    number = 0
+    while not (rejection := server.request(orders, f"exclusive:{number}")):
+        number += 1
+    assert rejection == f"too much memory: the requests and watches of a principal may take at most {MIB} bytes"
+    assert number == MIB // STATE_COSTS["locks with short texts"]
+    assert not server.request(wallets, "exclusive:w")
+    assert not server.request(anonymous, "exclusive:a")
+    ((_, answer),) = server.send(orders, "watch", prefix=wide("w", 512))
+    assert "of a principal" in str(answer["message"])
+    server.send(orders, "release", id=server.last_id - 3)
+    assert not server.request(orders, "exclusive:again")
+    server.check()
+
+
+def test_by_default_a_principal_can_use_half_of_the_state() -> None:
+    assert Server(max_state=4 * MIB).size.max_share == 2 * MIB
+
+
+# -- retained replies -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("session", [None, "a secret of sixteen"])
+@pytest.mark.parametrize("fill", [locks_with_short_texts, locks_with_long_texts, locks_of_many_names])
+def test_retained_replies_take_at_most_their_bound(
+    fill: Fill, session: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_single_resource_cache", {})
+    server = Server()
+    peer = server.connect(session=session)
+    count = 300
+    gc.collect()
+    tracemalloc.start()
+    try:
+        started = tracemalloc.get_traced_memory()[0]
+        for number in range(count):
+            assert not fill(server, peer, number)
+            server.send(peer, "release", id=server.last_id)
+        commands._single_resource_cache.clear()
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - started
+    finally:
+        tracemalloc.stop()
+    assert server.size.bytes == 0
+    assert len(peer.session.retained_replies or ()) == count
+    assert taken <= count * (ENDED_REQUEST_BYTES if session is None else REPLY_BYTES)
+
+
+@pytest.mark.parametrize("session", [None, "a secret of sixteen"])
+def test_a_retry_of_a_large_request_that_has_ended_is_recognized(session: str | None) -> None:
+    server = Server()
+    peer = server.connect(session=session)
+    request = {"resources": ["exclusive:" + wide("a", 500), "shared:b"], "note": wide("n", 200), "ref": "r"}
+    ((_, _), (_, locked)) = server.send(peer, "request", **request)
+    server.send(peer, "release", id=locked["id"])
+    (reply,) = peer.session.retained_replies or ()
+    assert reply.request is None
+    retry = server.send(peer, "request", **request | {"resources": request["resources"][::-1]})
+    assert [command for command, _ in retry] == ["queued", "released"]
+    ((command, answer),) = server.send(peer, "request", **request | {"note": wide("m", 200)})
+    assert (command, answer["code"]) == ("error", "ref-conflict")
+
+
+def test_connections_without_a_session_share_the_replies_that_they_retain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "MAX_RETAINED_REPLIES_TOTAL", 100)
+    server = Server(durable=False)
+    peers = [server.connect() for _ in range(5)]
+
+    def end_requests(peer: Peer, count: int) -> int:
+        for number in range(count):
+            server.request(peer, "exclusive:a", ref=f"r{number}")
+            server.send(peer, "release", id=server.last_id)
+        return len(peer.session.retained_replies or ())
+
+    assert end_requests(peers[0], 80) == 80
+    assert [end_requests(peer, 80) for peer in peers[1:]] == [UNSHARED_REPLIES] * 4
+    server.lose(peers[0])
+    assert end_requests(peers[1], 80) > 60
+    assert server.dispatcher.sessions._shared_replies <= 100
+    monkeypatch.setattr(sessions_module, "MAX_RETAINED_REPLIES_TOTAL", 10**6)
+    assert end_requests(peers[2], MAX_RETAINED_REPLIES + 50) == MAX_RETAINED_REPLIES
+
+
+# -- connections ----------------------------------------------------------------------------------------------
+
+
+async def test_connections_take_at_most_their_bound() -> None:
+    """Without the transport: a socket of uvloop takes about 2 KiB."""
+    pipeline = Pipeline(LockManager(), MemoryStore(), Limits(), Stats(), lambda: 0.0, [].append)
+    admission: AdmissionControl[Connection] = AdmissionControl(Limits())
+    connections, count = [], 200
+    gc.collect()
+    tracemalloc.start()
+    try:
+        started = tracemalloc.get_traced_memory()[0]
+        for number in range(count):
+            connection = Connection(pipeline, Limits(), admission)
+            connection.connection_made(RecordingTransport([].append))
+            lines = [{"command": "hello", "payload": {"note": wide(number, 256)}}]
+            for reply in range(UNSHARED_REPLIES):
+                texts = {
+                    "transactionName": ascii_text(number),
+                    "note": ascii_text(number),
+                    "ref": wide(reply, SHORT_REF),
+                }
+                resources = [f"exclusive:{ascii_text(f'{number}-{reply}-{name}')}" for name in range(SHORT_NAMES)]
+                lines += [
+                    {"command": "request", "payload": {"resources": resources, **texts}},
+                    {"command": "release", "payload": {"ref": texts["ref"]}},
+                ]
+            connection.data_received(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+            await pipeline.drained()
+            connections.append(connection)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - started
+    finally:
+        tracemalloc.stop()
+    assert all(len(connection.session.retained_replies or ()) == UNSHARED_REPLIES for connection in connections)
+    assert taken / count <= CONNECTION_BYTES - WRITE_BUFFER_BYTES - 2_048
+    pipeline.stop()
+
+
+# -- recovery -------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_keeps_a_state_that_is_larger_than_its_bound() -> None:
+    before = Server()
+    peer = before.connect("orders", session="a secret of sixteen")
+    for number in range(40):
+        locks_with_long_texts(before, peer, number)
+    state = StateMachine()
+    batch = before.dispatcher.snapshot(before.manager.next_id)
+    decoder = RecordDecoder()
+    batch.changes = {id_: decoder.decode(id_, encode(change)) for id_, change in batch.changes.items()}  # type: ignore[arg-type]
+    state.apply(batch)
+
+    after = Server(max_state=MIB // 4)
+    after.dispatcher = Dispatcher(state.manager, Limits(max_state=MIB // 4), after.stats)
+    after.manager, after.size = state.manager, after.dispatcher.size
+    after.dispatcher.notifier.now = before.dispatcher.notifier.now
+    after.dispatcher.recover(state.retained_replies.values())
+    after.check()
+    assert len(after.manager.table.held) == 40
+    assert after.size.bytes > MIB // 4
+    peer = after.connect("orders", session="a secret of sixteen")
+    assert "too much memory" in after.request(peer, "exclusive:more")
+    for id_ in list(after.manager.table.held):
+        after.send(peer, "release", id=id_)
+    after.check()
+    assert not after.request(peer, "exclusive:more")
+
+
+def test_first_blockers_with_long_texts_are_not_kept() -> None:
+    """They would outlive the blockers, which are not charged after their end."""
+    server = Server()
+    peer = server.connect()
+    assert not server.request(peer, "exclusive:a", note="short")
+    assert not server.request(peer, "exclusive:a", note=wide("n", 200), traceparent=traceparent(1))
+    assert len(server.manager.first_blockers) == 1
+    assert not server.request(peer, "exclusive:a", traceparent=traceparent(2))
+    assert len(server.manager.first_blockers) == 1
+    assert list(server.manager.first_blockers) == [server.last_id - 1]
