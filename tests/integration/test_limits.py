@@ -181,3 +181,24 @@ async def test_a_slow_consumer_is_sent_the_reason_of_its_disconnection() -> None
             received += data
         slow_consumer.close()
         assert b'"too-many"' in received[-300:]
+
+
+async def test_the_memory_of_all_requests_is_limited() -> None:
+    with running_server(max_state=1 << 20) as genie:
+        client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
+        wide = "\U0001f512" * 500
+        ids: list[int] = []
+        while True:
+            client.send("request", resources=[f"exclusive:{len(ids)}{wide}"], note=wide[:256])
+            command, answer = await client.receive()
+            if command == "error":
+                break
+            ids.append(int(answer["id"]))
+            assert (await client.expect("locked"))["id"] == ids[-1]
+        assert 50 < len(ids) < 300
+        assert answer["code"] == "too-many"
+        for message in (answer["message"], await rejection_message(other, f"exclusive:x{wide}", note=wide[:256])):
+            assert "too much memory" in message
+            assert "at most 1048576 bytes" in message
+        await client.release(ids[0])
+        await other.lock(f"exclusive:x{wide}", note=wide[:256])
