@@ -108,6 +108,8 @@ class Dispatcher:
         self._unchecked_below_id = 0
         """A request with a smaller id that is not large, and has no named principal, cannot exceed `max_locks` or `max_state`, and the
         store is not full. `_admit_request` sets it."""
+        self._short_below_id = 0
+        """The same for requests of named principals, which need only be charged. 0 after a change that `_admit_request` must see."""
         self._excess = 0
         """`excess_bytes` of the request that is executed, if it is large."""
         self._charges = self.size.requests
@@ -151,7 +153,7 @@ class Dispatcher:
     def set_store_full(self, full: bool) -> None:
         """Reject new requests while the store is out of memory."""
         self.store_full = full
-        self._unchecked_below_id = 0
+        self._unchecked_below_id = self._short_below_id = 0
 
     def dispose(self) -> None:
         """Break all reference cycles, so that the state is freed without the garbage collector."""
@@ -362,7 +364,13 @@ class Dispatcher:
 
     def _admit_request(self, connection: Peer, request: Request, lock_count: int) -> bool:
         """Return whether a request for `lock_count` locks is within all limits, and charge it. If it is not, send an error."""
-        session, size = connection.session, self.size
+        session, size, id_ = connection.session, self.size, self.manager.next_id
+        if (
+            id_ < self._short_below_id
+            and session.live_requests < self._unchecked_requests
+            and size.charge_short(id_, request.principal, lock_count, self._excess)
+        ):
+            return True
         locks = self._table.locks + lock_count
         if self.store_full:
             reason = "the store is out of memory: locks can be released, but no requests are accepted"
@@ -377,11 +385,11 @@ class Dispatcher:
         if reason:
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, reason, ref=request.ref))
             return False
-        size.charge_request(self.manager.next_id, request, lock_count, self._excess)
+        size.charge_request(id_, request, lock_count, self._excess)
         # Each later request gets an id and at most `MAX_RESOURCES` locks; each queue entry may become a lock.
         spare = (self._max_locks - locks - self._table.queue_entries) // MAX_RESOURCES
         # This request is not in the table yet, so it is one of the requests for which there is room.
-        self._unchecked_below_id = self.manager.next_id + 1 + min(spare, size.spare_requests() - 1)
+        self._unchecked_below_id = self._short_below_id = id_ + 1 + min(spare, size.spare_requests() - 1)
         return True
 
     def _repeat_reply(self, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
@@ -440,7 +448,7 @@ class Dispatcher:
         if reason:
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, f"watch: {reason}", ref=command.ref))
         else:
-            self._unchecked_below_id = 0  # the watch takes some of the memory
+            self._unchecked_below_id = self._short_below_id = 0  # the watch takes some of the memory
             rows, truncated = self.watches.encode_held_locks(command.prefix)
             self.notifier.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
 
@@ -563,7 +571,7 @@ class Dispatcher:
             session.remove(request)
             if request.note is not None and text_bytes(request.note) > SHORT_TEXT_BYTES:  # it may be the session's
                 self.size.charge_again(request)
-                self._unchecked_below_id = 0
+                self._unchecked_below_id = self._short_below_id = 0
             notifier.store(request)
         if session.key is not None and (session.connection is None or session.connection.closed):
             for request in ended:  # without a session no replies to them are retained

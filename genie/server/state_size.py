@@ -107,6 +107,19 @@ class StateSize:
         if is_large or request.principal is not None:
             self.requests[id] = self._add(request.principal, excess, _share(name_count, excess), is_large)
 
+    def charge_short(self, id: int, principal: str | None, name_count: int, excess: int) -> bool:
+        """Charge a named principal for a request that is not large. Return False if it is large, or there is no room for it."""
+        if principal is None or excess or name_count > SHORT_NAMES:
+            return False
+        share = REQUEST_BYTES + name_count * NAME_BYTES
+        shares = self.shares
+        used = shares.get(principal, 0) + share
+        if used > self.max_share:
+            return False
+        shares[principal] = used
+        self.requests[id] = Charge(principal, 0, share, False)
+        return True
+
     def charge_again(self, request: Request) -> None:
         """Charge a live request whose texts or names have changed, or that was loaded."""
         self.credit_request(request.id)

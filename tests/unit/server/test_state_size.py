@@ -407,19 +407,21 @@ def test_there_is_room_again_after_a_release() -> None:
     assert locks_with_long_texts(server, peer, 1_002)
 
 
+@pytest.mark.parametrize("principal", [None, "orders"])
 @pytest.mark.parametrize("names", [1, 8])
-def test_the_bound_is_exact_although_it_is_not_checked_for_each_request(names: int) -> None:
+def test_the_bound_is_exact_although_it_is_not_checked_for_each_request(names: int, principal: str | None) -> None:
     bound = 4 * MIB
-    server = Server(durable=False, max_state=bound)
-    peer, number = server.connect(), 0
+    server = Server(durable=False, max_state=bound, max_state_per_principal=2 * bound)
+    peer, number = server.connect(principal), 0
     while not server.request(peer, *(f"exclusive:{number}-{each}" for each in range(names))):
         number += 1
     assert bound - MAX_REQUEST_BYTES < server.size.bytes <= bound
 
 
-def test_watches_take_the_room_of_requests_that_need_no_check() -> None:
-    server = Server(durable=False, max_state=MIB)
-    peer = server.connect()
+@pytest.mark.parametrize("principal", [None, "orders"])
+def test_watches_take_the_room_of_requests_that_need_no_check(principal: str | None) -> None:
+    server = Server(durable=False, max_state=MIB, max_state_per_principal=2 * MIB)
+    peer = server.connect(principal)
     assert not server.request(peer, "exclusive:first")
     number = 0
     while not watches(server, peer, number):
