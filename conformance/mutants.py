@@ -238,8 +238,8 @@ CLIENT_MUTANTS: Final = [
         "10",
         "requests are not repeated",
         SESSION,
-        "                self._send_request(request, now)\n        outcomes = self._send_deferred_calls(now)",
-        "                pass\n        outcomes = self._send_deferred_calls(now)",
+        "                self._send_request(request, now)\n        outcomes += self._send_deferred_calls(now)",
+        "                pass\n        outcomes += self._send_deferred_calls(now)",
     ),
     Mutant(
         "10", "releases are not repeated", SESSION, "        for release in deferred:\n", "        for release in ():\n"
@@ -248,15 +248,15 @@ CLIENT_MUTANTS: Final = [
         "10",
         "locks of an ended session are not released",
         SESSION,
-        "                self._deferred_releases.append(Release(request.id))\n                self._requests.remove(request)",
-        "                self._requests.remove(request)",
+        "        self._deferred_releases.append(Release(request.id))\n        self._requests.remove(request)",
+        "        self._requests.remove(request)",
     ),
     Mutant(
         "10",
         "a lock that the server does not mention is kept",
         SESSION,
-        "            elif request.connection_number != self._connection_number:\n                # The server did not list",
-        "            elif False:\n                # The server did not list",
+        "            elif request.connection_number != self._connection_number:\n                self._lose_unreported",
+        "            elif False:\n                self._lose_unreported",
     ),
     Mutant(
         "10",
@@ -564,9 +564,8 @@ SERVER_MUTANTS: Final = [
         "bye",
         "bye leaves the waiting requests",
         DISPATCHER,
-        "        self._end_disconnected(list(session.bound.values()))\n"
-        "        if session.key is not None:\n            self._end_session(session)",
-        "        if False:\n            pass",
+        "        if not self._end_session(session):\n            return False\n        self.notifier",
+        "        self.notifier",
     ),
     Mutant(
         "bye",
@@ -600,8 +599,8 @@ SERVER_MUTANTS: Final = [
         "When a connection ends",
         "waiting requests outlive their connection",
         DISPATCHER,
-        "        if session.bound:\n            self._end_disconnected(list(session.bound.values()))",
-        "        if False:\n            pass",
+        "        elif session.bound or session.ending:\n",
+        "        elif False:\n",
     ),
     Mutant(
         "Sessions",
@@ -620,9 +619,9 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "Sessions",
         "every held lock ends with its session",
-        "core/manager.py",
-        "elif request.state is HELD and request.release_on_disconnect:",
-        "elif request.state is HELD:",
+        "server/sessions.py",
+        "(released if request.release_on_disconnect else kept).append(request)",
+        "released.append(request)",
     ),
     Mutant(
         TOKENS,

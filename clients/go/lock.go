@@ -331,11 +331,9 @@ func (l *Lock) onResumed(conn *conn) {
 	switch {
 	case l.confirmedOn != conn && l.err == ErrDetached:
 		delete(l.client.locks, l.id)
-	case l.confirmedOn != conn && l.release == nil: // it is lost: the answer to a release contains the reason
+	case l.confirmedOn != conn && l.release == nil: // it is lost, but the server may hold it without a session
 		l.sendRelease()
-		if !conn.resumed {
-			l.end(l.lost(reasonLost))
-		}
+		l.end(l.lost(reasonLost))
 	case l.confirmedOn == conn && l.watchdog: // the last extension may have been lost
 		l.renewAt = time.Now()
 		l.setTimer()

@@ -572,11 +572,15 @@ class ClientSession:
                 self._requests.clear_grant(request)
                 request.reencode(now)
             elif request.state is RequestState.HELD:
-                self._deferred_releases.append(Release(request.id))
-                self._requests.remove(request)
-                self._mark_lost(request, errors.session_lost(request.id), outcomes)
+                self._lose_unreported(request, outcomes)
             else:  # the release of the request is not confirmed yet
                 self._release_without_session(request, outcomes)
+
+    def _lose_unreported(self, request: Request, outcomes: list[Outcome]) -> None:
+        """End a lock that the server has not reported. The lock is also released, as the server may hold it without a session."""
+        self._deferred_releases.append(Release(request.id))
+        self._requests.remove(request)
+        self._mark_lost(request, errors.session_lost(request.id), outcomes)
 
     def _release_without_session(self, request: Request, outcomes: list[Outcome]) -> None:
         """Continue a release on a server that lost the session, and with it the `ref` of the request.
@@ -602,6 +606,7 @@ class ClientSession:
         outcomes of calls that need not be sent.
         """
         self._phase = Phase.UP
+        outcomes: list[Outcome] = []
         waiting: list[Request] = []
         for request in list(self._requests.by_ref.values()):
             if request.state is RequestState.WAITING:
@@ -610,8 +615,7 @@ class ClientSession:
                 if not request.release.id:  # a release by `ref`; releases by id are in `_deferred_releases`
                     self.unsent_lines.append(request.release.line)
             elif request.connection_number != self._connection_number:
-                # The server did not list the lock, so the lock is lost. The reply to a release contains the reason.
-                self.send(Release(request.id), now)
+                self._lose_unreported(request, outcomes)
         deferred, self._deferred_releases = self._deferred_releases, []
         for release in deferred:
             self.send(release, now)
@@ -621,7 +625,7 @@ class ClientSession:
             else:
                 self._requests.clear_grant(request)  # the server may execute the request as a new one
                 self._send_request(request, now)
-        outcomes = self._send_deferred_calls(now)
+        outcomes += self._send_deferred_calls(now)
         self._requests.renew_all(now)
         self._keepalive.start(now)
         if self._requests.needs_lease:

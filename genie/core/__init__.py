@@ -3,7 +3,7 @@
 `LockManager.step(command, now)` is the entry point. `core/README.md` explains the theory.
 """
 
-from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Release, Take
+from genie.core.commands import Command, Continue, Disconnect, Expire, Extend, Recover, Release, Take
 from genie.core.deadlines import NEVER
 from genie.core.events import (
     AlreadyEnded,
@@ -53,6 +53,7 @@ __all__ = [
     "AlreadyEnded",
     "Blocker",
     "Command",
+    "Continue",
     "Cycle",
     "Deadlocked",
     "Disconnect",

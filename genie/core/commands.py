@@ -72,4 +72,9 @@ class Recover:
     """Complete a restart: disconnect every request without a session, then grant every grantable request."""
 
 
-Command = Request | Release | Take | Extend | Expire | Disconnect | Recover
+@dataclass(slots=True)
+class Continue:
+    """Check the waiters that an earlier step has left in `pending_grants`, and grant those that are grantable."""
+
+
+Command = Request | Release | Take | Extend | Expire | Disconnect | Recover | Continue

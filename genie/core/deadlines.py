@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from math import inf
 
 NEVER = 2**62
@@ -20,11 +21,13 @@ class Deadlines:
     locks that have ended leave nothing.
     """
 
-    __slots__ = ("_heap", "_sweep_threshold", "_ticks", "soonest")
+    __slots__ = ("_heap", "_sorted", "_sweep_threshold", "_ticks", "soonest")
 
     def __init__(self) -> None:
-        self._ticks: dict[int, set[int]] = {}
-        """Ids by tick. The set of a tick may be empty."""
+        self._ticks: dict[int, dict[int, None]] = {}
+        """Ids by tick. The dict of a tick, an ordered set, may be empty."""
+        self._sorted: set[int] = set()
+        """Expired ticks whose ids are sorted, so that a tick with very many ids is sorted once."""
         self._heap: list[int] = []
         """All ticks, each once: the keys of `_ticks` as a heap."""
         self._sweep_threshold = MAX_EMPTY_TICKS
@@ -33,27 +36,29 @@ class Deadlines:
         """A lower bound of the next deadline, cheap to read. `next` computes the exact deadline."""
 
     def add(self, tick: int, id: int) -> None:
-        """Add `id` with the deadline `tick`, in whole milliseconds."""
+        """Add `id` with the deadline `tick`, in whole milliseconds, which has not passed."""
         ids = self._ticks.get(tick)
         if ids is not None:
-            ids.add(id)
+            ids[id] = None
         else:
             if len(self._ticks) >= self._sweep_threshold:
                 self._sweep()
-            self._ticks[tick] = {id}
+            self._ticks[tick] = {id: None}
             heappush(self._heap, tick)
         self.soonest = min(self.soonest, tick)
 
     def discard(self, tick: int, id: int) -> None:
         """Remove `id`, which was added with the deadline `tick`."""
-        self._ticks[tick].remove(id)
+        del self._ticks[tick][id]
 
     @property
     def next(self) -> float:
         """The earliest deadline in ms, or infinity if there is none."""
         heap, ticks = self._heap, self._ticks
         while heap and not ticks[heap[0]]:
-            del ticks[heappop(heap)]
+            tick = heappop(heap)
+            del ticks[tick]
+            self._sorted.discard(tick)
         self.soonest = heap[0] if heap else inf
         return self.soonest
 
@@ -67,7 +72,11 @@ class Deadlines:
         while len(ids) < limit and self.next <= now:
             tick = heappop(self._heap)  # so that `next` returns the following tick; pushed again below
             ticks.append(tick)
-            ids += sorted(self._ticks[tick])[: limit - len(ids)]
+            expired = self._ticks[tick]
+            if len(expired) > 1 and tick not in self._sorted:
+                self._sorted.add(tick)
+                self._ticks[tick] = expired = dict.fromkeys(sorted(expired))
+            ids += islice(expired, limit - len(ids))
         for tick in ticks:
             heappush(self._heap, tick)
         if ticks:
@@ -77,6 +86,7 @@ class Deadlines:
     def _sweep(self) -> None:
         """Drop all empty ticks."""
         self._ticks = {tick: ids for tick, ids in self._ticks.items() if ids}
+        self._sorted &= self._ticks.keys()
         self._heap = list(self._ticks)
         heapify(self._heap)
         self._sweep_threshold = 2 * len(self._ticks) + MAX_EMPTY_TICKS

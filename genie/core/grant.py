@@ -9,27 +9,42 @@ release or a cancellation only a few waiters can have become grantable, however 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from genie.core.lock_table import AffectedQueues, LockTable
 from genie.core.model import Owner, QueueEntry, Request
 
+MAX_CANDIDATES = 1_000
+"""Number of candidates, or of resources that they name, after which `grant_candidates` ends its search. It bounds the
+duration of a step."""
 
-def grant_candidates(table: LockTable, affected: AffectedQueues, new_request: Request | None = None) -> list[Request]:
-    """Return the waiters that may have become grantable, each once, in queue order.
 
-    `affected` are the queues that changed. The result also contains `new_request`, if given.
+def grant_candidates(
+    table: LockTable, affected: AffectedQueues, new_request: Request | None = None
+) -> tuple[list[Request], AffectedQueues]:
+    """Return the waiters that may have become grantable, each once, in queue order, and the queues that are left.
+
+    `affected` are the queues that changed. The candidates also contain `new_request`, if given. Queues are left if there
+    are many candidates: the caller continues with them later.
     """
+    left: AffectedQueues = []
     if len(affected) == 1 and new_request is None:
-        requests = _candidates_in_queue(table, *affected[0])
+        requests = _candidates_in_queue(table, *affected[0], MAX_CANDIDATES, left)
     else:
         found = {} if new_request is None else {new_request.id: new_request}
+        limit = MAX_CANDIDATES
         for name, include_shared, after in _merge_by_resource(affected):
-            for request in _candidates_in_queue(table, name, include_shared, after):
+            if limit <= 0:
+                left.append((name, include_shared, after))
+                continue
+            candidates = _candidates_in_queue(table, name, include_shared, after, limit, left)
+            for request in candidates:
+                limit -= len(request.exclusive) + len(request.shared)
                 found[request.id] = request
         requests = list(found.values())
     if len(requests) > 1:
         requests.sort(key=_queue_order)
-    return requests
+    return requests, left
 
 
 def only_grantable(table: LockTable, name: str) -> Request | None:
@@ -45,13 +60,16 @@ def only_grantable(table: LockTable, name: str) -> Request | None:
     return first[2] if first is not None and first[2].simple else None
 
 
-def _candidates_in_queue(table: LockTable, name: str, include_shared: bool, after: QueueEntry | None) -> list[Request]:
+def _candidates_in_queue(
+    table: LockTable, name: str, include_shared: bool, after: QueueEntry | None, limit: int, left: AffectedQueues
+) -> list[Request]:
     """Return the waiters of one queue that may have become grantable, each once.
 
     If the resource is held in exclusive mode, these are the waiters of the owner that holds it.
     Otherwise they are the first exclusive waiter and all waiters of its owner. With `include_shared`,
     an exclusive request left the position `after` (None: it held the resource): then the shared waiters
-    between this position and the first exclusive waiter are added.
+    between this position and the first exclusive waiter are added, until they name `limit` resources. Then the rest of the
+    queue is added to `left`.
     """
     resource = table.resources.get(name)
     queue = None if resource is None else resource.wait_queue
@@ -63,7 +81,11 @@ def _candidates_in_queue(table: LockTable, name: str, include_shared: bool, afte
         owner = next(iter(resource.holders.values())).owner
     else:
         if include_shared and queue.shared:
-            found += [entry[2] for entry in queue.shared.between(after, first)]
+            found = [entry[2] for entry in islice(queue.shared.between(after, first), limit)]
+            count = _count_within(found, limit) if queue.non_simple_count else len(found)
+            if count == limit or count < len(found):
+                del found[count:]
+                left.append((name, True, found[-1].entry(name)))
         if first is None:
             return found
         found.append(first[2])
@@ -72,6 +94,16 @@ def _candidates_in_queue(table: LockTable, name: str, include_shared: bool, afte
         found += [request for request in table.waiting_of(owner).values() if name in request.names()]
         return list(dict.fromkeys(found))  # each once, in the same order
     return found
+
+
+def _count_within(requests: list[Request], limit: int) -> int:
+    """Return the number of first requests that together name about `limit` resources, at least one request."""
+    names = 0
+    for count, request in enumerate(requests, 1):
+        names += len(request.exclusive) + len(request.shared)
+        if names >= limit:
+            return count
+    return len(requests)
 
 
 def _merge_by_resource(affected: AffectedQueues) -> AffectedQueues:

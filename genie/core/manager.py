@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import ceil, inf
 
 from genie.core import deadlock
-from genie.core.commands import Command, Disconnect, Expire, Extend, Release, Take
+from genie.core.commands import Command, Continue, Disconnect, Expire, Extend, Release, Take
 from genie.core.deadlines import NEVER, Deadlines
 from genie.core.events import (
     AlreadyEnded,
@@ -35,6 +35,9 @@ from genie.core.view import MAX_COUNTED_ON_ARRIVAL, find_blockers
 
 RECENT_OUTCOMES = 100_000
 """Minimum number of recent outcomes that are remembered. The maximum is twice this number."""
+
+MAX_CONTINUED_QUEUES = 1_000
+"""Number of queues with pending grants that one `Continue` reads."""
 
 
 class RecentOutcomes:
@@ -94,6 +97,8 @@ class LockManager:
         """The analysis of the lock order, which observes the transactions and never changes them. None: it is off."""
         self._left_out = 0
         """How many of the next requests of transactions are not analysed, if they are granted at once."""
+        self.pending_grants: AffectedQueues = []
+        """Queues in which waiters may be grantable, because a step had too many candidates. `Continue` grants them."""
         self.rearrangements = 0
         """Number of cycles that were resolved by rearranging wait queues."""
         self._outcomes = RecentOutcomes()
@@ -119,6 +124,12 @@ class LockManager:
             self._expire(command.limit, now, events)
         elif isinstance(command, Disconnect):
             self._end_all(command.requests, now, events)
+        elif isinstance(command, Continue):
+            affected, self.pending_grants = (
+                self.pending_grants[:MAX_CONTINUED_QUEUES],
+                self.pending_grants[MAX_CONTINUED_QUEUES:],
+            )
+            self._grant_waiters(affected, now, events)
         else:
             self._recover(now, events)
         return events
@@ -329,7 +340,7 @@ class LockManager:
             request = self.table.find(id_)
             if request is None or request.deadline > now:
                 continue  # the end of an earlier request in this step granted or ended this request
-            if limit <= 0:
+            if limit <= 0 or len(self.pending_grants) > MAX_CONTINUED_QUEUES:
                 break
             limit -= len(request.exclusive) + len(request.shared)
             if request.state is HELD:
@@ -465,7 +476,12 @@ class LockManager:
         return [(name, exclusive, request.entry(name)) for name, exclusive in request.modes()]
 
     def _append_moved(self, moved: dict[Request, None], events: list[Event]) -> None:
-        """Append a `Moved` event for each moved request that still waits."""
+        """Append a `Moved` event for each moved request that still waits.
+
+        Pending grants begin at the front of their queues again, because a request may have moved before their position.
+        """
+        if moved and self.pending_grants:
+            self.pending_grants = [(name, include_shared, None) for name, include_shared, _ in self.pending_grants]
         events += (Moved(request) for request in moved if request.state is WAITING)
 
     def _ended_or_unknown(self, id: int) -> Event:
@@ -499,16 +515,21 @@ class LockManager:
         """Grant all grantable requests of the affected queues, and `new_request` if it is grantable.
 
         Requests are granted in queue order. One pass is enough, because a grant makes no other request
-        grantable: a request that blocked others as an earlier waiter blocks them as a holder now.
+        grantable: a request that blocked others as an earlier waiter blocks them as a holder now. For
+        the same reason the rest of very many candidates can be checked in later steps.
         """
         if len(affected) == 1 and new_request is None:
             only_candidate = only_grantable(self.table, affected[0][0])
             if only_candidate is not None:
                 self._grant_waiter(only_candidate, now, events)
                 return
-        for request in grant_candidates(self.table, affected, new_request):
+        candidates, left = grant_candidates(self.table, affected, new_request)
+        for request in candidates:
             if is_grantable(self.table, request):
                 self._grant_waiter(request, now, events)
+        if left:
+            self.pending_grants += left
+            self.deadlines.soonest = 0  # a lower bound, as always: the caller looks what is due
 
     def _grant_waiter(self, request: Request, now: float, events: list[Event]) -> None:
         """Dequeue and grant a waiting request."""

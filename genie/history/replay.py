@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Final
 
 from genie import core
-from genie.core import Disconnect, Expire, Extend, LockManager, Reason, Recover, Release, Request, State, Take
+from genie.core import Continue, Disconnect, Expire, Extend, LockManager, Reason, Recover, Release, Request, State, Take
 from genie.core.deadlines import NEVER
 from genie.core.grant import is_available, is_immediately_grantable
 from genie.core.model import NO_TIMEOUT_MS
@@ -159,7 +159,9 @@ class Replay:
         elif isinstance(line, Locked):
             if not self.grants:
                 manager.next_fence = line.fence
-            self._step(Recover(), line.at, "recover", ())
+            self._step(
+                *((Continue(), line.at, "continue") if manager.pending_grants else (Recover(), line.at, "recover"))
+            )
         else:
             found = manager.table.find(line.id)
             if found is None:
@@ -499,7 +501,7 @@ class _Simulation:
 
     def _begin(self, now: float) -> None:
         """Grant what can be granted because a request that was live was removed."""
-        self._handle(self._manager.step(Recover(), now), now)
+        self._step(Recover(), now)
 
     def _in_order(self) -> Iterator[_Recorded]:
         """Yield the requests by their arrival: first those that are carried into the period."""
@@ -527,7 +529,7 @@ class _Simulation:
         gave_up = recorded.reason in (Reason.SUCCESS, Reason.DISCONNECTED) and recorded.granted_at is None
         if gave_up and recorded.ended_at is not None:
             heappush(self._ends, (recorded.ended_at, line.id, line.id))
-        self._handle(manager.step(request, line.at), line.at)
+        self._step(request, line.at)
 
     def _schedule_end(self, request: Request, granted_at: float) -> None:
         recorded = self._recorded[request.id]
@@ -550,9 +552,14 @@ class _Simulation:
             if ends <= expires:
                 _, _, id_ = heappop(self._ends)
                 if manager.table.find(id_) is not None:
-                    self._handle(manager.step(Release(id_), now), now)
+                    self._step(Release(id_), now)
             else:
-                self._handle(manager.step(Expire(), now), now)
+                self._step(Expire(), now)
+
+    def _step(self, command: core.Command, now: float) -> None:
+        self._handle(self._manager.step(command, now), now)
+        while self._manager.pending_grants:
+            self._handle(self._manager.step(Continue(), now), now)
 
     def _handle(self, events: list[core.Event], now: float) -> None:
         outcome = self._outcome

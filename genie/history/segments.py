@@ -795,7 +795,9 @@ def main(arguments: list[str]) -> None:
         dropped = clean_up(Path(arguments[0]), Retention(int(arguments[1]), float(arguments[2])))
     except OSError as error:
         sys.exit(f"the history in {arguments[0]} cannot be archived: {error}")
-    sys.stdout.write(f"{dropped}\n")
+    with contextlib.suppress(BrokenPipeError):  # the server has ended
+        sys.stdout.write(f"{dropped}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -122,8 +122,10 @@ class Dispatcher:
     # -- expiry, recovery and disposal --------------------------------------------------------------------
 
     def expire(self) -> None:
-        """End requests whose deadline has passed, and sessions that were not resumed within their timeout."""
+        """Continue with grants, end requests whose deadline has passed, and sessions that were not resumed in time."""
         notifier = self.notifier
+        if self.manager.pending_grants:
+            notifier.handle_events(self._step(core.Continue(), notifier.now), requester=None)
         notifier.handle_events(self._step(_EXPIRE, notifier.now), requester=None)
         while (
             len(notifier.write_set) < MAX_EXPIRY_CHANGES

@@ -384,9 +384,12 @@ class Pipeline:
     def _set_expiry_timer(self) -> None:
         """Set the timer to the earliest deadline of all requests and sessions, unless it fires earlier anyway.
 
-        The timer is not cancelled when a request ends before its deadline: it then fires and finds nothing to expire.
+        If grants are pending, it fires at once. The timer is not cancelled when a request ends before its deadline: it then
+        fires and finds nothing to expire.
         """
         deadline = min(self._request_deadlines.next, self._session_deadlines.next)
+        if self.manager.pending_grants:
+            deadline = 0
         if deadline < self._expiry_at:
             if self._expiry_timer is not None:
                 self._expiry_timer.cancel()

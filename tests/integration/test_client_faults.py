@@ -165,6 +165,7 @@ async def test_a_lock_whose_server_has_stopped_expires_locally():
 
         async def work() -> None:
             async with client.lock("a", transaction_timeout=0.2):
+                scripted.silent = True
                 line.cut()
                 await asyncio.Event().wait()
 

@@ -3,12 +3,12 @@ import type { LockLostError } from './errors.js';
 import { encode, type Change, type Watching } from './wire.js';
 
 /**
- * `waiting`: without an answer. The other states are those of a request. `held`: granted. `losing`: a resumed session does
- * not report it, and the reason is not known yet. `releasing`: its release by id has no answer yet. `cancelling`: its caller
- * no longer waits, and its release by `ref` has no answer yet. `detached`: granted, and no longer managed by this client.
+ * `waiting`: without an answer. The other states are those of a request. `held`: granted. `releasing`: its
+ * release by id has no answer yet. `cancelling`: its caller no longer waits, and its release by `ref` has no answer yet.
+ * `detached`: granted, and no longer managed by this client.
  * @internal
  */
-export type CallState = 'waiting' | 'held' | 'losing' | 'releasing' | 'cancelling' | 'detached' | 'ended';
+export type CallState = 'waiting' | 'held' | 'releasing' | 'cancelling' | 'detached' | 'ended';
 
 /** What receives the events of a `watch` command. @internal */
 export interface Subscriber {

@@ -141,8 +141,7 @@ export class Session implements ConnectionHandler {
    * So the members of a lock never contradict each other.
    */
   isHeld(request: Request): boolean {
-    if (request.state === 'losing') this.#lose(request, 'lost');
-    else if (request.state === 'held' && request.endsAt <= performance.now()) this.#expire(request);
+    if (request.state === 'held' && request.endsAt <= performance.now()) this.#expire(request);
     request.abort();
     return request.state === 'held';
   }
@@ -292,13 +291,13 @@ export class Session implements ConnectionHandler {
     call.reject(error);
   }
 
-  #end(call: Call, state: 'ended' | 'losing' = 'ended'): void {
+  #end(call: Call): void {
     this.#calls.delete(call.ref);
     if (call instanceof Request) {
       this.#byId?.delete(call.id);
       if (call.state === 'waiting') this.#waiting--;
     }
-    call.state = state;
+    call.state = 'ended';
   }
 
   /** The lock of a request has ended, not by its holder. */
@@ -520,8 +519,8 @@ export class Session implements ConnectionHandler {
   #onRequestResumed(request: Request): void {
     if (request.state !== 'held') return;
     if (!request.isConfirmed) {
-      this.#end(request, 'losing');
-      this.#send('release', { id: request.id }, request); // the answer contains the reason
+      this.#lose(request, 'lost'); // the server may hold it without a session
+      this.#send('release', { id: request.id });
     } else if (request.options.watchdog) {
       request.renewAt = 0; // the last extension may have been lost with the connection
       this.#arm(0);

@@ -259,6 +259,8 @@ async def test_the_lock_limit_is_exact_although_it_is_not_checked_for_each_reque
         client.data_received(request(*names, mode="shared"))
     client.data_received(release(1))
     await clients.pipeline.drained()
+    for _ in range(3 * waiting):
+        await asyncio.sleep(0)  # the requests are granted in slices
     assert table.locks == waiting * MAX_RESOURCES
     for number in range(20):
         client.data_received(request(f"b{number}"))

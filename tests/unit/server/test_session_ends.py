@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from genie.config import Limits
-from genie.core import LockManager
+from genie.core import LockManager, grant
 from genie.observability.stats import Stats
 from genie.server import dispatcher
 from genie.server.connection import Connection
@@ -275,3 +275,20 @@ async def test_many_expired_requests_end_in_slices_of_locks(world: World) -> Non
     ended = await world.slices(other)
     assert sum(ended) == 4_000
     assert max(world.store.changes[began:]) <= 5, "of 200 locks each"
+
+
+async def test_a_release_that_grants_very_many_requests_grants_them_in_slices(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grant, "MAX_CANDIDATES", SLICE)
+    holder, waiting, other = Client(world), Client(world), Client(world)
+    await hold(world, holder, 1)
+    for _ in range(LOCKS):
+        waiting.send("request", resources=["shared:name/0"], queueTimeout=3_600_000, transactionTimeout=3_600_000)
+    await world.settle()
+    began = len(world.store.changes)
+    holder.send("release", id=next(iter(world.table.held)))
+    await world.slices(other)
+    assert waiting.commands().count("locked") == LOCKS
+    assert max(world.store.changes[began:]) <= SLICE + 1
+    assert not world.manager.pending_grants

@@ -25,6 +25,8 @@ class LockChecker(Checker):
         """The greatest fencing token so far."""
         self._granted: set[int] = set()
         """The ids of all requests that were ever granted."""
+        self._granted_late: set[int] = set()
+        """Of these, the requests whose connection or session had ended before, so that they end with it in a later slice."""
 
     def before(self, entry: Entry) -> None:
         """Check that every request that a change of the store ends had a cause to end.
@@ -58,6 +60,8 @@ class LockChecker(Checker):
             self._add_holder(id_, record, entry)
             if id_ not in self._granted:
                 self._granted.add(id_)
+                if self._is_disconnected(id_, record, entry):
+                    self._granted_late.add(id_)
                 if record["fence"] <= self._highest_fence:
                     self.model.add_violation(
                         entry.at, f"{id_} was granted with fence {record['fence']} after {self._highest_fence}"
@@ -102,7 +106,8 @@ class LockChecker(Checker):
         elif lock is not None:
             if lock.earliest_timeout_at <= entry.at + TOLERANCE_S:
                 return
-            if record.get("release_on_disconnect") and self._is_disconnected(id, record, entry):
+            ends_with_session = record.get("release_on_disconnect") or id in self._granted_late
+            if ends_with_session and self._is_disconnected(id, record, entry):
                 return
             model.add_violation(
                 entry.at,

@@ -1,0 +1,134 @@
+"""Very many waiters that one step could grant: the rest is granted by later steps, with the same result."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from genie.core import Continue, Disconnect, Expire, LockManager, Release, Request, State, grant
+from genie.core import manager as manager_module
+from genie.core.commands import Command
+from genie.testing.simulation.invariants import check
+
+
+def shared(*names: str) -> Request:
+    return Request(names, (), queue_timeout_ms=1e9, transaction_timeout_ms=1e9)
+
+
+def test_a_step_checks_a_bounded_number_of_candidates() -> None:
+    manager = LockManager()
+    holder = Request((), ("hot",), transaction_timeout_ms=1e9)
+    manager.step(holder, 0)
+    for _ in range(5_000):
+        manager.step(shared("hot"), 0)
+    events = manager.step(Release(holder.id), 0)
+    assert len(events) == 1 + grant.MAX_CANDIDATES
+    steps = 0
+    while manager.pending_grants:
+        assert manager.deadlines.soonest == 0, "the caller is to look what is due"
+        assert len(manager.step(Continue(), 0)) <= grant.MAX_CANDIDATES
+        steps += 1
+    assert len(manager.table.held) == 5_000
+    assert steps <= 5
+
+
+def test_the_resources_that_the_candidates_name_are_bounded_too() -> None:
+    manager = LockManager()
+    names = [f"{number}" for number in range(100)]
+    holder = Request((), tuple(names), transaction_timeout_ms=1e9)
+    manager.step(holder, 0)
+    for _ in range(100):
+        manager.step(shared(*names), 0)
+    assert len(manager.step(Release(holder.id), 0)) == 1 + grant.MAX_CANDIDATES // 100
+    while manager.pending_grants:
+        assert len(manager.step(Continue(), 0)) <= grant.MAX_CANDIDATES // 100
+    assert len(manager.table.held) == 100
+
+
+def commands(seed: int) -> Iterator[tuple[bool, object]]:
+    """Yield random steps: (whether it is a request, the numbers from which the command is made)."""
+    chance = random.Random(seed)  # noqa: S311
+    for _ in range(300):
+        if chance.random() < 0.65:
+            names = chance.sample("abcd", chance.randint(1, 3))
+            cut = chance.choice([0, 0, 0, 1])
+            owner = chance.choice([None, None, None, "t", "u"])
+            yield True, (tuple(names[:cut]), tuple(names[cut:]), owner, chance.choice([0, 0, 1]))
+        else:
+            yield False, (chance.random(), chance.choice(["release", "release", "disconnect", "expire"]))
+
+
+def command_for(manager: LockManager, step: tuple[bool, object], live: list[int]) -> Command | None:
+    is_request, detail = step
+    if is_request:
+        exclusive, shared_names, owner, priority = detail  # type: ignore[misc]
+        return Request(
+            shared_names,
+            exclusive,
+            transaction=owner,
+            priority=priority,
+            queue_timeout_ms=1e9,
+            transaction_timeout_ms=1e9,
+        )
+    position, kind = detail  # type: ignore[misc]
+    if kind == "expire" or not live:
+        return Expire()
+    id_ = live[int(position * len(live))]
+    if kind == "release":
+        return Release(id_)
+    found = [manager.table.find(each) for each in live[int(position * len(live)) :][:3]]
+    return Disconnect([request for request in found if request is not None])
+
+
+def states(manager: LockManager) -> dict[int, State]:
+    return {request.id: request.state for request in (*manager.table.held.values(), *manager.table.waiting.values())}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_the_result_is_that_of_one_step(seed: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If nothing happens between the steps, the same requests hold and wait."""
+    whole, sliced = LockManager(), LockManager()
+    continued = 0
+    for now, step in enumerate(commands(seed)):
+        live = sorted(states(whole))
+        whole.step(command_for(whole, step, live), now)
+        with monkeypatch.context() as patch:
+            patch.setattr(grant, "MAX_CANDIDATES", limit)
+            patch.setattr(manager_module, "MAX_CONTINUED_QUEUES", limit)
+            sliced.step(command_for(sliced, step, live), now)
+            check(sliced)
+            while sliced.pending_grants:
+                continued += 1
+                assert continued < 10_000
+                sliced.step(Continue(), now)
+                check(sliced)
+        assert states(sliced) == states(whole)
+    assert continued > 10
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_between_the_steps_every_grantable_request_is_granted(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The invariants hold after each step: a waiting request is grantable only in a queue whose grants are pending."""
+    monkeypatch.setattr(grant, "MAX_CANDIDATES", 1)
+    chance = random.Random(seed)  # noqa: S311
+    manager = LockManager()
+    pending = 0
+    for now, step in enumerate(commands(seed)):
+        manager.step(command_for(manager, step, sorted(states(manager))), now)
+        check(manager)
+        if manager.pending_grants and chance.random() < 0.3:
+            manager.step(Continue(), now)
+            check(manager)
+        pending += bool(manager.pending_grants)
+    for _ in range(10_000):
+        if not manager.pending_grants:
+            break
+        manager.step(Continue(), 1_000)
+    check(manager)
+    assert not manager.pending_grants
+    assert pending > 20
