@@ -112,7 +112,7 @@ class Dispatcher:
         """The same for requests of named principals, which need only be charged. 0 after a change that `_admit_request` must see."""
         self._excess = 0
         """`excess_bytes` of the request that is executed, if it is large."""
-        self._charges = self.size.requests
+        self._charges, self._short_charges = self.size.requests, self.size.short_requests
         self._may_be_slow = False
         """Whether `execute` may execute a slow command, instead of stopping before it."""
         self._watched = self.watches.prefixes
@@ -214,7 +214,7 @@ class Dispatcher:
                     continue
                 if (
                     session.live_requests >= self._unchecked_requests or manager.next_id >= self._unchecked_below_id
-                ) and not self._admit_request(connection, command, len(command.names())):
+                ) and not self._admit_request(connection, command, len(command.exclusive) + len(command.shared)):
                     continue
                 command.origin = session
                 if not manager.grant_if_uncontended(command, now):
@@ -257,8 +257,8 @@ class Dispatcher:
                 if session.bound:
                     session.bound.pop(request.id, None)
                 change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")
-                if self._charges:
-                    self.size.credit_request(request.id)
+                if self._short_charges or self._charges:
+                    self.size.credit_request(request.id, request.principal)
                 if self._durable and (request.fence or session.key is not None):
                     notifier.write_set[request.id] = change
                 outbox.append(success(request.id, command.ref))
@@ -370,7 +370,8 @@ class Dispatcher:
         if (
             id_ < self._short_below_id
             and session.live_requests < self._unchecked_requests
-            and size.charge_short(id_, request.principal, lock_count, self._excess)
+            and not self._excess
+            and size.charge_short(id_, request.principal, lock_count)
         ):
             return True
         locks = self._table.locks + lock_count

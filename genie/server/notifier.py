@@ -237,7 +237,7 @@ class Notifier:
             session.bound.pop(request.id, None)
             if request.ref is not None or (session.key is not None and message):
                 change = self.retain_reply(session, request, reason, message)
-        self.size.credit_request(request.id)
+        self.size.credit_request(request.id, request.principal)
         if not self.durable:
             return
         if (  # the request may have a record in the store, from this batch or an earlier batch
@@ -289,7 +289,7 @@ class Notifier:
 
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None) -> None:
         """Reject a request that would have to wait although the wait queues are full."""
-        self.size.credit_request(event.request.id)
+        self.size.credit_request(event.request.id, event.request.principal)
         if self.recorder is not None:
             self.recorder.on_id_skipped(self.now)
         limit = self.manager.max_queue_entries

@@ -41,12 +41,11 @@ MAX_REQUEST_BYTES: Final = (
 
 
 class Charge(NamedTuple):
-    """What a request or a watch takes: `excess` of the total, and `share` of its principal."""
+    """What a large request or a watch takes: `excess` of the total, and `share` of its principal."""
 
     principal: str | None
     excess: int
     share: int
-    is_large: bool
 
 
 class StateSize:
@@ -60,7 +59,9 @@ class StateSize:
         self.max_share = limits.max_state_per_principal or limits.max_state // 2
         """Bytes of one named principal. Clients without a token are bounded only by `max_bytes`."""
         self.requests: dict[int, Charge] = {}
-        """The charges of large requests, and of the requests of named principals, by id. The dispatcher and the notifier keep references."""
+        """The charges of large requests, by id. The dispatcher and the notifier keep references to this dict and the next one."""
+        self.short_requests: dict[int, int] = {}
+        """The shares of the other requests of named principals, by id."""
         self.watches: dict[tuple[Outbound, str], Charge] = {}
         """The charges of watches, by connection and prefix."""
         self.excess = 0
@@ -103,13 +104,14 @@ class StateSize:
 
     def charge_request(self, id: int, request: Request, name_count: int, excess: int) -> None:
         """Charge a request that will get an id, if it is large or has a principal."""
-        is_large = excess > 0 or name_count > SHORT_NAMES
-        if is_large or request.principal is not None:
-            self.requests[id] = self._add(request.principal, excess, _share(name_count, excess), is_large)
+        if excess > 0 or name_count > SHORT_NAMES:
+            self.requests[id] = self._add(request.principal, excess, _share(name_count, excess))
+        elif request.principal is not None:
+            self.short_requests[id] = self._add(request.principal, 0, _share(name_count, 0)).share
 
-    def charge_short(self, id: int, principal: str | None, name_count: int, excess: int) -> bool:
-        """Charge a named principal for a request that is not large. Return False if it is large, or there is no room for it."""
-        if principal is None or excess or name_count > SHORT_NAMES:
+    def charge_short(self, id: int, principal: str | None, name_count: int) -> bool:
+        """Charge a named principal for a request with short texts. Return False if it is large, or there is no room for it."""
+        if principal is None or name_count > SHORT_NAMES:
             return False
         share = REQUEST_BYTES + name_count * NAME_BYTES
         shares = self.shares
@@ -117,19 +119,23 @@ class StateSize:
         if used > self.max_share:
             return False
         shares[principal] = used
-        self.requests[id] = Charge(principal, 0, share, False)
+        self.short_requests[id] = share
         return True
 
     def charge_again(self, request: Request) -> None:
         """Charge a live request whose texts or names have changed, or that was loaded."""
-        self.credit_request(request.id)
+        self.credit_request(request.id, request.principal)
         self.charge_request(request.id, request, len(request.names()), excess_bytes(request))
 
-    def credit_request(self, id: int) -> None:
+    def credit_request(self, id: int, principal: str | None) -> None:
         """Remove the charge of a request that has ended, if it has one."""
-        charge = self.requests.pop(id, None)
-        if charge is not None:
-            self._subtract(charge)
+        share = self.short_requests.pop(id, 0)
+        if share and principal is not None:
+            self._subtract(principal, share)
+        elif id in self.requests:
+            charge = self.requests.pop(id)
+            self.excess -= charge.excess
+            self._subtract(charge.principal, charge.share)
 
     def load(self, requests: Iterable[Request]) -> None:
         """Charge loaded requests. They are kept even if they exceed a bound."""
@@ -138,8 +144,7 @@ class StateSize:
 
     def is_large(self, id: int) -> bool:
         """Return whether a live request has many names, or texts that are not short."""
-        charge = self.requests.get(id)
-        return charge is not None and charge.is_large
+        return id in self.requests
 
     def charge_watch(self, connection: Outbound, prefix: str) -> str:
         """Charge a watch unless it is charged. Return why there is no room for it; an empty text if there is."""
@@ -149,31 +154,32 @@ class StateSize:
         principal = None if connection.principal is None else connection.principal.name
         reason = self.reason_against(principal, size)
         if not reason:
-            self.watches[connection, prefix] = self._add(principal, size, size, is_large=True)
+            self.watches[connection, prefix] = self._add(principal, size, size)
         return reason
 
     def credit_watch(self, connection: Outbound, prefix: str) -> None:
         """Remove the charge of a watch that has ended."""
-        self._subtract(self.watches.pop((connection, prefix)))
+        charge = self.watches.pop((connection, prefix))
+        self.excess -= charge.excess
+        self._subtract(charge.principal, charge.share)
 
     def dispose(self) -> None:
         """Drop all references to connections."""
         self.watches.clear()
 
-    def _add(self, principal: str | None, excess: int, share: int, is_large: bool) -> Charge:
+    def _add(self, principal: str | None, excess: int, share: int) -> Charge:
         self.excess += excess
         if principal is not None:
             self.shares[principal] = self.shares.get(principal, 0) + share
-        return Charge(principal, excess, share, is_large)
+        return Charge(principal, excess, share)
 
-    def _subtract(self, charge: Charge) -> None:
-        self.excess -= charge.excess
-        if charge.principal is not None:
-            share = self.shares[charge.principal] - charge.share
-            if share:
-                self.shares[charge.principal] = share
+    def _subtract(self, principal: str | None, share: int) -> None:
+        if principal is not None:
+            left = self.shares[principal] - share
+            if left:
+                self.shares[principal] = left
             else:
-                del self.shares[charge.principal]
+                del self.shares[principal]
 
 
 def _share(name_count: int, excess: int) -> int:

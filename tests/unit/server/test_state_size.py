@@ -123,14 +123,20 @@ class Server:
         """Assert that the account is the sum over all live requests, sessions and watches."""
         size, table, sessions = self.size, self.manager.table, self.dispatcher.sessions
         live = {**table.held, **table.waiting}
-        charged = {id_ for id_, request in live.items() if is_large(request) or request.principal is not None}
-        assert size.requests.keys() == charged
+        large = {id_ for id_, request in live.items() if is_large(request)}
+        assert size.requests.keys() == large
+        assert size.short_requests.keys() == {
+            id_ for id_, request in live.items() if request.principal is not None and id_ not in large
+        }
         excess, shares = 0, {}
-        for id_, charge in size.requests.items():
+        for id_ in (*size.requests, *size.short_requests):
             request = live[id_]
             expected = excess_bytes(request)
             share = REQUEST_BYTES + len(request.names()) * NAME_BYTES + expected
-            assert charge == (request.principal, expected, share, is_large(request))
+            if id_ in large:
+                assert size.requests[id_] == (request.principal, expected, share)
+            else:
+                assert size.short_requests[id_] == share
             excess += expected
             if request.principal is not None:
                 shares[request.principal] = shares.get(request.principal, 0) + share
@@ -234,7 +240,7 @@ def test_the_account_is_the_sum_of_the_state(seed: int) -> None:
     assert (len(server.dispatcher.sessions), server.manager.table.held) == (0, {})
     server.check()
     assert server.size.bytes == 0
-    assert (server.size.requests, server.size.shares) == ({}, {})
+    assert (server.size.requests, server.size.short_requests, server.size.shares) == ({}, {}, {})
     assert server.dispatcher.sessions._shared_replies == 0
 
 
