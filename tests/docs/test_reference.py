@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import click
-from pages import DOCUMENTATION, code, errors_of, prose, table
+from pages import DOCUMENTATION, ROOT, code, errors_of, prose, table
 
 import genie as package
 import genie.testing
@@ -108,3 +108,12 @@ def test_the_calls_and_their_defaults_are_the_code_s() -> None:
             checked.add(call)
             assert arguments == _as_written(inspect.signature(getattr(where, name))), call
     assert checked >= {"genie.connect", "client.lock", "client.inspect", "lock.extend"}
+
+
+def test_each_bound_has_a_test() -> None:
+    rows = table("docs/concepts/security.md", "Input")
+    assert len(rows) > 15
+    for row in rows:
+        path = row["Test"].strip("`")
+        assert path.startswith("tests/")
+        assert (ROOT / path).is_file(), path
