@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import resource
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 import structlog
 
+from genie.cli.banner import banner_lines
 from genie.cli.configuration import Configuration
 from genie.cli.options import (
     EmptiableOption,
@@ -22,6 +24,7 @@ from genie.cli.options import (
     replace_variables_by_options,
     source_of,
 )
+from genie.cli.output import print_lines
 from genie.cli.port_probe import describe_listener
 from genie.config import Settings
 from genie.core.lock_order import parse_rules
@@ -264,8 +267,9 @@ async def _serve(settings: Settings, read_settings: ReadSettings | None) -> int:
     if server.access.allows_anonymous:
         check_exposure(settings)
     # If a second server is started by mistake, both ports are in use. Bind the main port first: the error then names it.
-    server.bind_address()
+    listening = server.bind_address()
     if settings.admin.port is None:
+        _print_banner(settings, listening, None)
         return await server.run()
     from genie.admin import AdminServer  # noqa: PLC0415 - slow to import, and no other command needs it
 
@@ -279,9 +283,16 @@ async def _serve(settings: Settings, read_settings: ReadSettings | None) -> int:
             f"cannot listen on the admin port {settings.admin.host}:{port}: {error}; set GENIE_ADMIN_PORT, empty to disable it"
         ) from None
     try:
+        _print_banner(settings, listening, admin.address)
         return await server.run()
     finally:
         await admin.stop()
+
+
+def _print_banner(settings: Settings, listening: tuple[str, int], admin_listening: tuple[str, int] | None) -> None:
+    """Print where the server is, if a person reads its output. A program that reads a log gets only log lines."""
+    if sys.stdout.isatty() and settings.log_format != "json":
+        print_lines(*banner_lines(settings, listening, admin_listening))
 
 
 def check_exposure(settings: Settings) -> None:

@@ -149,8 +149,11 @@ class Server:
 
     # -- start --------------------------------------------------------------------------------------------
 
-    def bind_address(self) -> None:
-        """Bind the configured address without listening yet. Raises OSError if another process uses the address."""
+    def bind_address(self) -> tuple[str, int]:
+        """Bind the configured address without listening yet; return its host and port.
+
+        Raises OSError if another process uses the address.
+        """
         self._sock = self._bind_to(self.settings.host, self.settings.port)
         try:
             if self._bind_to is bind:
@@ -158,6 +161,8 @@ class Server:
         except BaseException:
             self.release_address()
             raise
+        host, port = self._sock.getsockname()[:2]
+        return host, port
 
     def release_address(self) -> None:
         """Close the bound socket and the lock on its address, because the server does not start."""

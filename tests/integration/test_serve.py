@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +17,9 @@ from genie.cli import main
 from genie.cli.serve import serve
 from genie.config import Settings
 from ports import free_port
+from programs import CLI
 from servers import WAIT_S, Genie, running_redis, running_server
+from terminal import Terminal, terminal
 from wire import Wire
 
 
@@ -157,3 +160,41 @@ def test_console_logs_are_not_json() -> None:
     process.communicate(timeout=WAIT_S)
     assert "listening" in line
     assert not line.startswith("{")
+
+
+def serving_on_a_terminal(**settings: object) -> AbstractContextManager[Terminal]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+    variables = {f"GENIE_{name.upper()}": str(value) for name, value in settings.items()}
+    return terminal([*CLI, "serve"], clean | variables)
+
+
+def test_a_terminal_shows_where_the_server_is() -> None:
+    port, admin_port = free_port(), free_port()
+    with serving_on_a_terminal(port=port, admin_port=admin_port) as shown:
+        lines = shown.until("listening").splitlines()
+        assert lines[:3] == [
+            f"Clients connect to 127.0.0.1:{port}.",
+            f"Status page: http://127.0.0.1:{admin_port}/",
+            "Locks are kept in memory: they are lost when this process ends.",
+        ]
+
+
+def test_a_terminal_shows_where_the_server_is_while_it_waits_for_a_leader() -> None:
+    redis_port = free_port()
+    url = f"redis://genie:secret@127.0.0.1:{redis_port}/3"
+    with serving_on_a_terminal(port=0, admin_port="", redis_url=url) as shown:
+        text = shown.until("store unavailable")
+        lines = text.splitlines()
+        assert lines[0].startswith("Clients connect to 127.0.0.1:")
+        assert lines[0] != "Clients connect to 127.0.0.1:0."
+        assert lines[1:3] == [
+            "No status page: GENIE_ADMIN_PORT is empty.",
+            f"Locks are kept in Redis at 127.0.0.1:{redis_port}, database 3.",
+        ]
+        assert "secret" not in text
+        assert "listening" not in text
+
+
+def test_json_logs_on_a_terminal_have_no_other_lines() -> None:
+    with serving_on_a_terminal(port=0, admin_port="", log_format="json") as shown:
+        assert shown.until("listening").startswith("{")

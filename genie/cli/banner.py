@@ -1,0 +1,40 @@
+"""The first lines of `genie serve` on a terminal: where clients connect, where the page is, where locks are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from genie.cli.options import source_of
+from genie.config import Settings
+from genie.storage.redis.url import RedisUrl
+from genie.storage.store import this_node
+
+
+def banner_lines(
+    settings: Settings, listening: tuple[str, int], admin_listening: tuple[str, int] | None
+) -> Iterator[str]:
+    """Yield the lines. `listening` and `admin_listening` are the bound hosts and ports; None if there is no admin port."""
+    is_tls = settings.tls.cert is not None
+    yield f"Clients connect to {'genies://' if is_tls else ''}{_reachable(listening, settings.advertise)}."
+    if admin_listening is None:
+        yield f"No status page: {source_of('admin_port')} is empty."
+    else:
+        yield f"Status page: {'https' if is_tls else 'http'}://{_reachable(admin_listening)}/"
+    if settings.redis.url is None:
+        yield "Locks are kept in memory: they are lost when this process ends."
+    else:
+        yield f"Locks are kept in Redis {_describe_redis(RedisUrl.parse(settings.redis.url))}."
+
+
+def _reachable(listening: tuple[str, int], advertise: str | None = None) -> str:
+    """Return HOST:PORT at which others reach a bound address: the host name if it is bound on all interfaces."""
+    return this_node(listening, advertise, lease_ms=0).address
+
+
+def _describe_redis(url: RedisUrl) -> str:
+    """Describe where Redis is, without the credentials."""
+    nodes = ", ".join(map(str, url.nodes))
+    database = f", database {url.login.db}" if url.login.db else ""
+    if url.kind == "sentinel":
+        return f"{url.master!r} of the sentinels at {nodes}{database}"
+    return f"{'Cluster ' if url.kind == 'cluster' else ''}at {nodes}{database}"
