@@ -79,6 +79,10 @@ class NamespaceView(Protocol):
         """Whether a leader rejects requests, because the store is out of memory."""
 
     @property
+    def store_memory(self) -> StoreMemoryView | None:
+        """The memory of the store; None on a follower, or if the store does not tell it."""
+
+    @property
     def store_errors(self) -> int:
         """Store failures and timeouts."""
 
@@ -101,6 +105,18 @@ class NamespaceView(Protocol):
     @property
     def sessions(self) -> int:
         """Number of sessions, with and without a connection."""
+
+
+class StoreMemoryView(Protocol):
+    """The memory of a store (bytes)."""
+
+    @property
+    def used(self) -> int:
+        """How much memory the store uses."""
+
+    @property
+    def limit(self) -> int:
+        """At which use the store rejects new requests; 0: there is no limit."""
 
 
 class ServerView(Protocol):
@@ -348,6 +364,17 @@ def _store_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
         "genie_store_full",
         "1 if the store is out of memory: the leader accepts releases, and rejects requests.",
         ((name, namespace.store_full) for name, namespace in namespaces.items()),
+    )
+    memories = {name: namespace.store_memory for name, namespace in namespaces.items()}
+    yield from _gauge(
+        "genie_store_memory_bytes",
+        "Memory that Redis uses, as the leader last read it.",
+        ((name, memory.used) for name, memory in memories.items() if memory is not None),
+    )
+    yield from _gauge(
+        "genie_store_memory_limit_bytes",
+        "The maxmemory of Redis; missing if Redis has no limit.",
+        ((name, memory.limit) for name, memory in memories.items() if memory is not None and memory.limit),
     )
 
 

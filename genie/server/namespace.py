@@ -17,7 +17,7 @@ from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
 from genie.server.peer import CommandHandler, InternalClient
 from genie.server.pipeline import Pipeline
-from genie.storage.store import Batch, LeadershipLost, Node, StateMachine, Store
+from genie.storage.store import Batch, LeadershipLost, Node, StateMachine, Store, StoreMemory
 from genie.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+MEMORY_INTERVAL_S = 10.0
+"""How often a leader reads how much memory its store uses."""
 HISTORY_CLOSE_TIMEOUT_S = 5.0
 """How long a server that stops waits until the last events of the history are written."""
 
@@ -69,6 +71,8 @@ class Namespace:
         """The pipeline of this server as leader. After leadership is lost, the pipeline is kept until the next leader is known,
         because the store may need a snapshot of its state."""
         self.is_leader = False
+        self.store_memory: StoreMemory | None = None
+        """The memory of the store when this server, as leader, last read it; None on a follower, or if the store does not tell it."""
         self._settings = settings
         self._admission = admission
         self._ready = ready
@@ -255,6 +259,7 @@ class Namespace:
         """
         lost = asyncio.create_task(self._leadership_lost.wait())
         requested = asyncio.create_task(self.store.wait_for_transfer_request())
+        memory = None if self.monitor is None else asyncio.create_task(self._poll_store_memory())
         try:
             await asyncio.wait({lost, requested}, return_when=asyncio.FIRST_COMPLETED)
             if not self._leadership_lost.is_set():
@@ -263,6 +268,14 @@ class Namespace:
         finally:
             await cancel_and_wait(lost)
             await cancel_and_wait(requested)
+            await cancel_and_wait(memory)
+            self.store_memory = None
+
+    async def _poll_store_memory(self) -> None:
+        """Read the memory of the store at intervals. While the store does not answer, the last value stays."""
+        while True:
+            self.store_memory = await self.store.read_memory() or self.store_memory
+            await asyncio.sleep(MEMORY_INTERVAL_S)
 
     async def _transfer_leadership(self) -> None:
         """Drain, resign, and close the connections of the namespace, after the replies to stored commands are sent.

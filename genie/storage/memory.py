@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from genie.storage.store import Batch, Node, StateMachine
+from genie.storage.store import Batch, Node, StateMachine, StoreMemory
 
 
 class MemoryStore:
@@ -31,6 +31,9 @@ class MemoryStore:
     async def wait_for_transfer_request(self) -> None:
         """Wait forever: there is no other node."""
         await asyncio.Event().wait()
+
+    async def read_memory(self) -> StoreMemory | None:
+        """Return None: the store keeps nothing."""
 
     async def resign(self) -> None:
         """Do nothing: there is no other node."""

@@ -211,6 +211,14 @@ class UnsafeStore(ValueError):
     """The configuration of the store breaks what the settings of the server promise about acknowledged commits."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoreMemory:
+    """How much memory the store uses, and at which use it rejects new requests (bytes). A limit of 0: there is no limit."""
+
+    used: int
+    limit: int
+
+
 class Store(Protocol):
     """Stores the held requests, and the waiting requests of sessions. Batches are committed one at a time."""
 
@@ -246,6 +254,9 @@ class Store(Protocol):
 
     async def wait_for_transfer_request(self) -> None:
         """Wait until another node requests the namespace and this node, the leader, should transfer it."""
+
+    async def read_memory(self) -> StoreMemory | None:
+        """Return the memory of the store, while this node leads; None if the store does not tell it."""
 
     async def resign(self) -> None:
         """Give up leadership, so that another node can take over at once. Nothing may be committed afterwards."""

@@ -17,6 +17,7 @@ from genie.config import HistorySettings, Settings
 from genie.observability import stats
 from genie.observability.metrics import Metrics
 from genie.server.app import Server
+from genie.storage.store import StoreMemory
 
 API = "docs/reference/http-api.md"
 METRICS = "docs/reference/metrics.md"
@@ -29,7 +30,10 @@ def text() -> str:
 
 def with_history(tmp_path: Path) -> Server:
     """A server with all metrics."""
-    return Server(Settings(history=HistorySettings(dir=str(tmp_path))))
+    server = Server(Settings(history=HistorySettings(dir=str(tmp_path))))
+    for namespace in server.namespaces.values():
+        namespace.store_memory = StoreMemory(1, 2)
+    return server
 
 
 def test_the_metrics_are_those_of_the_code(tmp_path: Path) -> None:

@@ -247,6 +247,8 @@ def test_the_monitoring_is_that_of_the_repository() -> None:
     assert peers["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "genie", "the alerts select this job"
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "inspector", "key": "token"}
+    assert endpoint["honorLabels"] is True, "the namespace of Kubernetes would replace that of Genie"
+    assert endpoint["relabelings"] == [{"targetLabel": "deployment", "replacement": "locking/prod"}]
 
 
 def test_the_values_of_the_documentation() -> None:

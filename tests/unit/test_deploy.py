@@ -14,6 +14,7 @@ from prometheus_client.exposition import generate_latest
 from genie.config import Settings
 from genie.observability.metrics import Metrics
 from genie.server.app import Server
+from genie.storage.store import StoreMemory
 from genie.version import VERSION
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -23,7 +24,10 @@ OF_TLS = {"genie_certificate_expiry_timestamp_seconds"}
 
 
 def samples() -> list[str]:
-    text = generate_latest(Metrics(Server(Settings()))).decode()
+    server = Server(Settings())
+    for namespace in server.namespaces.values():
+        namespace.store_memory = StoreMemory(1, 2)
+    text = generate_latest(Metrics(server)).decode()
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
@@ -50,7 +54,7 @@ def alerts() -> list[dict[str, Any]]:
 
 def metric_names(expression: str) -> set[str]:
     """The metrics that an expression names: words that are no functions, no labels, no values of them."""
-    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|without) \([^)]*\)", "", expression)
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|without|on) \([^)]*\)", "", expression)
     return set(re.findall(r"\b[a-z_]+\b(?!\s*\()", bare)) - {"by", "and", "or", "unless"}
 
 
@@ -79,12 +83,21 @@ def test_the_dashboard_filters_by_namespace(namespace_metrics: set[str]) -> None
                 assert ('namespace=~"$namespace"' in labels) is (name in namespace_metrics), target["expr"]
 
 
-def test_no_alert_aggregates_over_namespaces(namespace_metrics: set[str]) -> None:
-    """What is told of one must not hide what is wrong in another, and says which it is."""
+def test_no_alert_aggregates_over_deployments_or_namespaces(namespace_metrics: set[str]) -> None:
+    """One namespace must not hide what is wrong in another one, and the summary says which it is."""
     for alert in alerts():
+        for labels, metric in re.findall(r"by \(([^)]*)\)\D*?\(?((?:genie|up)\w*)", alert["expr"]):
+            assert "deployment" in labels, alert
+            assert "namespace" in labels or metric not in namespace_metrics, alert
+        assert "$labels.deployment" in alert["annotations"]["summary"]
         if metric_names(alert["expr"]) & namespace_metrics:
-            assert all("namespace" in labels for labels in re.findall(r"by \(([^)]*)\)", alert["expr"])), alert
             assert "$labels.namespace" in alert["annotations"]["summary"]
+
+
+def test_no_target_label_hides_the_namespace() -> None:
+    (job,) = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())["scrape_configs"]
+    assert job["honor_labels"] is True
+    assert "deployment" in job["static_configs"][0]["labels"]
 
 
 def test_panels_do_not_overlap() -> None:

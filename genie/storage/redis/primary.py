@@ -14,7 +14,7 @@ import structlog
 from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure
 from genie.storage.redis.discovery import PrimaryLocation, discovery_for
 from genie.storage.redis.url import Address, RedisUrl
-from genie.storage.store import UnsafeStore
+from genie.storage.store import StoreMemory, UnsafeStore
 
 log = structlog.get_logger()
 
@@ -30,6 +30,7 @@ DENIED_CODES = ("WRONGPASS", "NOAUTH", "NOPERM")
 ALLOW_OOM_SHEBANG = b"#!lua flags=allow-oom\n"
 """The first line of a script that Redis also runs while it is out of memory. Requires Redis 7."""
 VERSION = re.compile(rb"^redis_version:(\d+)(?:\.(\d+))?", re.MULTILINE)
+MEMORY = re.compile(rb"^(used_memory|maxmemory):(\d+)\r?$", re.MULTILINE)
 SCRIPTS = files("genie.storage.redis").joinpath("lua")
 CALL_SCRIPT = SCRIPTS.joinpath("call.lua").read_bytes()
 
@@ -262,6 +263,14 @@ def allowing_oom(script: bytes, connection: RedisConnection) -> bytes:
     Returns `script` itself if the connected Redis is older than version 7, which does not support such a variant.
     """
     return ALLOW_OOM_SHEBANG + script if connection.version >= (7, 0) else script
+
+
+async def read_memory(primary: Primary) -> StoreMemory | None:
+    """Return the memory that the primary uses, and its `maxmemory`; None if it does not report both."""
+    fields = {name: int(value) for name, value in MEMORY.findall(await primary.call("INFO", "memory"))}
+    if fields.keys() != {b"used_memory", b"maxmemory"}:
+        return None
+    return StoreMemory(fields[b"used_memory"], fields[b"maxmemory"])
 
 
 async def _read_configuration(primary: Primary) -> dict[str, str]:

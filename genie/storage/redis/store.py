@@ -32,11 +32,11 @@ from genie.storage.redis.election import MIN_IMBALANCE, LeadershipBalancer
 from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Keyspace, meta_key
 from genie.storage.redis.log import MAX_EPOCHS, EpochHistory, LogReader, Position
-from genie.storage.redis.primary import Primary, is_denied, reject_if_unsafe, warn_if_lossy
+from genie.storage.redis.primary import Primary, is_denied, read_memory, reject_if_unsafe, warn_if_lossy
 from genie.storage.redis.records import encode_batch, encode_changes
 from genie.storage.redis.replica import PriorLeadership, Snapshot
 from genie.storage.redis.url import RedisUrl
-from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
+from genie.storage.store import Batch, LeadershipLost, Node, StateMachine, StoreMemory
 from genie.tasks import cancel_and_wait
 
 log = structlog.get_logger()
@@ -209,6 +209,13 @@ class RedisStore:
                 with suppress(RedisFailure):
                     await self._keyspace.delete_transfer_request()  # other nodes repeat their own requests
                 return
+
+    async def read_memory(self) -> StoreMemory | None:
+        """Return the memory of the primary; None if Redis does not answer, or does not tell it."""
+        try:
+            return await read_memory(self._primary)
+        except RedisFailure:
+            return None
 
     async def resign(self) -> None:
         """Step down, and store in Redis that there is no leader, so that another node can take over at once.
