@@ -7,29 +7,47 @@ import click
 from genie.cli.lazy_group import LazyGroup
 from genie.version import VERSION
 
-COMMANDS = (
-    "bench",
-    "config",
-    "deadlocks",
-    "explain",
-    "history",
-    "inspect",
-    "order",
-    "release",
-    "replay",
-    "run",
-    "serve",
-    "status",
-    "store",
-    "timeouts",
-    "top",
-    "waits",
-    "watch",
-)
+SECTIONS = {
+    "Locks": {
+        "run": "Run a command while it holds locks, as flock(1) does.",
+        "release": "Release a lock, cancel a waiting request, or clean up after a crash.",
+        "watch": "Print locks and unlocks as they happen.",
+    },
+    "Look inside": {
+        "inspect": "List held locks, and waiting requests with their blockers.",
+        "explain": "Explain why a request waits, or which requests wait for a lock.",
+        "waits": "Print the wait-for graph, a line for each edge.",
+        "top": "Show a live view of a server: queues, waits and hot resources.",
+        "deadlocks": "Show the latest deadlocks, each with its cycle.",
+        "order": "Show in which order transactions take locks, and which orders can deadlock.",
+        "history": "Show who requested a lock, waited and held it, from recorded files.",
+        "replay": "Repeat recorded steps, also with other priorities or timeouts.",
+    },
+    "Operate": {
+        "serve": "Start a server.",
+        "status": "Check that a server responds.",
+        "config": "Check the settings of a server, and show where each comes from.",
+        "store": "Check, back up and restore a namespace in Redis.",
+        "bench": "Measure the throughput and the latency of a server.",
+        "timeouts": "Find the expired transfers of a ledger.",
+    },
+}
+"""What `genie --help` says about each command. It does not import the commands, of which some need an extra."""
+
+COMMANDS = tuple(sorted(name for section in SECTIONS.values() for name in section))
+
+
+class _Genie(LazyGroup):
+    """The program, whose help lists the commands in sections."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=_Genie,
     package=__name__,
     names=COMMANDS,
     extra="server",
@@ -37,4 +55,7 @@ COMMANDS = (
 )
 @click.version_option(VERSION, prog_name="genie")
 def main() -> None:
-    """Locks for transactions that span services."""
+    """Lock resources in transactions that span services, and look after a lock server.
+
+    `genie COMMAND --help` shows the options of a command.
+    """

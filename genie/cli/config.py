@@ -11,6 +11,7 @@ import click
 
 from genie.access import AccessControl
 from genie.cli.configuration import Configuration
+from genie.cli.lazy_group import HelpfulGroup
 from genie.cli.options import InvalidArgument, json_option, replace_variables_by_options
 from genie.cli.output import print_json, print_lines
 from genie.cli.serve import check_advertised, check_exposure, serve
@@ -24,7 +25,7 @@ HIDDEN = "***"
 """Shown in place of a secret."""
 
 
-@click.group()
+@click.group(cls=HelpfulGroup)
 def config() -> None:
     """Check the settings of a server, show where each of them comes from, and how much memory they permit.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import click
 from msgspec import json
@@ -74,6 +74,33 @@ class TimeType(click.ParamType[float | None]):
             )
 
 
+T = TypeVar("T")
+P = ParamSpec("P")
+HOW_TO_RECORD = "a server records a history if it is started with `genie serve --history-dir FOLDER`"
+
+
+def history_dir_option(command: Callable[P, T]) -> Callable[P, T]:
+    """Add `--history-dir`, a folder that exists."""
+    return click.option(
+        "--history-dir",
+        envvar="GENIE_HISTORY_DIR",
+        show_envvar=True,
+        metavar="FOLDER",
+        type=click.Path(path_type=Path),
+        callback=_existing_folder,
+        help="The folder in which servers record the history.",
+    )(command)
+
+
+def _existing_folder(ctx: click.Context, param: click.Parameter, folder: Path | None) -> Path:
+    """Return the folder. Raises click.UsageError, which says how to get a history, if there is none."""
+    if folder is None:
+        raise click.UsageError(f"no folder: set --history-dir or GENIE_HISTORY_DIR; {HOW_TO_RECORD}", ctx)
+    if not folder.is_dir():
+        raise click.BadParameter(f"{str(folder)!r} is not a folder; {HOW_TO_RECORD}", ctx, param)
+    return folder
+
+
 @click.command()
 @click.argument("resource", required=False)
 @click.option("--transaction", metavar="NAME", help="Only requests of this transaction.")
@@ -91,14 +118,7 @@ class TimeType(click.ParamType[float | None]):
     "--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a Gantt chart to a file."
 )
 @json_option
-@click.option(
-    "--history-dir",
-    envvar="GENIE_HISTORY_DIR",
-    show_envvar=True,
-    required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="The directory in which servers record the history.",
-)
+@history_dir_option
 @namespace_option
 def history(
     resource: str | None,

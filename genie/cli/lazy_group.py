@@ -3,16 +3,64 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any
 
 import click
 
 from genie.cli.options import one_line
-from genie.cli.output import printable_message
+from genie.cli.output import print_error, printable_message
+
+MAX_SENTENCE = 1_000
+"""No sentence is longer, so that click truncates none."""
 
 
-class LazyGroup(click.Group):
+class ReportedError(click.ClickException):
+    """An error of a command, which prints as all messages of Genie do. Click would print `Error:` before it.
+
+    The message is escaped, because it may contain an argument or the text of a server. `usage` says how to call the
+    command, and where its help is; it is empty if the command was called correctly.
+    """
+
+    def __init__(self, error: click.ClickException) -> None:
+        super().__init__(printable_message(error.format_message()))
+        self.exit_code = error.exit_code  # type: ignore[misc] # as click's own subclasses do in their class
+        self.usage = ""
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            self.usage = f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n"
+
+    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - click's signature
+        """Print the error to stderr."""
+        print_error(self.message, self.usage)
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Replace an error of click by a `ReportedError`."""
+    try:
+        yield
+    except ReportedError:
+        raise
+    except click.ClickException as error:
+        raise ReportedError(error) from None
+
+
+class HelpfulGroup(click.Group):
+    """A group whose help shows the whole first sentence of each command. Click would truncate it."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, each with the whole first sentence of its help."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(limit=MAX_SENTENCE)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class LazyGroup(HelpfulGroup):
     """A group of commands of which each is imported when it is used.
 
     Each of the commands `names` is a function in the module of the same name in `package`. `modules` maps further
@@ -34,13 +82,15 @@ class LazyGroup(click.Group):
         self._extra = extra
         self._modules = {name: name for name in names} | dict(modules or {})
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the arguments of the group."""
+        with reported_errors():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Execute a command. If it fails, escape the error message, which may contain an argument or the text of a server."""
-        try:
+        """Parse the arguments of a command, and execute the command."""
+        with reported_errors():
             return super().invoke(ctx)
-        except click.ClickException as error:
-            error.message = printable_message(error.message)  # type: ignore[misc] # click declares it final
-            raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names of the commands."""

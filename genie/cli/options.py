@@ -177,6 +177,13 @@ def token_hint(error: BaseException) -> str:
     return " (no token was sent: GENIE_TOKEN and GENIE_TOKEN_FILE are not set)"
 
 
+def server_hint(error: BaseException) -> str:
+    """Return a suffix for the message of an error: how to start a server, if no program listens on the port."""
+    if not isinstance(error, Unavailable) or "Connect call failed" not in str(error):
+        return ""
+    return " (`genie serve` starts one; --host and --port choose another)"
+
+
 def _source(param: click.Parameter, ctx: click.Context) -> str:
     """Return what has set a parameter: the environment variable, the key of the configuration file, or else the option."""
     if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.DEFAULT_MAP:
@@ -420,8 +427,9 @@ def checked_reply() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error in one line. If a token was rejected, the line ends with the source of the token."""
-    return (printable(" ".join(str(error).split())) or type(error).__name__) + token_hint(error)
+    """Return the message of an error in one line, with the source of a rejected token, or how to start a missing server."""
+    text = printable(" ".join(str(error).split())) or type(error).__name__
+    return text + token_hint(error) + server_hint(error)
 
 
 def one_line_errors(command: Command[P, T]) -> Command[P, T]:

@@ -9,6 +9,9 @@ import click
 
 from genie.text import printable, printable_json
 
+PREFIX = "genie: "
+"""Begins each message and each error, which distinguishes them from the output of a command that Genie runs."""
+
 
 def print_lines(*lines: str, err: bool = False) -> None:
     """Print lines to stdout, or to stderr."""
@@ -17,7 +20,12 @@ def print_lines(*lines: str, err: bool = False) -> None:
 
 def print_message(text: str) -> None:
     """Print a message of one line to stderr."""
-    print_lines(f"genie: {text}", err=True)
+    print_lines(f"{PREFIX}{text}", err=True)
+
+
+def print_error(message: str, usage: str) -> None:
+    """Print an error to stderr, which may have several lines and is already escaped, after the usage of the command."""
+    click.echo(f"{usage}{chr(10) if usage else ''}{PREFIX}{message}", err=True)
 
 
 def print_json(encoded: bytes) -> None:

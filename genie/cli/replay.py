@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from genie.cli.format import duration, table
-from genie.cli.history import UNITS_S, TimeType, format_time, read_window
+from genie.cli.history import UNITS_S, TimeType, format_time, history_dir_option, read_window
 from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
 from genie.cli.output import print_json, print_lines
 from genie.config import NAMESPACE
@@ -88,14 +88,7 @@ class SelectorType(click.ParamType[tuple[str, str]]):
     help="Maximum number of steps that are shown, the first.",
 )
 @json_option
-@click.option(
-    "--history-dir",
-    envvar="GENIE_HISTORY_DIR",
-    show_envvar=True,
-    required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="The directory in which servers record the history.",
-)
+@history_dir_option
 @namespace_option
 def replay(
     resource: str | None,

@@ -354,7 +354,7 @@ def _parse_resource(text: str) -> str:
     help="Queue timeout. Without -n and -w there is none.",
 )
 @click.option(
-    "--timeout",
+    "--transaction-timeout",
     "max_hold",
     type=seconds(0.001),
     metavar="SECONDS",
@@ -418,7 +418,7 @@ def run(ctx: click.Context, /, no_wait: bool, wait: float | None, **options: Any
       127  COMMAND was not found
       128 + N  signal N came while genie waited
 
-    Without --timeout, the locks of a killed genie time out after 30 seconds.
+    Without --transaction-timeout, the locks of a killed genie time out after 30 seconds.
     """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     if no_wait and wait is not None:
         raise click.UsageError("-n and -w are mutually exclusive: use only one.", ctx)

@@ -15,6 +15,7 @@ import click
 import structlog
 from msgspec import to_builtins
 
+from genie.cli.lazy_group import HelpfulGroup
 from genie.cli.options import (
     InvalidArgument,
     PortType,
@@ -39,7 +40,7 @@ UNAVAILABLE = 2
 T = TypeVar("T")
 
 
-@click.group()
+@click.group(cls=HelpfulGroup)
 def store() -> None:
     """Check, back up and restore a namespace in Redis."""
 

@@ -10,6 +10,13 @@
 
 from __future__ import annotations
 
+try:
+    import structlog  # noqa: F401 - stands for all packages of a server
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "genie.testing needs the packages of a server: pip install 'genie-lock[testing]'", name=error.name
+    ) from None
+
 from genie.testing.explore import Violation, explore
 from genie.testing.faults import Fault, Kind, random_faults
 from genie.testing.lock_order import assert_lock_order, set_lock_order_rules

@@ -654,7 +654,7 @@ def test_unauthenticated_access_beyond_loopback_is_rejected_at_the_start(setting
     status, said = start_and_fail(**settings)
     (name,) = [name for name in settings if name.endswith("host")]
     assert status == 2
-    assert said.startswith(f"Error: GENIE_{name.upper()}={settings[name]} would allow unauthenticated access")
+    assert said.startswith(f"genie: GENIE_{name.upper()}={settings[name]} would allow unauthenticated access")
     assert "GENIE_TOKEN" in said
     assert len(said.splitlines()) == 1
 

@@ -206,7 +206,7 @@ def test_it_continues_without_rejected_connections() -> None:
     with running_server(max_connections=3) as genie:
         done = bench(genie.port, "own", "--json", *SHORT)
         shown = bench(genie.port, "own", *SHORT).stdout
-    assert (done.returncode, done.stderr) == (1, "Error: errors occurred: own: too-many 2\n")
+    assert (done.returncode, done.stderr) == (1, "genie: errors occurred: own: too-many 2\n")
     row = only_workload(done.stdout)
     assert row["cycles"] > 0
     assert row["errors"] == {"too-many": 2}, "each rejected connection once"
@@ -240,7 +240,7 @@ def test_a_killed_server_is_reported() -> None:
         genie.kill()
         stdout, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
-    assert stderr.startswith(f"Error: lost all connections to 127.0.0.1:{genie.port}: ")
+    assert stderr.startswith(f"genie: lost all connections to 127.0.0.1:{genie.port}: ")
     assert stderr.count("\n") == 1
     row = only_workload(stdout)
     assert row["errors"] == {"connection-lost": SLOTS}
@@ -268,9 +268,9 @@ def test_no_server_is_one_error() -> None:
     port, other = free_port(), free_port()
     done = bench(port, "--json")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"Error: no server at 127.0.0.1:{port}: ")
+    assert done.stderr.startswith(f"genie: no server at 127.0.0.1:{port}: ")
     both = bench(port, "--host", f"127.0.0.1,127.0.0.1:{other}")
-    assert both.stderr.startswith(f"Error: no server at 127.0.0.1:{port}, 127.0.0.1:{other}: ")
+    assert both.stderr.startswith(f"genie: no server at 127.0.0.1:{port}, 127.0.0.1:{other}: ")
     assert both.stderr.count("\n") == 1
 
 
@@ -392,7 +392,7 @@ def test_a_counted_error_sets_the_exit_status(code: str) -> None:
 
     with scripted_server(talk) as port:
         done = bench(port, "own", "--connections", "1", "--warm-up", "0", "--seconds", "1", "--json")
-    assert (done.returncode, done.stderr) == (1, f"Error: errors occurred: own: {code} 1\n")
+    assert (done.returncode, done.stderr) == (1, f"genie: errors occurred: own: {code} 1\n")
     assert only_workload(done.stdout)["errors"] == {code: 1}
     assert only_workload(done.stdout)["connections"] == 1
     assert only_workload(done.stdout)["cycles"] > 0
@@ -410,7 +410,7 @@ def test_an_unavailable_store_is_reported() -> None:
     with scripted_server(talk) as port:
         done = bench(port)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"Error: no server at 127.0.0.1:{port}: the server answered {why}\n"
+    assert done.stderr == f"genie: no server at 127.0.0.1:{port}: the server answered {why}\n"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -419,7 +419,7 @@ def test_a_full_disk_is_reported_in_one_line(genie: Genie, as_json: bool) -> Non
         arguments = ["bench", "--port", str(genie.port), "own", *SHORT, *(["--json"] if as_json else [])]
         process = start_genie(*arguments, env=os.environ, text=True, stdout=full, stderr=subprocess.PIPE)
         _, stderr = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, stderr) == (1, "Error: cannot write the result: No space left on device\n")
+    assert (process.returncode, stderr) == (1, "genie: cannot write the result: No space left on device\n")
 
 
 def test_a_cycle_completed_after_the_measured_time_is_not_counted() -> None:

@@ -104,14 +104,14 @@ def test_the_token_of_the_environment_is_sent(admin: FakeAdmin, tmp_path: Path) 
     said = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file))
     assert (said.returncode, said.stderr) == (
         2,
-        f"Error: GENIE_TOKEN_FILE: {file} must contain one word, the token, not 2\n",
+        f"genie: GENIE_TOKEN_FILE: {file} must contain one word, the token, not 2\n",
     )
     both = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file), token="plain")
     assert both.returncode == 0, "GENIE_TOKEN takes precedence, as for all clients"
     assert admin.headers[-1].get("Authorization") == "Bearer plain"
     broken = genie_cli("deadlocks", admin_port=str(admin.port), token="a\r\nb")
     assert broken.stderr == (
-        "Error: the token of GENIE_TOKEN or GENIE_TOKEN_FILE must not contain control characters\n"
+        "genie: the token of GENIE_TOKEN or GENIE_TOKEN_FILE must not contain control characters\n"
     )
     assert len(admin.headers) == 4
 
@@ -123,37 +123,37 @@ def test_error_responses_are_printed_in_one_line(admin: FakeAdmin) -> None:
         return done.stderr
 
     admin.responses["/api/deadlocks"] = Problem(code="unavailable", message="this server follows", leader="other:7077")
-    assert error_of() == "Error: unavailable: this server follows (other:7077 leads: query its admin port)\n"
+    assert error_of() == "genie: unavailable: this server follows (other:7077 leads: query its admin port)\n"
     admin.status = 401
     admin.responses["/api/deadlocks"] = Problem(code="unauthorized", message="say\x1b[2J the token")
     assert (
         error_of()
-        == "Error: unauthorized: say\\x1b[2J the token (no token was sent: GENIE_TOKEN and GENIE_TOKEN_FILE are not set)\n"
+        == "genie: unauthorized: say\\x1b[2J the token (no token was sent: GENIE_TOKEN and GENIE_TOKEN_FILE are not set)\n"
     )
     sent = "(the token sent is that of GENIE_TOKEN)"
-    assert error_of(token="wrong") == f"Error: unauthorized: say\\x1b[2J the token {sent}\n"
+    assert error_of(token="wrong") == f"genie: unauthorized: say\\x1b[2J the token {sent}\n"
     admin.responses["/api/deadlocks"] = b"<html>"
-    expected = f"Error: 127.0.0.1:{admin.port} responded 401, but not in the format of the admin port of this version\n"
+    expected = f"genie: 127.0.0.1:{admin.port} responded 401, but not in the format of the admin port of this version\n"
     assert error_of() == expected
     admin.status = 200
     admin.responses["/api/deadlocks"] = b'{"deadlocks":7,"total":1}'
-    assert error_of().startswith("Error: unexpected reply, the server may have another version: ")
+    assert error_of().startswith("genie: unexpected reply, the server may have another version: ")
 
 
 def test_an_unreachable_or_invalid_admin_port() -> None:
     port = str(free_port())
     assert genie_cli("deadlocks", admin_port=port).stderr.startswith(
-        f"Error: cannot connect to the admin port 127.0.0.1:{port}: "
+        f"genie: cannot connect to the admin port 127.0.0.1:{port}: "
     )
     none = genie_cli("deadlocks", admin_port="")
-    assert (none.returncode, none.stderr) == (2, "Error: no admin port: GENIE_ADMIN_PORT is empty\n")
+    assert (none.returncode, none.stderr) == (2, "genie: no admin port: GENIE_ADMIN_PORT is empty\n")
     for wrong in ("0", "70000", "http"):
         said = genie_cli("deadlocks", "--admin-port", wrong).stderr
-        assert said.startswith("Error: --admin-port: ")
+        assert said.startswith("genie: --admin-port: ")
         assert f"a port is a number from 1 to 65535, not {wrong!r}" in said
     for wrong in ("https://", "http://host/path", "user@host"):
         said = genie_cli("deadlocks", "--admin-host", wrong).stderr
-        assert said == f"Error: --admin-host: must be a host name or an address, also as https://HOST, not {wrong!r}\n"
+        assert said == f"genie: --admin-host: must be a host name or an address, also as https://HOST, not {wrong!r}\n"
 
 
 def test_https_verifies_the_certificate(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_https_verifies_the_certificate(tmp_path: Path) -> None:
     assert (trusted_reply.returncode, trusted_reply.stderr) == (0, "")
     assert f"127.0.0.1:{admin.port} has an untrusted certificate" in untrusted.stderr
     assert f"if it has a certificate, use https://127.0.0.1:{admin.port}\n" in plain.stderr
-    assert missing.stderr.startswith(f"Error: GENIE_TLS_CA: {tmp_path / 'none.pem'} can't be read: ")
+    assert missing.stderr.startswith(f"genie: GENIE_TLS_CA: {tmp_path / 'none.pem'} can't be read: ")
 
 
 def test_https_with_a_client_certificate(tmp_path: Path) -> None:
@@ -191,5 +191,5 @@ def test_https_with_a_client_certificate(tmp_path: Path) -> None:
         keyless = genie_cli("deadlocks", **variables, tls_cert=str(tmp_path / "own.pem"))
     assert (trusted_reply.returncode, trusted_reply.stderr) == (0, "")
     assert none.returncode == 1
-    assert none.stderr.startswith(f"Error: 127.0.0.1:{admin.port} did not respond in HTTP: ")
-    assert keyless.stderr.startswith(f"Error: GENIE_TLS_CERT: there is no private key in {tmp_path / 'own.pem'}")
+    assert none.stderr.startswith(f"genie: 127.0.0.1:{admin.port} did not respond in HTTP: ")
+    assert keyless.stderr.startswith(f"genie: GENIE_TLS_CERT: there is no private key in {tmp_path / 'own.pem'}")

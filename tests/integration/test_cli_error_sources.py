@@ -53,7 +53,7 @@ def test_an_error_names_the_source_of_the_value(
     by_variable = genie_cli(*command, **{variable: value})
     name = f"GENIE_{variable.upper()}"
     for done, source, other in ((by_option, option, name), (by_variable, name, option)):
-        message = next(line for line in done.stderr.splitlines() if line.startswith("Error"))
+        message = next(line for line in done.stderr.splitlines() if line.startswith("genie: "))
         assert done.returncode == 2
         assert source in message
         assert other not in message
@@ -65,7 +65,7 @@ def test_an_error_in_a_token_file_names_the_source_of_its_path(source: str, tmp_
     file = tmp_path / "tokfile"
     file.write_text("short\n")
     done = genie_cli("serve", source, str(file)) if source.startswith("--") else genie_cli("serve", token_file=file)
-    expected = f"Error: {source}: {file}: the token must have 16 to 1024 characters, and has 5\n"
+    expected = f"genie: {source}: {file}: the token must have 16 to 1024 characters, and has 5\n"
     assert (done.returncode, done.stderr) == (2, expected)
 
 

@@ -50,7 +50,7 @@ async def test_explain_of_an_ended_request_is_an_error(genie: Genie, wire: Wire)
     await wire.release(ended)
     failed = genie_cli("explain", str(ended), port=genie.port)
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr == f"Error: request {ended} does not exist or has ended\n"
+    assert failed.stderr == f"genie: request {ended} does not exist or has ended\n"
 
 
 async def test_waits_prints_edges_as_text_dot_and_json(genie: Genie, wire: Wire) -> None:

@@ -109,7 +109,7 @@ async def test_the_analysis_can_be_switched_off() -> None:
         shown = genie_cli("order", admin_port=str(server.settings["admin_port"]))
         assert (shown.returncode, shown.stderr) == (
             1,
-            "Error: not-found: the analysis of the lock order is off: start the server with --lock-order on\n",
+            "genie: not-found: the analysis of the lock order is off: start the server with --lock-order on\n",
         )
         assert "lock_order" not in (await fetch(int(str(server.settings["admin_port"])), "/metrics")).body.decode()
 

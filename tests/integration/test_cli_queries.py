@@ -77,7 +77,7 @@ def listening(greeting: bytes, *, then_close: bool = False) -> Iterator[tuple[in
 
 
 def is_one_line(error: str) -> bool:
-    return error.startswith("Error: ") and error.count("\n") == 1 and error.endswith("\n")
+    return error.startswith("genie: ") and error.count("\n") == 1 and error.endswith("\n")
 
 
 def test_status_of_a_server(genie: Genie) -> None:

@@ -305,7 +305,9 @@ def test_ctrl_c_reaches_the_command_once(genie: Genie) -> None:
 
 
 def test_the_command_is_terminated_when_its_lock_times_out(genie: Genie) -> None:
-    with running(genie, "--timeout", "1000", "timeout", "--", "sh", "-c", "echo held; exec sleep 1000") as process:
+    with running(
+        genie, "--transaction-timeout", "1000", "timeout", "--", "sh", "-c", "echo held; exec sleep 1000"
+    ) as process:
         assert line(process.stdout) == "held"
         (holder,) = inspected(genie, "timeout").holders
         assert 800 < holder.expires_in <= 1000
@@ -356,7 +358,7 @@ def test_without_a_timeout_the_lock_is_extended(genie: Genie) -> None:
 def test_the_command_is_terminated_when_the_server_is_lost() -> None:
     with (
         running_server() as server,
-        running(server, "--timeout", "4", "server", "--", *PYTHON, HOLD) as process,
+        running(server, "--transaction-timeout", "4", "server", "--", *PYTHON, HOLD) as process,
     ):
         assert line(process.stdout) == "held"
         server.kill()

@@ -358,14 +358,14 @@ def test_a_namespace_whose_log_has_a_gap_is_neither_exported_nor_replaced(
     done = stored.run(*arguments, str(backup))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(
-        f"Error: {stored.log} lacks the entry after 7-1, which is later than the checkpoint, "
+        f"genie: {stored.log} lacks the entry after 7-1, which is later than the checkpoint, "
     )
 
 
 def test_usage_and_unavailable_redis(stored: Stored) -> None:
     missing = genie_cli("store", "check", redis_url=stored.redis.url, namespace="missing")
     assert (missing.returncode, missing.stdout) == (2, "")
-    assert missing.stderr == "Error: Redis has no namespace 'missing'\n"
+    assert missing.stderr == "genie: Redis has no namespace 'missing'\n"
     invalid = genie_cli("store", "check", "--redis-url", stored.redis.url, "--namespace", "a b")
     assert invalid.returncode == 2
     assert "--namespace: it must be a string" in invalid.stderr
@@ -373,11 +373,11 @@ def test_usage_and_unavailable_redis(stored: Stored) -> None:
     for command in ("check", "export"):
         down = genie_cli("store", command, "--redis-host", "127.0.0.1", "--redis-port", "1")
         assert (down.returncode, down.stdout) == (2, "")
-        assert down.stderr.startswith("Error: Redis is unavailable: 127.0.0.1:1")
+        assert down.stderr.startswith("genie: Redis is unavailable: 127.0.0.1:1")
     stored.redis.call("ACL", "SETUSER", "reader", "on", ">secret", "allkeys", "-@all")
     denied = genie_cli("store", "check", redis_url=stored.redis.url.replace("redis://", "redis://reader:secret@"))
     assert (denied.returncode, denied.stdout) == (2, "")
-    assert denied.stderr.startswith("Error: Redis denied access: ")
+    assert denied.stderr.startswith("genie: Redis denied access: ")
 
 
 # -- export and import --------------------------------------------------------------------------------
@@ -464,7 +464,7 @@ def test_locks_are_replaced_only_on_request(stored: Stored, empty: Stored, tmp_p
     before = empty.check()
     refused = imported(empty, [lines[0], '{"count":0}'], tmp_path)
     assert refused.returncode == 1
-    assert refused.stderr == "Error: the namespace 'target' is not empty, it has 2 records: --replace deletes them\n"
+    assert refused.stderr == "genie: the namespace 'target' is not empty, it has 2 records: --replace deletes them\n"
     assert empty.check() == before
     done = imported(empty, [lines[0], '{"count":0}'], tmp_path, "--replace")
     assert (done.returncode, done.stderr.endswith(", replaced 2 records\n")) == (0, True)

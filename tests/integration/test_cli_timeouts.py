@@ -388,7 +388,7 @@ def error_of(url: str, *args: str, status: int = 1) -> str:
     code, out, err = in_process(url, *args)
     assert (code, out) == (status, ""), err
     (line,) = err.splitlines()
-    return line.removeprefix("Error: ")
+    return line.removeprefix("genie: ")
 
 
 @pytest.mark.parametrize(
@@ -487,4 +487,4 @@ def test_missing_packages_are_one_error(name: str, status: int, message: str) ->
     done = subprocess.run(
         [*command, "postgresql://127.0.0.1/l"], env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"Error: {message}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"genie: {message}\n")

@@ -127,7 +127,7 @@ def test_q_does_not_wait_for_a_response() -> None:
                 term.press(b"q")
                 assert term.wait() == 0
         timed_out = genie_top(port, "--timeout", "0.2")
-    assert timed_out.stderr == f"Error: 127.0.0.1:{port} did not respond within 0.2 s\n"
+    assert timed_out.stderr == f"genie: 127.0.0.1:{port} did not respond within 0.2 s\n"
 
 
 def test_it_restores_its_screen_after_being_stopped(admin: FakeAdmin) -> None:
@@ -204,7 +204,7 @@ async def test_a_real_leader_its_deadlocks_and_its_follower(redis: Redis) -> Non
         f"    which {a + 1} of D2 holds",
     ]
     leads = f"the leader is 127.0.0.1:{genie.port}"
-    assert of_follower.stderr == f"Error: unavailable: this server is not the leader; {leads}\n"
+    assert of_follower.stderr == f"genie: unavailable: this server is not the leader; {leads}\n"
     assert follows.returncode == 0
     assert (
         f"This server is not the leader (follower); 127.0.0.1:{genie.port} is: query its admin port." in follows.stdout
@@ -228,15 +228,15 @@ async def test_a_real_server_with_two_namespaces() -> None:
         assert lines[2].startswith(f"locks {held}  held {held} ")
     assert (billing["namespace"], billing["held"]) == ("billing", 1)
     message = "not-found: unknown namespace 'stock'; this server serves orders, billing"
-    assert (none.returncode, none.stderr) == (1, f"Error: {message}\n")
+    assert (none.returncode, none.stderr) == (1, f"genie: {message}\n")
 
 
 def test_without_a_terminal_an_error_ends_it(admin: FakeAdmin) -> None:
     del admin.responses["/api/waits"]
     admin.status = 404
     failed = genie_top(admin.port)
-    assert (failed.returncode, failed.stdout, failed.stderr) == (1, "", "Error: not-found: no /api/waits\n")
+    assert (failed.returncode, failed.stdout, failed.stderr) == (1, "", "genie: not-found: no /api/waits\n")
     none = genie_top(free_port(), "--once")
     assert none.returncode == 1
-    assert none.stderr.startswith("Error: cannot connect to the admin port ")
+    assert none.stderr.startswith("genie: cannot connect to the admin port ")
     assert genie_top(admin.port, "--every", "nan").returncode == 2

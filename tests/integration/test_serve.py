@@ -59,7 +59,7 @@ def test_an_invalid_setting_is_one_error(arguments: list[str], expected: str) ->
     assert done.returncode != 0
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
-    assert len([line for line in done.stderr.splitlines() if line.startswith("Error")]) == 1
+    assert len([line for line in done.stderr.splitlines() if line.startswith("genie: ")]) == 1
 
 
 @pytest.mark.parametrize(("level", "connections"), [("info", []), ("debug", ["connection"])])

@@ -93,7 +93,7 @@ def test_a_server_does_not_start_on_a_later_format(
     change(namespace)
     before = namespace.dump()
     status, printed = started_in_vain(redis)
-    assert (status, printed.splitlines()[-1].startswith("Error: "), reason in printed) == (1, True, True), printed
+    assert (status, printed.splitlines()[-1].startswith("genie: "), reason in printed) == (1, True, True), printed
     assert namespace.dump() == before, "it has neither led nor changed anything"
     check = genie_cli("store", "check", redis_url=redis.url)
     assert (check.returncode, reason in check.stdout) == (1, True)

@@ -74,17 +74,30 @@ def test_a_command_names_the_extra_that_it_needs(command: str) -> None:
         assert (done.returncode, done.stderr) == (0, "")
     else:
         assert (done.returncode, done.stdout) == (1, "")
-        text = f"Error: genie {command} needs the package [a-z_]+: pip install 'genie-lock\\[server]'\n"
+        text = f"genie: genie {command} needs the package [a-z_]+: pip install 'genie-lock\\[server]'\n"
         assert re.fullmatch(text, done.stderr)
 
 
 def test_commands_for_a_ledger_name_their_own_extra() -> None:
     done = without_extras("from genie.cli import main\nmain(prog_name='genie')", "timeouts", "status", "--help")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "Error: genie.timeouts needs more packages: pip install 'genie-lock[sql]'\n"
+    assert done.stderr == "genie: genie.timeouts needs more packages: pip install 'genie-lock[sql]'\n"
 
 
 def test_the_version_is_that_of_the_package() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", VERSION)
     done = without_extras("from genie.cli import main\nmain(prog_name='genie')", "--version")
     assert done.stdout == f"genie, version {VERSION}\n"
+
+
+def test_the_tools_for_tests_name_their_extra() -> None:
+    done = without_extras("import genie.testing")
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: genie.testing needs the packages of a server: pip install 'genie-lock[testing]'"
+    )
+
+
+def test_the_help_needs_no_extra() -> None:
+    done = without_extras("from genie.cli import main\nmain(prog_name='genie')", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(f"\n  {command} " in done.stdout for command in COMMANDS)

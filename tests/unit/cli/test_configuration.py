@@ -127,7 +127,7 @@ def test_the_redis_of_the_preceding_source_is_used(
 def test_an_error_names_the_file_the_key_and_what_is_right(file: str, error: str) -> None:
     result = config("check", file=file)
     assert result.exit_code == 2
-    assert result.output == f"Error: genie.toml: {error}\n"
+    assert result.output == f"genie: genie.toml: {error}\n"
 
 
 def test_all_errors_are_reported() -> None:
@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_read_is_an_error(content: bytes | None) -> None:
     if content is not None:
         Path("genie.toml").write_bytes(content)
     result = config("check", "--config", "genie.toml")
-    assert (result.exit_code, result.output.split(":")[:2]) == (2, ["Error", " genie.toml"])
+    assert (result.exit_code, result.output.split(":")[:2]) == (2, ["genie", " genie.toml"])
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_file_that_cannot_be_read_is_an_error(content: bytes | None) -> None:
 def test_check_reads_what_the_settings_name(file: str, expected: str) -> None:
     result = config("check", file=file)
     assert result.exit_code == 2
-    assert f"Error: {expected}" in result.output
+    assert f"genie: {expected}" in result.output
 
 
 def test_a_valid_configuration_passes_the_check() -> None:
@@ -211,8 +211,8 @@ def test_the_example_of_the_page_is_valid_and_its_output_is_right() -> None:
     assert read["namespaces"] == ("orders", "wallets")
     check, show, _ = re.findall(r"```sh\n[^\n]*genie config [^\n]*\n```\n\n```text\n(.*?)```", page, re.DOTALL)
     broken = example.replace("max_connections", "max_conections").replace("0.5", '"0.5"')
-    assert sorted(config("check", file=broken).output.replace("Error: ", "").splitlines()) == sorted(
-        check.replace("Error: ", "").splitlines()
+    assert sorted(config("check", file=broken).output.replace("genie: ", "").splitlines()) == sorted(
+        check.replace("genie: ", "").splitlines()
     )
     output = config("show", "--log-level", "debug", file=example, port="7177").output
     normal = [" ".join(line.split()) for line in output.splitlines()]

@@ -47,7 +47,7 @@ def test_the_first_double_dash_separates_the_command(recorded: list[RunOptions])
 
 
 def test_all_options(recorded: list[RunOptions]) -> None:
-    args = "-n --timeout 20 --transaction t --priority -3 -E 99 --kill-after 0 a -- true"
+    args = "-n --transaction-timeout 20 --transaction t --priority -3 -E 99 --kill-after 0 a -- true"
     genie_run(*args.split())
     genie_run("a", "--", "true", GENIE_HOST="::1", GENIE_PORT="17", GENIE_NAMESPACE="b")
     assert recorded == [
@@ -68,8 +68,8 @@ def test_all_options(recorded: list[RunOptions]) -> None:
         ("-w -1 a -- true", "not a number of seconds"),
         ("-w inf a -- true", "not a number of seconds"),
         ("-w 1e9 a -- true", "not a number of seconds"),
-        ("--timeout 0 a -- true", "not a number of seconds from 0.001"),
-        ("--timeout soon a -- true", "not a number of seconds"),
+        ("--transaction-timeout 0 a -- true", "not a number of seconds from 0.001"),
+        ("--transaction-timeout soon a -- true", "not a number of seconds"),
         ("-E 256 a -- true", "a whole number from 0 to 255 is needed"),
         ("--port 0 a -- true", "a port is a number from 1 to 65535"),
     ],

@@ -1,0 +1,66 @@
+"""The help and the errors of `genie`: whole sentences, one prefix, and the next step."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from genie.cli import COMMANDS, SECTIONS, main
+
+
+def words(text: str) -> str:
+    """Return a text without its line breaks."""
+    return " ".join(text.split())
+
+
+def test_the_help_lists_every_command_in_a_section_with_a_whole_sentence() -> None:
+    text = words(CliRunner().invoke(main, ["--help"]).output)
+    positions = [text.index(f"{title}: ") for title in ("Locks", "Look inside", "Operate")]
+    assert positions == sorted(positions)
+    for sentence in (sentence for section in SECTIONS.values() for sentence in section.values()):
+        assert sentence.endswith(".")
+        assert sentence in text
+    assert "..." not in text.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize("group", ["config", "store"])
+def test_the_help_of_a_group_has_whole_sentences(group: str) -> None:
+    text = CliRunner().invoke(main, [group, "--help"]).output.partition("Commands:")[2]
+    assert text
+    assert "..." not in text
+
+
+@pytest.mark.parametrize("arguments", [["nope"], ["--nope"], ["serve", "--nope"], ["config", "nope"], ["inspect", "x"]])
+def test_each_error_has_the_same_prefix_and_follows_the_usage(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, arguments, prog_name="genie")
+    *usage, message = result.stderr.splitlines()
+    assert result.exit_code == 2
+    assert message.startswith("genie: ")
+    assert usage[0].startswith("Usage: genie ")
+    assert " --help' for help." in usage[1]
+
+
+@pytest.mark.parametrize("command", ["history", "replay"])
+@pytest.mark.parametrize("arguments", [[], ["--history-dir", "/does/not/exist"]])
+def test_without_a_folder_the_error_says_how_to_record_a_history(command: str, arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, [command, *arguments], env={"GENIE_HISTORY_DIR": None})
+    assert result.exit_code == 2
+    assert "--history-dir" in result.stderr
+    assert "genie serve --history-dir FOLDER" in result.stderr
+
+
+def test_without_a_server_the_error_says_how_to_start_one() -> None:
+    result = CliRunner().invoke(main, ["status", "--host", "127.0.0.1", "--port", "1"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("genie: no server at 127.0.0.1:1: ")
+    assert result.stderr.endswith("(`genie serve` starts one; --host and --port choose another)\n")
+
+
+def test_a_timeout_is_always_that_of_the_server() -> None:
+    context = main.make_context("genie", [], resilient_parsing=True)
+    found = set()
+    for name in sorted({*COMMANDS} - {"timeouts"}):
+        command = main.get_command(context, name)
+        assert command is not None
+        found |= {option.help for option in command.params if "--timeout" in option.opts}  # type: ignore[attr-defined]
+    assert found == {"Response timeout of the server."}
