@@ -3,10 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
+# The applications are installed with the lock server, so that `make` works on all of the repository.
+APPLICATIONS := --editable applications/tokens
+PROJECTS     := pyproject.toml applications/tokens/pyproject.toml
+
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test lint format docs clients clients-typescript clients-go npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz baseline public-api bench bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
+.PHONY: serve check test test-tokens lint format docs clients clients-typescript clients-go npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz baseline public-api bench bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -19,6 +23,10 @@ check: $(VENV)/.tested lint
 # files last, so that no long file is left to the end.
 test: announcement $(VENV)/.tested deploy-tools redis postgres mariadb chromium lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The tests of one application.
+test-tokens: $(VENV)/.tested redis postgres
+	$(BIN)/python -m pytest -n 2 --dist loadfile applications/tokens
 
 # The clients of other languages: their tests, the conformance cases, and the bank example, each with real servers.
 # FAULTS_S is how long the example's servers and Redis are killed, in seconds.
@@ -43,6 +51,7 @@ lint: $(VENV)/.tested
 	$(BIN)/mypy
 	$(BIN)/mypy -p conformance
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache applications/tokens/pyproject.toml
 
 format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
@@ -90,14 +99,17 @@ baseline: $(VENV)/.tested redis
 public-api: $(VENV)/.tested
 	$(BIN)/python tools/public_api.py
 
-bench: $(VENV)/.tested redis postgres mariadb
+bench: bench-tokens $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/fairness.py
-	$(BIN)/python benchmarks/tokens.py
 	$(BIN)/python benchmarks/timeouts.py
 	$(BIN)/python benchmarks/admin.py
 	$(BIN)/python benchmarks/tls.py
 	$(BIN)/python benchmarks/scaleout.py --rounds 3
+
+# The benchmarks of one application.
+bench-tokens: $(VENV)/.tested redis
+	PYTHONPATH=benchmarks $(BIN)/python applications/tokens/benchmarks/tokens.py
 
 # The speed beside another commit: make bench-against BASE=HEAD~3 ROUNDS=9. AGAINST has further options, for example
 # AGAINST="--compiled --store memory".
@@ -180,12 +192,12 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml genie/version.py | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[server]'
+$(VENV)/.installed: $(PROJECTS) genie/version.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[server]' $(APPLICATIONS)
 	touch $@
 
-$(VENV)/.tested: pyproject.toml genie/version.py | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+$(VENV)/.tested: $(PROJECTS) genie/version.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(APPLICATIONS)
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.benched: pyproject.toml genie/version.py | $(VENV)/bin/python

@@ -33,7 +33,7 @@ from genie.protocol.resources import exclusive, shared
 from genie.version import VERSION as __version__  # noqa: N811 - the name that tools look for
 
 if TYPE_CHECKING:
-    from genie import sync, tokens
+    from genie import sync
     from genie.client.aio import Client, Lock, Transaction, connect
     from genie.client.inspection import Holder, Inspection, Waiter
     from genie.client.once import once
@@ -68,7 +68,6 @@ __all__ = [
     "once",
     "shared",
     "sync",
-    "tokens",
 ]
 
 _MODULE_BY_NAME = {
@@ -90,7 +89,7 @@ def __getattr__(name: str) -> object:
     value: object
     if name in _MODULE_BY_NAME:
         value = getattr(import_module(_MODULE_BY_NAME[name]), name)
-    elif name in ("sql", "sync", "timeouts", "tokens"):
+    elif name in ("sql", "sync", "timeouts"):
         value = import_module(f"genie.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+__all__ = ["Backoff"]
+
 
 class Backoff:
     """Delays that double from `first_s` to `max_s` (seconds). Each delay is reduced at random, by at most half.

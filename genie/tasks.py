@@ -1,22 +1,19 @@
-"""Helpers for asyncio tasks and iterators: cancel and wait, restart after errors, close."""
+"""Helpers for asyncio tasks and iterators: cancel and wait, run to the end, close."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from genie.backoff import Backoff
+__all__ = ["cancel_and_wait", "closing", "run_to_completion"]
 
 T = TypeVar("T")
 
 CANCEL_INTERVAL_S = 0.1
 """Seconds after which a task that has not ended is cancelled again."""
-
-_log = logging.getLogger("genie.tokens")
 
 
 async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:
@@ -56,23 +53,6 @@ async def run_to_completion(work: Coroutine[Any, Any, T], *, grace_s: float | No
         if not task.cancelled():
             task.exception()  # marks the error as retrieved, so that asyncio does not log it
         raise
-
-
-async def supervise(name: str, run: Callable[[Backoff], Awaitable[None]]) -> NoReturn:
-    """Run a background loop forever: restart the loop, with backoff, whenever it returns or raises an error.
-
-    Args:
-        name: name of the loop, for the log.
-        run: the loop. It gets the backoff of its restarts, and should call `reset` on it after each success.
-
-    """
-    backoff = Backoff()
-    while True:
-        try:
-            await run(backoff)
-        except Exception as error:  # noqa: BLE001 - a store or a connection may raise anything
-            _log.warning("background task %r failed, restarting it: %r", name, error)
-        await asyncio.sleep(backoff.next_delay())
 
 
 @asynccontextmanager

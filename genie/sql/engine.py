@@ -12,6 +12,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from genie.tasks import run_to_completion
 
+__all__ = [
+    "lock_schema",
+    "open_connection",
+    "open_transaction",
+    "release_or_invalidate",
+    "schema_lock_key",
+    "server_engine",
+]
+
 OPEN_GRACE_S = 1.0
 """How long a cancellation waits for a connection that is being opened."""
 

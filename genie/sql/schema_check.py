@@ -9,6 +9,8 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 
 from genie.errors import GenieError
 
+__all__ = ["WrongSchema", "key_problems", "missing_column", "raise_problems", "reflected_columns", "wrong_type"]
+
 
 class WrongSchema(GenieError):
     """A table does not match its definition, or does not exist and can't be created."""

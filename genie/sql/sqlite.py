@@ -14,6 +14,8 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from genie.sql.engine import open_transaction
 
+__all__ = ["enable_wal", "file_engine", "write_transaction"]
+
 WAL_RETRY_INTERVAL_S = 0.05
 """Pause between two attempts to set the journal mode."""
 

@@ -1,4 +1,4 @@
-"""Adds this folder to the import path, and starts a server for each test."""
+"""Starts a server for each test."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from servers import Genie, running_server
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 NETCAT = """\
 import socket, sys, threading

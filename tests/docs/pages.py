@@ -10,7 +10,14 @@ from types import ModuleType
 from genie import GenieError
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTATION = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
+DOCUMENTATION = (
+    "README.md",
+    *sorted(
+        path.relative_to(ROOT).as_posix()
+        for pattern in ("docs/**/*.md", "applications/*/README.md", "applications/*/docs/*.md")
+        for path in ROOT.glob(pattern)
+    ),
+)
 """The pages with examples that are executed by test_examples.py."""
 FENCE = re.compile(r"^ *```(.*)$")
 

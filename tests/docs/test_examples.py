@@ -44,7 +44,7 @@ NOT_RUN = {
     ),
     "make fuzz": HOURS,
     'make fuzz FUZZ="--inputs 100000 --seed 7"': HOURS,
-    "python benchmarks/tokens.py": HOURS,
+    "make bench-tokens": HOURS,
     "python benchmarks/tls.py --rounds 5": HOURS,
     "python benchmarks/scaleout.py": HOURS,
     "python -m benchmarks.sharding": "takes half a minute; see test_sharding.py",

@@ -35,7 +35,7 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_files_that_are_named_exist(page: str) -> None:
     text = "\n".join(prose(page))
     for name in re.findall(r"(?<![\w/])([\w./-]+\.(?:md|py|yml|toml)|Dockerfile|Makefile|LICENSE)\b", text):
-        places = (ROOT / name, (ROOT / page).parent / name)
+        places = [folder / name for folder in (ROOT, (ROOT / page).parent, (ROOT / page).parents[1])]
         assert any(place.exists() for place in places), f"{page}: {name}"
 
 

@@ -83,15 +83,21 @@ SUFFIXES = {".py", ".md", ".lua", ".html", ".js", ".css"}
 DEFINITION = re.compile(r"^\s*(?:async def|def|class) (\w+)|^(\w+) *(?::[^=]*)?= ", re.MULTILINE)
 
 
+def is_test(path: Path) -> bool:
+    """Return whether a path is in the tests or the benchmarks of an application."""
+    folder, *parts = path.relative_to(ROOT).parts
+    return folder == "applications" and not {"tests", "benchmarks"}.isdisjoint(parts)
+
+
 def texts() -> Iterator[tuple[str, str]]:
     """Paths with their text; of tests only the names of files, classes, functions and module variables."""
     places = [ROOT / name for name in ("README.md", "CHANGELOG.md", "protocol.md")]
-    for folder in ("genie", "docs", "examples"):
-        places += sorted((ROOT / folder).rglob("*"))
+    for folder in ("genie", "docs", "examples", "applications"):
+        places += [path for path in sorted((ROOT / folder).rglob("*")) if not is_test(path)]
     for path in places:
         if path.suffix in SUFFIXES and path.is_file():
             yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-    for path in sorted((ROOT / "tests").rglob("*.py")):
+    for path in sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "applications").glob("*/tests/**/*.py")]):
         if path.name != Path(__file__).name:
             names = [
                 path.stem,

@@ -20,7 +20,9 @@ from ports import free_port
 from servers import WAIT_S, Genie, running_server
 from wire import Wire
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+WALLET = ROOT / "applications/tokens/examples/wallet.py"
 
 
 EDGE = OrderEdge(
@@ -158,9 +160,9 @@ WITH_INVERSION = """\
 
 
 async def test_the_wallet_has_only_the_inversion_that_is_planted(server: Genie, tmp_path: Path) -> None:
-    source = (EXAMPLES / "wallet.py").read_text()
+    source = (WALLET).read_text()
     options = ["--replicas", "1", "--at-a-time", "1", "--seconds", "1"]
-    assert (await order_of(server, EXAMPLES / "wallet.py", *options)).inversions == []
+    assert (await order_of(server, WALLET, *options)).inversions == []
     assert PAYMENT in source
     planted = tmp_path / "wallet.py"
     planted.write_text(source.replace(PAYMENT, WITH_INVERSION))

@@ -58,7 +58,7 @@ def test_a_client_requires_three_packages() -> None:
 
 def test_both_clients_are_imported_without_extras() -> None:
     program = (
-        "import genie; genie.connect; genie.sync.connect; genie.tokens.MemoryTokenStore\n"
+        "import genie; genie.connect; genie.sync.connect\n"
         "foreign = {name.partition('.')[0] for name in sys.modules} - {*sys.stdlib_module_names}\n"
         "print('importlib.metadata' in sys.modules, {'redis', 'structlog', 'aiohttp', 'click'} & foreign)"
     )

@@ -15,7 +15,19 @@ from genie.version import VERSION
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAGES = ("SECURITY.md", "CONTRIBUTING.md", ".github/pull_request_template.md", "docs/reference/support.md")
+APPLICATIONS = sorted(path.parent for path in ROOT.glob("applications/*/pyproject.toml"))
 NAMING_THE_REPOSITORY = ("SECURITY.md", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml")
+
+
+@pytest.mark.parametrize("folder", APPLICATIONS, ids=lambda folder: folder.name)
+def test_an_application_has_the_version_the_licence_and_the_addresses_of_the_lock_server(folder: Path) -> None:
+    application = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert application["name"] == f"genie-{folder.name}"
+    assert application["version"] == VERSION
+    assert f"genie-lock>={VERSION},<{int(VERSION.partition('.')[0]) + 1}" in application["dependencies"]
+    for key in ("urls", "license", "requires-python", "authors"):
+        assert application[key] == PROJECT[key]
+    assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
 @pytest.mark.parametrize("name", NAMING_THE_REPOSITORY)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from servers import Genie, Redis, running_redis, running_server
+from wire import Wire
+
+
+@pytest.fixture(scope="module")
+def genie() -> Iterator[Genie]:
+    """A server on the memory store, shared by a file's tests: each uses names of its own."""
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def redis() -> Iterator[Redis]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+async def _close_wires() -> AsyncIterator[None]:
+    yield
+    while Wire.made:
+        await Wire.made.pop().close()
