@@ -10,7 +10,7 @@ PROJECTS     := pyproject.toml applications/tokens/pyproject.toml
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test test-tokens lint format docs clients clients-typescript clients-go npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz baseline public-api bench bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
+.PHONY: serve check test test-tokens lint format docs clients clients-typescript clients-go npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz fuzz-costs baseline public-api bench bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -66,7 +66,7 @@ docs: $(VENV)/.tested
 # fuzzers, and fault injection into real processes. WORLDS and FAULTS are options of the first and the last:
 # make soak WORLDS="--seconds 3600" FAULTS="--seconds 3600"
 WORLDS ?= --seeds 1500
-soak: soak-worlds soak-tests fuzz soak-faults soak-report
+soak: soak-worlds soak-tests fuzz fuzz-costs soak-faults soak-report
 
 soak-worlds: $(VENV)/.tested
 	$(BIN)/python -m genie.testing.simulation.soak $(WORLDS)
@@ -89,6 +89,12 @@ mutants: $(VENV)/.tested
 # make fuzz FUZZ="--inputs 100000 --seed 7"
 fuzz: $(VENV)/.tested redis
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
+
+# Searches for the commands that cost a server the most work and memory (docs/concepts/verification.md):
+# make fuzz-costs COSTS="--seconds 3600 --seed 7"
+COSTS ?= --seconds 600
+fuzz-costs: $(VENV)/.tested
+	PYTHONPATH=tests $(BIN)/python -m fuzz.costs $(COSTS)
 
 # Counts the work of a cycle and writes tests/baselines/work.toml, with which the tests compare it
 # (docs/development.md). Commit it together with the change that causes it.
