@@ -333,7 +333,7 @@ class CostServer:
         """Drop all clients, wait for all timeouts, and measure the memory that is left."""
         self.label = "end"
         await self._leave()
-        self.label = "measure"  # not work of the server
+        self.label = self.current.label = "measure"  # not work of the server
         blocks, size = self._measure_memory()
         costs = self.costs
         costs.residual_blocks, costs.residual_bytes = blocks - self._base[0], size - self._base[1]
