@@ -10,14 +10,12 @@ import click
 
 from genie.admin.models import DeadlockRow, Deadlocks
 from genie.cli.admin_client import AdminClient, admin_options, decode_response, query_admin
-from genie.cli.format import clip, duration, wrap_text
-from genie.cli.inspect import INDENT, TRANSACTION_COLUMNS
+from genie.cli.format import duration, fold
+from genie.cli.inspect import INDENT
 from genie.cli.options import WholeNumber, json_option, one_line_errors, timeout_option
-from genie.cli.output import print_json, print_lines
+from genie.cli.output import output_columns, print_json, print_lines
 from genie.protocol import codec
 
-COLUMNS = 80
-"""Maximum width of an output line."""
 DEFAULT_LIMIT, MAX_LIMIT = 10, 100
 
 
@@ -49,21 +47,21 @@ def deadlocks(
     if as_json:
         print_json(codec.dumps(response))
     else:
-        print_lines(*_report_lines(listed, time.time() * 1000))
+        print_lines(*_report_lines(listed, time.time() * 1000, output_columns(wide=False)))
 
 
-def _report_lines(listed: Deadlocks, now_ms: float) -> Iterator[str]:
+def _report_lines(listed: Deadlocks, now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines of the text output: the listed deadlocks, and the number of those not listed."""
     if not listed.total:
         yield "No deadlocks since the server started."
         return
     for deadlock in listed.deadlocks:
-        yield from _deadlock_lines(deadlock, now_ms)
+        yield from _deadlock_lines(deadlock, now_ms, columns)
     if len(listed.deadlocks) < listed.total:
         yield f"{len(listed.deadlocks):,} of {listed.total:,} since the server started are shown."
 
 
-def _deadlock_lines(deadlock: DeadlockRow, now_ms: float) -> Iterator[str]:
+def _deadlock_lines(deadlock: DeadlockRow, now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines that describe a deadlock: its time, its victim, and the steps of the cycle.
 
     The cycle starts and ends at the victim. The server may list only the first steps of a long cycle.
@@ -71,27 +69,17 @@ def _deadlock_lines(deadlock: DeadlockRow, now_ms: float) -> Iterator[str]:
     at = datetime.fromtimestamp(deadlock.at / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
     yield f"{at}, {duration(now_ms - deadlock.at)} ago"
     victim = _format_request(deadlock.id, deadlock.transaction_name)
-    yield f"{INDENT}{victim} was ended: it would have created a cycle"
+    yield from fold(INDENT, f"{victim} was ended: it would have created a cycle", columns)
     omitted_steps = deadlock.steps_total - len(deadlock.waits)
     waiter_owners: list[str | None] = [*deadlock.cycle[: len(deadlock.waits)]]
     waiter_owners += [None] * (len(deadlock.waits) - len(waiter_owners))
     # The holder of a step is the waiter of the next step; the holder of the last step is the victim.
     holder_owners = [*waiter_owners[1:], None if omitted_steps > 0 else waiter_owners[0]]
     for step, waiter_owner, holder_owner in zip(deadlock.waits, waiter_owners, holder_owners, strict=True):
-        yield from _line_with_name(f"{_format_request(step.waiter, waiter_owner)} waits for ", step.resource)
-        yield f"{INDENT * 2}which {_format_request(step.holder, holder_owner)} holds"
+        yield from fold(INDENT, f"{_format_request(step.waiter, waiter_owner)} waits for {step.resource}", columns)
+        yield from fold(INDENT * 2, f"which {_format_request(step.holder, holder_owner)} holds", columns)
     if omitted_steps > 0:
         yield f"{INDENT}and {omitted_steps:,} more steps"
-
-
-def _line_with_name(text: str, name: str) -> Iterator[str]:
-    """Yield one line with a text and a name. A name that does not fit next to the text is wrapped onto lines of its own."""
-    first_part, *other_parts = wrap_text(name, COLUMNS - len(INDENT) - len(text))
-    if other_parts:
-        yield INDENT + text.rstrip()
-        yield from (INDENT * 3 + part for part in wrap_text(name, COLUMNS - 3 * len(INDENT)))
-    else:
-        yield INDENT + text + first_part
 
 
 def _format_request(id: int, owner: str | None) -> str:
@@ -100,4 +88,4 @@ def _format_request(id: int, owner: str | None) -> str:
     `owner` is the name of the transaction. For a request without a transaction, `owner` is the id of the request or
     None.
     """
-    return str(id) if owner in (None, str(id)) else f"{id} of {clip(owner, TRANSACTION_COLUMNS)}"
+    return str(id) if owner in (None, str(id)) else f"{id} of {owner}"

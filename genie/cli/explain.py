@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from genie.cli.format import clip, duration, join_names, remaining
-from genie.cli.inspect import COLUMNS, INDENT, TRANSACTION_COLUMNS, Row, blocker_lines
+from genie.cli.format import duration, fold, join_names, remaining
+from genie.cli.inspect import INDENT, Row, blocker_lines
 from genie.cli.options import (
     Querier,
     bare_name,
@@ -21,11 +21,10 @@ from genie.cli.options import (
     server_options,
     timeout_option,
 )
-from genie.cli.output import print_json, print_lines
+from genie.cli.output import output_columns, print_json, print_lines
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 from genie.protocol.resources import EXCLUSIVE
-from genie.text import printable
 
 MAX_WAITERS_SHOWN = 10
 """Maximum waiting requests shown for each held resource. The server lists the same number of blockers per request."""
@@ -55,7 +54,7 @@ def explain(id: int, as_json: bool, host: str, port: int, namespace: str | None,
         host, port, namespace=namespace, timeout_s=timeout, operation=lambda client: _query_replies(client, id)
     )
     with checked_reply():
-        lines = list(_report_lines(replies, time.time() * 1000))
+        lines = list(_report_lines(replies, time.time() * 1000, output_columns(wide=False)))
     if not lines:
         raise click.ClickException(f"request {id} does not exist or has ended")
     if as_json:
@@ -81,27 +80,27 @@ async def _query_replies(client: Querier, id: int) -> Replies:
     }
 
 
-def _report_lines(replies: Replies, now_ms: float) -> Iterator[str]:
+def _report_lines(replies: Replies, now_ms: float, columns: int | None = None) -> Iterator[str]:
     """Yield the lines of the report; none if the request does not exist."""
     for row in replies["request"]["queue"]:
-        yield from _waiter_report(row, replies["blockers"], now_ms)
+        yield from _waiter_report(row, replies["blockers"], now_ms, columns)
     for row in replies["request"]["holders"]:
-        yield from _holder_report(row, replies["queues"], now_ms)
+        yield from _holder_report(row, replies["queues"], now_ms, columns)
 
 
-def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float) -> Iterator[str]:
+def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines that describe a waiting request: its blockers, and how each blocker stops blocking.
 
     A last line says that the request times out first, if a blocker may hold its lock until after that timeout.
     """
-    yield f"{_format_request(row)} has waited for {duration(now_ms - row['since'])} and {_wait_timeout(row)}."
-    names = join_names(row["resources"], total=row["resourcesTotal"], columns=COLUMNS - len("Requests: "))
-    yield f"Requests: {names}"
+    waited_for = duration(now_ms - row["since"])
+    yield from fold("", f"{_format_request(row)} has waited for {waited_for} and {_wait_timeout(row)}.", columns)
+    yield from fold("", f"Requests: {join_names(row['resources'], total=row['resourcesTotal'])}", columns)
     if not row["blockers"]:
         yield "No request blocks it any more."
         return
     yield f"Blocked by: {row['blockersTotal']:,}"
-    yield from blocker_lines(row, now_ms)
+    yield from blocker_lines(row, now_ms, columns)
     yield "It is granted when"
     state_by_id = {blocker["id"]: blocker["state"] for blocker in row["blockers"]}
     for id, state in state_by_id.items():
@@ -128,16 +127,16 @@ def _unblock_condition(former_state: str, reply: Reply) -> str:
     return "has ended"
 
 
-def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float) -> Iterator[str]:
+def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines that describe a held request: when it times out, and which requests wait for it."""
     held_for, expires_in = duration(now_ms - row["since"]), duration(row["expiresIn"])
-    yield f"{_format_request(row)} has held for {held_for} and ends in {expires_in}, unless it is extended."
-    names = join_names(row["resources"], total=row["resourcesTotal"], columns=COLUMNS - len("Holds: "))
-    yield f"Holds: {names}"
+    sentence = f"{_format_request(row)} has held for {held_for} and ends in {expires_in}, unless it is extended."
+    yield from fold("", sentence, columns)
+    yield from fold("", f"Holds: {join_names(row['resources'], total=row['resourcesTotal'])}", columns)
     waiters = [
         line
         for resource in row["resources"]
-        for line in _waiter_lines(row, resource, queue_replies[bare_name(resource)], now_ms)
+        for line in _waiter_lines(row, resource, queue_replies[bare_name(resource)], now_ms, columns)
     ]
     if waiters:
         yield "Waiting for it:"
@@ -149,7 +148,7 @@ def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float) -> 
         yield "No request waits for it."
 
 
-def _waiter_lines(holder: Row, resource: str, reply: Reply, now_ms: float) -> Iterator[str]:
+def _waiter_lines(holder: Row, resource: str, reply: Reply, now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield a line for each request that waits for the request `holder` to release a resource.
 
     `reply` contains the wait queue of the resource, in which some requests may wait for other holders only.
@@ -159,16 +158,13 @@ def _waiter_lines(holder: Row, resource: str, reply: Reply, now_ms: float) -> It
     for waiter in waiters[:MAX_WAITERS_SHOWN]:
         suffix = f" ({duration(now_ms - waiter['since'])}, {_wait_timeout(waiter)})"
         requested = next((requested for requested in waiter["resources"] if bare_name(requested) == name), name)
-        line = f"└ {_format_request(waiter)} for {printable(requested)}"
-        yield INDENT + clip(line, COLUMNS - len(INDENT) - len(suffix)) + suffix
+        yield from fold(INDENT, f"└ {_format_request(waiter)} for {requested}{suffix}", columns)
     if len(waiters) > MAX_WAITERS_SHOWN:
-        omitted = f"└ and {len(waiters) - MAX_WAITERS_SHOWN:,} more for {resource}"
-        yield INDENT + clip(omitted, COLUMNS - len(INDENT))
+        yield from fold(INDENT, f"└ and {len(waiters) - MAX_WAITERS_SHOWN:,} more for {resource}", columns)
     unlisted = reply["queueTotal"] - len(reply["queue"])
     if unlisted > 0:
-        yield INDENT + clip(
-            f"└ {unlisted:,} more are in the queue, which the server did not list: {name}", COLUMNS - len(INDENT)
-        )
+        text = f"└ {unlisted:,} more are in the queue, which the server did not list: {name}"
+        yield from fold(INDENT, text, columns)
 
 
 def _waits_for(waiter: Row, holder: Row, resource: str) -> bool:
@@ -194,4 +190,4 @@ def _wait_timeout(row: Row) -> str:
 def _format_request(row: Row) -> str:
     """Return the id of a request, followed by its transaction if it has one."""
     owner = row.get("transactionName")
-    return str(row["id"]) if owner is None else f"{row['id']} of {clip(owner, TRANSACTION_COLUMNS)}"
+    return str(row["id"]) if owner is None else f"{row['id']} of {owner}"

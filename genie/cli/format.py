@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from genie.text import printable
@@ -78,6 +79,23 @@ def clip(text: str, columns: int) -> str:
     return text + "…"
 
 
+def shorten(text: str, columns: int) -> str:
+    """Escape a text, and shorten it to `columns` terminal columns with an ellipsis in its middle.
+
+    Names that differ only in their ends, such as names with a UUID or a number, stay different.
+    """
+    text = printable(text)
+    if width(text) <= columns:
+        return text
+    start, end = text[: len(text) // 2], text[len(text) // 2 :]
+    while (start or end) and width(start) + 1 + width(end) > columns:
+        if width(start) > width(end):
+            start = start[:-1]
+        else:
+            end = end[1:]
+    return f"{start}…{end}"
+
+
 def wrap_text(text: str, columns: int) -> list[str]:
     """Escape a text, and break it into lines of at most `columns` terminal columns, also within words."""
     lines = [""]
@@ -88,25 +106,35 @@ def wrap_text(text: str, columns: int) -> list[str]:
     return lines
 
 
-def join_names(names: Sequence[str], total: int, columns: int) -> str:
-    """Join the first names with spaces, and append the number of omitted names: `a b +3`.
+def wrap_words(text: str, columns: int) -> list[str]:
+    """Escape a text, and break it into lines of at most `columns` terminal columns: at spaces, or within longer words."""
+    lines: list[str] = []
+    for word in printable(text).split(" "):
+        if lines and width(lines[-1]) + 1 + width(word) <= columns:
+            lines[-1] += " " + word
+        else:
+            lines += wrap_text(word, columns)
+    return lines
 
-    As many names are joined as fit into `columns`. The first name is always joined, and is truncated if it does not
-    fit. `total` is the number of all names, of which `names` may contain only the first ones.
+
+def fold(indent: str, text: str, columns: int | None) -> list[str]:
+    """Break an indented text into lines of at most `columns` terminal columns; the further lines are indented more.
+
+    None: no limit, the text is one line.
     """
-    shown: list[str] = []
-    for name in names:
-        suffix = _omitted(total - len(shown) - 1)
-        needed = width(" ".join([*shown, printable(name)])) + len(suffix)
-        if shown and needed > columns:
-            break
-        shown.append(printable(name) if needed <= columns else clip(name, columns - len(suffix)))
-    return " ".join(shown) + _omitted(total - len(shown))
+    if columns is None:
+        return [indent + printable(text)]
+    first, *others = wrap_words(text, max(1, columns - len(indent) - len(GAP)))
+    return [indent + first, *(indent + GAP + line for line in others)]
 
 
-def _omitted(count: int) -> str:
-    """Return the suffix for omitted names; empty if none are omitted."""
-    return f" +{count}" if count else ""
+def join_names(names: Sequence[str], total: int) -> str:
+    """Join names with spaces, and append the number of omitted names: `a b +3`.
+
+    `total` is the number of all names, of which `names` may contain only the first ones.
+    """
+    omitted = total - len(names)
+    return " ".join([*map(printable, names), *([f"+{omitted}"] if omitted else [])])
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: Sequence[int] = ()) -> list[str]:
@@ -120,6 +148,55 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: 
             cells.append(padding + cell if index in right_aligned else cell + padding)
         lines.append(GAP.join(cells).rstrip())
     return lines
+
+
+MIN_WRAPPED_COLUMNS = 12
+"""A column of `wrap_table` is not made narrower than this."""
+
+
+def wrap_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    columns: int | None,
+    wrapped: Sequence[int],
+    right_aligned: Sequence[int] = (),
+) -> list[list[str]]:
+    """Return the lines of the header and of each row. No text is truncated.
+
+    If the table is wider than `columns` terminal columns, the columns with an index in `wrapped` are made narrower, and
+    their texts are wrapped within them. `columns` is None for a pipe or a file: each row is one line.
+    """
+    cells = [[printable(cell) for cell in row] for row in (headers, *rows)]
+    widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
+    if columns is not None:
+        _narrow(widths, _table_width(widths, range(len(widths))) - columns, headers, wrapped)
+    blocks = []
+    for row in cells:
+        texts = [
+            wrap_words(cell, column_width) if index in wrapped else [cell]
+            for index, (cell, column_width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines = []
+        for parts in zip_longest(*texts, fillvalue=""):
+            padded = [
+                " " * (column_width - width(part)) + part
+                if index in right_aligned
+                else part + " " * (column_width - width(part))
+                for index, (part, column_width) in enumerate(zip(parts, widths, strict=True))
+            ]
+            lines.append(GAP.join(padded).rstrip())
+        blocks.append(lines)
+    return blocks
+
+
+def _narrow(widths: list[int], excess: int, headers: Sequence[str], wrapped: Sequence[int]) -> None:
+    """Reduce the widths of the columns `wrapped` by `excess` in all, the widest one first, as far as they may shrink."""
+    while excess > 0:
+        shrinkable = [i for i in wrapped if widths[i] > max(MIN_WRAPPED_COLUMNS, width(headers[i]))]
+        if not shrinkable:
+            return
+        widths[max(shrinkable, key=lambda i: widths[i])] -= 1
+        excess -= 1
 
 
 # -- Tables of a limited width: columns shrink, then the least important are dropped --------
@@ -166,7 +243,7 @@ def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_widt
     widths = _grow(columns, shown, widths, targets=full_widths, max_width=max_width)
     lines = table(
         [columns[i].header for i in shown],
-        [[clip(row[i], widths[i]) for i in shown] for row in cells],
+        [[shorten(row[i], widths[i]) for i in shown] for row in cells],
         right_aligned=[position for position, i in enumerate(shown) if columns[i].right_aligned],
     )
     return [clip(line, max_width) for line in lines]

@@ -12,9 +12,9 @@ from typing import Any, ParamSpec, TypeVar
 import click
 from msgspec import json
 
-from genie.cli.format import duration, join_names, table
-from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
-from genie.cli.output import print_json, print_lines
+from genie.cli.format import duration, join_names, wrap_table
+from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option, wide_option
+from genie.cli.output import output_columns, print_json, print_lines
 from genie.config import NAMESPACE
 from genie.history.gantt import draw
 from genie.history.records import WHY_MISSING, UnreadableHistory
@@ -25,7 +25,10 @@ from genie.text import printable
 HEADERS = ("ASKED", "ID", "OWNER", "MODE", "WAITED", "FOR", "HELD", "END", "FENCE")
 RESOURCES = "RESOURCES"
 """The header in place of MODE if the requests of several resources are shown."""
-RESOURCES_WIDTH = 40
+MAX_RESOURCES = 10
+"""Resources of a request that are shown, as many as `genie inspect` lists; `--json` has all."""
+WRAPPED = (2, 3, 5)
+"""Indexes of the columns with names, which are wrapped on a narrow terminal."""
 DAY_MS = 86_400_000
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -117,27 +120,35 @@ def _existing_folder(ctx: click.Context, param: click.Parameter, folder: Path | 
 @click.option(
     "--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a Gantt chart to a file."
 )
+@wide_option
 @json_option
 @history_dir_option
 @namespace_option
 def history(
     resource: str | None,
-    transaction: str | None,
-    client: str | None,
     since: float | None,
     until: float | None,
     limit: int,
     svg: Path | None,
+    wide: bool,
     as_json: bool,
     history_dir: Path,
     namespace: str | None,
+    **filters: str | None,
 ) -> None:
     """Show who asked for RESOURCE, waited, held it, and how that ended.
 
     Reads the files that a server writes with --history-dir. Without filters, all requests. --json prints times in unix ms.
     """
     since, until = read_window(since, until)
-    query = Query(None if resource is None else bare_name(resource), transaction, client, since, until, limit)
+    query = Query(
+        None if resource is None else bare_name(resource),
+        filters["transaction"],
+        filters["client"],
+        since,
+        until,
+        limit,
+    )
     try:
         result = search(namespace_directory(history_dir, namespace or NAMESPACE), query)
         if svg is not None:
@@ -150,10 +161,10 @@ def history(
     if as_json:
         print_json(json.encode(result))
     else:
-        print_lines(*_report(result, time.time() * 1000))
+        print_lines(*_report(result, time.time() * 1000, output_columns(wide=wide)))
 
 
-def _report(result: Result, now_ms: float) -> Iterator[str]:
+def _report(result: Result, now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines of the text output."""
     if result.begins_at is None:
         yield "There is no history in this directory for this namespace."
@@ -163,7 +174,9 @@ def _report(result: Result, now_ms: float) -> Iterator[str]:
         return
     several = any(entry.mode is None for entry in result.requests)
     headers = [RESOURCES if several and header == "MODE" else header for header in HEADERS]
-    yield from table(headers, [_cells(entry, now_ms) for entry in result.requests], right_aligned=(4, 6, 8))
+    rows = [_cells(entry, now_ms) for entry in result.requests]
+    for lines in wrap_table(headers, rows, columns, WRAPPED, right_aligned=(4, 6, 8)):
+        yield from lines
     if result.more:
         yield f"Only the latest {len(result.requests):,} requests are shown (--limit)."
     if result.gaps:
@@ -207,7 +220,7 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
 def _resources(entry: Entry) -> str:
     """Return the first resources of a request; `anyOf` if it was granted none."""
     names = [f"exclusive:{name}" for name in entry.exclusive] + [f"shared:{name}" for name in entry.shared]
-    return join_names(names, len(names), RESOURCES_WIDTH) if names else "anyOf"
+    return join_names(names[:MAX_RESOURCES], len(names)) if names else "anyOf"
 
 
 def format_time(at_ms: float) -> str:

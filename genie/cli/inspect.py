@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from genie.cli.format import clip, duration, join_names, remaining, table, width
+from genie.cli.format import duration, fold, join_names, remaining, wrap_table
 from genie.cli.options import (
     Querier,
     WholeNumber,
@@ -19,19 +19,15 @@ from genie.cli.options import (
     query,
     server_options,
     timeout_option,
+    wide_option,
 )
-from genie.cli.output import print_json, print_lines
+from genie.cli.output import output_columns, print_json, print_lines
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
-from genie.text import printable
 
-COLUMNS = 100
-"""Maximum width of an output line."""
-TRANSACTION_COLUMNS = 20
-NOTE_COLUMNS = 16
 INDENT = "  "
-RESOURCES_INDEX = 2
-"""Index of the resources column, which gets the remaining width."""
+NAME_INDEXES = (1, 2)
+"""Indexes of the columns that are wrapped on a narrow terminal."""
 NUMBER_INDEXES = (3, 4, 5)
 """Indexes of the right-aligned columns."""
 
@@ -48,6 +44,7 @@ Row = dict[str, Any]
     metavar="N",
     help="Maximum number of holders, and of waiters. [default: 100]",
 )
+@wide_option
 @json_option
 @server_options
 @timeout_option
@@ -57,6 +54,7 @@ def inspect(
     transaction: str | None,
     id: int | None,
     limit: int | None,
+    wide: bool,
     as_json: bool,
     host: str,
     port: int,
@@ -82,7 +80,7 @@ def inspect(
         print_json(codec.dumps(payload))
         return
     with checked_reply():
-        lines = list(_report_lines(payload, time.time() * 1000))
+        lines = list(_report_lines(payload, time.time() * 1000, output_columns(wide=wide)))
     print_lines(*lines)
 
 
@@ -102,41 +100,41 @@ async def _query(client: Querier, limit: int | None, **filters: Any) -> dict[str
     return payload
 
 
-def _report_lines(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
+def _report_lines(payload: dict[str, Any], now_ms: float, columns: int | None = None) -> Iterator[str]:
     """Yield the lines of the text output: a table of held requests, and a table of waiting requests."""
     holders, queue = payload["holders"], payload["queue"]
     if not payload["holdersTotal"] and not payload["queueTotal"]:
         yield "No locks are held and no requests wait."
         return
     yield _title("Held", holders, payload["holdersTotal"])
-    yield from holder_lines(holders, now_ms)
+    yield from holder_lines(holders, now_ms, columns)
     yield _title("Waiting", queue, payload["queueTotal"])
-    yield from waiter_lines(queue, now_ms)
+    yield from waiter_lines(queue, now_ms, columns)
 
 
-def holder_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
+def holder_lines(rows: list[Row], now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines of a table of held requests; no lines if `rows` is empty."""
     if not rows:
         return
-    header, *lines = _table(rows, now_ms, since_header="HELD FOR", timeout_header="ENDS IN")
-    yield from _indent([header])
-    for row, line in zip(rows, lines, strict=True):
-        yield from _indent([line, *_note_lines(row)])
+    header, *blocks = _table(rows, now_ms, columns, since_header="HELD FOR", timeout_header="ENDS IN")
+    yield from _indent(header)
+    for row, lines in zip(rows, blocks, strict=True):
+        yield from _indent([*lines, *_note_lines(row, columns)])
 
 
-def waiter_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
+def waiter_lines(rows: list[Row], now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines of a table of waiting requests and their blockers; no lines if `rows` is empty."""
     if not rows:
         return
-    header, *lines = _table(rows, now_ms, since_header="WAITS FOR", timeout_header="TIMES OUT IN")
-    yield from _indent([header])
-    for row, line in zip(rows, lines, strict=True):
-        yield from _indent([line, *_note_lines(row), *blocker_lines(row, now_ms)])
+    header, *blocks = _table(rows, now_ms, columns, since_header="WAITS FOR", timeout_header="TIMES OUT IN")
+    yield from _indent(header)
+    for row, lines in zip(rows, blocks, strict=True):
+        yield from _indent([*lines, *_note_lines(row, columns), *blocker_lines(row, now_ms, columns)])
 
 
-def _note_lines(row: Row) -> Iterator[str]:
+def _note_lines(row: Row, columns: int | None) -> Iterator[str]:
     if "note" in row:
-        yield INDENT + clip(f"note: {row['note']}", COLUMNS - 2 * len(INDENT))
+        yield from fold(INDENT, f"note: {row['note']}", _inner(columns))
     if "traceparent" in row:
         yield INDENT + f"trace: {_trace_id(row['traceparent'])}"
 
@@ -151,10 +149,17 @@ def _title(label: str, rows: list[Row], total: int) -> str:
     return f"{label}: {total:,}{shown}"
 
 
-def _table(rows: list[Row], now_ms: float, since_header: str, timeout_header: str) -> list[str]:
-    """Return the lines of a table: the header, and a line for each request.
+def _inner(columns: int | None) -> int | None:
+    """Return the width of the lines that are indented by `INDENT`."""
+    return None if columns is None else columns - len(INDENT)
 
-    The resources get the width that the other columns leave. The priority column is omitted if all priorities are 0.
+
+def _table(
+    rows: list[Row], now_ms: float, columns: int | None, since_header: str, timeout_header: str
+) -> list[list[str]]:
+    """Return the lines of a table: those of the header, and those of each request.
+
+    Names are wrapped if the table is wider than `columns`. The priority column is omitted if all priorities are 0.
     """
     has_priorities = any(row["priority"] for row in rows)
     priority_header = ["PRIORITY"] if has_priorities else []
@@ -162,30 +167,28 @@ def _table(rows: list[Row], now_ms: float, since_header: str, timeout_header: st
     cells = [
         [
             str(row["id"]),
-            clip(row.get("transactionName") or "-", TRANSACTION_COLUMNS),
-            "",  # the resources, filled in below
+            row.get("transactionName") or "-",
+            join_names(row["resources"], total=row["resourcesTotal"]),
             duration(now_ms - row["since"]),
             remaining(row),
             *([str(row["priority"])] if has_priorities else []),
         ]
         for row in rows
     ]
-    other_columns_width = width(table(headers, cells, NUMBER_INDEXES)[0]) - len("RESOURCES")
-    resources_width = COLUMNS - len(INDENT) - other_columns_width
-    for row, row_cells in zip(rows, cells, strict=True):
-        row_cells[RESOURCES_INDEX] = join_names(row["resources"], total=row["resourcesTotal"], columns=resources_width)
-    return table(headers, cells, NUMBER_INDEXES)
+    return wrap_table(headers, cells, _inner(columns), NAME_INDEXES, NUMBER_INDEXES)
 
 
-def blocker_lines(row: Row, now_ms: float) -> Iterator[str]:
-    """Yield a line for each listed blocker of a waiting request, and a line with the number of the unlisted blockers."""
+def blocker_lines(row: Row, now_ms: float, columns: int | None) -> Iterator[str]:
+    """Yield the lines of each listed blocker of a waiting request, and a line with the number of the unlisted blockers.
+
+    The lines are indented once, and the caller may indent them again: they leave room for that.
+    """
     for blocker in row["blockers"]:
-        owner = f" of {clip(blocker['transactionName'], TRANSACTION_COLUMNS)}" if "transactionName" in blocker else ""
+        owner = f" of {blocker['transactionName']}" if "transactionName" in blocker else ""
         verb = "holds" if blocker["state"] == "held" else "is ahead in the queue for"
-        note = f", {clip(blocker['note'], NOTE_COLUMNS)}" if "note" in blocker else ""
-        suffix = f"{note} ({duration(now_ms - blocker['since'])})"
-        line = f"└ {blocker['id']}{owner} {verb} {blocker['mode']}:{printable(blocker['resource'])}"
-        yield INDENT + clip(line, COLUMNS - 2 * len(INDENT) - len(suffix)) + suffix
+        note = f", {blocker['note']}" if "note" in blocker else ""
+        what = f"{blocker['id']}{owner} {verb} {blocker['mode']}:{blocker['resource']}"
+        yield from fold(INDENT, f"└ {what}{note} ({duration(now_ms - blocker['since'])})", _inner(columns))
         if "traceparent" in blocker:
             yield f"{INDENT}  trace: {_trace_id(blocker['traceparent'])}"
     omitted = row["blockersTotal"] - len(row["blockers"])

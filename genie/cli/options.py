@@ -278,6 +278,13 @@ def json_option(command: Command[P, T]) -> Command[P, T]:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
+def wide_option(command: Command[P, T]) -> Command[P, T]:
+    """Add `--wide`. Names are never truncated: on a terminal they are wrapped within their columns."""
+    return click.option(
+        "--wide", is_flag=True, help="Print each row as one line, however long; on a terminal, rows are wrapped."
+    )(command)
+
+
 def seconds(minimum: float) -> Callable[[str | float], float]:
     """Return a function that converts an option to a number of seconds from `minimum` to `MAX_SECONDS`."""
 

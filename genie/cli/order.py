@@ -9,10 +9,10 @@ import click
 
 from genie.admin.models import Inversion, Order, OrderEdge
 from genie.cli.admin_client import AdminClient, admin_options, decode_response, query_admin
-from genie.cli.format import duration, table
+from genie.cli.format import duration, wrap_table
 from genie.cli.inspect import INDENT
-from genie.cli.options import WholeNumber, json_option, one_line_errors, timeout_option
-from genie.cli.output import print_json, print_lines
+from genie.cli.options import WholeNumber, json_option, one_line_errors, timeout_option, wide_option
+from genie.cli.output import output_columns, print_json, print_lines
 from genie.core.lock_order import ANALYSED_PER_S, describe_edge
 from genie.protocol import codec
 from genie.text import printable
@@ -31,12 +31,20 @@ HEADERS = ("HELD", "", "THEN", "REQUESTS", "LAST")
     help="Maximum number of edges, the most frequent first.",
 )
 @click.option("--dot", is_flag=True, help="Print a digraph for Graphviz; the edges of inversions are red.")
+@wide_option
 @json_option
 @admin_options
 @timeout_option
 @one_line_errors
 def order(
-    limit: int, dot: bool, as_json: bool, admin_host: str, admin_port: str, namespace: str | None, timeout: float
+    limit: int,
+    dot: bool,
+    wide: bool,
+    as_json: bool,
+    admin_host: str,
+    admin_port: str,
+    namespace: str | None,
+    timeout: float,
 ) -> None:
     """Show in which order transactions take locks, by classes of names, and which orders can deadlock (inversions).
 
@@ -52,10 +60,11 @@ def order(
     if as_json:
         print_json(codec.dumps(response))
     else:
-        print_lines(*(_dot_lines(shown) if dot else _report_lines(shown, time.time() * 1000)))
+        lines = _dot_lines(shown) if dot else _report_lines(shown, time.time() * 1000, output_columns(wide=wide))
+        print_lines(*lines)
 
 
-def _report_lines(shown: Order, now_ms: float) -> Iterator[str]:
+def _report_lines(shown: Order, now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines of the text output: the inversions, then the edges."""
     if not shown.edges:
         yield "No transaction has asked for a lock while it held another one."
@@ -70,7 +79,9 @@ def _report_lines(shown: Order, now_ms: float) -> Iterator[str]:
         names = ", ".join(map(printable, inversion.guards))
         yield f"Harmless while {names} is also held: {printable(inversion.description)}."
     yield ""
-    yield from table(HEADERS, [_edge_cells(edge, now_ms) for edge in shown.edges], right_aligned=(3, 4))
+    edges = [_edge_cells(edge, now_ms) for edge in shown.edges]
+    for lines in wrap_table(HEADERS, edges, columns, wrapped=(0, 2), right_aligned=(3, 4)):
+        yield from lines
     if len(shown.edges) < shown.edges_total:
         yield f"{len(shown.edges):,} of {shown.edges_total:,} edges are shown."
     if shown.dropped:

@@ -5,6 +5,9 @@ No other module of the commands prints.
 
 from __future__ import annotations
 
+import shutil
+import sys
+
 import click
 
 from genie.text import printable, printable_json
@@ -16,6 +19,11 @@ PREFIX = "genie: "
 def print_lines(*lines: str, err: bool = False) -> None:
     """Print lines to stdout, or to stderr."""
     click.echo("\n".join(map(printable, lines)), err=err)
+
+
+def output_columns(*, wide: bool) -> int | None:
+    """Return the width of the terminal, to which tables are wrapped. None, without a limit: a pipe, a file, or `--wide`."""
+    return None if wide or not sys.stdout.isatty() else shutil.get_terminal_size().columns
 
 
 def print_message(text: str) -> None:

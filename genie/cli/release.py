@@ -23,13 +23,16 @@ from genie.cli.options import (
     query,
     server_options,
     timeout_option,
+    wide_option,
 )
-from genie.cli.output import print_json, print_lines
+from genie.cli.output import output_columns, print_json, print_lines
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 
 MAX_CONCURRENT_COMMANDS = 100
+MAX_RESOURCES = 10
+"""Resources that are listed for a lock, those with the prefix first."""
 NOT_RELEASED = "not released"
 
 T = TypeVar("T")
@@ -56,6 +59,7 @@ class ReleaseList:
 @click.option("--transaction", metavar="NAME", help="Release all locks and waiting requests of this transaction.")
 @click.option("--prefix", metavar="PREFIX", help="Release all locks on resources whose names start with PREFIX.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@wide_option
 @json_option
 @server_options
 @timeout_option
@@ -65,6 +69,7 @@ def release(
     transaction: str | None,
     prefix: str | None,
     yes: bool,
+    wide: bool,
     as_json: bool,
     host: str,
     port: int,
@@ -96,7 +101,7 @@ def release(
     )
     if not as_json:
         with checked_reply():
-            lines = list(_target_lines(targets, time.time() * 1000))
+            lines = list(_target_lines(targets, time.time() * 1000, output_columns(wide=wide)))
         print_lines(*lines)
     if targets.ids and not yes:
         requests = "this request" if len(targets.ids) == 1 else f"these {len(targets.ids):,} requests"
@@ -135,18 +140,21 @@ async def _list_prefix(client: Querier, prefix: str) -> ReleaseList:
 
     The reply to `watch` contains the ids of the held locks. The details of each lock are then queried by `inspect`.
     """
-    ids: dict[int, None] = {}  # a dict instead of a set keeps the order of the reply
+    names_by_id: dict[int, list[str]] = {}
     async with client.watch(prefix) as watch:
         await client.ping()  # the server replies in order, so the reply to `watch` has arrived before this one
         with suppress(TimeoutError):
             async with asyncio.timeout(0):  # read only the changes that have already arrived
                 async for change in watch:
                     if change.state == "locked":
-                        ids[change.id] = None
+                        names_by_id.setdefault(change.id, []).append(f"{change.mode}:{change.resource}")
         complete = not watch.truncated
-    payloads = await _map_concurrently([*ids], lambda id_: client.inspected(id=id_))
+    payloads = await _map_concurrently([*names_by_id], lambda id_: client.inspected(id=id_))
     with checked_reply():
         holders = [row for payload in payloads for row in payload["holders"]]
+        for row in holders:  # the server lists ten resources, among which may be none with the prefix
+            listed = dict.fromkeys([*names_by_id[row["id"]], *row["resources"]])
+            row["resources"] = [*listed][:MAX_RESOURCES]
         holders.sort(key=lambda row: (_sort_key(row, prefix), row["id"]))
     return ReleaseList(holders, [], complete)
 
@@ -154,12 +162,10 @@ async def _list_prefix(client: Querier, prefix: str) -> ReleaseList:
 def _sort_key(row: Row, prefix: str) -> list[tuple[int, int, str]]:
     """Return a key that sorts locks by name.
 
-    The key is the smallest `natural_key` of the listed resources whose names start with the prefix. The server lists
-    only ten resources of a lock. If no listed name starts with the prefix, all listed names count.
+    The key is the smallest `natural_key` of the listed resources whose names start with the prefix.
     """
-    names = [bare_name(resource) for resource in row["resources"]]
-    with_prefix = [name for name in names if name.startswith(prefix)]
-    return min(map(natural_key, with_prefix or names), default=[])
+    names = map(bare_name, row["resources"])
+    return min((natural_key(name) for name in names if name.startswith(prefix)), default=[])
 
 
 async def _release_all(client: Querier, ids: list[int]) -> list[str]:
@@ -191,17 +197,17 @@ async def _map_concurrently(items: list[T], function: Callable[[T], Coroutine[An
     return results
 
 
-def _target_lines(targets: ReleaseList, now_ms: float) -> Iterator[str]:
+def _target_lines(targets: ReleaseList, now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines that list the requests to release, before the user is asked to confirm."""
     if not targets.ids:
         yield "Nothing to release."
         return
     if targets.holders:
         yield f"Held: {len(targets.holders):,}"
-        yield from holder_lines(targets.holders, now_ms)
+        yield from holder_lines(targets.holders, now_ms, columns)
     if targets.queue:
         yield f"Waiting: {len(targets.queue):,}"
-        yield from waiter_lines(targets.queue, now_ms)
+        yield from waiter_lines(targets.queue, now_ms, columns)
     if not targets.complete:
         yield "The list is incomplete: run the command again afterwards."
 

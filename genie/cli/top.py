@@ -354,8 +354,8 @@ def _hot_resources_section(hot: HotList) -> Section:
 
 # -- `genie top` --------
 
-COLUMNS = 100
-"""Width of the output if stdout is not a terminal."""
+NO_LIMIT = 1_000_000
+"""Width of the output if stdout is not a terminal: no column is dropped, and no name is shortened."""
 MAX_NODES = 250
 """Number of nodes of the wait-for graph to query, enough for `MAX_ROWS` waiting requests with ten blockers each."""
 SIGTERM_STATUS = 128 + signal.SIGTERM
@@ -365,12 +365,20 @@ SIGTERM_STATUS = 128 + signal.SIGTERM
 @click.command()
 @click.option("--every", type=seconds(0.1), metavar="SECONDS", default=1, show_default=True, help="Refresh interval.")
 @click.option("--once", is_flag=True, help="Print one snapshot and exit, as if stdout were not a terminal.")
+@click.option("--wide", is_flag=True, help="With --once: print whole rows, however long.")
 @json_option
 @admin_options
 @timeout_option
 @one_line_errors
 def top(
-    every: float, once: bool, as_json: bool, admin_host: str, admin_port: str, namespace: str | None, timeout: float
+    every: float,
+    once: bool,
+    wide: bool,
+    as_json: bool,
+    admin_host: str,
+    admin_port: str,
+    namespace: str | None,
+    timeout: float,
 ) -> None:
     """Show a live view of a server: longest queues, longest waits, hot resources. Press q to quit.
 
@@ -381,7 +389,7 @@ def top(
     if as_json:
         print_json(codec.dumps(query_admin(client, _query_state)))
     elif once or not console.is_terminal or console.is_dumb_terminal:
-        columns = console.width if console.is_terminal else COLUMNS
+        columns = console.width if console.is_terminal and not wide else NO_LIMIT
         print_lines(*(line.text for line in render(query_admin(client, _query_snapshot), columns, rows=None)))
     else:
         raise SystemExit(run_async(_Screen(console, client, every).run()))

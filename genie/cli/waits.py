@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from genie.cli.format import clip, duration, table
-from genie.cli.inspect import TRANSACTION_COLUMNS, Row
+from genie.cli.format import duration, wrap_table
+from genie.cli.inspect import Row
 from genie.cli.options import (
     bare_name,
     checked_reply,
@@ -18,14 +18,16 @@ from genie.cli.options import (
     query,
     server_options,
     timeout_option,
+    wide_option,
 )
-from genie.cli.output import print_json, print_lines
+from genie.cli.output import output_columns, print_json, print_lines
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 from genie.text import printable
 
-RESOURCE_COLUMNS = 60
 HEADERS = ("WAITER", "TRANSACTION", "", "BLOCKER", "TRANSACTION", "RESOURCE", "STATE", "FOR")
+NAME_INDEXES = (1, 4, 5)
+"""Indexes of the columns that are wrapped on a narrow terminal."""
 DURATION_INDEX = len(HEADERS) - 1
 
 Payload = dict[str, Any]
@@ -37,6 +39,7 @@ Payload = dict[str, Any]
 @click.option(
     "--dot", is_flag=True, help="Print a digraph for Graphviz; dashed edges lead to requests ahead in the queue."
 )
+@wide_option
 @json_option
 @server_options
 @timeout_option
@@ -45,6 +48,7 @@ def waits(
     resource: str | None,
     transaction: str | None,
     dot: bool,
+    wide: bool,
     as_json: bool,
     host: str,
     port: int,
@@ -70,7 +74,9 @@ def waits(
         if as_json:
             document = codec.dumps(_json_graph(payload))
         else:
-            lines = list(_dot_lines(payload) if dot else _report_lines(payload, time.time() * 1000))
+            lines = list(
+                _dot_lines(payload) if dot else _report_lines(payload, time.time() * 1000, output_columns(wide=wide))
+            )
     if as_json:
         print_json(document)
     else:
@@ -108,14 +114,15 @@ def _json_node(row: Row, state: str) -> dict[str, Any]:
     return {"id": row["id"], "state": state, "since": row["since"], **owner}
 
 
-def _report_lines(payload: Payload, now_ms: float) -> Iterator[str]:
+def _report_lines(payload: Payload, now_ms: float, columns: int | None = None) -> Iterator[str]:
     """Yield the lines of the text output: a table of the edges, and notes about the edges that the table omits."""
     if not payload["queueTotal"]:
         yield "No requests wait."
         return
     edges = [cells for row in payload["queue"] for cells in _edge_cells(row, now_ms)]
     if edges:
-        yield from table(HEADERS, edges, right_aligned=(DURATION_INDEX,))
+        for lines in wrap_table(HEADERS, edges, columns, NAME_INDEXES, right_aligned=(DURATION_INDEX,)):
+            yield from lines
     for note in _truncation_notes(payload):
         yield f"{note}."
 
@@ -125,14 +132,13 @@ def _edge_cells(row: Row, now_ms: float) -> Iterator[list[str]]:
     for blocker in row["blockers"]:
         yield [
             *[str(row["id"]), _owner(row), "→", str(blocker["id"]), _owner(blocker)],
-            clip(f"{blocker['mode']}:{blocker['resource']}", RESOURCE_COLUMNS),
-            *[blocker["state"], duration(now_ms - blocker["since"])],
+            *[f"{blocker['mode']}:{blocker['resource']}", blocker["state"], duration(now_ms - blocker["since"])],
         ]
 
 
 def _owner(row: Row) -> str:
     """Return the name of a request's transaction, or `-` for a request without a transaction."""
-    return clip(row.get("transactionName") or "-", TRANSACTION_COLUMNS)
+    return str(row.get("transactionName") or "-")
 
 
 def _truncation_notes(payload: Payload) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from admin import FakeAdmin, fake_admin
 from commands import genie_cli
 from genie.admin.models import DeadlockRow, Deadlocks, Problem, Step
 from ports import free_port
+from programs import CLI
+from terminal import terminal, without_sequences
 
 
 @pytest.fixture
@@ -48,8 +51,12 @@ def test_the_steps_of_a_cycle(admin: FakeAdmin) -> None:
     ]
 
 
-def test_a_long_name_is_wrapped_at_80_columns(admin: FakeAdmin) -> None:
-    lines = genie_cli("deadlocks", admin_port=str(admin.port)).stdout.splitlines()
+def test_a_long_name_is_one_line_in_a_pipe_and_wrapped_on_a_terminal(admin: FakeAdmin) -> None:
+    port = str(admin.port)
+    assert f"  8 of t1 waits for {'x' * 512}" in genie_cli("deadlocks", admin_port=port).stdout.splitlines()
+    with terminal([*CLI, "deadlocks", "--admin-port", port], os.environ, columns=80) as shown:
+        assert shown.wait() == 0
+    lines = without_sequences(shown.written).splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(line.count("x") for line in lines if not line.strip("x ")) == 512
 

@@ -112,6 +112,16 @@ async def test_a_prefix_releases_locks_and_grants_waiting_requests(server: Genie
     await other.release()
 
 
+async def test_the_rows_to_confirm_have_whole_names_and_those_with_the_prefix_first(
+    server: Genie, client: genie.Client
+) -> None:
+    names = [f"{'a' * 40}/{number}" for number in range(12)] + ["zone/" + "z" * 80]
+    async with client.lock(*names, transaction="transfer-00000000-0000-0000-0000-000000000001"):
+        shown = (await release(server, "--prefix", "zone/", answer="n\n")).output
+    (row,) = [line for line in shown.splitlines() if "transfer-" in line]
+    assert "transfer-00000000-0000-0000-0000-000000000001  exclusive:zone/" + "z" * 80 + " exclusive:aaa" in row
+
+
 async def test_locks_of_a_prefix_are_listed_by_name(server: Genie, client: genie.Client) -> None:
     for name in ("n/12", "n/1", "n/b", "n/2", "n/10/x"):
         await client.acquire(name, "a/99", transaction="one", transaction_timeout=HOUR)

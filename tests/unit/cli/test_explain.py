@@ -11,9 +11,14 @@ from inspected_rows import NOW, blocker, inspected, row
 Rows = dict[str, Any]
 
 
-def report(request: Rows, blockers: dict[str, Rows] | None = None, queues: dict[str, Rows] | None = None) -> list[str]:
+def report(
+    request: Rows,
+    blockers: dict[str, Rows] | None = None,
+    queues: dict[str, Rows] | None = None,
+    columns: int | None = None,
+) -> list[str]:
     replies = {"request": inspected(request), "blockers": blockers or {}, "queues": queues or {}}
-    return list(importlib.import_module("genie.cli.explain")._report_lines(replies, NOW))
+    return list(importlib.import_module("genie.cli.explain")._report_lines(replies, NOW, columns))
 
 
 def test_a_waiter_with_its_blockers_and_when_they_stop_blocking() -> None:
@@ -122,15 +127,19 @@ def test_unlisted_waiters_and_resources_of_a_holder_are_counted() -> None:
     ]
 
 
-def test_every_line_fits_into_100_columns() -> None:
+def test_every_line_fits_the_terminal_and_nothing_is_truncated() -> None:
     long = {"transactionName": "t" * 512, "since": NOW - 999 * 86_400_000, "expiresIn": 86_369_000}
     name = "口" * 512
     id = 2**53 - 1
     waits = row(id, f"exclusive:{name}", **long, blockers=[blocker(id, resource=name, transactionName="t" * 512)])
     holder = row(id - 1, f"exclusive:{name}", **(long | {"transactionName": "u"}))
     crowd = inspected(*[waits] * 12, queueTotal=10**6)
-    lines = [*report(waits, {str(id): inspected(holder)}), *report(holder, queues={name: crowd})]
+    lines = [
+        *report(waits, {str(id): inspected(holder)}, columns=100),
+        *report(holder, queues={name: crowd}, columns=100),
+    ]
     assert max(map(width, lines)) == 100
+    assert "…" not in "".join(lines)
 
 
 def test_an_unknown_id_has_no_report() -> None:

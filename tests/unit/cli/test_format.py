@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from genie.cli.format import clip, duration, join_names, natural_key, table, width
+from genie.cli.format import clip, duration, fold, join_names, natural_key, shorten, table, width, wrap_table
 from genie.protocol import codec
 from genie.text import printable, printable_json
 
@@ -57,11 +57,32 @@ def test_long_names_are_clipped_by_their_width() -> None:
 
 
 def test_omitted_names_are_counted() -> None:
-    assert join_names(["a", "b"], 2, 10) == "a b"
-    assert join_names(["aaaa", "bbbb", "cccc"], 3, 12) == "aaaa bbbb +1"
-    assert join_names(["aaaa", "bbbb", "cccc"], 3, 11) == "aaaa +2"
-    assert join_names(["aaaa", "bbbb"], 500, 100) == "aaaa bbbb +498"
-    assert join_names(["a" * 30, "bbbb"], 2, 10) == "aaaaaa… +1"
+    assert join_names(["a", "b"], 2) == "a b"
+    assert join_names(["aaaa", "bbbb"], 500) == "aaaa bbbb +498"
+
+
+def test_a_shortened_name_keeps_its_beginning_and_its_end() -> None:
+    assert shorten("accounts/1234", 13) == "accounts/1234"
+    assert shorten("transfer-0001", 9) == "tran…0001"
+    assert shorten("transfer-0002", 8) == "tran…002"
+    assert width(shorten("口座口座口座", 8)) <= 8
+    assert shorten("abc", 1) == "…"
+
+
+def test_a_long_text_is_folded_at_spaces_and_indented() -> None:
+    assert fold("  ", "a bc defghijkl m", None) == ["  a bc defghijkl m"]
+    assert fold("  ", "a bc defghijkl m", 10) == ["  a bc", "    defghi", "    jkl m"]
+
+
+def test_a_wide_table_is_wrapped_in_its_columns_of_names() -> None:
+    rows = [["1", "n" * 14, "x y", "3"], ["2", "m", "z", "12"]]
+    headers = ["ID", "NAME", "OTHER", "N"]
+    assert wrap_table(headers, rows, None, wrapped=(1, 2), right_aligned=(3,))[1] == [f"1   {'n' * 14}  x y     3"]
+    assert wrap_table(headers, rows, 27, wrapped=(1, 2), right_aligned=(3,)) == [
+        ["ID  NAME          OTHER   N"],
+        [f"1   {'n' * 12}  x y     3", "    nn"],
+        ["2   m             z      12"],
+    ]
 
 
 def test_columns_are_aligned() -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import importlib
+import uuid
 from typing import Any
+
+import pytest
 
 from genie.cli.format import width
 from inspected_rows import NOW, blocker, row
@@ -9,8 +12,8 @@ from inspected_rows import NOW, blocker, row
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def report(payload: dict[str, Any]) -> list[str]:
-    return list(importlib.import_module("genie.cli.inspect")._report_lines(payload, NOW))
+def report(payload: dict[str, Any], columns: int | None = None) -> list[str]:
+    return list(importlib.import_module("genie.cli.inspect")._report_lines(payload, NOW, columns))
 
 
 def test_an_empty_server_has_a_message_instead_of_tables() -> None:
@@ -66,14 +69,48 @@ def test_notes_traces_and_waits_without_a_timeout() -> None:
     ]
 
 
-def test_every_line_fits_into_100_columns() -> None:
+def test_a_pipe_gets_whole_names_one_row_a_line() -> None:
+    names = [f"transfer-{uuid.UUID(int=number)}" for number in (1, 2)]
+    holders = [row(id, "exclusive:" + "a" * 200, transactionName=name) for id, name in enumerate(names, 1)]
+    waits = row(9, "exclusive:a", blockers=[blocker(1, transactionName=names[0], note="n" * 100)], note="m" * 200)
+    payload = {"holders": holders, "holdersTotal": 2, "queue": [waits | {"blockersTotal": 1}], "queueTotal": 1}
+    lines = report(payload)
+    assert [line.split()[1:3] for line in lines[2:4]] == [[name, "exclusive:" + "a" * 200] for name in names]
+    assert lines[-2:] == [
+        "    note: " + "m" * 200,
+        f"    └ 1 of {names[0]} holds exclusive:a, {'n' * 100} (3.2 s)",
+    ]
+
+
+def test_a_terminal_wraps_names_within_their_columns() -> None:
+    name = f"transfer-{uuid.UUID(int=2)}"
+    payload = {
+        "holders": [row(7, "exclusive:accounts/2", "exclusive:accounts/13", transactionName=name)],
+        "holdersTotal": 1,
+        "queue": [],
+        "queueTotal": 0,
+    }
+    assert report(payload, columns=70) == [
+        "Held: 1",
+        "  ID  TRANSACTION            RESOURCES               HELD FOR  ENDS IN",
+        "  7   transfer-00000000-000  exclusive:accounts/2       3.2 s    6.8 s",
+        "      0-0000-0000-000000000  exclusive:accounts/13",
+        "      002",
+        "Waiting: 0",
+    ]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_every_line_fits_the_terminal_and_nothing_is_truncated(columns: int) -> None:
     long = {"transactionName": "t" * 512, "note": "n" * 256, "priority": -(2**31), "since": NOW - 999 * 86_400_000}
     names = [f"exclusive:{letter * 512}" for letter in "ab口"]
     waits = row(2**53 - 1, *names, **long, blockers=[blocker(2**53 - 1, **(long | {"resource": "b" * 512}))])
     waits |= {"blockersTotal": 1, "expiresIn": 86_369_000}
     payload = {"holders": [waits], "holdersTotal": 10**6, "queue": [waits], "queueTotal": 10**6}
-    lines = report(payload)
-    assert max(map(width, lines)) == 100
+    text = "".join(lines := report(payload, columns))
+    assert max(map(width, lines)) <= max(columns, 100)
+    assert [text.count(letter) >= 512 * 2 for letter in "ab口"] == [True] * 3
+    assert "…" not in text
 
 
 def test_bare_name_removes_the_mode() -> None:

@@ -141,9 +141,9 @@ def test_columns_of_equal_rank_share_the_width() -> None:
     )
     rows = [["a" * 20, "b" * 6, "123"]]
     assert fit_table(equal, rows, 40)[1] == "a" * 20 + "  " + "b" * 6 + "  123"
-    assert fit_table(equal, rows, 21)[1] == "aaaaaaa…  bbbbbb  123"
-    assert fit_table(equal, rows, 20)[1] == "a" * 11 + "…  bbbbbb"
-    assert fit_table(equal, rows, 12)[1] == "aaaa…  bbbb…"
+    assert fit_table(equal, rows, 21)[1] == "aaaa…aaa  bbbbbb  123"
+    assert fit_table(equal, rows, 20)[1] == "aaaaaa…aaaaa  bbbbbb"
+    assert fit_table(equal, rows, 12)[1] == "aa…aa  bb…bb"
 
 
 COLUMNS = (Column("NAME", 0, min_width=8), Column("N", 1, right_aligned=True), Column("OWNER", 2, min_width=6))
@@ -156,10 +156,10 @@ def test_columns_shrink_before_they_are_dropped() -> None:
         "accounts/13  1,000  transfer-42",
         "a                1  -",
     ]
-    assert fit_table(COLUMNS, rows, 28)[1] == "accounts/13  1,000  transfe…"
-    assert fit_table(COLUMNS, rows, 23)[1] == "account…  1,000  trans…"
+    assert fit_table(COLUMNS, rows, 28)[1] == "accounts/13  1,000  tran…-42"
+    assert fit_table(COLUMNS, rows, 23)[1] == "acco…/13  1,000  tra…42"
     assert fit_table(COLUMNS, rows, 22)[1] == "accounts/13  1,000"
-    assert fit_table(COLUMNS, rows, 10)[1] == "accounts/…"
+    assert fit_table(COLUMNS, rows, 10)[1] == "accou…s/13"
     assert fit_table(COLUMNS, rows, 5)[1] == "acco…"
 
 
