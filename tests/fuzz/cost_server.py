@@ -358,7 +358,7 @@ def _part(all_lines: Any) -> list[bytes]:
 
 
 def _hello(session: int, lasts: float, quiet: bool) -> bytes:
-    return make_line("hello", session=f"secret-number-{session}", sessionTimeout=lasts, quiet=quiet) + b"\n"
+    return make_line("hello", session=f"secret-of-session-{session}", sessionTimeout=lasts, quiet=quiet) + b"\n"
 
 
 # -- Playing a sequence -------------------------------------------------------------------------------------

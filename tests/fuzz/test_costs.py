@@ -93,3 +93,10 @@ def test_a_failure_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     smallest = costs.shrink(cell, search.failures[cell])
     assert [each["do"] for each in smallest.steps] == ["send"]
     assert smallest.steps[0]["count"] < 200
+
+
+def test_a_hello_resumes_its_session() -> None:
+    hello = step("hello", session=0, lasts=10_000, quiet=False)
+    locks = burst(count=300, disconnect="release")
+    plain, resumed = play([hello, locks]), play([hello, locks, hello | {"client": 1}])
+    assert resumed.corpus["work", "hello"].value > 5 * plain.corpus["work", "hello"].value
