@@ -21,6 +21,7 @@ import os
 import signal
 import subprocess
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import PurePath
 from typing import Any
 
@@ -154,8 +155,10 @@ class LockedCommand:
                 async with client.lock(
                     *options.resources,
                     transaction=options.transaction,
-                    queue_timeout=MAX_SECONDS if options.queue_timeout is None else options.queue_timeout,
-                    transaction_timeout=options.max_hold or WATCHDOG_TIMEOUT_S,
+                    queue_timeout=timedelta(
+                        seconds=MAX_SECONDS if options.queue_timeout is None else options.queue_timeout
+                    ),
+                    transaction_timeout=timedelta(seconds=options.max_hold or WATCHDOG_TIMEOUT_S),
                     watchdog=options.max_hold is None,
                     priority=options.priority,
                 ) as lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
@@ -23,6 +24,7 @@ from genie.client.commands import (
     make_any_request,
 )
 from genie.client.config import Address, ClientOptions, Token, parse_addresses
+from genie.client.durations import to_seconds
 from genie.client.errors import already_released, copy_lock_lost, reject_pickling
 from genie.client.hints import warn_unconfirmed
 from genie.client.inspection import Inspection
@@ -121,7 +123,7 @@ class Lock(LockInfo):
         self._connection.detach(self._request)
         return self.id
 
-    async def extend(self, seconds: float) -> None:
+    async def extend(self, seconds: float | timedelta) -> None:
         """Set the remaining time of the lock to `seconds` from now, which may also shorten the lock.
 
         Raises:
@@ -131,7 +133,7 @@ class Lock(LockInfo):
             RuntimeError: if the lock was detached.
 
         """
-        extend = Extend(self.id, seconds, self._request)  # checks `seconds`
+        extend = Extend(self.id, to_seconds(seconds, "seconds"), self._request)  # checks `seconds`
         self._check_managed()
         if self._request.state is RequestState.HELD:
             await self._connection.call(extend)
@@ -410,10 +412,10 @@ def connect(  # noqa: PLR0913 - one for each option
     host: str | Sequence[str] | None = None,
     port: int | None = None,
     *,
-    connect_timeout: float = 10.0,
-    response_timeout: float = 1.0,
+    connect_timeout: float | timedelta = 10.0,
+    response_timeout: float | timedelta = 1.0,
     session: str | None = None,
-    session_timeout: float = 10.0,
+    session_timeout: float | timedelta = 10.0,
     token: Token | None = None,
     namespace: str | None = None,
     note: str | None = None,
@@ -461,10 +463,10 @@ def connect(  # noqa: PLR0913 - one for each option
     return Client(
         parse_addresses(host, port, ssl=ssl),
         ClientOptions(
-            connect_timeout=connect_timeout,
-            response_timeout=response_timeout,
+            connect_timeout=to_seconds(connect_timeout, "connect_timeout"),
+            response_timeout=to_seconds(response_timeout, "response_timeout"),
             session=session,
-            session_timeout=session_timeout,
+            session_timeout=to_seconds(session_timeout, "session_timeout"),
             token=token,
             namespace=namespace,
             note=note,
@@ -517,8 +519,8 @@ class Client:
         self,
         *resources: str,
         transaction: str | None = None,
-        queue_timeout: float | None = 10.0,
-        transaction_timeout: float = 10.0,
+        queue_timeout: float | timedelta | None = 10.0,
+        transaction_timeout: float | timedelta = 10.0,
         priority: float = 0,
         watchdog: bool = False,
         on_disconnect: OnDisconnect = "keep",
@@ -544,7 +546,9 @@ class Client:
             ),
         )
 
-    def elect(self, name: str, *, transaction_timeout: float = 10.0, note: str | None = None) -> LockContext:
+    def elect(
+        self, name: str, *, transaction_timeout: float | timedelta = 10.0, note: str | None = None
+    ) -> LockContext:
         """Lead while a block runs: `async with client.elect("leader/billing") as leadership:`.
 
         The block begins when this client is the leader, which may take any time. It is an exclusive lock without a
@@ -573,8 +577,8 @@ class Client:
         self,
         *resources: str,
         transaction: str | None = None,
-        queue_timeout: float | None = 10.0,
-        transaction_timeout: float = 10.0,
+        queue_timeout: float | timedelta | None = 10.0,
+        transaction_timeout: float | timedelta = 10.0,
         priority: float = 0,
         watchdog: bool = False,
         on_disconnect: OnDisconnect = "keep",
@@ -588,8 +592,8 @@ class Client:
                 either of the two is exclusive. `lock.resources` lists the locked resources.
             transaction: name of the transaction of this request. Requests of one transaction do not block each other,
                 and deadlocks are detected between transactions.
-            queue_timeout: seconds to wait in the queue. None: no limit, even while no server responds.
-            transaction_timeout: seconds after the grant at which the lock is lost.
+            queue_timeout: seconds, or a timedelta, to wait in the queue. None: no limit, even while no server responds.
+            transaction_timeout: seconds, or a timedelta, after the grant at which the lock is lost.
             priority: requests with a higher priority are granted first.
             watchdog: extend the lock automatically until `lock.release()`, as long as this client is open and can
                 reach the leader.
@@ -627,7 +631,7 @@ class Client:
         self,
         *resources: str,
         transaction: str | None = None,
-        transaction_timeout: float = 10.0,
+        transaction_timeout: float | timedelta = 10.0,
         priority: float = 0,
         watchdog: bool = False,
         on_disconnect: OnDisconnect = "keep",
@@ -659,7 +663,7 @@ class Client:
         *,
         weights: Sequence[int] | None = None,
         transaction: str | None = None,
-        transaction_timeout: float = 10.0,
+        transaction_timeout: float | timedelta = 10.0,
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> Lock:
@@ -674,7 +678,7 @@ class Client:
             target: the sum of weights to reach.
             weights: a positive integer for each resource, of any size. Default: 1 for each resource.
             transaction: name of the transaction of this request, as in `acquire`.
-            transaction_timeout: seconds after the grant at which the lock is lost.
+            transaction_timeout: seconds, or a timedelta, after the grant at which the lock is lost.
             on_disconnect: `"keep"` or `"release"`, as in `acquire`.
             note: text for operators, as in `acquire`.
 
@@ -829,7 +833,7 @@ class Client:
         self._connection.release(release)
         return await self._connection.wait_for_release(release)
 
-    async def extend(self, id: int, seconds: float) -> None:
+    async def extend(self, id: int, seconds: float | timedelta) -> None:
         """Set the remaining time of a lock of any client, by its id, to `seconds` from now.
 
         The server does not notify the client that acquired the lock. That client considers the lock lost after the
@@ -844,7 +848,7 @@ class Client:
             Unavailable: if no server has answered within `response_timeout`, so that the result is not known.
 
         """
-        await self._connection.call(Extend(id, seconds, self._connection.find_held_lock(id)))
+        await self._connection.call(Extend(id, to_seconds(seconds, "seconds"), self._connection.find_held_lock(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
         """Make the object of a request, which is not sent yet. Raises ValueError or TypeError for invalid arguments."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
+from genie.client.durations import to_seconds
 from genie.errors import Code, GenieError, LockLost, RequestRejected
 from genie.protocol import codec, messages
 from genie.protocol.framing import MAX_LINE_BYTES
@@ -362,14 +364,14 @@ def make_request(
     resources: Sequence[str],
     *,
     transaction: str | None = None,
-    queue_timeout: float | None = 10.0,
-    transaction_timeout: float = 10.0,
+    queue_timeout: float | timedelta | None = 10.0,
+    transaction_timeout: float | timedelta = 10.0,
     priority: float = 0,
     watchdog: bool = False,
     on_disconnect: OnDisconnect = "keep",
     note: str | None = None,
 ) -> Request:
-    """Make a request that locks all of the resources at once. Timeouts are in seconds.
+    """Make a request that locks all of the resources at once. Timeouts are in seconds, or are timedeltas.
 
     A resource is written `shared:NAME`, `exclusive:NAME` or `NAME` (exclusive). A resource that is listed twice is
     locked once, exclusively if either of the two is exclusive. `ref` identifies the request in the protocol.
@@ -384,11 +386,10 @@ def make_request(
     distinct_resources = _merge_duplicates(
         [parse_resource_arg(check_resource_type(resource)) for resource in resources]
     )
-    payload = {
-        "resources": distinct_resources,
-        **_options(queue_timeout, transaction_timeout, priority, on_disconnect),
-        "ref": ref,
-    }
+    fields, queue_timeout_s, transaction_timeout_s = _options(
+        queue_timeout, transaction_timeout, priority, on_disconnect
+    )
+    payload = {"resources": distinct_resources, **fields, "ref": ref}
     if transaction is not None:
         payload["transactionName"] = check_name(transaction, "the name of a transaction")
     if note is not None:
@@ -398,8 +399,8 @@ def make_request(
         make_request_line(payload),
         ref,
         distinct_resources,
-        math.inf if queue_timeout is None else queue_timeout,
-        transaction_timeout,
+        queue_timeout_s,
+        transaction_timeout_s,
         transaction,
         watchdog,
         on_disconnect == "release",
@@ -408,20 +409,30 @@ def make_request(
 
 @lru_cache
 def _options(
-    queue_timeout: float | None, transaction_timeout: float, priority: float, on_disconnect: OnDisconnect
-) -> dict[str, Any]:
-    """Check the options that most requests of a program have in common, and return them as fields of the payload."""
+    queue_timeout: float | timedelta | None,
+    transaction_timeout: float | timedelta,
+    priority: float,
+    on_disconnect: OnDisconnect,
+) -> tuple[dict[str, Any], float, float]:
+    """Check the options that most requests of a program have in common.
+
+    Returns:
+        Their fields of the payload, and the two timeouts in seconds. Without a limit, the queue timeout is infinite.
+
+    """
+    queue_timeout_s = None if queue_timeout is None else to_seconds(queue_timeout, "queue_timeout")
+    transaction_timeout_s = to_seconds(transaction_timeout, "transaction_timeout")
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise ValueError(f"priority must be a number from -2^31 to 2^31, not {priority!r}")
     fields: dict[str, Any] = {
-        "queueTimeout": _queue_timeout_ms(queue_timeout),
-        "transactionTimeout": to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
+        "queueTimeout": _queue_timeout_ms(queue_timeout_s),
+        "transactionTimeout": to_milliseconds(transaction_timeout_s, "transaction_timeout", min_ms=1),
     }
     if priority:  # the default is not sent
         fields["priority"] = priority
     if is_bound_to_session(on_disconnect):
         fields["onDisconnect"] = on_disconnect
-    return fields
+    return fields, math.inf if queue_timeout_s is None else queue_timeout_s, transaction_timeout_s
 
 
 def _merge_duplicates(resources: list[str]) -> tuple[str, ...]:
@@ -565,7 +576,7 @@ def make_any_request(
     *,
     weights: Sequence[int] | None = None,
     transaction: str | None = None,
-    transaction_timeout: float = 10.0,
+    transaction_timeout: float | timedelta = 10.0,
     on_disconnect: OnDisconnect = "keep",
     note: str | None = None,
 ) -> Request:
@@ -596,12 +607,13 @@ def make_any_request(
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
     bound_to_session = is_bound_to_session(on_disconnect)
+    transaction_timeout_s = to_seconds(transaction_timeout, "transaction_timeout")
     check_note(note)
     payload = {
         "anyOf": candidates,
         "weights": None if weights is None else [str(weight) if as_strings else weight for weight in weights],
         "target": str(target) if as_strings else target,
-        "transactionTimeout": to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
+        "transactionTimeout": to_milliseconds(transaction_timeout_s, "transaction_timeout", min_ms=1),
         "transactionName": transaction,
         "onDisconnect": on_disconnect if bound_to_session else None,
         "note": note,
@@ -612,7 +624,7 @@ def make_any_request(
         ref,
         candidates,
         queue_timeout=0.0,
-        transaction_timeout=transaction_timeout,
+        transaction_timeout=transaction_timeout_s,
         transaction=transaction,
         bound_to_session=bound_to_session,
     )

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack
+from datetime import timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from genie.client import aio, sync
@@ -26,7 +27,7 @@ class OnceDecorator(Protocol):
     def __call__(self, job: Callable[P, T], /) -> Callable[P, T | None]: ...
 
 
-def once(name: str, hold: float, **options: Any) -> OnceDecorator:
+def once(name: str, hold: float | timedelta, **options: Any) -> OnceDecorator:
     """Decorate a job that another process must not run now, or within `hold` seconds after it has succeeded here.
 
     The job may be a function or a coroutine function. Each call opens a client, so the decorated job also works in processes
@@ -36,7 +37,7 @@ def once(name: str, hold: float, **options: Any) -> OnceDecorator:
 
     Args:
         name: the resource that stands for the job, as in `client.acquire`.
-        hold: how long the lock stays held after the job, in seconds. More than the clocks of the machines differ, and less
+        hold: how long the lock stays held after the job, in seconds or as a timedelta. More than the clocks of the machines differ, and less
             than the interval of the job. If the process dies during the job, the lock ends after at most this time.
         options: those of `genie.connect`.
 
@@ -71,7 +72,7 @@ def once(name: str, hold: float, **options: Any) -> OnceDecorator:
     return decorate
 
 
-def _run_function(job: Callable[[], Any], name: str, hold: float, options: dict[str, Any]) -> Any:
+def _run_function(job: Callable[[], Any], name: str, hold: float | timedelta, options: dict[str, Any]) -> Any:
     with sync.connect(**options) as client, ExitStack() as stack:
         try:
             lock = stack.enter_context(client.lock(name, queue_timeout=0, transaction_timeout=hold, watchdog=True))
@@ -91,7 +92,7 @@ def _run_function(job: Callable[[], Any], name: str, hold: float, options: dict[
 
 
 async def _run_coroutine(
-    job: Callable[[], Coroutine[Any, Any, Any]], name: str, hold: float, options: dict[str, Any]
+    job: Callable[[], Coroutine[Any, Any, Any]], name: str, hold: float | timedelta, options: dict[str, Any]
 ) -> Any:
     async with aio.connect(**options) as client, AsyncExitStack() as stack:
         try:

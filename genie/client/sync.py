@@ -6,6 +6,7 @@ import inspect
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
@@ -23,6 +24,7 @@ from genie.client.commands import (
     make_any_request,
 )
 from genie.client.config import Address, ClientOptions, Token, parse_addresses
+from genie.client.durations import to_seconds
 from genie.client.errors import already_released, copy_lock_lost, reject_pickling
 from genie.client.handover import Guard, LostEvent
 from genie.client.hints import warn_unconfirmed
@@ -91,7 +93,7 @@ class Lock(LockInfo):
         self._connection.detach(self._request)
         return self.id
 
-    def extend(self, seconds: float) -> None:
+    def extend(self, seconds: float | timedelta) -> None:
         """Set the remaining time of the lock to `seconds` from now, which may also shorten the lock.
 
         Raises:
@@ -101,7 +103,7 @@ class Lock(LockInfo):
             RuntimeError: if the lock was detached.
 
         """
-        extend = Extend(self.id, seconds, self._request)  # checks `seconds`
+        extend = Extend(self.id, to_seconds(seconds, "seconds"), self._request)  # checks `seconds`
         self._check_managed()
         if self._request.state is RequestState.HELD:
             self._connection.call(extend)
@@ -365,10 +367,10 @@ def connect(  # noqa: PLR0913 - one for each option
     host: str | Sequence[str] | None = None,
     port: int | None = None,
     *,
-    connect_timeout: float = 10.0,
-    response_timeout: float = 1.0,
+    connect_timeout: float | timedelta = 10.0,
+    response_timeout: float | timedelta = 1.0,
     session: str | None = None,
-    session_timeout: float = 10.0,
+    session_timeout: float | timedelta = 10.0,
     token: Token | None = None,
     namespace: str | None = None,
     note: str | None = None,
@@ -382,10 +384,10 @@ def connect(  # noqa: PLR0913 - one for each option
     return Client(
         parse_addresses(host, port, ssl=ssl),
         ClientOptions(
-            connect_timeout=connect_timeout,
-            response_timeout=response_timeout,
+            connect_timeout=to_seconds(connect_timeout, "connect_timeout"),
+            response_timeout=to_seconds(response_timeout, "response_timeout"),
             session=session,
-            session_timeout=session_timeout,
+            session_timeout=to_seconds(session_timeout, "session_timeout"),
             token=token,
             namespace=namespace,
             note=note,
@@ -432,8 +434,8 @@ class Client:
         self,
         *resources: str,
         transaction: str | None = None,
-        queue_timeout: float | None = 10.0,
-        transaction_timeout: float = 10.0,
+        queue_timeout: float | timedelta | None = 10.0,
+        transaction_timeout: float | timedelta = 10.0,
         priority: float = 0,
         watchdog: bool = False,
         on_disconnect: OnDisconnect = "keep",
@@ -459,7 +461,9 @@ class Client:
             ),
         )
 
-    def elect(self, name: str, *, transaction_timeout: float = 10.0, note: str | None = None) -> LockContext:
+    def elect(
+        self, name: str, *, transaction_timeout: float | timedelta = 10.0, note: str | None = None
+    ) -> LockContext:
         """Lead while a block runs: `with client.elect("leader/billing") as leadership:`.
 
         Arguments and errors are those of `genie.Client.elect`. If the leadership is lost, the end of the block raises
@@ -473,8 +477,8 @@ class Client:
         self,
         *resources: str,
         transaction: str | None = None,
-        queue_timeout: float | None = 10.0,
-        transaction_timeout: float = 10.0,
+        queue_timeout: float | timedelta | None = 10.0,
+        transaction_timeout: float | timedelta = 10.0,
         priority: float = 0,
         watchdog: bool = False,
         on_disconnect: OnDisconnect = "keep",
@@ -502,7 +506,7 @@ class Client:
         self,
         *resources: str,
         transaction: str | None = None,
-        transaction_timeout: float = 10.0,
+        transaction_timeout: float | timedelta = 10.0,
         priority: float = 0,
         watchdog: bool = False,
         on_disconnect: OnDisconnect = "keep",
@@ -534,7 +538,7 @@ class Client:
         *,
         weights: Sequence[int] | None = None,
         transaction: str | None = None,
-        transaction_timeout: float = 10.0,
+        transaction_timeout: float | timedelta = 10.0,
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> Lock:
@@ -631,12 +635,12 @@ class Client:
         """
         return self._connection.release(Release(id))
 
-    def extend(self, id: int, seconds: float) -> None:
+    def extend(self, id: int, seconds: float | timedelta) -> None:
         """Set the remaining time of a lock of any client, by its id, to `seconds` from now.
 
         See `genie.Client.extend` for the effect on the client that acquired the lock, and for the errors.
         """
-        self._connection.call(Extend(id, seconds, self._connection.find_held_lock(id)))
+        self._connection.call(Extend(id, to_seconds(seconds, "seconds"), self._connection.find_held_lock(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
         """Make the object of a request, which is not sent yet. Raises ValueError or TypeError for invalid arguments."""

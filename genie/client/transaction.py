@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Final, TypedDict
 from weakref import WeakValueDictionary
 
@@ -30,8 +31,8 @@ MAX_WORK_NAME: Final = 64
 class TransactionOptions(TypedDict, total=False):
     """The options of each lock of a transaction, as in `client.acquire`."""
 
-    queue_timeout: float | None
-    transaction_timeout: float
+    queue_timeout: float | timedelta | None
+    transaction_timeout: float | timedelta
     priority: float
     watchdog: bool
     on_disconnect: OnDisconnect

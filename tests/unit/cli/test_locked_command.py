@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -159,7 +160,7 @@ def test_a_failed_release_keeps_the_status_of_the_command(
 def test_it_queues_again_after_the_maximum_queue_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     client = FakeClient(FakeLock(time_out, do_nothing), FakeLock(do_nothing, do_nothing))
     assert run_command(monkeypatch, client, "raise SystemExit(7)") == 7
-    assert [options["queue_timeout"] for options in client.requested] == [2_147_483.647] * 2
+    assert [options["queue_timeout"] for options in client.requested] == [timedelta(seconds=2_147_483.647)] * 2
 
 
 def test_it_does_not_queue_again_after_its_own_queue_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

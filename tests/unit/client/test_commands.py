@@ -121,6 +121,7 @@ def test_seconds_become_milliseconds_to_the_microsecond(seconds):
     assert isinstance(ms, int) == (ms == int(ms))
 
 
+@pytest.mark.filterwarnings("ignore:.* is in seconds:UserWarning")
 @given(
     names=st.lists(st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20), min_size=1),
     queue_timeout=st.floats(0, 2_147_483),
