@@ -1,4 +1,5 @@
-# The build stage compiles the hot modules to C. The image itself contains no compiler and no pip.
+# The build stage compiles the hot modules to C. The image itself contains no compiler and no pip. It also contains the
+# applications, for example genie-ledger.
 #
 # To pin the base image: docker build --build-arg BASE=python:3.12-slim@sha256:DIGEST .
 ARG BASE=python:3.12-slim
@@ -7,11 +8,12 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE requirements.lock requirements-build.lock ./
 COPY genie genie
+COPY applications applications
 ENV HATCH_BUILD_HOOK_ENABLE_MYPYC=true
 # The dependencies, and the tools that build the wheel, are those of the lock files, and pip checks their hashes. Debug
 # symbols, a third of /opt/genie, are removed.
 RUN python -m pip install --no-cache-dir --no-deps --require-hashes -r requirements-build.lock \
- && python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . ./applications/tokens ./applications/ledger \
  && python -m venv --without-pip /opt/genie \
  && python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps --require-hashes -r requirements.lock \
  && python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps /wheels/*.whl \

@@ -4,13 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # The applications are installed with the lock server, so that `make` works on all of the repository.
-APPLICATIONS := --editable applications/tokens
-PROJECTS     := pyproject.toml applications/tokens/pyproject.toml
+APPLICATIONS := --editable applications/tokens --editable 'applications/ledger[sqlite]'
+PROJECTS     := pyproject.toml applications/tokens/pyproject.toml applications/ledger/pyproject.toml
 
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test test-tokens lint format docs clients clients-typescript clients-go npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz fuzz-costs baseline public-api bench bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
+.PHONY: serve check test test-ledger test-tokens lint format docs clients clients-typescript clients-go npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz fuzz-costs baseline public-api bench bench-ledger bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -27,6 +27,9 @@ test: announcement $(VENV)/.tested deploy-tools redis postgres mariadb chromium 
 # The tests of one application.
 test-tokens: $(VENV)/.tested redis postgres
 	$(BIN)/python -m pytest -n 2 --dist loadfile applications/tokens
+
+test-ledger: $(VENV)/.tested redis postgres mariadb
+	$(BIN)/python -m pytest -n 2 --dist loadfile applications/ledger
 
 # The clients of other languages: their tests, the conformance cases, and the bank example, each with real servers.
 # FAULTS_S is how long the example's servers and Redis are killed, in seconds.
@@ -52,6 +55,7 @@ lint: $(VENV)/.tested
 	$(BIN)/mypy -p conformance
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/lint-imports --no-cache applications/tokens/pyproject.toml
+	$(BIN)/lint-imports --no-cache applications/ledger/pyproject.toml
 
 format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
@@ -105,10 +109,9 @@ baseline: $(VENV)/.tested redis
 public-api: $(VENV)/.tested
 	$(BIN)/python tools/public_api.py
 
-bench: bench-tokens $(VENV)/.tested redis postgres mariadb
+bench: bench-tokens bench-ledger $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/fairness.py
-	$(BIN)/python benchmarks/timeouts.py
 	$(BIN)/python benchmarks/admin.py
 	$(BIN)/python benchmarks/tls.py
 	$(BIN)/python benchmarks/scaleout.py --rounds 3
@@ -116,6 +119,9 @@ bench: bench-tokens $(VENV)/.tested redis postgres mariadb
 # The benchmarks of one application.
 bench-tokens: $(VENV)/.tested redis
 	PYTHONPATH=benchmarks $(BIN)/python applications/tokens/benchmarks/tokens.py
+
+bench-ledger: $(VENV)/.tested postgres mariadb
+	PYTHONPATH=benchmarks:tests $(BIN)/python applications/ledger/benchmarks/timeouts.py
 
 # The speed beside another commit: make bench-against BASE=HEAD~3 ROUNDS=9. AGAINST has further options, for example
 # AGAINST="--compiled --store memory".
@@ -154,7 +160,7 @@ sources: $(VENV)/.released
 # Compiled wheels for all supported versions of Python on this platform, from the sdist of `make sources`, in
 # build/release/wheels. On Linux it needs a Docker engine, because the wheels are to run on older distributions, too.
 wheels: $(VENV)/.released
-	$(BIN)/cibuildwheel --output-dir build/release/wheels build/release/dist/*.tar.gz
+	$(BIN)/cibuildwheel --output-dir build/release/wheels build/release/dist/genie_lock-*.tar.gz
 
 # SHA256SUMS of the archives in build/release/dist.
 checksums:
@@ -166,8 +172,9 @@ tag:
 
 # Renews requirements.lock, the versions and hashes that the image installs, and requirements-build.lock, those with which it
 # is built. For Python 3.11 and later, on all platforms.
-LOCK = $(BIN)/uv pip compile pyproject.toml --extra server --generate-hashes --universal --python-version 3.11 \
-  --upgrade --no-annotate --no-header --no-emit-index-url --quiet
+LOCK = $(BIN)/uv pip compile $(PROJECTS) --extra server --extra sqlite --extra postgres --extra mysql \
+  $(addprefix --no-emit-package ,genie-lock genie-tokens genie-ledger) --generate-hashes --universal \
+  --python-version 3.11 --upgrade --no-annotate --no-header --no-emit-index-url --quiet
 lock: $(VENV)/.released
 	$(LOCK) --output-file requirements.lock
 	$(LOCK) --extra sql --extra compile --constraint requirements.lock --output-file requirements-build.lock

@@ -23,6 +23,8 @@ PAGES = {
     "clients/typescript/README.md": "reference/typescript.md",
     "clients/go/README.md": "reference/go.md",
     "conformance/README.md": "reference/conformance.md",
+    "applications/ledger/README.md": "applications/ledger.md",
+    "applications/ledger/docs/ledger-timeouts.md": "applications/ledger-timeouts.md",
     "applications/tokens/README.md": "applications/tokens.md",
     "applications/tokens/docs/token-selection.md": "applications/token-selection.md",
     "CHANGELOG.md": "changelog.md",

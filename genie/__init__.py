@@ -89,7 +89,7 @@ def __getattr__(name: str) -> object:
     value: object
     if name in _MODULE_BY_NAME:
         value = getattr(import_module(_MODULE_BY_NAME[name]), name)
-    elif name in ("sql", "sync", "timeouts"):
+    elif name in ("sql", "sync"):
         value = import_module(f"genie.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

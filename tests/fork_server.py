@@ -2,8 +2,8 @@
 
 Importing Genie takes most of the time of a short command. FD is a socket (SOCK_SEQPACKET). Each message is an order:
 
-- as JSON, `script` (null for the `genie` command), its `arguments`, `environment` (all of it), `folder`, `session` (whether it
-  leads a session of its own), and `load`, the modules that it needs and that are imported before the fork,
+- as JSON, `script` (null for a command, which is `main` in the `module` of its `program`), its `arguments`, `environment`
+  (all of it), `folder`, `session` (whether it leads a session of its own), and `load`, the modules that it needs and that are imported before the fork,
 - as ancillary data, the descriptors of its stdin, stdout and stderr, and of a pipe that gets a line with its process id, and
   when it has ended, a line with its wait status.
 
@@ -136,14 +136,12 @@ def writing(file: int) -> io.TextIOWrapper:
 
 def run(order: dict[str, Any]) -> None:
     """Run what was ordered."""
-    sys.argv = [order["script"] or "genie", *order["arguments"]]
+    sys.argv = [order["script"] or order["program"], *order["arguments"]]
     if order["script"]:
         sys.path[0] = str(Path(order["script"]).parent)
         runpy.run_path(order["script"], run_name="__main__")
     else:
-        from genie.cli import main
-
-        main(prog_name="genie")
+        importlib.import_module(order["module"]).main(prog_name=order["program"])
 
 
 def end(status: int) -> None:

@@ -22,6 +22,13 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 CLI = [sys.executable, "-m", "genie.cli"]
+MODULES = {"genie": "genie.cli", "genie-ledger": "genie_ledger.cli"}
+"""The module of each program, which defines its `main`."""
+LOADED = {
+    "genie": (),
+    "genie-ledger": [f"genie_ledger.cli.{name}" for name in ("explain", "run", "sample_data", "status")],
+}
+"""What the fork server imports for each program when it starts the first one."""
 FORKS = sys.platform == "linux"
 NOWHERE = {"GENIE_PORT": "1", "GENIE_ADMIN_PORT": "1"}
 """Where a command looks for a server that a test has not told it about: not at the ports of a server that really runs."""
@@ -42,14 +49,15 @@ def start_genie(
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
     start_new_session: bool = False,
+    program: str = "genie",
 ) -> subprocess.Popen[Any] | Forked:
-    """Start `genie ARGUMENTS`. The options are those of `subprocess.Popen`, and the result can do the same."""
+    """Start `genie ARGUMENTS`, or another program. The options are those of `subprocess.Popen`, and the result can do the same."""
     env = NOWHERE | dict(env)
     if "serve" in arguments:
         check_that_servers_may_start()
     if not FORKS:
         return subprocess.Popen(
-            [*CLI, *arguments],
+            [sys.executable, "-m", MODULES[program], *arguments],
             env=env,
             text=text,
             stdin=stdin,
@@ -57,7 +65,7 @@ def start_genie(
             stderr=stderr,
             start_new_session=start_new_session,
         )
-    return Forked(arguments, env, text, (stdin, stdout, stderr), start_new_session)
+    return Forked(arguments, env, text, (stdin, stdout, stderr), start_new_session, program=program)
 
 
 def start_script(
@@ -71,17 +79,21 @@ def start_script(
 
 
 def run_genie(
-    *arguments: str, env: Mapping[str, str], text: bool = True, timeout: float | None = None
+    *arguments: str,
+    env: Mapping[str, str],
+    text: bool = True,
+    timeout: float | None = None,
+    program: str = "genie",
 ) -> subprocess.CompletedProcess[Any]:
-    """Run `genie ARGUMENTS` to its end, without input, with its output captured."""
+    """Run `genie ARGUMENTS`, or another program, to its end, without input, with its output captured."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with start_genie(*arguments, env=env, text=text, **streams) as process:
+    with start_genie(*arguments, env=env, text=text, program=program, **streams) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    return subprocess.CompletedProcess(["genie", *arguments], process.returncode or 0, stdout, stderr)
+    return subprocess.CompletedProcess([program, *arguments], process.returncode or 0, stdout, stderr)
 
 
 @functools.cache
@@ -117,8 +129,9 @@ class Forked:
         session: bool,
         script: Path | None = None,
         load: Sequence[str] = (),
+        program: str = "genie",
     ) -> None:
-        self.args = ["genie" if script is None else str(script), *arguments]
+        self.args = [program if script is None else str(script), *arguments]
         self.returncode: int | None = None
         ends: list[IO[Any] | None] = []
         files: list[int] = []
@@ -137,7 +150,9 @@ class Forked:
             "environment": dict(env),
             "folder": str(Path.cwd()),
             "session": session,
-            "load": list(load),
+            "load": [*load, *LOADED[program]],
+            "program": program,
+            "module": MODULES[program],
         }
         socket.send_fds(_orders(), [json.dumps(order).encode()], [*files, status])
         for file in (*to_close, status):

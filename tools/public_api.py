@@ -30,8 +30,9 @@ PACKAGES = {
         "genie.sql.engine",
         "genie.sql.schema_check",
         "genie.sql.sqlite",
-        "genie.timeouts",
+        "genie.cli.toolkit",
     ),
+    "applications/ledger/tests/public_api.txt": ("genie_ledger",),
     "applications/tokens/tests/public_api.txt": ("genie_tokens", "genie_tokens.sync"),
 }
 """The public modules, by the file with their list. The applications may import no other module of `genie`."""

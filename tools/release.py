@@ -1,9 +1,10 @@
 """Builds a release in build/release/dist, and checks it: `make release`.
 
-A release consists of the sdist, a pure wheel, a wheel for this platform whose hot modules are compiled, a software bill of
-materials (CycloneDX) of what the image installs, and SHA256SUMS. The wheels are built from the sdist. Where a Docker engine
-runs, the image is built, too. Each archive is installed into an environment of its own, in which a server is started
-and a first lock is taken.
+A release consists of three distributions, the lock server and two applications, a software bill of materials (CycloneDX)
+of what the image installs, and SHA256SUMS. Each distribution has an sdist and a pure wheel, which is built from the sdist.
+The lock server also has a wheel for this platform whose hot modules are compiled. Where a Docker engine runs, the image is
+built, too. Each archive is installed into an environment of its own, in which it is tried: with the lock server a first lock
+is taken.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build/release"
 DIST = WORK / "dist"
-SOURCES = ("genie", "pyproject.toml", "README.md", "LICENSE", "protocol.md", "CHANGELOG.md")
+LOCK_SERVER = "."
+SOURCES = {
+    LOCK_SERVER: ("genie", "pyproject.toml", "README.md", "LICENSE", "protocol.md", "CHANGELOG.md"),
+    "applications/tokens": ("genie_tokens", "pyproject.toml", "README.md", "LICENSE"),
+    "applications/ledger": ("genie_ledger", "pyproject.toml", "README.md", "LICENSE"),
+}
+"""The files and folders of each distribution, by the folder of its project."""
 LINK = re.compile(r"(!?)(\[(?:[^\]]|\n)*\]\()([^)\s#:]+)(#[^)\s]*)?\)")
 FIRST_LOCK = """
 import asyncio, sys, genie, genie.build
@@ -35,6 +42,29 @@ async def main():
             print(lock.id, lock.fence, genie.build.IS_COMPILED, genie.__version__)
 asyncio.run(main())
 """
+TRIALS = {
+    "genie_tokens": """
+import asyncio
+from genie_tokens import InMemorySelector, MemoryTokenStore, Token
+async def main():
+    store, kind = MemoryTokenStore(), {"token_type": "Fiat", "identifier": "CHF"}
+    await store.add([Token("t", "alice", amount=50, **kind)])
+    async with InMemorySelector(store) as selector:
+        async with await selector.select(20, owner="alice", transaction="payment", **kind) as selection:
+            print("selected", selection.amount)
+asyncio.run(main())
+""",
+    "genie_ledger": """
+import subprocess, sys
+from pathlib import Path
+genie_ledger = (Path(sys.executable).with_name("genie-ledger"), "--database", "sqlite:///ledger.db")
+for command in (["generate", "--transfers", "100", "--expired", "1"], ["run", "--once"]):
+    program, *database = genie_ledger
+    done = subprocess.run([program, *command, *database], check=True, capture_output=True, text=True)
+print("expired", done.stdout.count("transferId"))
+""",
+}
+"""What each application is tried with, by its package."""
 
 
 def project() -> dict[str, str]:
@@ -47,12 +77,15 @@ def project() -> dict[str, str]:
     return {"version": version[1], "repository": urls["Repository"]}
 
 
-def with_absolute_links(markdown: str, repository: str, version: str) -> str:
-    """Point relative links at the files of the tagged version: PyPI shows the README without the repository."""
+def with_absolute_links(markdown: str, repository: str, version: str, folder: str = ".") -> str:
+    """Point relative links at the files of the tagged version: PyPI shows the README without the repository.
+
+    `folder` is that of the page in the repository.
+    """
 
     def absolute(found: re.Match[str]) -> str:
         image, text, target, anchor = found.groups()
-        path = posixpath.normpath(target)
+        path = posixpath.normpath(posixpath.join(folder, target))
         base = repository.replace("github.com", "raw.githubusercontent.com") if image else f"{repository}/blob"
         return f"{image}{text}{base}/v{version}/{path}{anchor or ''})"
 
@@ -73,20 +106,21 @@ def run(*command: str | Path, **environment: str) -> None:
         sys.exit(f"failed: {' '.join(map(str, command))}")
 
 
-def build_sdist() -> Path:
-    """Build the sdist from a copy of the sources, in which the links of the README are absolute."""
-    shutil.rmtree(WORK, ignore_errors=True)
-    source = WORK / "source"
+def build_sdist(folder: str) -> Path:
+    """Build the sdist of a project from a copy of its sources, in which the links of the README are absolute."""
+    source = WORK / "source" / folder
     source.mkdir(parents=True)
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in SOURCES[folder]:
+        if (ROOT / folder / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.so")
+            shutil.copytree(ROOT / folder / name, source / name, ignore=ignored)
         else:
-            shutil.copy(ROOT / name, source / name)
+            shutil.copy(ROOT / folder / name, source / name)
     readme = source / "README.md"
-    readme.write_text(with_absolute_links(readme.read_text(), **project()))
+    readme.write_text(with_absolute_links(readme.read_text(), **project(), folder=folder))
+    before = {*DIST.glob("*.tar.gz")}
     run(sys.executable, "-m", "build", "--sdist", "--outdir", DIST, source)
-    (sdist,) = DIST.glob("*.tar.gz")
+    (sdist,) = {*DIST.glob("*.tar.gz")} - before
     return sdist
 
 
@@ -126,13 +160,8 @@ def build_image() -> str:
 def check(archive: Path) -> str:
     """Install an archive into an environment of its own, start a server, and take a first lock."""
     start = time.monotonic()
-    python = interpreter(archive)
-    environment = python.parents[1]
-    run(sys.executable, "-m", "venv", environment)
-    install = (python, "-m", "pip", "install", "--quiet", "--no-cache-dir")
-    run(*install, "--require-hashes", "-r", "requirements.lock")
-    run(*install, f"genie-lock[server] @ {archive.as_uri()}")
-    serve = (environment / "bin/genie", "serve", "--port", "0", "--admin-port", "0")
+    python = environment_with(archive, f"genie-lock[server] @ {archive.as_uri()}")
+    serve = (python.with_name("genie"), "serve", "--port", "0", "--admin-port", "0")
     with subprocess.Popen(serve, cwd=WORK, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             port = listening_port(server)
@@ -148,6 +177,30 @@ def check(archive: Path) -> str:
     if (version, is_compiled, status) != (project()["version"], str(is_built_compiled), 0):
         sys.exit(f"{archive.name}: version {version}, compiled {is_compiled}, the server's exit status {status}")
     return f"{archive.name}: lock {id_}, fence {fence}, {time.monotonic() - start:.0f} s after the start of the install"
+
+
+def check_application(archive: Path, lock_server: Path) -> str:
+    """Install an archive of an application into an environment of its own, with the wheel of the lock server, and try it."""
+    package = archive.name.partition("-")[0]
+    extra = "[sqlite]" if package == "genie_ledger" else ""
+    name = package.replace("_", "-")
+    python = environment_with(archive, f"genie-lock @ {lock_server.as_uri()}", f"{name}{extra} @ {archive.as_uri()}")
+    trial = subprocess.run(
+        [python, "-c", TRIALS[package]], cwd=python.parent, capture_output=True, text=True, check=False
+    )
+    if trial.returncode:
+        sys.exit(f"{archive.name}: {trial.stderr}")
+    return f"{archive.name}: {trial.stdout.strip()}"
+
+
+def environment_with(archive: Path, *requirements: str) -> Path:
+    """Make the environment of an archive, with the locked packages and these requirements. Returns its Python."""
+    python = interpreter(archive)
+    run(sys.executable, "-m", "venv", python.parents[1])
+    install = (python, "-m", "pip", "install", "--quiet", "--no-cache-dir")
+    run(*install, "--require-hashes", "-r", "requirements.lock")
+    run(*install, *requirements)
+    return python
 
 
 def interpreter(archive: Path) -> Path:
@@ -192,13 +245,17 @@ def main() -> None:
 
 def build(*, compiled: bool) -> None:
     """Build all archives, and check each."""
-    sdist = build_sdist()
-    check_sources(sdist)
-    build_wheels(sdist, compiled=compiled)
-    archives = [sdist, *sorted(DIST.glob("*.whl"))]
+    shutil.rmtree(WORK, ignore_errors=True)
+    sdists = {folder: build_sdist(folder) for folder in SOURCES}
+    check_sources(sdists[LOCK_SERVER])
+    for folder, sdist in sdists.items():
+        build_wheels(sdist, compiled=compiled and folder == LOCK_SERVER)
+    archives = [*sdists.values(), *sorted(DIST.glob("*.whl"))]
     run(sys.executable, "-m", "twine", "check", "--strict", *archives)
-    results = [check(archive) for archive in archives]
-    write_bill_of_materials(interpreter(archives[-1]))
+    locks = [archive for archive in archives if archive.name.startswith("genie_lock-")]
+    results = [check(archive) for archive in locks]
+    results += [check_application(archive, locks[-1]) for archive in archives if archive not in locks]
+    write_bill_of_materials(interpreter(locks[-1]))
     write_checksums()
     print(*results, *([build_image()] if compiled else []), sep="\n")
 

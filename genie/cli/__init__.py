@@ -29,7 +29,6 @@ SECTIONS = {
         "config": "Check the settings of a server, and show where each comes from.",
         "store": "Check, back up and restore a namespace in Redis.",
         "bench": "Measure the throughput and the latency of a server.",
-        "timeouts": "Find the expired transfers of a ledger.",
     },
 }
 """What `genie --help` says about each command. It does not import the commands, of which some need an extra."""
@@ -50,7 +49,7 @@ class _Genie(LazyGroup):
     cls=_Genie,
     package=__name__,
     names=COMMANDS,
-    extra="server",
+    requirement="genie-lock[server]",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(VERSION, prog_name="genie")

@@ -15,7 +15,7 @@ from genie.cli.options import FILE_SOURCES, InvalidArgument, replace_variables_b
 from genie.config import GROUPS, SECRETS, Settings, file_key
 
 LEDGER = "ledger"
-"""The section that describes a ledger for `genie timeouts` (`cli/timeouts/ledger_file.py`). The server ignores it."""
+"""The section that describes a ledger for the application `genie-ledger`. The server ignores it."""
 
 OPTION_ONLY = frozenset({"config", "as_json", "help"})
 """Parameters of commands that are no keys of the file."""

@@ -65,7 +65,7 @@ class LazyGroup(HelpfulGroup):
 
     Each of the commands `names` is a function in the module of the same name in `package`. `modules` maps further
     commands to modules with other names. If a command needs a package that is not installed, it fails with a one-line
-    error, which names `extra`, the extra of genie-lock with these packages; the other commands work.
+    error, which names `requirement`, such as `genie-lock[server]`, with these packages; the other commands work.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class LazyGroup(HelpfulGroup):
         package: str,
         names: Iterable[str],
         modules: Mapping[str, str] | None = None,
-        extra: str,
+        requirement: str,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self._package = package
-        self._extra = extra
+        self._requirement = requirement
         self._modules = {name: name for name in names} | dict(modules or {})
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
@@ -110,7 +110,7 @@ class LazyGroup(HelpfulGroup):
                 raise click.ClickException(one_line(error)) from None  # names the extra itself
             command_path = f"{ctx.command_path} {cmd_name}"
             raise click.ClickException(
-                f"{command_path} needs the package {error.name}: pip install 'genie-lock[{self._extra}]'"
+                f"{command_path} needs the package {error.name}: pip install '{self._requirement}'"
             ) from None
         command: click.Command = getattr(module, cmd_name)
         return command

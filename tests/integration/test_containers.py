@@ -373,8 +373,8 @@ def test_docker_compose_accepts_the_file() -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build a wheel from the files that the image copies, and no others. `make compiled` compiles it as in the image."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Build the wheels from the files that the image copies, and no others. `make compiled` compiles as the image does."""
     source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
     for word, rest in dockerfile():
         if word == "COPY" and not rest.startswith("--from="):
@@ -384,16 +384,24 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 else:
                     shutil.copy(ROOT / name, source)
     here = ["--no-build-isolation"] if find_spec("hatchling") else []  # otherwise pip downloads it
-    pip("wheel", "--no-deps", *here, "--wheel-dir", str(folder), str(source), compiled=COMPILED)
-    (found,) = folder.glob("*.whl")
+    (step,) = [step.split() for step in build_stage_commands()[1].split("&&") if " wheel " in step]
+    projects = [str(source / name) for name in step[step.index("/wheels") + 1 :]]
+    pip("wheel", "--no-deps", *here, "--wheel-dir", str(folder), *projects, compiled=COMPILED)
+    return sorted(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def wheel(wheels: list[Path]) -> Path:
+    """Return the wheel of the lock server."""
+    (found,) = [path for path in wheels if path.name.startswith("genie_lock-")]
     return found
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into a folder of its own. Its dependencies are those of this Python."""
+def installed(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheels into a folder of its own. Their dependencies are those of this Python."""
     folder = tmp_path_factory.mktemp("image")
-    pip("install", "--no-deps", "--no-index", "--target", str(folder), str(wheel))
+    pip("install", "--no-deps", "--no-index", "--target", str(folder), *map(str, wheels))
     base = tmp_path_factory.getbasetemp()
     for path in (folder, base, base.parent):
         path.chmod(path.stat().st_mode | 0o555)  # only the user of pytest may read its folders
@@ -521,6 +529,14 @@ def test_the_installed_wheel_is_used(container: Container) -> None:
         **container.identity,
     )
     assert Path(done.stdout).is_relative_to(container.installed)
+
+
+def test_the_image_contains_the_applications(container: Container, tmp_path: Path, wheels: list[Path]) -> None:
+    assert [path.name.partition("-")[0] for path in wheels] == ["genie_ledger", "genie_lock", "genie_tokens"]
+    with container.start(["genie-ledger", "status", "--database", f"sqlite:///{tmp_path / 'missing.db'}"]) as command:
+        output, _ = command.communicate(timeout=WAIT_S)
+    assert command.returncode == 1
+    assert output.endswith("missing.db: there is no such file\n")
 
 
 def test_the_server_is_healthy_and_stops(container: Container) -> None:

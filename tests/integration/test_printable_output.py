@@ -12,10 +12,8 @@ import contextlib
 import json
 import os
 import re
-import sqlite3
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,27 +22,22 @@ import pytest
 from click.testing import CliRunner, Result
 
 import genie.cli
+import genie_ledger.cli
 from commands import genie_cli
 from genie.admin import AdminServer
 from genie.config import Settings
 from genie.history.search import Query, search
 from genie.protocol import diagnostics, resources
 from genie.server.app import Server
+from hostile_text import assert_printable, of
 from programs import start_genie
 from servers import WAIT_S
 from wire import Wire
 
-HOSTILE = "\x1b[2J \x9b2J \u202e \u2066 \u2028 \x85 \n \x7f \U000e0041"
-"""Clear screen, with ESC and with the C1 control; bidi override and isolate; line ends of Unicode; an invisible tag."""
 ALLOWED = "\u202e \u2066 \u2028 \U000e0041"
 """Those that the protocol allows in names: no control characters."""
-RAW = [char for char in HOSTILE if not char.isprintable()]
 LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000}
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-
-
-def of(kind: str) -> str:
-    return f"{kind}{HOSTILE}{kind}"
 
 
 class Hostile(NamedTuple):
@@ -95,14 +88,6 @@ async def hostile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncItera
     finally:
         await admin.stop()
         await server.stop()
-
-
-def assert_printable(output: str, *, expects: str = "") -> None:
-    """Assert that a text has no raw character. `expects` is a part of the text, which shows that it has a hostile value."""
-    for char in RAW:
-        assert char == "\n" or char not in output, (char, output)
-    assert not any(each.startswith(" \\x7f") for each in output.splitlines()), ("a line end in a value", output)
-    assert expects in output
 
 
 COMMANDS = (
@@ -237,60 +222,15 @@ async def messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]
             yield orjson.loads(received)
 
 
-# -- Ledgers ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> str:
-    """The URL of a ledger with an expired transfer whose id is hostile, and with a state that is."""
-    file = tmp_path / "ledger.db"
-    url = f"sqlite:///{file}"
-    made = genie_cli("timeouts", "generate", "--transfers", "30", "--expired", "3", "--seed", "1", database=url)
-    assert made.returncode == 0, made.stderr
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("PRAGMA foreign_keys = OFF")
-        (id_,) = connection.execute("SELECT transferId FROM transfer ORDER BY expirationDate LIMIT 1").fetchone()
-        for table in ("transfer", "transferStateChange"):
-            connection.execute(f"UPDATE {table} SET transferId = ? WHERE transferId = ?", (of("id"), id_))  # noqa: S608
-        connection.execute(
-            "UPDATE transferStateChange SET transferStateId = ? WHERE transferStateChangeId = 1", (of("STATE"),)
-        )
-        connection.commit()
-    return url
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("explain",),
-        ("explain", "--json"),
-        ("run", "--once"),
-        ("run", "--once", "--on-expired", "exit 1"),
-        ("status",),
-        ("status", "--json"),
-        ("run", "--once", "--lock", of("lock")),
-    ],
-    ids=ascii,
-)
-def test_the_output_about_a_ledger_is_printable(ledger: str, args: tuple[str, ...]) -> None:
-    if args[0] == "status":
-        assert genie_cli("timeouts", "run", "--once", "--on-expired", "exit 1", database=ledger).returncode == 1
-    result = genie_cli("timeouts", *args, database=ledger)
-    assert "Traceback" not in result.stderr
-    assert_printable(result.stdout)
-    assert_printable(result.stderr)
-    if args in (("explain",), ("run", "--once")):
-        assert "id\\" in result.stdout
-
-
 # -- The code -----------------------------------------------------------------------------------------
 
 
 def test_commands_print_only_by_the_functions_that_escape() -> None:
     folder = Path(genie.cli.__file__).parent
+    ledger = Path(genie_ledger.cli.__file__).parent
     printing = {
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*.py")
+        path.relative_to(folder if path.is_relative_to(folder) else ledger).as_posix()
+        for path in [*folder.rglob("*.py"), *ledger.rglob("*.py")]
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in ("click.echo", "click.secho", "print", "sys.stdout.write")

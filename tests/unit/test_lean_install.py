@@ -66,7 +66,7 @@ def test_both_clients_are_imported_without_extras() -> None:
     assert (done.stdout, done.stderr) == ("False set()\n", "")
 
 
-@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"timeouts"}))
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_names_the_extra_that_it_needs(command: str) -> None:
     done = without_extras("from genie.cli import main\nmain(prog_name='genie')", command, "--help")
     if command in LEAN_COMMANDS:
@@ -76,12 +76,6 @@ def test_a_command_names_the_extra_that_it_needs(command: str) -> None:
         assert (done.returncode, done.stdout) == (1, "")
         text = f"genie: genie {command} needs the package [a-z_]+: pip install 'genie-lock\\[server]'\n"
         assert re.fullmatch(text, done.stderr)
-
-
-def test_commands_for_a_ledger_name_their_own_extra() -> None:
-    done = without_extras("from genie.cli import main\nmain(prog_name='genie')", "timeouts", "status", "--help")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "genie: genie.timeouts needs more packages: pip install 'genie-lock[sql]'\n"
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -36,8 +36,10 @@ def test_relative_links_become_absolute(given: str, expected: str) -> None:
     assert release.with_absolute_links(given, REPOSITORY, "1") == expected
 
 
-def test_the_readme_of_a_release_has_no_relative_link_and_names_existing_files() -> None:
-    readme = release.with_absolute_links((ROOT / "README.md").read_text(), **release.project())
+@pytest.mark.parametrize("folder", release.SOURCES)
+def test_the_readme_of_a_release_has_no_relative_link_and_names_existing_files(folder: str) -> None:
+    readme = (ROOT / folder / "README.md").read_text()
+    readme = release.with_absolute_links(readme, **release.project(), folder=folder)
     targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"(?ms)^```.*?^```$", "", readme))
     assert targets
     assert all(target.startswith(("https://", "#")) for target in targets)
@@ -54,12 +56,17 @@ def test_checksums_are_those_of_all_files_but_themselves(tmp_path: Path) -> None
     assert release.checksums(tmp_path).splitlines() == digests
 
 
-def test_the_sources_of_a_release_are_those_of_the_sdist() -> None:
-    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"][
-        "include"
-    ]
-    assert set(included) <= set(release.SOURCES)
-    assert all((ROOT / name).exists() for name in release.SOURCES)
+@pytest.mark.parametrize("folder", release.SOURCES)
+def test_the_sources_of_a_release_are_those_of_the_sdist(folder: str) -> None:
+    targets = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert set(targets["sdist"]["include"]) <= set(release.SOURCES[folder])
+    assert all((ROOT / folder / name).exists() for name in release.SOURCES[folder])
+
+
+def test_each_application_is_released() -> None:
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("applications/*/pyproject.toml")}
+    assert folders == {*release.SOURCES} - {release.LOCK_SERVER}
+    assert {f"genie_{Path(folder).name}" for folder in folders} == {*release.TRIALS}
 
 
 def test_the_tag_of_a_release_is_that_of_its_version() -> None:
@@ -79,8 +86,13 @@ def test_without_a_docker_engine_the_image_is_not_built(monkeypatch: pytest.Monk
 # -- the lock file --------------------------------------------------------------------------------------------
 
 
-LOCKS = {"requirements.lock": ["server"], "requirements-build.lock": ["server", "sql", "compile"]}
-"""The lock files, and the extras whose requirements they have."""
+IMAGE = {
+    ".": ["server"],
+    "applications/tokens": ["sqlite", "postgres"],
+    "applications/ledger": ["sqlite", "postgres", "mysql"],
+}
+"""The projects that the image contains, each with the extras whose requirements are locked."""
+LOCKS = {"requirements.lock": IMAGE, "requirements-build.lock": IMAGE | {".": ["server", "sql", "compile"]}}
 
 
 def locked(file: str) -> dict[str, str]:
@@ -89,14 +101,15 @@ def locked(file: str) -> dict[str, str]:
     return {re.split("==", entry)[0]: entry for entry in entries if "==" in entry}
 
 
-@pytest.mark.parametrize(("file", "extras"), LOCKS.items())
-def test_every_requirement_is_locked(file: str, extras: list[str]) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    optional = [requirement for extra in extras for requirement in project["optional-dependencies"][extra]]
-    for requirement in project["dependencies"] + optional:
-        name = re.match(r"[\w-]+", requirement)
-        assert name
-        assert name[0] in locked(file), "make lock"
+@pytest.mark.parametrize("file", LOCKS)
+def test_every_requirement_is_locked(file: str) -> None:
+    for folder, extras in LOCKS[file].items():
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        optional = [requirement for extra in extras for requirement in project["optional-dependencies"][extra]]
+        for requirement in project["dependencies"] + optional:
+            name = re.match(r"[\w-]+", requirement)
+            assert name
+            assert name[0] == "genie-lock" or name[0] in locked(file), "make lock"
 
 
 def test_the_image_is_built_with_the_versions_that_it_has() -> None:

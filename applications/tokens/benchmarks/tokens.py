@@ -1,6 +1,6 @@
 """How fast tokens are selected: in the memory of one process, by its threads, and by replicas that lock them in Genie.
 
-    python benchmarks/tokens.py [PART ...] [--json]
+    PYTHONPATH=benchmarks python applications/tokens/benchmarks/tokens.py [PART ...] [--json]
 
 The table shows each measurement, its goal, and whether it is met; see `scale.py`. Ratios are medians over alternating
 rounds. Rates are absolute, and need a quiet machine.

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from servers import Genie, running_server
+
+
+@pytest.fixture
+def genie() -> Iterator[Genie]:
+    with running_server() as server:
+        yield server
