@@ -43,6 +43,7 @@ from genie.protocol.replies import granted, success
 from genie.protocol.resources import MAX_RESOURCES
 from genie.server.auth import authorize, may_inspect
 from genie.server.notifier import Notifier
+from genie.server.outcome import BatchOutcome
 from genie.server.peer import DETACHED, END_OF_INPUT, Item, Peer
 from genie.server.rejections import wrong_namespace
 from genie.server.sessions import Outbound, Session, SessionEnd, SessionTable, fingerprint, is_same_request
@@ -77,7 +78,7 @@ _EXPIRE = Expire()
 class Dispatcher:
     """Executes the commands of all connections of one namespace, and ends expired requests and sessions.
 
-    `notifier` collects the messages and changes of a batch. Without `durable` no changes are collected.
+    `outcome` collects the messages and changes of a batch. `now` is always the lock manager's time of the batch (ms).
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class Dispatcher:
         manager: LockManager,
         limits: Limits,
         stats: Stats,
+        outcome: BatchOutcome,
         *,
-        durable: bool = True,
         namespace: str = NAMESPACE,
     ) -> None:
         self.manager = manager
@@ -95,11 +96,11 @@ class Dispatcher:
         self._takeovers = Takeovers(namespace)
         self.size = StateSize(manager, self.sessions, limits)
         self.watches = WatchRegistry(manager.table, self.size, limits.max_unread // 4)
-        self.notifier = Notifier(manager, self.sessions, self.size, self.watches, stats, durable=durable)
+        self.outcome = outcome
+        self.notifier = Notifier(manager, self.sessions, self.size, self.watches, stats, outcome)
         self.store_full = False
         """Whether the store is out of memory, so that new requests are rejected."""
         self._namespace = namespace
-        self._durable = durable
         self._max_locks = limits.max_locks
         self._max_per_session = limits.max_requests_per_session
         self._max_per_connection = limits.max_requests_per_connection
@@ -121,36 +122,34 @@ class Dispatcher:
 
     # -- expiry, recovery and disposal --------------------------------------------------------------------
 
-    def expire(self) -> None:
+    def expire(self, now: float) -> None:
         """Continue with grants, end requests whose deadline has passed, and sessions that were not resumed in time."""
-        notifier = self.notifier
         if self.manager.pending_grants:
-            notifier.handle_events(self._step(core.Continue(), notifier.now), requester=None)
-        notifier.handle_events(self._step(_EXPIRE, notifier.now), requester=None)
+            self.notifier.handle_events(self._step(core.Continue(), now), now)
+        self.notifier.handle_events(self._step(_EXPIRE, now), now)
         while (
-            len(notifier.write_set) < MAX_EXPIRY_CHANGES
-            and (session := self.sessions.next_expired(notifier.now)) is not None
+            len(self.outcome.changes) < MAX_EXPIRY_CHANGES and (session := self.sessions.next_expired(now)) is not None
         ):
-            if not self._end_session(session):
+            if not self._end_session(session, now):
                 break  # it continues in the next batch, because its deadline has passed
 
-    def recover(self, replies: Iterable[RetainedReply]) -> None:
+    def recover(self, replies: Iterable[RetainedReply], now: float) -> None:
         """Restore sessions, retained replies and outcomes from the loaded state, then grant every grantable request."""
         requests = [*self._table.held.values(), *self._table.waiting.values()]
         replies = list(replies)
         for reply in replies:
             self.manager.add_outcome(reply.id, reply.reason)
-        self.sessions.restore(requests, replies, self.notifier.now)
+        self.sessions.restore(requests, replies, now)
         self.size.load(requests)
-        self.notifier.handle_events(self._step(core.Recover(), self.notifier.now), requester=None)
+        self.notifier.handle_events(self._step(core.Recover(), now), now)
 
-    def snapshot(self, next_id: int) -> Batch:
+    def snapshot(self, next_id: int, now: float) -> Batch:
         """Return a snapshot of all requests and retained replies, which the store can write to Redis.
 
         `next_id` is greater than all assigned ids: a later leader assigns ids from `next_id` on.
         """
         retained = {reply.id: reply for session in self.sessions for reply in session.retained_replies or ()}
-        return snapshot_of(self.manager, retained, next_id, self.notifier.now)
+        return snapshot_of(self.manager, retained, next_id, now)
 
     def set_store_full(self, full: bool) -> None:
         """Reject new requests while the store is out of memory."""
@@ -161,14 +160,12 @@ class Dispatcher:
         """Break all reference cycles, so that the state is freed without the garbage collector."""
         self.watches.dispose()
         self.size.dispose()
-        self.notifier.dirty.clear()
-        self.notifier.granted.clear()
-        self.notifier.closing.clear()
+        self.outcome.clear()
         self.sessions.dispose()
 
     # -- execution ----------------------------------------------------------------------------------------
 
-    def execute(self, connection: Peer, items: Iterator[Item]) -> Item | None:  # noqa: C901, PLR0912, PLR0915 - the hot path
+    def execute(self, now: float, connection: Peer, items: Iterator[Item]) -> Item | None:  # noqa: C901, PLR0912, PLR0915 - the hot path
         """Execute commands of a connection in order. Return the item with which it has not finished; None: all are executed.
 
         It stops before a slow command, and after the first slice of the end of a session with many requests.
@@ -176,15 +173,15 @@ class Dispatcher:
         # This loop executes every command. A `request` that is granted at once and a `release` that grants nothing, the
         # usual cases, are handled inline, which is faster (measured with `genie bench`). Every other case has a method.
         if connection.state is DETACHED:
-            self._drain_detached(connection, items)
+            self._drain_detached(now, connection, items)
             return None
-        notifier, manager, session, outbox = self.notifier, self.manager, connection.session, connection.outbox
-        principal, now, recorder = connection.principal, notifier.now, notifier.recorder
+        notifier, outcome, manager, session = self.notifier, self.outcome, self.manager, connection.session
+        outbox, principal, recorder = connection.outbox, connection.principal, notifier.recorder
         history = None if recorder is None else recorder.begin_turn(now, principal, session.note)
         if not connection.has_reply:
             connection.has_reply = True
             if not outbox:
-                notifier.dirty.append(connection)
+                outcome.dirty.append(connection)
         for item in items:
             if type(item) is bytes:
                 try:
@@ -198,19 +195,19 @@ class Dispatcher:
                 if history is not None and isinstance(command, (Request, Release)):
                     item = command_line(command)  # noqa: PLW2901 - what is recorded
             elif type(item) is Hello:
-                self._handle_hello(connection, item)
+                self._handle_hello(now, connection, item)
                 return None  # `hello` is always submitted alone, because it changes the session
             else:
                 if isinstance(item, RequestRejected):
                     notifier.reject(connection, item)
-                elif item is END_OF_INPUT and not self._end_input(connection):
+                elif item is END_OF_INPUT and not self._end_input(now, connection):
                     return item
                 continue
             if principal is not None and not self._authorize(connection, principal, command):
                 continue
             if type(command) is Request:
                 if command.ref is not None and (earlier := session.find(command.ref)) is not None:
-                    self._repeat_reply(connection, command, earlier)
+                    self._repeat_reply(now, connection, command, earlier)
                     continue
                 if (
                     session.live_requests >= self._unchecked_requests or manager.next_id >= self._unchecked_below_id
@@ -220,7 +217,7 @@ class Dispatcher:
                 if not manager.grant_if_uncontended(command, now):
                     events = manager.request(command, now)
                     if type(events[0]) is not Granted:
-                        notifier.handle_events(events, connection, command.ref, item)
+                        notifier.handle_events(events, now, connection, command.ref, item)
                         continue
                 if history is not None:
                     history.append(item)
@@ -228,8 +225,8 @@ class Dispatcher:
                 session.live_requests += 1
                 if session.key is not None or command.ref is not None or command.release_on_disconnect:
                     session.add_granted(command)
-                if self._durable:
-                    notifier.write_set[command.id] = command
+                if outcome.durable:
+                    outcome.changes[command.id] = command
                 outbox.append(granted(command, session.quiet))
                 if self._watched:
                     notifier.publish(command, "locked")
@@ -239,7 +236,7 @@ class Dispatcher:
                     events = manager.release(command.id, now)
                     event = events[0]
                     if type(event) is not Released or event.request.origin is not session:
-                        notifier.handle_events(events, connection, command.ref)
+                        notifier.handle_events(events, now, connection, command.ref)
                         continue
                     request = event.request
                 if history is not None:
@@ -256,83 +253,83 @@ class Dispatcher:
                 session.live_requests -= 1
                 if session.bound:
                     session.bound.pop(request.id, None)
-                change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")
+                change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"", now)
                 if self._short_charges or self._charges:
                     self.size.credit_request(request.id, request.principal)
-                if self._durable and (request.fence or session.key is not None):
-                    notifier.write_set[request.id] = change
+                if outcome.durable and (request.fence or session.key is not None):
+                    outcome.changes[request.id] = change
                 outbox.append(success(request.id, command.ref))
                 if self._watched and request.fence:
                     notifier.publish(request, "unlocked")
                 if events is not None and len(events) > 1:  # the release granted waiting requests
-                    notifier.handle_events(events[1:], connection)
+                    notifier.handle_events(events[1:], now, connection)
             elif type(command) is Bye:
-                is_finished = self._handle_bye(connection, command)
+                is_finished = self._handle_bye(now, connection, command)
                 if is_finished:
-                    self._drain_detached(connection, items)
+                    self._drain_detached(now, connection, items)
                 return None if is_finished else item
-            elif self._execute_other(connection, command):
+            elif self._execute_other(now, connection, command):
                 return item
         return None
 
-    def execute_slow(self, connection: Peer, item: Item) -> Item | None:
+    def execute_slow(self, now: float, connection: Peer, item: Item) -> Item | None:
         """Execute one slow command, or one slice of the end of a session. Return the item if slices are left."""
         self._may_be_slow = True
-        unfinished = self.execute(connection, iter((item,)))
+        unfinished = self.execute(now, connection, iter((item,)))
         self._may_be_slow = False
         return unfinished
 
-    def _drain_detached(self, connection: Peer, items: Iterator[Item]) -> None:
+    def _drain_detached(self, now: float, connection: Peer, items: Iterator[Item]) -> None:
         """Ignore the commands of a detached connection, but handle the end of its input."""
         for item in items:
             if item is END_OF_INPUT:
-                self._end_input(connection)
+                self._end_input(now, connection)
 
-    def _execute_other(self, connection: Peer, command: WireCommand) -> bool:  # noqa: C901, PLR0912 - one branch for each command
+    def _execute_other(self, now: float, connection: Peer, command: WireCommand) -> bool:  # noqa: C901, PLR0912 - one branch for each command
         """Execute a command other than `request`, `release` by `id` and `bye`. Return True, without executing it, if it is slow."""
         notifier = self.notifier
         if type(command) is core.Take:
             wanted = command.request
             if wanted.ref is not None and (earlier := connection.session.find(wanted.ref)) is not None:
-                self._repeat_reply(connection, wanted, earlier)
+                self._repeat_reply(now, connection, wanted, earlier)
             else:
-                self._take(connection, command)
+                self._take(now, connection, command)
         elif type(command) is LargeRequest:
-            self._execute_large(connection, command)
+            self._execute_large(now, connection, command)
         elif type(command) is ReleaseByRef:
-            self._release_by_ref(connection, command)
+            self._release_by_ref(now, connection, command)
         elif type(command) is core.Extend:
-            notifier.handle_events(self._step(command, notifier.now), connection, command.ref)
+            notifier.handle_events(self._step(command, now), now, connection, command.ref)
         elif type(command) is Ping:
-            notifier.send(connection, replies.bare("pong", command.ref))
+            self.outcome.send(connection, replies.bare("pong", command.ref))
         elif type(command) in SLOW_COMMANDS and not self._may_be_slow:
             return True
         elif type(command) in SLOW_COMMANDS and connection.closed:
             pass  # no client reads the answer
         elif type(command) is Inspect:
-            self._inspect(connection, command)
+            self._inspect(now, connection, command)
         elif type(command) is Watch:
             self._watch(connection, command)
         elif type(command) is Unwatch:
             self.watches.remove(connection, command.prefix)
-            notifier.send(connection, replies.unwatched(command.prefix, command.ref))
+            self.outcome.send(connection, replies.unwatched(command.prefix, command.ref))
         elif type(command) is Hello:
             reason = "hello: must be the first command of a connection, and sent once"
             notifier.reject(connection, RequestRejected(Code.BAD_REQUEST, reason, ref=command.ref))
         elif type(command) is Namespaced:
             if command.namespace == self._namespace:
-                return self.execute(connection, iter((command,))) is not None
+                return self.execute(now, connection, iter((command,))) is not None
             notifier.reject(connection, wrong_namespace(command, self._namespace))
         return False
 
-    def _execute_large(self, connection: Peer, command: LargeRequest) -> None:
+    def _execute_large(self, now: float, connection: Peer, command: LargeRequest) -> None:
         """Execute a request that must be charged for its texts."""
         self._unchecked_below_id = 0  # so that `_admit_request` is called
         self._excess = excess_bytes(command)
-        self.execute(connection, iter((Namespaced(self._namespace, command.plain()),)))
+        self.execute(now, connection, iter((Namespaced(self._namespace, command.plain()),)))
         self._excess = 0
 
-    def _take(self, connection: Peer, command: core.Take) -> None:
+    def _take(self, now: float, connection: Peer, command: core.Take) -> None:
         """Execute a request with `anyOf`. It is admitted for all its choices, and then charged for those that it holds."""
         request, names = command.request, tuple(name for name, _ in command.choices)
         request.exclusive = names
@@ -342,7 +339,7 @@ class Dispatcher:
         self._excess = 0
         if is_admitted:
             request.origin = connection.session
-            self.notifier.handle_events(self._step(command, self.notifier.now), connection, request.ref)
+            self.notifier.handle_events(self._step(command, now), now, connection, request.ref)
             if request.state is State.HELD:
                 self.size.charge_again(request)
 
@@ -395,13 +392,13 @@ class Dispatcher:
         self._unchecked_below_id = self._short_below_id = id_ + 1 + min(spare, size.spare_requests() - 1)
         return True
 
-    def _repeat_reply(self, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
+    def _repeat_reply(self, now: float, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
         """Reply to a retry: send the id and the current state of `earlier`, the request with the same `ref`.
 
         `earlier` is a retained reply if that request has ended. The retry is rejected if its parameters differ from those
         of the earlier request.
         """
-        send, session = self.notifier.send, connection.session
+        send, session = self.outcome.send, connection.session
         if not _may_be_retry(request, earlier):
             reason = f"this ref belongs to another request, {earlier.id}"
             self.notifier.reject(connection, RequestRejected(Code.REF_CONFLICT, reason, ref=request.ref))
@@ -411,9 +408,9 @@ class Dispatcher:
         if isinstance(earlier, RetainedReply):
             send(connection, earlier.message or replies.ended(earlier.id, earlier.reason, earlier.ref))
         elif earlier.state is State.HELD:
-            send(connection, replies.locked_again(earlier, self.notifier.now))
+            send(connection, replies.locked_again(earlier, now))
 
-    def _release_by_ref(self, connection: Peer, command: ReleaseByRef) -> None:
+    def _release_by_ref(self, now: float, connection: Peer, command: ReleaseByRef) -> None:
         """Release the request that has this `ref` in the session of the connection.
 
         If the request has ended, send its reason again. If the `ref` is unknown, send an error.
@@ -424,12 +421,12 @@ class Dispatcher:
             reason = f"there is no request with the ref {command.ref!r} in this session, or it ended long ago"
             notifier.reject(connection, RequestRejected(Code.UNKNOWN_ID, reason, ref=command.ref))
         elif isinstance(found, RetainedReply):
-            notifier.send(connection, replies.ended(found.id, found.reason, command.ref))
+            self.outcome.send(connection, replies.ended(found.id, found.reason, command.ref))
         else:
-            events = self._step(Release(found.id, command.ref), notifier.now)
-            notifier.handle_events(events, connection, command.ref)
+            events = self._step(Release(found.id, command.ref), now)
+            notifier.handle_events(events, now, connection, command.ref)
 
-    def _inspect(self, connection: Peer, command: Inspect) -> None:
+    def _inspect(self, now: float, connection: Peer, command: Inspect) -> None:
         """Send the held and waiting requests that match an `inspect`, without the names that the principal may not see."""
         inspection = core.inspect(
             self._table,
@@ -440,7 +437,7 @@ class Dispatcher:
             only=command.only,
         )
         prefixes = None if connection.principal is None else connection.principal.visible_prefixes
-        self.notifier.send(connection, replies.inspected(inspection, self.notifier.now, prefixes, command.ref))
+        self.outcome.send(connection, replies.inspected(inspection, now, prefixes, command.ref))
 
     def _watch(self, connection: Peer, command: Watch) -> None:
         """Subscribe a connection to a prefix, and send the held locks on names with this prefix.
@@ -453,7 +450,7 @@ class Dispatcher:
         else:
             self._unchecked_below_id = self._short_below_id = 0  # the watch takes some of the memory
             rows, truncated = self.watches.encode_held_locks(command.prefix)
-            self.notifier.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
+            self.outcome.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
 
     def may_keep_watches(self, connection: Peer) -> bool:
         """Return whether a connection still has the permission for each prefix that it watches."""
@@ -465,13 +462,13 @@ class Dispatcher:
 
     # -- sessions -----------------------------------------------------------------------------------------
 
-    def _handle_hello(self, connection: Peer, hello: Hello) -> None:
+    def _handle_hello(self, now: float, connection: Peer, hello: Hello) -> None:
         """Start or resume the session that a `hello` asks for, and send `welcome`.
 
         The client of a resumed session also receives the replies that it may have missed, and the state of its live
         requests.
         """
-        principal, notifier = connection.principal, self.notifier
+        principal, send = connection.principal, self.outcome.send
         name = None if principal is None else principal.name
         may_lock = principal is None or principal.has_permission(LOCK)
         if hello.session is None or not may_lock:  # a client that may not lock has no requests to resume
@@ -483,46 +480,46 @@ class Dispatcher:
             return
         session, resumed = self.sessions.attach(hello.session, hello.session_timeout_ms, name)
         if session.connection is not None:
-            self._takeovers.record(session.number, (session.note, hello.note), name, notifier.now)
+            self._takeovers.record(session.number, (session.note, hello.note), name, now)
             self._detach_replaced(session.connection)
-        session.connection, session.connected_at, connection.session = connection, notifier.now, session
+        session.connection, session.connected_at, connection.session = connection, now, session
         session.quiet, session.note = hello.quiet, hello.note
         self._welcome(connection, hello, resumed=resumed)
         for reply in session.unreceived_replies():
-            notifier.send(connection, reply.message)
+            send(connection, reply.message)
         for request in session.bound.values():
             if request.state is State.HELD:
-                notifier.send(connection, replies.locked_again(request, notifier.now))
+                send(connection, replies.locked_again(request, now))
             elif request.ref is None or not session.quiet:  # a quiet client gets no `queued` for requests with a `ref`
-                notifier.send(connection, replies.queued(request))
+                send(connection, replies.queued(request))
 
     def _welcome(self, connection: Peer, hello: Hello, *, resumed: bool) -> None:
         message = replies.welcome(_SERVER, self._namespace, resumed=resumed, quiet=hello.quiet, ref=hello.ref)
-        self.notifier.send(connection, message)
+        self.outcome.send(connection, message)
 
     def _detach_replaced(self, connection: Outbound) -> None:
         """End a connection whose session is taken over by a newer connection. Its last message contains the reason."""
         self.stats.session_takeovers += 1
-        self.notifier.send(connection, replies.error(TAKEN_OVER))
+        self.outcome.send(connection, replies.error(TAKEN_OVER))
         self.watches.remove_all(connection)
         self._detach(connection)
 
-    def _handle_bye(self, connection: Peer, bye: Bye) -> bool:
+    def _handle_bye(self, now: float, connection: Peer, bye: Bye) -> bool:
         """End the session of a connection, then close the connection. Return False if slices are left."""
         session = connection.session
         self.watches.remove_all(connection)
-        if not self._end_session(session):
+        if not self._end_session(session, now):
             return False
-        self.notifier.send(connection, replies.bare("bye", bye.ref))
+        self.outcome.send(connection, replies.bare("bye", bye.ref))
         self._detach(connection)
         return True
 
     def _detach(self, connection: Outbound) -> None:
         """Ignore further commands of a connection, and close the connection after its messages are sent."""
         connection.detach()
-        self.notifier.closing.append(connection)
+        self.outcome.closing.append(connection)
 
-    def _end_input(self, connection: Peer) -> bool:
+    def _end_input(self, now: float, connection: Peer) -> bool:
         """Handle the end of a connection's input: release the requests bound to the connection, then close it.
 
         Return False if slices are left. A session with a key is detached: the client can resume it on another connection,
@@ -532,41 +529,41 @@ class Dispatcher:
         self.watches.remove_all(connection)
         if session.key is not None:
             if session.connection is connection:  # a newer connection may have taken the session over
-                self.sessions.detach(session, self.notifier.now)
+                self.sessions.detach(session, now)
         elif session.bound or session.ending:
             if connection.closed:
                 session.connection = None
-            if not self._end_requests(session):
+            if not self._end_requests(session, now):
                 return False
         if (
             session.key is None and connection.closed
         ):  # after a half-close replies are still sent, so the session is kept
             self.sessions.end(session)
-        self.notifier.closing.append(connection)
+        self.outcome.closing.append(connection)
         return True
 
-    def _end_session(self, session: Session) -> bool:
+    def _end_session(self, session: Session, now: float) -> bool:
         """End a session, its waiting requests, and its held requests with `onDisconnect: release`.
 
         Other held requests stay held, without a session. The retained replies are deleted from the store. Return False if
         slices are left. Until the last one, a session with a key exists, and a client can resume what is left of it: like
         after a restart of the server, a lock that is not reported to the client is lost.
         """
-        if not self._end_requests(session):
+        if not self._end_requests(session, now):
             return False
         if session.key is None:
             self.sessions.end(session)
             return True
         for id_ in self.sessions.drop_replies(session, MAX_ENDED_LOCKS):
-            self.notifier.delete(id_)
+            self.outcome.delete(id_)
         if session.retained_replies:
             return False
         self.sessions.remove(session)
         return True
 
-    def _end_requests(self, session: Session) -> bool:
+    def _end_requests(self, session: Session, now: float) -> bool:
         """End a slice of the requests of a session that ends. Return whether none is left."""
-        notifier, ending = self.notifier, session.ending
+        ending = session.ending
         if ending is None:
             ending = session.ending = SessionEnd(session.bound.values())
         ended, kept = ending.next_slice(MAX_ENDED_LOCKS)
@@ -575,12 +572,12 @@ class Dispatcher:
             if request.note is not None and text_bytes(request.note) > SHORT_TEXT_BYTES:  # it may be the session's
                 self.size.charge_again(request)
                 self._unchecked_below_id = self._short_below_id = 0
-            notifier.store(request)
+            self.outcome.store(request)
         if session.key is not None and (session.connection is None or session.connection.closed):
             for request in ended:  # without a session no replies to them are retained
                 session.remove(request)
         if ended:
-            notifier.handle_events(self._step(Disconnect(ended), notifier.now), requester=None)
+            self.notifier.handle_events(self._step(Disconnect(ended), now), now)
         if not ending and session.bound:
             session.ending = None  # another slice ends the requests that arrived meanwhile
         return not ending and not session.bound

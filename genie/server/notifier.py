@@ -1,7 +1,4 @@
-"""Turns events of the lock manager into messages to clients and into the batch's write set.
-
-Messages are only appended to each connection's `outbox`; the pipeline sends them when the batch is stored.
-"""
+"""Turns events of the lock manager into messages to clients, and into changes for the store."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from genie.core.size import SHORT_TEXT_BYTES, text_bytes
 from genie.errors import Code, RequestRejected
 from genie.history.recorder import Recorder
 from genie.protocol import replies
+from genie.server.outcome import BatchOutcome
 from genie.server.sessions import MAX_RETAINED_REPLY_BYTES, Outbound, Session, SessionTable, fingerprint
 from genie.server.state_size import StateSize
 from genie.server.watches import WatchRegistry
@@ -24,11 +22,10 @@ if TYPE_CHECKING:
 
 
 class Notifier:
-    """Collects the outcome of one batch: messages to clients, and `write_set`, the changes for the store.
+    """Adds the messages and changes that follow from events to the outcome of the batch.
 
-    Set `now` to the lock manager's time (ms) before each batch. Without `durable` no write set is collected. In the
-    methods, `requester` is the connection that sent the command, None for a command of the server itself, and `ref` is
-    the `ref` of the command.
+    In the methods, `requester` is the connection that sent the command, None for a command of the server itself, `ref` is
+    the `ref` of the command, and `now` is the lock manager's time of the batch (ms).
     """
 
     def __init__(
@@ -38,50 +35,24 @@ class Notifier:
         size: StateSize,
         watches: WatchRegistry,
         stats: Stats,
-        *,
-        durable: bool = True,
+        outcome: BatchOutcome,
     ) -> None:
         self.manager = manager
         self.stats = stats
-        self.now = 0.0
-        """The lock manager's time of the batch (ms)."""
-        self.durable = durable
-        """Whether the changes of the batch are collected for a store."""
+        self.outcome = outcome
         self.sessions = sessions
         self.size = size
         self._charges = size.requests
         self.watches = watches
-        self.write_set: dict[int, Change] = {}
-        """Changes of the batch, by id of the request. None: delete the record."""
-        self.stored_below = manager.next_id
-        """Upper bound of the ids in the store: a request with this id or a greater id was never stored."""
-        self.dirty: list[Outbound] = []
-        """Connections with messages in their outbox, or with `has_reply`."""
-        self.granted: list[Outbound] = []
-        """Connections with a request that was granted after a wait, to be flushed first. They may also be in `dirty`."""
-        self.closing: list[Outbound] = []
-        """Connections to close after the messages of the batch are sent."""
         self.recorder: Recorder | None = None
         """Records the history. None: it is not recorded."""
 
     # -- messages -----------------------------------------------------------------------------------------
 
-    def send(self, connection: Outbound | None, message: bytes) -> None:
-        """Add a message to the outbox of a connection. The pipeline sends the message when the batch is stored.
-
-        For replies, and for the outcome of a client's own request. Does nothing if the connection is lost.
-        """
-        if connection is not None and not connection.closed:
-            if not connection.has_reply:
-                connection.has_reply = True
-                if not connection.outbox:
-                    self.dirty.append(connection)
-            connection.outbox.append(message)
-
     def reject(self, connection: Outbound | None, rejection: RequestRejected) -> None:
         """Send an error when the batch is stored, and count the error."""
         self.stats.errors[rejection.code] += 1
-        self.send(connection, replies.error(rejection))
+        self.outcome.send(connection, replies.error(rejection))
 
     def reject_now(self, connection: Outbound, errors: list[RequestRejected]) -> None:
         """Count and send errors: immediately, or if messages wait for the batch in flight, after these messages."""
@@ -108,44 +79,30 @@ class Notifier:
                 message = message or replies.event(request, name, exclusive, state)
                 if watches.is_lagging(connection):
                     watches.remove_all(connection)
-                    self.send(connection, replies.LAGGED)
+                    self.outcome.send(connection, replies.LAGGED)
                 elif not connection.closed:
-                    self._send_event(connection, message)
-
-    def _send_event(self, connection: Outbound, message: bytes) -> None:
-        """Add a watch event to the outbox. Unlike `send`, do not set `has_reply`, so that the event may be deferred."""
-        if not connection.outbox and not connection.has_reply:
-            self.dirty.append(connection)
-        connection.watch_bytes += len(message)
-        connection.outbox.append(message)
-
-    # -- the write set ------------------------------------------------------------------------------------
-
-    def store(self, request: Request) -> None:
-        """Add a request to the write set."""
-        if self.durable:
-            self.write_set[request.id] = request
-
-    def delete(self, id: int) -> None:
-        """Add the deletion of a record, by the id of its request, to the write set."""
-        if self.durable:
-            self.write_set[id] = None
+                    self.outcome.send_event(connection, message)
 
     # -- events of the lock manager -----------------------------------------------------------------------
 
     def handle_events(
-        self, events: list[Event], requester: Outbound | None, ref: str | None = None, line: object = None
+        self,
+        events: list[Event],
+        now: float,
+        requester: Outbound | None = None,
+        ref: str | None = None,
+        line: object = None,
     ) -> None:
-        """Send the messages for the events of a command, and add the changed requests to the write set.
+        """Send the messages for the events of a command, and add the changed requests to the outcome.
 
         `line` is the command as a line of the history, if it is a request.
         """
         if self.recorder is not None and events:
-            self.recorder.on_events(events, self.now, line)
+            self.recorder.on_events(events, now, line)
         for event in events:
-            _ON_EVENT[type(event)](self, event, requester, ref)
+            _ON_EVENT[type(event)](self, event, requester, ref, now)
 
-    def on_queued(self, event: core.Queued, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
+    def on_queued(self, event: core.Queued, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
         """Send `queued`. The request is stored only if its session has a key: otherwise it ends with the connection."""
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
@@ -153,11 +110,11 @@ class Notifier:
         session.live_requests += 1
         self.stats.record_queued(request, self.manager.table)
         if session.key is not None and request.state is not ENDED:
-            self.store(request)
+            self.outcome.store(request)
         if request.traceparent is not None:
             self._drop_large_blockers(request)
         if request.ref is None or not session.quiet:
-            self.send(session.connection, replies.queued(request))
+            self.outcome.send(session.connection, replies.queued(request))
 
     def _drop_large_blockers(self, request: Request) -> None:
         """Forget the first blockers of a waiting request if their texts are long: they would outlive the blockers themselves."""
@@ -166,11 +123,11 @@ class Notifier:
         if any(text_bytes(text) > SHORT_TEXT_BYTES for text in texts):
             del self.manager.first_blockers[request.id]
 
-    def on_locked(self, event: core.Locked, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
+    def on_locked(self, event: core.Locked, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
         """Send `locked` for a request that was granted after a wait."""
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
-        self.store(request)
+        self.outcome.store(request)
         self.stats.record_granted(event)
         if session is not None:
             session.on_granted(request)
@@ -179,25 +136,25 @@ class Notifier:
                 connection.has_reply = True
                 locked = replies.locked(request) if request.traceparent is None else replies.locked_after_wait(event)
                 connection.outbox.append(locked)
-                self.granted.append(connection)
+                self.outcome.granted.append(connection)
         if self.watches.prefixes:
             self.publish(request, "locked")
 
-    def on_taken(self, event: core.Taken, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
+    def on_taken(self, event: core.Taken, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
         """Send `queued` and `locked` for a request with `anyOf`, which is granted immediately."""
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
         session.add_granted(request)
         session.live_requests += 1
         self.stats.granted += 1
-        self.store(request)
+        self.outcome.store(request)
         if request.ref is None or not session.quiet:
-            self.send(requester, replies.queued(request))
-        self.send(requester, replies.taken(request))
+            self.outcome.send(requester, replies.queued(request))
+        self.outcome.send(requester, replies.taken(request))
         if self.watches.prefixes:
             self.publish(request, "locked")
 
-    def on_released(self, event: Released, requester: Outbound | None, ref: str | None) -> None:
+    def on_released(self, event: Released, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Send `released` to the requester, and to the connection of the ended request if that is another connection.
 
         Also count the end of the request, retain the reply, and send watch events.
@@ -205,24 +162,24 @@ class Notifier:
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
         if request.fence and event.reason is SUCCESS:
-            self.stats.holds.add(self.now - request.since)
+            self.stats.holds.add(now - request.since)
         else:
-            self.stats.record_ended(event, self.now)
+            self.stats.record_ended(event, now)
         is_own = requester is not None and session is not None and requester is session.connection
         # A client that released its own request gets the reply below, so the session retains only the reason.
         message = b""
         if not is_own or event.reason is not SUCCESS:
             prefixes = None if session is None else _visible_prefixes(session.connection)
-            message = replies.released(event, self.now, request.ref, prefixes)
-        self._end(request, event.reason, message)
+            message = replies.released(event, now, request.ref, prefixes)
+        self._end(request, event.reason, message, now)
         if session is not None and not is_own:
-            self.send(session.connection, message)
+            self.outcome.send(session.connection, message)
         if requester is not None:
-            self.send(requester, replies.released(event, self.now, ref, _visible_prefixes(requester)))
+            self.outcome.send(requester, replies.released(event, now, ref, _visible_prefixes(requester)))
         if self.watches.prefixes and request.fence:
             self.publish(request, "unlocked")
 
-    def _end(self, request: Request, reason: core.Reason, message: bytes) -> None:
+    def _end(self, request: Request, reason: core.Reason, message: bytes, now: float) -> None:
         """Remove an ended request from its session, and from the store if it may have a record there.
 
         The session retains `message`, the reply to the request, if the client can ask for it: after a reconnect, or with a
@@ -236,19 +193,24 @@ class Notifier:
                 self.sessions.on_last_request(session)
             session.bound.pop(request.id, None)
             if request.ref is not None or (session.key is not None and message):
-                change = self.retain_reply(session, request, reason, message)
+                change = self.retain_reply(session, request, reason, message, now)
         self.size.credit_request(request.id, request.principal)
-        if not self.durable:
+        if not self.outcome.durable:
             return
         if (  # the request may have a record in the store, from this batch or an earlier batch
             request.fence
             or session is None
-            or (session.key is not None and (request.id < self.stored_below or request.id in self.write_set))
+            or (
+                session.key is not None
+                and (request.id < self.outcome.stored_below or request.id in self.outcome.changes)
+            )
         ):
-            self.write_set[request.id] = change
+            self.outcome.changes[request.id] = change
 
-    def retain_reply(self, session: Session, request: Request, reason: core.Reason, message: bytes) -> Change:
-        """Retain the terminal reply of a request in its session, and return the change for the write set.
+    def retain_reply(
+        self, session: Session, request: Request, reason: core.Reason, message: bytes, now: float
+    ) -> Change:
+        """Retain the terminal reply of a request in its session, and return the change for the store.
 
         A session without a key cannot be resumed, so it retains only the reason, in order to answer a retry with the same
         `ref`. The oldest replies beyond the limits are dropped.
@@ -256,7 +218,7 @@ class Notifier:
         if session.key is None:
             if session.connection is None:  # the connection is lost: no client can use the `ref`
                 return request
-            reply = RetainedReply(request.id, request.ref, session, self.now, b"", reason, request)
+            reply = RetainedReply(request.id, request.ref, session, now, b"", reason, request)
             if self._charges and self.size.is_large(request.id):
                 reply.request, reply.fingerprint = None, fingerprint(request)
             session.retain(reply)
@@ -270,49 +232,55 @@ class Notifier:
             return request
         if len(message) > MAX_RETAINED_REPLY_BYTES:
             message = replies.ended(request.id, reason, request.ref)  # without blockers or cycle
-        reply = RetainedReply(request.id, request.ref, session, self.now, message, reason, request)
+        reply = RetainedReply(request.id, request.ref, session, now, message, reason, request)
         if self._charges and self.size.is_large(request.id):
             reply.request, reply.fingerprint = None, fingerprint(request)
         for id_ in self.sessions.retain(session, reply):
-            self.delete(id_)
+            self.outcome.delete(id_)
         return reply
 
-    def on_extended(self, event: core.Extended, requester: Outbound | None, ref: str | None) -> None:
+    def on_extended(self, event: core.Extended, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
         """Send `extended`."""
-        self.store(event.request)
-        self.send(requester, replies.extended(event, ref))
+        self.outcome.store(event.request)
+        self.outcome.send(requester, replies.extended(event, ref))
 
-    def on_moved(self, event: core.Moved, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
+    def on_moved(self, event: core.Moved, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
         """Store the new queue position of a waiting request. The client is not notified."""
         if is_stored(event.request):
-            self.store(event.request)
+            self.outcome.store(event.request)
 
-    def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None) -> None:
+    def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject a request that would have to wait although the wait queues are full."""
         self.size.credit_request(event.request.id, event.request.principal)
         if self.recorder is not None:
-            self.recorder.on_id_skipped(self.now)
+            self.recorder.on_id_skipped(now)
         limit = self.manager.max_queue_entries
         reason = f"too many waiting requests: all wait queues together have at most {limit:.0f} entries"
         self.reject(requester, RequestRejected(Code.TOO_MANY, reason, ref=ref))
 
-    def on_already_ended(self, event: core.AlreadyEnded, requester: Outbound | None, ref: str | None) -> None:
+    def on_already_ended(
+        self,
+        event: core.AlreadyEnded,
+        requester: Outbound | None,
+        ref: str | None,
+        now: float,  # noqa: ARG002
+    ) -> None:
         """Send `released` for a request that ended earlier, with its reason."""
-        self.send(requester, replies.ended(event.id, event.reason, ref))
+        self.outcome.send(requester, replies.ended(event.id, event.reason, ref))
 
-    def on_unknown_id(self, event: core.UnknownId, requester: Outbound | None, ref: str | None) -> None:
+    def on_unknown_id(self, event: core.UnknownId, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
         """Reject a command for an id that does not exist."""
         reason = f"there is no request {event.id}, or it ended long ago"
         self.reject(requester, RequestRejected(Code.UNKNOWN_ID, reason, ref=ref, id=event.id))
 
-    def on_not_held(self, event: core.NotHeld, requester: Outbound | None, ref: str | None) -> None:
+    def on_not_held(self, event: core.NotHeld, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
         """Reject an `extend` of a waiting request."""
         request = event.request
         reason = f"extend: {request.id} still waits; only a held lock can be extended"
         self.reject(requester, RequestRejected(Code.BAD_REQUEST, reason, ref=ref, id=request.id))
 
 
-_ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None], None]] = {
+_ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, float], None]] = {
     core.Queued: Notifier.on_queued,
     core.Taken: Notifier.on_taken,
     core.Locked: Notifier.on_locked,

@@ -355,8 +355,8 @@ class Harness:
         """Run the event loop until all commands are executed and all batches are committed."""
         pipeline = self.pipeline
         for _ in range(MAX_ROUNDS):
-            await asyncio.sleep(0.01 if pipeline.in_flight else 0)
-            if not (pipeline._scheduler or pipeline.in_flight or pipeline._scheduled) or pipeline._stopped:
+            await asyncio.sleep(0.01 if pipeline._commits.in_flight else 0)
+            if not (pipeline._scheduler or pipeline._commits.in_flight or pipeline._scheduled) or pipeline._stopped:
                 break
         else:
             self.fail(Violation("the server does not become idle"))
@@ -367,11 +367,11 @@ class Harness:
         if self.killing:
             await self._restart()
         await self._run_until_idle()
-        while self.pipeline._deferred:  # watchers are notified with a delay
+        while self.pipeline._deferred._connections:  # watchers are notified with a delay
             await asyncio.sleep(WATCH_FLUSH_INTERVAL_S)
             await self._run_until_idle()
         self._check_always()
-        if self.problem is None and not self.pipeline._scheduler and not self.pipeline.in_flight:
+        if self.problem is None and not self.pipeline._scheduler and not self.pipeline._commits.in_flight:
             self._check_agreement()
 
     async def end(self) -> None:

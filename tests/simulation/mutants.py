@@ -57,8 +57,8 @@ MUTANTS = [
     Mutant(
         "notifies before the commit is acknowledged",
         "server/pipeline.py",
-        "            self._commit(now)\n        else:",
-        "            self._deliver()\n            self._commit(now)\n        else:",
+        "            self._commits.send(now)\n        else:",
+        "            self._deliver()\n            self._commits.send(now)\n        else:",
     ),
     Mutant(
         "a rejection flushes messages that are not stored yet",
@@ -70,14 +70,14 @@ MUTANTS = [
     Mutant(
         "the owner of an expired lock is not notified",
         "server/notifier.py",
-        "            self.send(session.connection, message)\n        if requester",
+        "            self.outcome.send(session.connection, message)\n        if requester",
         "            pass\n        if requester",
     ),
     Mutant(
         "ids are sent that are not reserved",
-        "server/pipeline.py",
-        "self._store.commit(Batch(write_set, self._ids_reserved_below,",
-        "self._store.commit(Batch(write_set, 1,",
+        "server/commits.py",
+        "self._store.commit(Batch(changes, self.ids_reserved_below,",
+        "self._store.commit(Batch(changes, 1,",
     ),
     # -- the store
     Mutant(
@@ -199,7 +199,7 @@ MUTANTS = [
     # -- leading
     Mutant(
         "acknowledges a commit after its lease has expired",
-        "server/pipeline.py",
+        "server/commits.py",
         "if error is None and took_s > self._lease_s:",
         "if False:",
     ),
@@ -326,8 +326,8 @@ MUTANTS = [
     Mutant(
         "sessions end with the server",
         "server/dispatcher.py",
-        "self.sessions.restore(requests, replies, self.notifier.now)",
-        "self.sessions.restore([], [], self.notifier.now)",
+        "self.sessions.restore(requests, replies, now)",
+        "self.sessions.restore([], [], now)",
     ),
     Mutant(
         "every held lock ends with its session",
@@ -339,7 +339,7 @@ MUTANTS = [
     Mutant(
         "the ref of a client's own release is not stored",
         "server/dispatcher.py",
-        'change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")',
+        'change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"", now)',
         "change = request",
         first=FIRST_V1_FEATURES_SEED,
     ),
@@ -380,8 +380,8 @@ MUTANTS = [
     Mutant(
         "the reply to a release of another connection's request carries the ref of the request",
         "server/notifier.py",
-        "self.send(requester, replies.released(event, self.now, ref, _visible_prefixes(requester)))",
-        "self.send(requester, replies.released(event, self.now, request.ref, _visible_prefixes(requester)))",
+        "self.outcome.send(requester, replies.released(event, now, ref, _visible_prefixes(requester)))",
+        "self.outcome.send(requester, replies.released(event, now, request.ref, _visible_prefixes(requester)))",
     ),
     Mutant(
         "a rejected release does not echo its ref",
@@ -399,8 +399,8 @@ MUTANTS = [
     Mutant(
         "queued is sent to a quiet connection",
         "server/notifier.py",
-        "        if request.ref is None or not session.quiet:\n            self.send(session.connection, replies.queued",
-        "        if True:\n            self.send(session.connection, replies.queued",
+        "        if request.ref is None or not session.quiet:\n            self.outcome.send(session.connection, replies.queued",
+        "        if True:\n            self.outcome.send(session.connection, replies.queued",
         first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
@@ -420,21 +420,21 @@ MUTANTS = [
     Mutant(
         "bye leaves the waiting requests",
         "server/dispatcher.py",
-        "        if not self._end_session(session):\n            return False\n        self.notifier",
-        "        self.notifier",
+        "        if not self._end_session(session, now):\n            return False\n        self.outcome",
+        "        self.outcome",
         first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "bye does not end the session",
         "server/dispatcher.py",
-        "        if not self._end_session(session):\n            return False\n        self.notifier",
-        "        if not self._end_requests(session):\n            return False\n        self.notifier",
+        "        if not self._end_session(session, now):\n            return False\n        self.outcome",
+        "        if not self._end_requests(session, now):\n            return False\n        self.outcome",
         first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "a connection stays open after bye",
         "server/dispatcher.py",
-        "        connection.detach()\n        self.notifier.closing.append(connection)",
+        "        connection.detach()\n        self.outcome.closing.append(connection)",
         "        connection.detach()",
         first=FIRST_V1_FEATURES_SEED,
     ),

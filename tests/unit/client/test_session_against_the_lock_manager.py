@@ -21,6 +21,7 @@ from genie.protocol import messages
 from genie.protocol.commands import read_hello
 from genie.protocol.resources import parse_resource
 from genie.server.dispatcher import Dispatcher
+from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
 from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, RetainedReply, StateMachine
@@ -42,7 +43,7 @@ class Server:
 
     def __init__(self) -> None:
         self.manager = LockManager()
-        self.dispatcher = Dispatcher(self.manager, Limits(), Stats())
+        self.dispatcher = Dispatcher(self.manager, Limits(), Stats(), BatchOutcome(self.manager.next_id))
         self.client, self.other_client = make_client(), make_client()
         self.stored: dict[int, bytes] = {}
         self.input_queue = b""
@@ -50,23 +51,22 @@ class Server:
 
     def execute_commands(self, now: float) -> None:
         lines, self.input_queue = self.input_queue.split(b"\n")[:-1], b""
-        self.dispatcher.notifier.now = now * 1000
         if lines and (hello := read_hello(lines[0])) is not None:
-            self.dispatcher.execute(self.client, iter([hello]))
+            self.dispatcher.execute(now * 1000, self.client, iter([hello]))
             del lines[0]
         todo = iter(lines)
-        while self.dispatcher.execute(self.client, todo):
+        while self.dispatcher.execute(now * 1000, self.client, todo):
             pass
         self.take_output()
 
     def take_output(self) -> None:
         """Store the write set, then pass on the replies."""
-        for id_, change in self.dispatcher.notifier.write_set.items():
+        outcome = self.dispatcher.outcome
+        changes, outcome.changes, outcome.stored_below = outcome.changes, {}, self.manager.next_id
+        for id_, change in changes.items():
             self.stored.pop(id_, None)
             if isinstance(change, RetainedReply) or (change is not None and change.state is not ENDED):
                 self.stored[id_] = encode(change)
-        self.dispatcher.notifier.write_set.clear()
-        self.dispatcher.notifier.stored_below = self.manager.next_id
         self.outbox += b"".join(self.client.outbox)
         self.client.outbox.clear()
 
@@ -82,19 +82,16 @@ class Server:
         self._execute_for_another_client(messages.command("extend", id=id, transactionTimeout=hold * 1000), now)
 
     def _execute_for_another_client(self, line: bytes, now: float) -> None:
-        self.dispatcher.notifier.now = now * 1000
-        self.dispatcher.execute(self.other_client, iter([line]))
+        self.dispatcher.execute(now * 1000, self.other_client, iter([line]))
         self.take_output()
 
     def expire(self, now: float) -> None:
-        self.dispatcher.notifier.now = now * 1000
-        self.dispatcher.expire()
+        self.dispatcher.expire(now * 1000)
         self.take_output()
 
     def disconnect(self, peer: Peer, now: float) -> None:
         peer.closed = True
-        self.dispatcher.notifier.now = now * 1000
-        self.dispatcher.execute(peer, iter([END_OF_INPUT]))
+        self.dispatcher.execute(now * 1000, peer, iter([END_OF_INPUT]))
         self.take_output()
 
     def restart(self, stored: dict[int, bytes], now: float) -> None:
@@ -106,11 +103,10 @@ class Server:
         replica.apply(Batch(changes, next_id, self.manager.next_fence, now * 1000))
         self.stored = dict(stored)
         self.manager = replica.manager
-        self.dispatcher = Dispatcher(self.manager, Limits(), Stats())
+        self.dispatcher = Dispatcher(self.manager, Limits(), Stats(), BatchOutcome(self.manager.next_id))
         self.client, self.other_client = make_client(), make_client()
         self.input_queue = self.outbox = b""
-        self.dispatcher.notifier.now = now * 1000
-        self.dispatcher.recover(replica.retained_replies.values())
+        self.dispatcher.recover(replica.retained_replies.values(), now * 1000)
         self.take_output()
 
 

@@ -246,7 +246,7 @@ class Server:
             elif kind < 0.88:
                 self.now += random.choice([0.25, 1, 7.5, 40])
             elif kind < 0.92:
-                self.pipeline._on_expiry_timer()
+                self.pipeline._expiry._fire()
             elif kind < 0.96:
                 lost = self.connections.pop(random.randrange(len(self.connections)))
                 lost.connection_lost(None)
@@ -258,7 +258,7 @@ class Server:
 
     async def finish(self) -> None:
         """Execute and store everything that was sent."""
-        while self.pipeline._scheduler or self.pipeline._scheduled or self.pipeline.in_flight:
+        while self.pipeline._scheduler or self.pipeline._scheduled or self.pipeline._commits.in_flight:
             await asyncio.sleep(0)
             if isinstance(self.store, SlowStore):
                 self.store.acknowledge()

@@ -309,7 +309,7 @@ async def test_queued_commands_are_rejected_in_batches_while_the_store_is_unavai
     connection.data_received(b"".join(line("ping", ref=str(number)) for number in range(count)))
     lost.data_received(line("request", resources=["exclusive:2"], onDisconnect="release"))
     lost.connection_lost(None)
-    pipeline._on_store_timeout()
+    pipeline._commits._store_timed_out()
     assert received == []
     await asyncio.sleep(0)
     assert 0 < len(received) < count
@@ -337,7 +337,7 @@ async def test_commands_after_a_rejected_hello_are_not_executed_when_the_store_i
     connection.data_received(
         line("hello", session="a-secret-of-the-tests") + line("request", resources=["exclusive:2"], ref="1")
     )
-    pipeline._on_store_timeout()
+    pipeline._commits._store_timed_out()
     await asyncio.sleep(0)
     server.stores["a"].acknowledge()
     for _ in range(10):

@@ -11,10 +11,10 @@ from genie.config import Limits, Settings
 from genie.core import LockManager
 from genie.observability.stats import Stats
 from genie.protocol.resources import MAX_RESOURCES
-from genie.server import pipeline, scheduler
+from genie.server import commits, scheduler, unavailable
 from genie.server.connection import Connection
 from genie.server.listener import AdmissionControl
-from genie.server.pipeline import Pipeline
+from genie.server.pipeline import WATCH_FLUSH_INTERVAL_S, Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch, Store
 from recording_transport import RecordingTransport
@@ -90,7 +90,7 @@ async def test_after_its_lease_a_leader_commits_before_it_replies() -> None:
     client.data_received(PING)
     await asyncio.sleep(0)
     assert store.commits == commits
-    clients.pipeline._committed_at -= 2 * Settings().lease
+    clients.pipeline._commits._sent_at -= 2 * Settings().lease
     client.data_received(PING)
     await asyncio.sleep(0)
     assert store.commits == commits + 1
@@ -128,7 +128,7 @@ async def test_connections_are_read_between_any_two_batches() -> None:
     flooding = clients.connect("flooding")
     flooding.data_received(PING * 50_000)
     for _ in range(5):
-        clients.pipeline._on_expiry_timer()
+        clients.pipeline._expiry._fire()
         await asyncio.sleep(0)
     before = sum(lines for _, lines in clients.written)
     await asyncio.sleep(0)
@@ -241,9 +241,9 @@ async def test_a_heartbeat_commits_what_was_executed_before_it() -> None:
     """Its acknowledgement delivers all messages, so it must have all changes."""
     store = ManualStore()
     clients = PipelineWithClients(store)
-    clients.pipeline._heartbeat_s = 0
+    clients.pipeline._commits._heartbeat_s = 0
     clients.connect("client").data_received(request("a"))
-    clients.pipeline._on_tick()
+    clients.pipeline._commits._on_tick()
     assert store.last.changes.keys() == {1}
     clients.pipeline.stop()
 
@@ -265,7 +265,7 @@ async def test_the_lock_limit_is_exact_although_it_is_not_checked_for_each_reque
     for number in range(20):
         client.data_received(request(f"b{number}"))
     await clients.pipeline.drained()
-    assert (table.locks, clients.pipeline._stats.errors["too-many"]) == (waiting * MAX_RESOURCES + 8, 12)
+    assert (table.locks, clients.pipeline._commits._stats.errors["too-many"]) == (waiting * MAX_RESOURCES + 8, 12)
     assert not clients.failures
 
 
@@ -299,7 +299,7 @@ async def test_the_only_active_connection_is_answered_immediately_and_in_order()
 
 async def test_ids_are_reserved_in_the_store_before_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Including the id of a waiting request, which is not stored. Otherwise it could be assigned twice after a crash."""
-    monkeypatch.setattr(pipeline, "ID_RESERVATION", 10)
+    monkeypatch.setattr(commits, "ID_RESERVATION", 10)
     store = ImmediateStore()
     clients = PipelineWithClients(store)
     client = clients.connect("client")
@@ -323,11 +323,11 @@ async def test_buffered_watch_events_do_not_disconnect_a_watcher_while_the_store
     store.pending_commits.pop()(None)
     clients.pipeline.submit(other, [b'{"command":"request","payload":{"resources":["exclusive:a","exclusive:b"]}}'], 1)
     await asyncio.sleep(0)
-    monkeypatch.setattr(pipeline, "MAX_BUFFERED_REPLIES", 1)
-    clients.pipeline._on_store_timeout()
+    monkeypatch.setattr(unavailable, "MAX_BUFFERED_REPLIES", 1)
+    clients.pipeline._commits._store_timed_out()
     clients.pipeline.submit(watcher, [PING], 1)
     store.pending_commits.pop()(None)
-    await asyncio.sleep(2 * pipeline.WATCH_FLUSH_INTERVAL_S)
+    await asyncio.sleep(2 * WATCH_FLUSH_INTERVAL_S)
     assert clients.written == [("watcher", 1), ("other", 2), ("watcher", 3)]
     clients.pipeline.stop()
 

@@ -14,6 +14,7 @@ from genie.observability.stats import Stats
 from genie.protocol.commands import Hello
 from genie.server import dispatcher as dispatcher_module
 from genie.server.dispatcher import Dispatcher
+from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Item, Peer
 from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, RetainedReply, StateMachine, is_stored
@@ -58,24 +59,22 @@ class Leader:
 
     def __init__(self, rng: Random, manager: LockManager, retained_replies: list[RetainedReply], now: float) -> None:
         self.rng, self.manager, self.now = rng, manager, now
-        self.dispatcher = Dispatcher(manager, Limits(), Stats())
+        self.dispatcher = Dispatcher(manager, Limits(), Stats(), BatchOutcome(manager.next_id))
         self.peers: list[Peer] = []
         self.decoder = RecordDecoder()
-        self.dispatcher.notifier.now = now
-        self.dispatcher.recover(retained_replies)
+        self.dispatcher.recover(retained_replies, now)
 
     def step(self, replica: StateMachine) -> None:
         """Execute the commands of one batch, and apply the batch to a replica."""
         self.now += self.rng.choice([0, 1, 20, 300])
-        self.dispatcher.notifier.now = self.now
-        self.dispatcher.expire()
+        self.dispatcher.expire(self.now)
         for _ in range(self.rng.choice([1, 1, 3, 8])):
             self.execute_random_command()
-        changes, self.dispatcher.notifier.write_set = self.dispatcher.notifier.write_set, {}
-        self.dispatcher.notifier.stored_below = self.manager.next_id
-        for peer in self.dispatcher.notifier.dirty:
+        outcome = self.dispatcher.outcome
+        changes, outcome.changes, outcome.stored_below = outcome.changes, {}, self.manager.next_id
+        for peer in self.dispatcher.outcome.dirty:
             peer.outbox.clear()
-        self.dispatcher.notifier.dirty.clear()
+        self.dispatcher.outcome.dirty.clear()
         batch = Batch({}, self.manager.next_id, self.manager.next_fence, self.now)
         for id_, change in changes.items():
             is_deleted = change is None or (
@@ -131,7 +130,7 @@ class Leader:
 
     def execute(self, peer: Peer, item: Item) -> None:
         items: Iterator[Item] = iter([item])
-        self.dispatcher.execute(peer, items)
+        self.dispatcher.execute(self.now, peer, items)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -141,7 +140,7 @@ def test_a_replica_equals_the_state_of_the_leader(seed: int) -> None:
     leader = Leader(rng, LockManager(), [], 0.0)
     for number in range(STEPS):
         leader.step(replica)
-        leader_state = leader.dispatcher.snapshot(leader.manager.next_id)
+        leader_state = leader.dispatcher.snapshot(leader.manager.next_id, leader.now)
         assert stored_requests(replica.snapshot()) == stored_requests(leader_state)
         assert wait_queues(replica.manager) == wait_queues(leader.manager)
         leader_replies = {
@@ -165,30 +164,32 @@ def _decoded_copy(batch: Batch) -> Batch:
 
 
 def test_the_requests_of_a_session_are_limited() -> None:
-    dispatcher, peer = Dispatcher(LockManager(), Limits(max_requests_per_session=2), Stats()), make_client()
+    dispatcher, peer = (
+        Dispatcher(LockManager(), Limits(max_requests_per_session=2), Stats(), BatchOutcome()),
+        make_client(),
+    )
     requests = [line("request", resources=[f"exclusive:{number}"], ref=f"{number}") for number in range(3)]
-    dispatcher.execute(peer, iter([Hello("a secret of sixteen")]))
-    dispatcher.execute(peer, iter(requests))
+    dispatcher.execute(0, peer, iter([Hello("a secret of sixteen")]))
+    dispatcher.execute(0, peer, iter(requests))
     assert b'"too-many"' in peer.outbox[-1]
     assert b'"ref":"2"' in peer.outbox[-1]
     peer.outbox.clear()
-    dispatcher.execute(peer, iter([requests[1], line("release", id=1), requests[2]]))
+    dispatcher.execute(0, peer, iter([requests[1], line("release", id=1), requests[2]]))
     assert [b'"too-many"' in message for message in peer.outbox] == [False] * len(peer.outbox)
 
 
 def test_expired_sessions_end_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher_module, "MAX_EXPIRY_CHANGES", 4)
-    dispatcher = Dispatcher(LockManager(), Limits(), Stats())
+    dispatcher = Dispatcher(LockManager(), Limits(), Stats(), BatchOutcome())
     for number in range(3):
         peer = make_client()
-        dispatcher.execute(peer, iter([Hello(f"a secret of number {number}")]))
+        dispatcher.execute(0, peer, iter([Hello(f"a secret of number {number}")]))
         requests = [line("request", resources=[f"shared:{name}"], transactionTimeout=1e9) for name in "abc"]
-        dispatcher.execute(peer, iter([*requests, END_OF_INPUT]))
-    dispatcher.notifier.now = 1e6
+        dispatcher.execute(0, peer, iter([*requests, END_OF_INPUT]))
     session_counts = []
     for _ in range(3):
-        dispatcher.notifier.write_set.clear()
-        dispatcher.expire()
+        dispatcher.outcome.changes.clear()
+        dispatcher.expire(1e6)
         session_counts.append(len(list(dispatcher.sessions)))
     assert session_counts == [1, 0, 0]
     assert len(dispatcher.manager.table.held) == 9
@@ -196,34 +197,37 @@ def test_expired_sessions_end_in_bounded_batches(monkeypatch: pytest.MonkeyPatch
 
 def test_a_hello_of_a_lost_connection_does_not_take_over_the_session() -> None:
     """Another connection has resumed the session before the `hello` is executed."""
-    dispatcher, late, current = Dispatcher(LockManager(), Limits(), Stats()), make_client(), make_client()
-    dispatcher.execute(current, iter([Hello("a secret of sixteen")]))
+    dispatcher, late, current = (
+        Dispatcher(LockManager(), Limits(), Stats(), BatchOutcome()),
+        make_client(),
+        make_client(),
+    )
+    dispatcher.execute(0, current, iter([Hello("a secret of sixteen")]))
     late.closed = True
-    dispatcher.execute(late, iter([Hello("a secret of sixteen")]))
-    dispatcher.execute(late, iter([line("request", resources=["exclusive:a"]), END_OF_INPUT]))
+    dispatcher.execute(0, late, iter([Hello("a secret of sixteen")]))
+    dispatcher.execute(0, late, iter([line("request", resources=["exclusive:a"]), END_OF_INPUT]))
     assert current.session.connection is current
     assert not dispatcher.manager.table.held
 
 
 def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
     """A release by `ref` repeats it, and so does a request with the same `ref`."""
-    dispatcher, other, peer = Dispatcher(LockManager(), Limits(), Stats()), make_client(), make_client()
+    dispatcher, other, peer = Dispatcher(LockManager(), Limits(), Stats(), BatchOutcome()), make_client(), make_client()
     waiting_request = line("request", resources=["exclusive:a"], queueTimeout=5, ref="1")
-    dispatcher.execute(other, iter([line("request", resources=["exclusive:a"])]))
-    dispatcher.execute(peer, iter([Hello("a secret of sixteen")]))
-    dispatcher.execute(peer, iter([waiting_request]))
-    dispatcher.notifier.now = 6
-    dispatcher.expire()
+    dispatcher.execute(0, other, iter([line("request", resources=["exclusive:a"])]))
+    dispatcher.execute(0, peer, iter([Hello("a secret of sixteen")]))
+    dispatcher.execute(0, peer, iter([waiting_request]))
+    dispatcher.expire(6)
     decoder = RecordDecoder()
     stored = [
         decoder.decode(id_, encode(change))
-        for id_, change in dispatcher.snapshot(100).changes.items()
+        for id_, change in dispatcher.snapshot(100, 6).changes.items()
         if change is not None
     ]
-    restarted, peer = Dispatcher(LockManager(), Limits(), Stats()), make_client()
-    restarted.recover([reply for reply in stored if isinstance(reply, RetainedReply)])
-    restarted.execute(peer, iter([Hello("a secret of sixteen")]))
-    restarted.execute(peer, iter([waiting_request, line("release", ref="1")]))
+    restarted, peer = Dispatcher(LockManager(), Limits(), Stats(), BatchOutcome()), make_client()
+    restarted.recover([reply for reply in stored if isinstance(reply, RetainedReply)], 0)
+    restarted.execute(0, peer, iter([Hello("a secret of sixteen")]))
+    restarted.execute(0, peer, iter([waiting_request, line("release", ref="1")]))
     assert [b'"queue-timeout"' in line for line in peer.outbox[-2:]] == [True, True]
     assert peer.outbox[-1] == b'{"command":"released","payload":{"id":2,"reason":"queue-timeout","ref":"1"}}\n'
 
@@ -231,12 +235,11 @@ def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_lost_connection_without_session_retains_no_replies(durable: bool) -> None:
     """They would form a reference cycle with the session."""
-    dispatcher, peer = Dispatcher(LockManager(), Limits(), Stats(), durable=durable), make_client()
-    dispatcher.execute(peer, iter([line("request", resources=["exclusive:a"], transactionTimeout=5, ref="1")]))
+    dispatcher, peer = Dispatcher(LockManager(), Limits(), Stats(), BatchOutcome(durable=durable)), make_client()
+    dispatcher.execute(0, peer, iter([line("request", resources=["exclusive:a"], transactionTimeout=5, ref="1")]))
     peer.closed = True
-    dispatcher.execute(peer, iter([END_OF_INPUT]))
-    dispatcher.notifier.now = 6
-    dispatcher.expire()
+    dispatcher.execute(0, peer, iter([END_OF_INPUT]))
+    dispatcher.expire(6)
     assert not dispatcher.manager.table.held
     assert peer.session.retained_replies is None
     assert peer.session.find("1") is None

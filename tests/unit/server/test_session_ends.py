@@ -213,7 +213,7 @@ async def test_a_session_expires_in_slices(world: World) -> None:
     leaving.connection.connection_lost(None)
     await world.settle()
     world.now, began = 2_000.0, len(world.store.changes)
-    asyncio.get_running_loop().call_soon(world.pipeline._on_expiry_timer)
+    asyncio.get_running_loop().call_soon(world.pipeline._expiry._fire)
     ended = await world.slices(other)
     assert max(ended) <= 4 * SLICE
     assert max(world.store.changes[began:]) <= 2 * SLICE, "in its turn, and as a slow command"
@@ -231,7 +231,7 @@ async def test_what_is_left_of_an_ending_session_can_be_resumed(world: World) ->
     leaving.connection.connection_lost(None)
     await world.settle()
     world.now = 2_000.0
-    world.pipeline._on_expiry_timer()
+    world.pipeline._expiry._fire()
     await asyncio.sleep(0)
     left = set(world.table.held)
     assert 0 < len(left) < LOCKS
@@ -271,7 +271,7 @@ async def test_many_expired_requests_end_in_slices_of_locks(world: World) -> Non
         holder.lock(*(f"{number}/{each}" for each in range(200)), transactionTimeout=1_000)
     await world.settle()
     world.now, began = 2_000.0, len(world.store.changes)
-    asyncio.get_running_loop().call_soon(world.pipeline._on_expiry_timer)
+    asyncio.get_running_loop().call_soon(world.pipeline._expiry._fire)
     ended = await world.slices(other)
     assert sum(ended) == 4_000
     assert max(world.store.changes[began:]) <= 5, "of 200 locks each"

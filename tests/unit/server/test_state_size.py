@@ -36,6 +36,7 @@ from genie.server.connection import Connection
 from genie.server.dispatcher import Dispatcher
 from genie.server.listener import AdmissionControl
 from genie.server.memory_bounds import CONNECTION_BYTES, ENDED_REQUEST_BYTES, REPLY_BYTES, STATE_COSTS, WIDEST
+from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
 from genie.server.pipeline import Pipeline
 from genie.server.sessions import MAX_RETAINED_REPLIES, UNSHARED_REPLIES
@@ -69,9 +70,9 @@ class Server:
     def __init__(self, *, durable: bool = True, **limits: int) -> None:
         self.stats = Stats()
         manager = LockManager(next_id=LONG_ID, next_fence=LONG_ID, max_queue_entries=limits.get("max_queue", 10**6))
-        self.dispatcher = Dispatcher(manager, Limits(**limits), self.stats, durable=durable)
+        self.dispatcher = Dispatcher(manager, Limits(**limits), self.stats, BatchOutcome(LONG_ID, durable=durable))
         self.manager, self.size = manager, self.dispatcher.size
-        self.dispatcher.notifier.now = 1_000_000.0
+        self.now = 1_000_000.0
 
     def connect(self, principal: str | None = None, **hello: object) -> Peer:
         peer = Peer()
@@ -84,19 +85,19 @@ class Server:
     def execute(self, peer: Peer, *items: object) -> list[tuple[str, dict[str, object]]]:
         """Execute commands and store the changes, as a server with Redis does. Return the messages to the client."""
         for item in items:
-            unfinished = self.dispatcher.execute(peer, iter((item,)))  # type: ignore[arg-type]
+            unfinished = self.dispatcher.execute(self.now, peer, iter((item,)))  # type: ignore[arg-type]
             while unfinished is not None:
-                unfinished = self.dispatcher.execute_slow(peer, unfinished)
-        notifier = self.dispatcher.notifier
-        for change in notifier.write_set.values():
+                unfinished = self.dispatcher.execute_slow(self.now, peer, unfinished)
+        outcome = self.dispatcher.outcome
+        for change in outcome.changes.values():
             if change is not None and not (isinstance(change, Request) and change.state.name == "ENDED"):
                 encode(change)
-        notifier.write_set.clear()
+        outcome.changes.clear()
         messages = [orjson.loads(message) for message in b"".join(peer.outbox).splitlines()]
-        for connection in (peer, *notifier.dirty, *notifier.granted):
+        for connection in (peer, *outcome.dirty, *outcome.granted):
             connection.outbox.clear()
             connection.has_reply = False
-        for pending in (notifier.dirty, notifier.granted, notifier.closing):
+        for pending in (outcome.dirty, outcome.granted, outcome.closing):
             pending.clear()
         return [(message["command"], message["payload"]) for message in messages]
 
@@ -208,8 +209,8 @@ class RandomClients:
             case 10:
                 server.send(peer, rng.choice(["watch", "watch", "unwatch"]), prefix=self.text(3, 500))
             case 11:
-                server.dispatcher.notifier.now += rng.choice([1, 50, 400])
-                server.dispatcher.expire()
+                server.now += rng.choice([1, 50, 400])
+                server.dispatcher.expire(server.now)
                 server.execute(peer)
             case 12:
                 server.lose(peer)
@@ -234,8 +235,8 @@ def test_the_account_is_the_sum_of_the_state(seed: int) -> None:
     for peer in clients.peers:
         server.lose(peer)
     for _ in range(20):  # waiting requests are granted, and then expire as well
-        server.dispatcher.notifier.now += 10**6
-        server.dispatcher.expire()
+        server.now += 10**6
+        server.dispatcher.expire(server.now)
         server.execute(Peer())
     assert (len(server.dispatcher.sessions), server.manager.table.held) == (0, {})
     server.check()
@@ -570,16 +571,15 @@ def test_a_leader_keeps_a_state_that_is_larger_than_its_bound() -> None:
     for number in range(40):
         locks_with_long_texts(before, peer, number)
     state = StateMachine()
-    batch = before.dispatcher.snapshot(before.manager.next_id)
+    batch = before.dispatcher.snapshot(before.manager.next_id, before.now)
     decoder = RecordDecoder()
     batch.changes = {id_: decoder.decode(id_, encode(change)) for id_, change in batch.changes.items()}  # type: ignore[arg-type]
     state.apply(batch)
 
     after = Server(max_state=MIB // 4)
-    after.dispatcher = Dispatcher(state.manager, Limits(max_state=MIB // 4), after.stats)
+    after.dispatcher = Dispatcher(state.manager, Limits(max_state=MIB // 4), after.stats, BatchOutcome())
     after.manager, after.size = state.manager, after.dispatcher.size
-    after.dispatcher.notifier.now = before.dispatcher.notifier.now
-    after.dispatcher.recover(state.retained_replies.values())
+    after.dispatcher.recover(state.retained_replies.values(), after.now)
     after.check()
     assert len(after.manager.table.held) == 40
     assert after.size.bytes > MIB // 4
