@@ -15,7 +15,9 @@ RECENT_MS = 3_600_000
 LONG = re.compile(r"\d{13,}")
 NOTE = r"[\w.-]+ \d+@[\w.-]+"
 """The default note of a client: program, process and host."""
-VARIABLE = re.compile(rf"…|{NOTE}|\d{{13,}}|\d+(?:\.\d+)? (?:µs|ms|s|min|h)\b|\s+")
+FENCE = r'(?<=fence )\d+|(?<="fence":)\d+'
+"""A fencing token, which pages may shorten."""
+VARIABLE = re.compile(rf"…|{NOTE}|{FENCE}|\d{{13,}}|\d+(?:\.\d+)? (?:µs|ms|s|min|h)\b|\s+")
 
 
 class NumberBindings:
@@ -81,7 +83,7 @@ class Bindings:
 class Screen:
     """Compares documented terminal output with real output.
 
-    Numbers of 13 digits or more are bound; durations, spaces and default notes may differ; `…` matches any text.
+    Numbers of 13 digits or more, and fencing tokens, are bound; durations, spaces and default notes may differ; `…` matches any text.
     """
 
     def __init__(self) -> None:
