@@ -64,7 +64,8 @@ format: $(VENV)/.tested
 # The documentation site, in build/site. Strict: a broken link or an unlisted page is an error.
 docs: $(VENV)/.tested
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "build/site/index.html"
+	@echo "The site is in build/site. Its search needs a web server, for example:"
+	@echo "  $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000"
 
 # Long random searches (docs/concepts/verification.md): simulated scenarios, property-based tests with many inputs, the
 # fuzzers, and fault injection into real processes. WORLDS and FAULTS are options of the first and the last:

@@ -110,6 +110,16 @@ def test_the_calls_and_their_defaults_are_the_code_s() -> None:
     assert checked >= {"genie.connect", "client.lock", "client.inspect", "lock.extend"}
 
 
+def test_the_defaults_of_the_parameters_are_the_code_s() -> None:
+    parameters = {
+        name: parameter.default
+        for call in (package.connect, package.Client.acquire)
+        for name, parameter in inspect.signature(call).parameters.items()
+    }
+    for row in table(API, "Parameter"):
+        assert row["Default"].strip("`") == _value(parameters[code(row["Parameter"])]), row
+
+
 def test_each_bound_has_a_test() -> None:
     rows = table("docs/concepts/security.md", "Input")
     assert len(rows) > 15

@@ -36,6 +36,16 @@ def test_the_site_builds_in_strict_mode(site: Path) -> None:
     assert (site / "reference/protocol.html").is_file()
 
 
+def test_the_site_has_no_compiled_python(site: Path) -> None:
+    assert not [path for path in site.rglob("*") if path.name == "__pycache__" or path.suffix == ".pyc"]
+
+
+def test_the_command_says_how_to_serve_the_search() -> None:
+    command = ["make", "--no-print-directory", "--dry-run", "docs"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "python -m http.server --bind 127.0.0.1 --directory build/site" in printed
+
+
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     pages = [*site.rglob("*.html"), *site.rglob("*.css"), *site.rglob("*.svg")]
     assert pages
