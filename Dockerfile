@@ -30,7 +30,7 @@ ENV PATH=/opt/genie/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 GENIE
 USER 10001:10001
 EXPOSE 7077 7078
 STOPSIGNAL SIGTERM
-# Authenticates with the server's own token: GENIE_TOKEN, or a single word in the file GENIE_TOKEN_FILE.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["genie", "status", "--host", "127.0.0.1", "--timeout", "3"]
+# Asks the admin port: healthy as a leader and as a follower, with TLS and with any token file.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["genie", "status", "--local", "--timeout", "3"]
 ENTRYPOINT ["genie"]
 CMD ["serve"]

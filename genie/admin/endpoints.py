@@ -13,10 +13,11 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from genie.admin import api
-from genie.admin.interfaces import NamespaceView, ServerView
+from genie.admin.interfaces import ServerView
 from genie.admin.security import HEADERS
 from genie.admin.throttle import Body, ResponseCache
 from genie.observability import metrics
+from genie.observability.roles import describe, is_ready
 
 UNAVAILABLE = 503
 HEALTH_PATHS = ("/livez", "/readyz", "/leaderz")
@@ -37,29 +38,21 @@ class HealthEndpoints:
         return web.Response(text="ok\n")
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Respond 200 if every namespace has a known leader and an available store, and the server is not stopping."""
-        reasons = [
-            f"{name}: {reason}\n"
-            for name, view in self._server.namespaces.items()
-            if (reason := _not_ready_reason(view))
-        ]
-        return web.Response(status=UNAVAILABLE, text="".join(reasons)) if reasons else web.Response(text="ok\n")
+        """Respond 200 if the server leads each namespace with an available store, or could take over at once.
+
+        The body has a line for each namespace, whatever the status is.
+        """
+        views = self._server.namespaces
+        body = "".join(f"{name}: {describe(view)}\n" for name, view in views.items())
+        return web.Response(status=200 if all(map(is_ready, views.values())) else UNAVAILABLE, text=body)
 
     async def leader(self, request: web.Request) -> web.Response:
         """Respond 200 if this server leads the requested namespace, by default the first namespace."""
         namespaces = self._server.namespaces
         view = namespaces[api.read_namespace(request, namespaces)]
-        if view.role == "leader":
+        if view.role == "leader" and view.store_available:
             return web.Response(text="ok\n")
-        leader = "" if view.leader is None else f"; {view.leader} leads"
-        return web.Response(status=UNAVAILABLE, text=f"{view.role}{leader}\n")
-
-
-def _not_ready_reason(view: NamespaceView) -> str:
-    """Return why a namespace is not ready; an empty string if it is."""
-    if view.role in ("starting", "stopping"):
-        return view.role
-    return "" if view.store_available else "the store is unavailable"
+        return web.Response(status=UNAVAILABLE, text=f"{describe(view)}\n")
 
 
 # -- `/metrics`, for Prometheus --------

@@ -61,7 +61,8 @@ class Namespace(ApiModel):
 
     namespace: str
     role: str
-    """`starting` (no leader is known yet), `leader`, `follower` or `stopping`."""
+    """`starting` (the store has not answered yet), `waiting` (no leader is known), `follower`, `unavailable` (the store cannot
+    be used), `leader` or `stopping`."""
     leader: str | None
     """Address of the leading server, if this server is a follower and knows the leader."""
 
@@ -84,10 +85,15 @@ class State(ApiModel):
     store: str
     """`redis` or `memory`."""
     store_available: bool
+    store_unavailable_since: int | None
+    """When the interruption of the store began (unix ms); None if there is none."""
     store_full: bool
     """Whether the store is out of memory, so that the leader rejects requests."""
     store_errors: int
     """How often the store failed, or exceeded the store timeout, since the start."""
+    locks_age: int | None
+    """Age (ms) of the numbers of locks: 0 on the leader. A former leader reports its last locks until the next leader is known.
+    None on other servers, which report 0."""
     held: int
     """Held requests."""
     waiting: int

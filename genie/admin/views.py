@@ -290,9 +290,12 @@ _START_TIME = time.monotonic()
 
 
 async def state(server: ServerView, namespace: str, budget: WorkBudget) -> models.State:
-    """Return an overview of a namespace. On a follower, which has no lock table, the numbers of locks are 0."""
+    """Return an overview of a namespace. On a follower, which has no lock table, the numbers of locks are 0.
+
+    A former leader has its last lock table until the next leader is known.
+    """
     view = server.namespaces[namespace]
-    manager, stats = view.manager, view.stats
+    manager, stats, since = view.last_manager, view.stats, view.store_unavailable_since
     table = LockTable() if manager is None else manager.table
     queues, complete = await longest_queues(table, budget)
     oldest = next(iter(table.waiting.values()), None)
@@ -310,8 +313,10 @@ async def state(server: ServerView, namespace: str, budget: WorkBudget) -> model
         uptime=int((time.monotonic() - _START_TIME) * 1000),
         store="memory" if server.settings.redis.url is None else "redis",
         store_available=view.store_available,
+        store_unavailable_since=None if since is None else int(since * 1000),
         store_full=view.store_full,
         store_errors=view.store_errors,
+        locks_age=None if view.locks_age_s is None else int(view.locks_age_s * 1000),
         held=len(table.held),
         waiting=len(table.waiting),
         locks=table.locks,

@@ -26,14 +26,26 @@ from genie.protocol import codec
 @json_option
 @server_options
 @timeout_option
+@click.option(
+    "--local",
+    "is_local",
+    is_flag=True,
+    help="Ask the server of this machine or container, at its admin port, with the settings in its environment.",
+)
 @one_line_errors
-def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: float) -> None:
+def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: float, is_local: bool) -> None:
     """Check that the server responds: exit status 0 if it does, 1 if not.
+
+    With --local: show the role of one server in each namespace, and who leads. The exit status is 0 if the server is ready.
+    It needs no token, and works in the environment of `genie serve`, such as that of a container.
 
     Of several servers, the leader is checked. The numbers of held and waiting requests are shown to principals that
     may inspect all resources (JSON: null for others). The last line is the version of the server, whether it is
     compiled, and its interpreter.
     """
+    if is_local:
+        _show_local(timeout, as_json=as_json)
+        return
 
     async def measure(client: Querier) -> tuple[float, dict[str, Any], Address | None, str]:
         """Return the round-trip time of a ping in seconds, the reply to `inspect`, and the leader: its address and build.
@@ -66,4 +78,17 @@ def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: 
         print_json(codec.dumps(document))
     else:
         counts = f"; requests held: {held}, waiting: {waiting}" if totals else ""
-        print_lines(f"{address} responded in {round_trip_ms:.1f} ms{counts}", server)
+        print_lines(f"{address} leads, and responded in {round_trip_ms:.1f} ms{counts}", server)
+
+
+def _show_local(timeout_s: float, *, as_json: bool) -> None:
+    """Print the roles of the server of this machine or container. Exit with status 1 if the server is not ready."""
+    from genie.cli.local_status import read_local_status, read_settings  # noqa: PLC0415 - needs the server and HTTP
+
+    found = read_local_status(read_settings(), timeout_s)
+    if as_json:
+        print_json(codec.dumps({"ready": found.is_ready, "namespaces": found.namespaces}))
+    else:
+        print_lines(*(f"{name}: {text}" for name, text in found.namespaces.items()))
+    if not found.is_ready:
+        raise SystemExit(1)

@@ -11,6 +11,7 @@ import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self, TextIO
 
 import click
@@ -253,8 +254,12 @@ def _format_quantile(wait_ms: float | None) -> str:
 def _warning_lines(state: State, columns: int) -> Iterator[Line]:
     """Yield warnings if the store is unavailable, or if the server is not the leader."""
     warnings = []
-    if not state.store_available:
-        warnings.append("The store is unavailable.")
+    if state.store_unavailable_since is not None:
+        began = datetime.fromtimestamp(state.store_unavailable_since / 1000, UTC)
+        lasted = duration(state.now - state.store_unavailable_since)
+        warnings.append(f"The store is unavailable since {began:%Y-%m-%d %H:%M:%S} UTC ({lasted}).")
+    if state.locks_age:
+        warnings.append(f"The numbers of locks are those of {duration(state.locks_age)} ago, when this server led.")
     if state.store_full:
         warnings.append("The store is out of memory: locks can be released, but no requests are accepted.")
     if state.role != LEADER:

@@ -28,6 +28,7 @@ from genie.config import Settings
 from genie.core import LockManager, Reason
 from genie.core.lock_order import LockOrder
 from genie.errors import Code
+from genie.observability import roles
 from genie.observability.histogram import Histogram
 from genie.observability.stats import Stats
 from genie.version import VERSION
@@ -59,7 +60,7 @@ class HistoryView(Protocol):
         """How many writes, each with many events, were dropped because of the disk."""
 
 
-class NamespaceView(Protocol):
+class NamespaceView(roles.NamespaceView, Protocol):
     """The part of a namespace that the metrics read."""
 
     @property
@@ -68,15 +69,7 @@ class NamespaceView(Protocol):
 
     @property
     def role(self) -> str:
-        """`starting` (no leader is known yet), `leader`, `follower` or `stopping`."""
-
-    @property
-    def store_available(self) -> bool:
-        """Whether a leader executes commands, or a follower knows the leader."""
-
-    @property
-    def store_full(self) -> bool:
-        """Whether a leader rejects requests, because the store is out of memory."""
+        """The name of `state`: `starting`, `waiting`, `follower`, `unavailable`, `leader` or `stopping`."""
 
     @property
     def store_memory(self) -> StoreMemoryView | None:
@@ -91,6 +84,14 @@ class NamespaceView(Protocol):
         """The lock manager of a leader; None on a follower."""
 
     @property
+    def last_manager(self) -> LockManager | None:
+        """The lock manager of a leader, or of a former leader until the next leader is known; None on other servers."""
+
+    @property
+    def locks_age_s(self) -> float | None:
+        """How old the state of `last_manager` is, in seconds: 0 on the leader. None without such a state."""
+
+    @property
     def lock_order(self) -> LockOrder | None:
         """The lock order that this server has observed; None if the analysis is off."""
 
@@ -100,7 +101,7 @@ class NamespaceView(Protocol):
 
     @property
     def now(self) -> float:
-        """The lock manager's time (ms). Only valid while this server leads."""
+        """The lock manager's time (ms). Only valid with a `last_manager`."""
 
     @property
     def sessions(self) -> int:
@@ -275,11 +276,11 @@ class _TableSample:
 
 
 def _sample_lock_table(namespace: NamespaceView) -> _TableSample:
-    """Return the current sizes of the lock table of a namespace; zeros on a follower.
+    """Return the sizes of the last known lock table of a namespace; zeros on a follower.
 
     Rearrangements are counted since the start of the process, over all epochs as leader.
     """
-    manager, past_rearrangements = namespace.manager, namespace.stats.rearrangements
+    manager, past_rearrangements = namespace.last_manager, namespace.stats.rearrangements
     if manager is None:
         return _TableSample(waiting=0, longest_wait_s=0.0, held=0, locks=0, rearrangements=past_rearrangements)
     table = manager.table
@@ -290,7 +291,8 @@ def _sample_lock_table(namespace: NamespaceView) -> _TableSample:
         longest_wait_s=longest_wait_s,
         held=len(table.held),
         locks=table.locks,
-        rearrangements=past_rearrangements + manager.rearrangements,
+        # A former leader has already added those of its last epoch.
+        rearrangements=past_rearrangements + (0 if namespace.manager is None else manager.rearrangements),
     )
 
 
@@ -307,6 +309,12 @@ def _lock_table_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Met
         "genie_longest_wait_seconds",
         "Time that the oldest waiting request has waited.",
         per_namespace(lambda sample: sample.longest_wait_s),
+    )
+    ages = ((name, namespace.locks_age_s) for name, namespace in namespaces.items())
+    yield from _gauge(
+        "genie_locks_age_seconds",
+        "Age of the gauges of locks, waiting requests and sessions: 0 on the leader.",
+        ((name, age_s) for name, age_s in ages if age_s is not None),
     )
     yield from _gauge("genie_held_requests", "Held requests.", per_namespace(lambda sample: sample.held))
     yield from _gauge(

@@ -20,12 +20,14 @@ from genie.errors import Code, RequestRejected
 from genie.history.recorder import History
 from genie.history.retention import Retention
 from genie.observability import logs
+from genie.observability.roles import describe
 from genie.observability.stats import Stats
 from genie.server.auth import Authenticator
 from genie.server.connection import Connection
 from genie.server.listener import AdmissionControl, TlsListener, bind, lock_address
 from genie.server.monitor import Monitor
 from genie.server.namespace import Namespace
+from genie.server.pauses import PauseDetector
 from genie.server.peer import CommandHandler
 from genie.server.systemd import SystemdNotifier
 from genie.server.tls import make_tls_contexts
@@ -131,18 +133,9 @@ class Server:
         """Unix time at which the server's certificate expires; None without TLS."""
         return None if self.tls is None else self.tls.expiry
 
-    @property
-    def _is_listening(self) -> bool:
-        return self._listener is not None or self._tls_listener is not None
-
     def _describe_roles(self) -> str:
         """Return the roles in one line, for systemd: `leader`, or `orders: leader, wallets: follower of HOST:PORT`."""
-        texts = {}
-        for name, namespace in self.namespaces.items():
-            text = namespace.role if namespace.leader is None else f"{namespace.role} of {namespace.leader}"
-            if namespace.role == "leader" and not namespace.store_available:
-                text += ", the store is unavailable"
-            texts[name] = text
+        texts = {name: describe(namespace) for name, namespace in self.namespaces.items()}
         if len(texts) == 1:
             return texts[self.default_namespace.name]
         return ", ".join(f"{name}: {text}" for name, text in texts.items())
@@ -174,10 +167,11 @@ class Server:
             self._address_lock = None
 
     async def start(self) -> tuple[str, int]:
-        """Start all namespaces, listen as soon as one namespace knows its leader, and return the host and port.
+        """Listen, start all namespaces, wait until one namespace knows its leader, and return the host and port.
 
-        The address is bound before the namespaces start. So a second server that is started by mistake fails with OSError
-        before it uses the store. If the start fails, all namespaces are stopped.
+        Until then the server rejects commands, and says why. The address is bound before the namespaces start. So a second
+        server that is started by mistake fails with OSError before it uses the store. If the start fails, all namespaces are
+        stopped.
         """
         if self._sock is None:
             self.bind_address()
@@ -187,20 +181,34 @@ class Server:
             gc.collect()
             gc.set_threshold(*GC_THRESHOLD)
             node = this_node((host, port), self.settings.advertise, round(self.settings.lease * 1000))
+            await self._listen(self._sock)
             await self._start_namespaces(node)
-            if self.tls is not None:
-                self._tls_listener = TlsListener(self.tls, self.connections, self._make_connection)
-                self._tls_listener.listen(self._sock, BACKLOG)
-            else:
-                self._listener = await asyncio.get_running_loop().create_server(
-                    self._make_connection, sock=self._sock, backlog=BACKLOG
-                )
         except BaseException:
+            await self._close_listener()
             await self._stop_namespaces()
             self._sock.close()
+            for connection in list(self.connections):
+                connection.abort()
             raise
         self._log_start(host, port)
         return host, port
+
+    async def _listen(self, sock: socket.socket) -> None:
+        """Accept connections at a bound socket."""
+        if self.tls is not None:
+            self._tls_listener = TlsListener(self.tls, self.connections, self._make_connection)
+            self._tls_listener.listen(sock, BACKLOG)
+        else:
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._make_connection, sock=sock, backlog=BACKLOG
+            )
+
+    async def _close_listener(self) -> None:
+        """Accept no further connections. Open connections stay."""
+        if self._listener is not None:
+            self._listener.close()  # no wait_closed(): since Python 3.12 it waits until all clients have disconnected
+        if self._tls_listener is not None:
+            await self._tls_listener.close()
 
     async def _start_namespaces(self, node: Node) -> None:
         """Start all namespaces, and wait until one namespace knows its leader.
@@ -378,9 +386,9 @@ class Server:
 
     def _on_sighup(self) -> None:
         """Reload, and report the start and the end of the reload to systemd."""
-        # Before the server listens, systemd still waits for the end of the start: READY would be too early. While the server
+        # Before a leader is known, systemd still waits for the end of the start: READY would be too early. While the server
         # stops, READY would be wrong.
-        is_ready = self._is_listening and not self._stopped.is_set()
+        is_ready = self._ready.is_set() and not self._stopped.is_set()
         service_manager = self._service_manager if is_ready else None
         if service_manager is not None:
             service_manager.reloading()
@@ -417,6 +425,14 @@ class Server:
             namespace.monitor = Monitor(
                 namespace.name, namespace.stats, namespace.lock_order, self.settings.slow_wait * 1000
             )
+        pauses = PauseDetector()
+        try:
+            return await self._serve_until_stopped()
+        finally:
+            pauses.stop()
+
+    async def _serve_until_stopped(self) -> int:
+        """Start, wait until the server is to stop, and stop. Return the exit status."""
         starting = asyncio.create_task(self.start())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -434,10 +450,7 @@ class Server:
 
     async def stop(self) -> None:
         """Shut down gracefully: stop accepting commands, drain, resign, then close all connections."""
-        if self._listener is not None:
-            self._listener.close()  # no wait_closed(): since Python 3.12 it waits until all clients have disconnected
-        if self._tls_listener is not None:
-            await self._tls_listener.close()
+        await self._close_listener()
         namespaces = self.namespaces.values()
         for namespace in namespaces:
             namespace.draining = True

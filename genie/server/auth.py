@@ -45,7 +45,10 @@ NO_HELLO = Denial(
     ),
 )
 NO_TOKEN = Denial(
-    "no token", RequestRejected(Code.UNAUTHORIZED, "hello carried no token, and this server requires one: a string")
+    "no token",
+    RequestRejected(
+        Code.UNAUTHORIZED, "hello carried no token, and this server requires one in the field token, as a string"
+    ),
 )
 UNKNOWN_TOKEN = Denial("unknown token", RequestRejected(Code.UNAUTHORIZED, "the token of hello is not known"))
 """The same error for all unknown tokens, so that the error reveals nothing about a guessed token."""

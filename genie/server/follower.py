@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from genie.errors import Code
 from genie.protocol import replies
+from genie.roles import Following, Role, Starting, StoreUnavailable
 from genie.server.peer import CommandHandler, Input, Item, Peer
 from genie.server.rejections import reject_item
 from genie.server.scheduler import CommandScheduler
@@ -24,8 +25,8 @@ class FollowerHandler:
     """
 
     is_leader = False
-    leader: str | None = None
-    """The leader's address for clients. None: the leader is unknown."""
+    role: Role = Starting()
+    """The role of this server, which the error of each rejected command names."""
 
     def __init__(self, stats: Stats, namespace: str, max_bytes: int) -> None:
         self._stats = stats
@@ -51,7 +52,6 @@ class FollowerHandler:
         of each connection stay in the order of its commands, and the pipeline can start immediately.
         """
         self._leader_handler = leader_handler
-        self.leader = None  # the last known leader has been replaced by this server
         for connection in connections:
             if connection.input_queue:
                 self._awaiting_handover[connection] = connection
@@ -84,7 +84,7 @@ class FollowerHandler:
             rejection = reject_item(connection, item, reason)
             if rejection is not None:
                 self._stats.errors[rejection.code] += 1
-                leader = self.leader if rejection.code == Code.UNAVAILABLE else None
+                leader = self._leader if rejection.code == Code.UNAVAILABLE else None
                 connection.outbox.append(replies.error(rejection, leader))
         connection.flush()
         if not connection.input_queue:
@@ -101,11 +101,20 @@ class FollowerHandler:
         if connection.closing:
             connection.finish()
 
+    @property
+    def _leader(self) -> str | None:
+        """The leader's address for clients; None if the leader is unknown."""
+        return self.role.leader if isinstance(self.role, Following) else None
+
     def _describe_leader(self) -> str:
-        """Return the error message for rejected commands, with the leader's address if it is known."""
-        if self.leader is None:
-            return (
-                f"this server does not lead the namespace {self._namespace!r}; its leader is unknown, or the store is "
-                "unavailable"
-            )
-        return f"this server does not lead the namespace {self._namespace!r}; its leader is {self.leader}"
+        """Return the error message for rejected commands: why this server does not execute them."""
+        match self.role:
+            case Following(leader=leader):
+                reason = f"its leader is {leader}"
+            case StoreUnavailable():
+                reason = "its store is unavailable"
+            case Starting():
+                reason = "it is starting, and its store has not answered yet"
+            case _:
+                reason = "no leader is known yet"
+        return f"this server does not lead the namespace {self._namespace!r}; {reason}"

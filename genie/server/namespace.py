@@ -12,6 +12,17 @@ import structlog
 from genie.core import LockManager
 from genie.core.lock_order import LockOrder, parse_rules
 from genie.observability.stats import Stats
+from genie.roles import (
+    FollowerRole,
+    Following,
+    Leading,
+    Role,
+    Starting,
+    Stopping,
+    StoreOutage,
+    StoreUnavailable,
+    Waiting,
+)
 from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
@@ -70,7 +81,10 @@ class Namespace:
         self.pipeline: Pipeline | None = None
         """The pipeline of this server as leader. After leadership is lost, the pipeline is kept until the next leader is known,
         because the store may need a snapshot of its state."""
-        self.is_leader = False
+        self._role: Role = Starting()
+        """What this server does in the namespace, except that it shuts down (`draining`)."""
+        self._led_until = 0.0
+        """When this server last stopped leading (event-loop time)."""
         self.store_memory: StoreMemory | None = None
         """The memory of the store when this server, as leader, last read it; None on a follower, or if the store does not tell it."""
         self._settings = settings
@@ -99,25 +113,46 @@ class Namespace:
     # -- for the admin port and the metrics ---------------------------------------------------------------
 
     @property
+    def state(self) -> Role:
+        """What this server does in the namespace."""
+        return Stopping() if self.draining else self._role
+
+    @property
     def role(self) -> str:
-        """`starting` (the leader is unknown), `leader`, `follower` or `stopping`."""
-        if self.draining:
-            return "stopping"
-        if self.is_leader:
-            return "leader"
-        return "starting" if self._follower.leader is None else "follower"
+        """The name of `state`: `starting`, `waiting`, `follower`, `unavailable`, `leader` or `stopping`."""
+        return self.state.name
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this server leads the namespace, also while it shuts down."""
+        return isinstance(self._role, Leading)
 
     @property
     def leader(self) -> str | None:
         """The leader's address for clients. None if this server leads, or if the leader is unknown."""
-        return None if self.is_leader else self._follower.leader
+        return self._role.leader if isinstance(self._role, Following) else None
+
+    @property
+    def outage(self) -> StoreOutage | None:
+        """The interruption of the store, because of which this server can neither lead nor follow; None if there is none."""
+        if isinstance(self._role, StoreUnavailable):
+            return self._role.outage
+        if self.is_leader and self._current_pipeline.store_unavailable:
+            return self.store.outage
+        return None
+
+    @property
+    def store_unavailable_since(self) -> float | None:
+        """Unix time at which the interruption of the store began; None if there is none."""
+        outage = self.outage
+        return None if outage is None else time.time() - (asyncio.get_running_loop().time() - outage.since)
 
     @property
     def store_available(self) -> bool:
-        """Whether a leader executes commands, or a follower knows the leader."""
-        if self.is_leader and self.pipeline is not None:
-            return self.pipeline.store_available
-        return self._follower.leader is not None
+        """Whether a leader executes commands, or a follower reads from the store."""
+        if isinstance(self._role, Leading):
+            return self._current_pipeline.store_available
+        return isinstance(self._role, Waiting | Following)
 
     @property
     def store_full(self) -> bool:
@@ -140,9 +175,21 @@ class Namespace:
         return self._current_pipeline.now
 
     @property
+    def last_manager(self) -> LockManager | None:
+        """The lock manager of a leader. After leadership is lost, the last one, until the next leader is known; else None."""
+        return None if self.pipeline is None else self.pipeline.manager
+
+    @property
+    def locks_age_s(self) -> float | None:
+        """How old the state of `last_manager` is, in seconds: 0 on the leader. None without such a state."""
+        if self.pipeline is None:
+            return None
+        return 0.0 if self.is_leader else asyncio.get_running_loop().time() - self._led_until
+
+    @property
     def sessions(self) -> int:
-        """Number of sessions, with and without a connection; 0 on a follower."""
-        return self.pipeline.session_count if self.is_leader and self.pipeline is not None else 0
+        """Number of sessions, with and without a connection, in the state of `last_manager`; 0 on a follower."""
+        return 0 if self.pipeline is None else self.pipeline.session_count
 
     async def execute(self, line: bytes) -> bytes:
         """Execute one line of the wire protocol as an internal client. Return the reply when the command is stored."""
@@ -166,7 +213,7 @@ class Namespace:
     async def _run_role_loop(self, node: Node) -> None:
         """Follow until this server acquires leadership, lead until it is lost, and repeat."""
         while True:
-            await self._lead(await self.store.open(node, self._snapshot, self._on_leader_changed))
+            await self._lead(await self.store.open(node, self._snapshot, self._on_role_changed))
             await self._wait_until_leadership_ends()
             if self._failure is not None:
                 raise self._failure
@@ -179,15 +226,21 @@ class Namespace:
     def _snapshot(self) -> Batch:
         return self._current_pipeline.snapshot()
 
-    def _on_leader_changed(self, leader: str | None) -> None:
-        """Redirect clients to a leader on another server. None: the leader is unknown.
+    def _set_role(self, role: Role) -> None:
+        self._role = self._follower.role = role
+
+    def _on_role_changed(self, role: FollowerRole) -> None:
+        """Use the role that the store reports: redirect clients to the leader, or tell them that there is none.
 
         Once the leader is known, the state of this server's last leadership is freed.
         """
-        if leader is not None and leader != self._follower.leader:
-            log.info("leader changed", namespace=self.name, leader=leader)
-        self._follower.leader = leader
-        if leader is not None:
+        previous_leader, was_waiting = self.leader, isinstance(self._role, Waiting)
+        self._set_role(role)
+        if isinstance(role, Waiting) and not was_waiting and not self._ready.is_set():
+            log.info("waiting for a leader", namespace=self.name, lease_ms=round(self._settings.lease * 1000))
+        if isinstance(role, Following):
+            if role.leader != previous_leader:
+                log.info("leader changed", namespace=self.name, leader=role.leader)
             self._dispose_pipeline()
             self._ready.set()
 
@@ -204,6 +257,7 @@ class Namespace:
         """
         self._dispose_pipeline()
         self._leadership_lost.clear()
+        self._led_until = asyncio.get_running_loop().time()
         self.stats.start_epoch()
         self.pipeline = pipeline = self._make_pipeline(state)
         if self.history is not None:
@@ -212,7 +266,7 @@ class Namespace:
         await pipeline.drained()
         if self._leadership_lost.is_set():  # the store failed while the recovery was stored
             return
-        self.is_leader = True
+        self._set_role(Leading())
         gc.freeze()  # the loaded state is long-lived: the garbage collector need not traverse it
         if self.monitor is not None:
             self.monitor.pipeline = pipeline
@@ -329,7 +383,9 @@ class Namespace:
 
     def _step_down(self) -> None:
         """End leadership on this server: commands are rejected from now on."""
-        self.is_leader, self._follower.leader = False, None
+        outage = self.store.outage
+        self._set_role(Waiting() if outage is None else StoreUnavailable(outage))
+        self._led_until = asyncio.get_running_loop().time()
         self._follower.cancel_handover()
         # The lock manager, which counts rearrangements, is freed with the pipeline: add its count to the statistics.
         self.stats.rearrangements += self._current_pipeline.manager.rearrangements

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from genie.roles import FollowerRole, StoreOutage
 from genie.storage.store import Batch, Node, StateMachine, StoreMemory
 
 
@@ -14,12 +15,13 @@ class MemoryStore:
     durable = False
     full = False
     failure_count = 0
+    outage: StoreOutage | None = None
 
     async def open(
         self,
         node: Node,  # noqa: ARG002 - there is no other node
         snapshot: Callable[[], Batch],  # noqa: ARG002 - there is nothing to restore
-        on_leader_changed: Callable[[str | None], None],  # noqa: ARG002 - there is no other leader
+        on_role_changed: Callable[[FollowerRole], None],  # noqa: ARG002 - this node is never a follower
     ) -> StateMachine:
         """Return an empty state at once: this node always leads."""
         return StateMachine()

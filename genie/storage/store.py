@@ -12,6 +12,7 @@ from typing import Protocol
 from msgspec import Struct, json
 
 from genie.core import ENDED, HELD, SUCCESS, LockManager, Origin, Reason, Request
+from genie.roles import FollowerRole, StoreOutage
 
 
 class Node(Struct, frozen=True):
@@ -233,15 +234,19 @@ class Store(Protocol):
     def full(self) -> bool:
         """Whether the store is out of memory: it still stores releases, but no new requests should be accepted."""
 
+    @property
+    def outage(self) -> StoreOutage | None:
+        """The current interruption of the store; None if there is none."""
+
     async def open(
-        self, node: Node, snapshot: Callable[[], Batch], on_leader_changed: Callable[[str | None], None]
+        self, node: Node, snapshot: Callable[[], Batch], on_role_changed: Callable[[FollowerRole], None]
     ) -> StateMachine:
         """Follow the namespace until this node leads it, and return its state. Call `open` again after LeadershipLost.
 
         Raises UnknownFormat, before the node leads, if another version of Genie has written the namespace in a format that this
         version does not know.
 
-        `on_leader_changed` is called with the leader's address for clients, or with None while the leader is unknown.
+        `on_role_changed` is called with each new role of this node until it leads.
         `snapshot` must return the current state while this node leads: the store uses it to restore lost data.
         """
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -14,9 +16,12 @@ from genie.admin import api, connections, throttle, views
 from genie.admin.http import AdminServer
 from genie.admin.models import MAX_BODY
 from genie.config import HistorySettings, Settings
+from genie.core import LockManager
 from genie.observability import stats
 from genie.observability.metrics import Metrics
+from genie.roles import Leading
 from genie.server.app import Server
+from genie.server.pipeline import Pipeline
 from genie.storage.store import StoreMemory
 
 API = "docs/reference/http-api.md"
@@ -33,6 +38,13 @@ def with_history(tmp_path: Path) -> Server:
     server = Server(Settings(history=HistorySettings(dir=str(tmp_path))))
     for namespace in server.namespaces.values():
         namespace.store_memory = StoreMemory(1, 2)
+        namespace.pipeline = cast(
+            "Pipeline",
+            SimpleNamespace(
+                manager=LockManager(), now=0.0, session_count=0, store_available=True, store_unavailable=False
+            ),
+        )
+        namespace._set_role(Leading())
     return server
 
 

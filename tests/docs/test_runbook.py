@@ -87,6 +87,13 @@ def test_the_commands_within_sentences_have_these_options() -> None:
             pass
 
 
+def test_the_variables_of_the_page_are_no_settings_of_a_server() -> None:
+    """`genie serve` in the same shell would take them for its own."""
+    settings = next(block for block in blocks(PAGE) if block.language == "sh")
+    assert "export" not in settings.text
+    assert "GENIE_" not in settings.text
+
+
 @pytest.mark.server
 async def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     commands = [block for block in blocks(PAGE) if block.language == "sh"]
@@ -106,8 +113,8 @@ async def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
         for written, real in (
             ("locks-1:7077,locks-2:7077", f"127.0.0.1:{server.port}"),
             (
-                "GENIE_ADMIN_HOST=locks-1 GENIE_ADMIN_PORT=7078",
-                f"GENIE_ADMIN_HOST=127.0.0.1 GENIE_ADMIN_PORT={admin_port}",
+                "ADMIN_HOST=locks-1 ADMIN_PORT=7078",
+                f"ADMIN_HOST=127.0.0.1 ADMIN_PORT={admin_port}",
             ),
             ("redis://redis-1:6379/0", redis.url),
         ):

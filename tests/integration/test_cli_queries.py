@@ -87,7 +87,7 @@ def test_status_of_a_server(genie: Genie) -> None:
         document = json.loads(genie_cli(genie.port, "status", "--json").stdout)
         lock.release()
     assert text.returncode == 0
-    assert text.stdout.startswith(f"127.0.0.1:{genie.port} responded in ")
+    assert text.stdout.startswith(f"127.0.0.1:{genie.port} leads, and responded in ")
     assert text.stdout.endswith(f"requests held: 1, waiting: 0\n{build.description()}\n")
     assert (document["address"], document["held"], document["waiting"]) == (f"127.0.0.1:{genie.port}", 1, 0)
     assert document["roundTripMs"] > 0

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from admin import FakeAdmin, fake_admin
-from admin_observations import HOT, WAITS, state
+from admin_observations import HOT, NOW, WAITS, state
 from genie.admin.models import Problem
 from genie.version import VERSION
 from ports import free_port
@@ -163,8 +163,8 @@ def test_errors_are_shown_until_the_next_response() -> None:
             set_state(admin, role="follower", leader="other:7077")
             text = term.screen("This server is not the leader (follower); other:7077 is: query its admin port.")
             assert "Longest queues" not in text
-            set_state(admin, store_available=False)
-            term.until("The store is unavailable.")
+            set_state(admin, store_unavailable_since=NOW - 1000)
+            term.until("The store is unavailable since")
             set_state(admin)
             term.until("Longest queues")
         term.until("Last response: ")

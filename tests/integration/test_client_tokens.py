@@ -207,7 +207,7 @@ def test_the_health_check_of_a_restricted_principal(tmp_path: Path, limits: str)
     with running_server(token_file=path) as server:
         shown = genie_cli("status", port=server.port, token=TOKEN)
         assert (shown.returncode, shown.stderr) == (0, "")
-        assert re.fullmatch(r"127\.0\.0\.1:\d+ responded in [\d.]+ ms\ngenie/.+\n", shown.stdout)
+        assert re.fullmatch(r"127\.0\.0\.1:\d+ leads, and responded in [\d.]+ ms\ngenie/.+\n", shown.stdout)
         told = json.loads(genie_cli("status", "--json", port=server.port, token=TOKEN).stdout)
         assert (told["held"], told["waiting"]) == (None, None)
         wrong = genie_cli("status", port=server.port, token=WRONG)

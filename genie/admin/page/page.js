@@ -125,14 +125,18 @@ function showResponses() {
 
 function describeStore(state) {
   if (!state.storeAvailable) {
-    return `The store (${state.store}) is unavailable. No lock can be granted or released until it is available.`;
+    const since = state.storeUnavailableSince === null ? "" : ` since ${new Date(state.storeUnavailableSince).toLocaleString()}`;
+    return `The store (${state.store}) is unavailable${since}. No lock can be granted or released until it is available.`;
   }
   return state.storeFull ? `The store (${state.store}) is out of memory. Locks can be released, but no requests are accepted.` : "";
 }
 
-function describeRole({ role, leader }) {
+function describeRole(state) {
+  const { role, leader } = state;
   if (role === "follower") return `This server follows ${leader ?? "another one"}, the leader. Open its page to see the locks.`;
-  if (role === "starting") return "This server is starting: no leader is known yet.";
+  if (role === "starting") return "This server is starting: its store has not answered yet.";
+  if (role === "waiting") return "This server waits for a leader. No lock can be granted or released until there is one.";
+  if (role === "unavailable") return describeStore(state);
   return `This server is ${role}.`;
 }
 

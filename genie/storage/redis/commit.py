@@ -23,6 +23,7 @@ from genie.backoff import Backoff
 from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure, encode_bulk, encode_command
 from genie.storage.redis.keyspace import Keyspace, Meta
 from genie.storage.redis.log import LogRetention, Position, encode_position
+from genie.storage.redis.outage import OutageLog, failed_since
 from genie.storage.redis.primary import ALLOW_OOM_SHEBANG, SCRIPTS, Primary
 from genie.tasks import cancel_and_wait
 
@@ -198,6 +199,7 @@ class CommitWriter:
         keyspace: Keyspace,
         ack_policy: AckPolicy,
         log: FilteringBoundLogger,
+        outage_log: OutageLog,
         on_outcome: Callable[[Outcome], None],
         on_defect: Callable[[BaseException], None],
     ) -> None:
@@ -205,6 +207,7 @@ class CommitWriter:
         self._keyspace = keyspace
         self._ack_policy = ack_policy
         self._log = log
+        self._outage_log = outage_log
         self._on_outcome = on_outcome
         self._on_defect = on_defect
         self.failure_count = 0
@@ -243,8 +246,8 @@ class CommitWriter:
         """How long the batch in flight may be without progress; doubled after each timeout."""
         self._backoff: Backoff | None = None
         """Set during an outage of Redis; None while commits succeed."""
-        self._unavailable_since = 0.0
-        """When the outage began (event-loop time)."""
+        self._stalled_since: float | None = None
+        """When the batch in flight last made progress, if the timeout check has closed the connection; else None."""
         self._recovery: asyncio.Task[None] | None = None
         """Runs while commits are impossible: reconnects, or restores the snapshot, and then sends a batch."""
         self._timeout_timer: asyncio.TimerHandle | None = None
@@ -415,8 +418,7 @@ class CommitWriter:
         if self._backoff is not None:
             self._backoff = None
             address = None if self._connection is None else str(self._connection.address)
-            outage_ms = round((self._loop.time() - self._unavailable_since) * 1000)
-            self._log.info("store available again", address=address, outage_ms=outage_ms)
+            self._outage_log.end(address, self._loop.time())
         if outcome is Outcome.STORED:
             self.index += 1
             if self.full and self._result_at:
@@ -524,6 +526,7 @@ class CommitWriter:
             self._progress, self._progress_at = progress, self._loop.time()
         elif self._loop.time() - self._progress_at > self._timeout_s:
             self._timeout_s *= 2
+            self._stalled_since = self._progress_at
             self.drop()
 
     def _on_recovery_done(self, task: asyncio.Task[None]) -> None:
@@ -550,8 +553,11 @@ class CommitWriter:
     def _begin_outage(self, error: BaseException) -> None:
         """Count and log the first failure after a successful commit."""
         self.failure_count += 1
-        self._log.warning("store unavailable, queueing commits", error=str(error) or type(error).__name__)
-        self._backoff, self._unavailable_since = new_backoff(), self._loop.time()
+        now, self._backoff = self._loop.time(), new_backoff()
+        since = failed_since(error, now) if self._stalled_since is None else self._stalled_since
+        self._stalled_since = None
+        text = str(error) or type(error).__name__
+        self._outage_log.on_failure("store unavailable, queueing commits", text, now, since)
 
 
 async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger) -> T:

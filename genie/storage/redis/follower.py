@@ -13,6 +13,7 @@ from math import ceil, inf
 
 import structlog
 
+from genie.roles import FollowerRole, Following, StoreOutage, StoreUnavailable, Waiting
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.election import (
     Action,
@@ -56,10 +57,10 @@ MAX_POLL_S = 0.5
 class Follower:
     """Follows one namespace on a node that does not lead it, until the node has acquired leadership.
 
-    `on_leader_changed` is called with the leader's address, or with None while the leader is unknown. `prior_leadership` is the state of
-    this node as a former leader, if it has led. `unacknowledged` are the positions of batches that this node sent as the
-    leader without acknowledging them to clients. `on_log_read` is called after each successful read of the log, that is,
-    when this node follows the leader.
+    `on_role_changed` is called with each new role of this node until it leads. `prior_leadership` is the state of this node as
+    a former leader, if it has led. `unacknowledged` are the positions of batches that this node sent as the
+    leader without acknowledging them to clients. `on_reached` is called after each successful read of `meta`, `on_log_read`
+    after each successful read of the log, that is, when this node follows the leader.
     """
 
     def __init__(
@@ -68,18 +69,25 @@ class Follower:
         reader: LogReader,
         node: Node,
         balancer: LeadershipBalancer,
-        on_leader_changed: Callable[[str | None], None],
+        on_role_changed: Callable[[FollowerRole], None],
         prior_leadership: PriorLeadership | None = None,
         unacknowledged: Collection[Position] = (),
+        on_reached: Callable[[], None] = lambda: None,
         on_log_read: Callable[[], None] = lambda: None,
     ) -> None:
         self._log = log.bind(namespace=keyspace.name)
-        self._on_log_read = on_log_read
+        self._on_reached, self._on_log_read = on_reached, on_log_read
         self._keyspace = keyspace
         self._reader = reader
         self._node = node
         self._balancer = balancer
-        self._on_leader_changed = on_leader_changed
+        self._on_role_changed = on_role_changed
+        self._role: FollowerRole | None = None
+        """The role that was reported last; None if none was reported."""
+        self._leader: str | None = None
+        """The leader's address; None if the leader is unknown."""
+        self._may_lag = False
+        """Whether the log may have entries that this node has not read, because Redis could not be reached."""
         self._loop = asyncio.get_running_loop()
         self._replica = LocalReplica(reader, prior_leadership, unacknowledged)
         self._candidacy = Candidacy(
@@ -96,13 +104,15 @@ class Follower:
         self.acquired_at = 0.0
         """When this node began to acquire leadership (event-loop time). Its first lease starts at that time."""
 
-    def on_store_failure(self) -> None:
+    def on_store_failure(self, outage: StoreOutage) -> None:
         """Discard the observations of the leader, because Redis could not be reached. The full lease is waited for again.
 
         The leader counts as unknown until `meta` is read again.
         """
         self._candidacy.reset(self._loop.time(), primary_may_change=self._keyspace.primary_may_change)
-        self._set_leader(None)
+        self._balancer.set_leader(self._keyspace.name, None)
+        self._leader, self._may_lag = None, True
+        self._report(StoreUnavailable(outage))
 
     async def run(self) -> StateMachine:
         """Follow until this node leads, and return the state.
@@ -148,9 +158,20 @@ class Follower:
         return None
 
     def _set_leader(self, leader: str | None) -> None:
-        """Record the leader's address (None: unknown) in the balancer, and notify the server."""
+        """Record the leader's address (None: unknown) in the balancer, and report the role."""
         self._balancer.set_leader(self._keyspace.name, leader)
-        self._on_leader_changed(leader)
+        self._leader = leader
+        self._report_role()
+
+    def _report_role(self) -> None:
+        """Report whether this node follows a leader, and has the state to take over, or waits for a leader."""
+        caught_up = self._replica.is_loaded and not self._may_lag
+        self._report(Waiting() if self._leader is None else Following(self._leader, caught_up=caught_up))
+
+    def _report(self, role: FollowerRole) -> None:
+        if role != self._role:
+            self._role = role
+            self._on_role_changed(role)
 
     async def _read_meta(self) -> Meta | None:
         """Read `meta`, and record the leader, or since when the namespace is empty.
@@ -159,6 +180,7 @@ class Follower:
         the observations from before.
         """
         meta, candidacy = await self._keyspace.read(), self._candidacy
+        self._on_reached()
         if candidacy.expired is not None:
             return meta
         if meta is None:
@@ -172,6 +194,8 @@ class Follower:
         candidacy.empty_since = None
         if meta.node is not None and not is_vacant(meta, candidacy, self._node):
             self._set_leader(None if self._node.is_restart_of(meta.node) else meta.node.address)
+        elif self._leader is None:
+            self._report_role()
         return meta
 
     # -- following ----------------------------------------------------------------------------------------
@@ -220,6 +244,9 @@ class Follower:
         for entry in entries:
             if isinstance(entry, BatchCommitted):
                 self._replica.append(entry)
+        if self._may_lag and len(entries) < MAX_READ_ENTRIES:
+            self._may_lag = False
+            self._report_role()
         return entries
 
     async def _is_unchanged(self, meta: Meta) -> bool:
@@ -252,6 +279,7 @@ class Follower:
         the old replica would not match the new position.
         """
         self._replica.unload()
+        self._report_role()
         try:
             state = await load_state(self._keyspace, self._reader, self._log)
         except LogIncomplete as error:
@@ -267,6 +295,8 @@ class Follower:
         state_machine = StateMachine()
         state_machine.apply(state)
         self._replica.replace(state_machine)
+        self._may_lag = False
+        self._report_role()
         if not self._has_acquired:
             self._log.info("replica caught up", held_locks=state_machine.manager.table.locks)
 

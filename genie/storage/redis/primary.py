@@ -109,7 +109,9 @@ class Primary:
                         return await self._connection.call(*parts)
             except TimeoutError:
                 self.drop()
-                raise RedisFailure(f"no reply of Redis within {CALL_TIMEOUT_S} s") from None
+                failure = RedisFailure(f"no reply of Redis within {CALL_TIMEOUT_S} s")
+                failure.waited_s = CALL_TIMEOUT_S
+                raise failure from None
             except ErrorReply as error:
                 if self._connection is not None:
                     self.on_error(error, self._connection.address)

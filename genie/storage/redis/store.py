@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 import structlog
-from structlog.typing import FilteringBoundLogger
 
+from genie.roles import FollowerRole, StoreOutage
 from genie.storage.redis.checkpoint import Checkpointer
 from genie.storage.redis.commit import (
     COMMIT_TIMEOUT_S,
@@ -32,6 +32,7 @@ from genie.storage.redis.election import MIN_IMBALANCE, LeadershipBalancer
 from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Keyspace, meta_key
 from genie.storage.redis.log import MAX_EPOCHS, EpochHistory, LogReader, Position
+from genie.storage.redis.outage import OutageLog, failed_since
 from genie.storage.redis.primary import Primary, is_denied, read_memory, reject_if_unsafe, warn_if_lossy
 from genie.storage.redis.records import encode_batch, encode_changes
 from genie.storage.redis.replica import PriorLeadership, Snapshot
@@ -41,10 +42,8 @@ from genie.tasks import cancel_and_wait
 
 log = structlog.get_logger()
 
-LOG_INTERVAL_S = 10.0
 DENIED_RETRY_S = 5.0
 """The pause after Redis has rejected the password or the user. Each attempt is an entry in the log of Redis."""
-"""During an outage, an error that does not change is logged once per interval."""
 CHECK_INTERVAL_S = 1.0
 """How often a leader checks for transfer requests. The sentinels are queried at least this often."""
 
@@ -72,11 +71,13 @@ class RedisStore:
         self._balancer = balancer or LeadershipBalancer()
         self._primary = Primary(RedisUrl.parse(url), meta_key(namespace), min_replicas, fsync=fsync)
         self._keyspace = Keyspace(self._primary, namespace)
+        self._outage_log = OutageLog(self._log)
         self._writer = CommitWriter(
             self._primary,
             self._keyspace,
             AckPolicy(min_replicas, fsync=fsync),
             self._log,
+            self._outage_log,
             on_outcome=self._on_outcome,
             on_defect=self._finish,
         )
@@ -124,8 +125,15 @@ class RedisStore:
         """Whether Redis is out of memory, and stores only releases."""
         return self._writer.full
 
+    @property
+    def outage(self) -> StoreOutage | None:
+        """The current interruption of Redis, or since when the commit in flight is not acknowledged; else None."""
+        if self._outage_log.current is None and self._done is not None:
+            return StoreOutage(self._sent_at, self._writer.missing_acks or "a commit is not acknowledged")
+        return self._outage_log.current
+
     async def open(
-        self, node: Node, snapshot: Callable[[], Batch], on_leader_changed: Callable[[str | None], None]
+        self, node: Node, snapshot: Callable[[], Batch], on_role_changed: Callable[[FollowerRole], None]
     ) -> StateMachine:
         """Follow the namespace until this node leads it, and return its state. Retries while Redis is unavailable.
 
@@ -141,16 +149,17 @@ class RedisStore:
         self._is_leader = False
         self._node, self._snapshot = node, snapshot
         reader = LogReader(self._primary, self._keyspace.log)
-        outage = _Outage(self._primary, self._log, self._loop)
+        outage_log = self._outage_log
         follower = self._follower = Follower(
             self._keyspace,
             reader,
             node,
             self._balancer,
-            on_leader_changed=on_leader_changed,
+            on_role_changed=on_role_changed,
             prior_leadership=prior_leadership,
             unacknowledged=self._unacknowledged,
-            on_log_read=outage.end,
+            on_reached=lambda: outage_log.on_reached(self._loop.time()),
+            on_log_read=self._end_outage,
         )
         backoff = new_backoff()
         state_machine = None
@@ -164,15 +173,20 @@ class RedisStore:
                 await self._writer.open()
                 await warn_if_lossy(self._primary, keeps_commits=self._keeps_commits)
             except FAILURES as error:
-                denied = is_denied(error)
+                now, denied = self._loop.time(), is_denied(error)
                 delay_s = DENIED_RETRY_S if denied else round(backoff.next_delay(), 3)
                 self._failure_count += 1
-                outage.on_failure(str(error), denied=denied)
+                event = (
+                    "store access denied, retrying slowly"
+                    if denied
+                    else "store unavailable, not serving until it is back"
+                )
+                outage = outage_log.on_failure(event, str(error), now, failed_since(error, now), repeats=not denied)
                 self._writer.drop()
-                follower.on_store_failure()
+                follower.on_store_failure(outage)
                 await asyncio.sleep(delay_s)
             else:
-                outage.end()
+                self._end_outage()
                 self._batch = _counters_of(state_machine)
                 self._start_epoch()
                 self._is_leader = True
@@ -245,6 +259,11 @@ class RedisStore:
         """Stop committing and disconnect. The leader stored in Redis is unchanged: other nodes wait for the lease to expire."""
         await self._step_down()
         self._primary.drop()
+
+    def _end_outage(self) -> None:
+        """Log the end of the outage, if there is one."""
+        address = self._primary.address
+        self._outage_log.end(None if address is None else str(address), self._loop.time())
 
     def _prior_leadership(self) -> PriorLeadership:
         """Return the state of this node, which was the leader until now. If Redis rolls back, this node can restore the state.
@@ -339,35 +358,3 @@ class RedisStore:
 def _counters_of(state: StateMachine) -> Batch:
     """Return a batch without changes, with the clock and the counters of a state."""
     return Batch({}, state.manager.next_id, state.manager.next_fence, state.clock_ms)
-
-
-class _Outage:
-    """Logs an outage of Redis while this node does not lead: each new error, and the end."""
-
-    def __init__(self, primary: Primary, log: FilteringBoundLogger, loop: asyncio.AbstractEventLoop) -> None:
-        self._primary = primary
-        self._log = log
-        self._loop = loop
-        self._last_error: str | None = None
-        """The last error of the current outage; None if there is no outage."""
-        self._began_at = 0.0
-        self._logged_at = 0.0
-
-    def on_failure(self, error: str, *, denied: bool) -> None:
-        """Log an error if it is new. Also repeat it at intervals, unless Redis has denied access."""
-        now = self._loop.time()
-        if self._last_error is None:
-            self._began_at = now
-        elif error == self._last_error and (denied or now - self._logged_at < LOG_INTERVAL_S):
-            return
-        self._last_error, self._logged_at = error, now
-        event = "store access denied, retrying slowly" if denied else "store unavailable, not serving until it is back"
-        self._log.warning(event, error=error)
-
-    def end(self) -> None:
-        """Log that Redis is available again, if there was an outage."""
-        if self._last_error is None:
-            return
-        self._last_error = None
-        outage_ms = round((self._loop.time() - self._began_at) * 1000)
-        self._log.info("store available again", address=str(self._primary.address), outage_ms=outage_ms)

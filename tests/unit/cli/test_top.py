@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from admin_observations import HOLDER, HOT, QUEUES, WAITERS, WAITS, state
+from admin_observations import HOLDER, HOT, NOW, QUEUES, WAITERS, WAITS, state
 from genie.admin.models import HotList, Waits
 from genie.cli.format import Column, fit_table, width, wrap_items, wrap_text
 from genie.cli.top import Line, Snapshot, render
@@ -120,9 +120,12 @@ def test_at_80_columns_names_of_27_letters_are_complete() -> None:
 
 
 def test_warnings_of_a_follower_and_of_an_unavailable_store() -> None:
-    follower = state(role="follower", leader="other:7077\x1b[2J", store_available=False)
+    follower = state(
+        role="follower", leader="other:7077\x1b[2J", store_unavailable_since=NOW - 90_000, locks_age=60_000
+    )
     assert texts(render(Snapshot(follower), 120, None))[3:] == [
-        "The store is unavailable.",
+        "The store is unavailable since 2026-09-21 14:12:00 UTC (1 min 30 s).",
+        "The numbers of locks are those of 1 min 0 s ago, when this server led.",
         "This server is not the leader (follower); other:7077\\x1b[2J is: query its admin port.",
     ]
     full = "The store is out of memory: locks can be released, but no requests are accepted."

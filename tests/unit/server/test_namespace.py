@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from genie.config import Settings
+from genie.roles import FollowerRole, Following
 from genie.server.app import Server
 from genie.server.namespace import Namespace
 from genie.storage.memory import MemoryStore
@@ -41,11 +42,11 @@ class ControlledStore(MemoryStore):
         self,
         node: Node,  # noqa: ARG002
         snapshot: Callable[[], Batch],
-        on_leader_changed: Callable[[str | None], None],
+        on_role_changed: Callable[[FollowerRole], None],
     ) -> StateMachine:
         if self.resigned:
             snapshot()
-        on_leader_changed("127.0.0.1:1")
+        on_role_changed(Following("127.0.0.1:1", caught_up=True))
         self.follows.set()
         await self.vacant.wait()
         self.resigned = False

@@ -13,6 +13,7 @@ from genie.storage.redis.commit import AckPolicy, CommitEncoder, CommitWriter, O
 from genie.storage.redis.connection import ErrorReply
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import EpochHistory, Position
+from genie.storage.redis.outage import OutageLog
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.url import Address
 from genie.storage.store import Batch
@@ -81,7 +82,15 @@ def writer_of(
     def on_defect(error: BaseException) -> None:
         raise error
 
-    writer = CommitWriter(primary, keyspace, AckPolicy(0, fsync=False), structlog.get_logger(), on_outcome, on_defect)
+    writer = CommitWriter(
+        primary,
+        keyspace,
+        AckPolicy(0, fsync=False),
+        structlog.get_logger(),
+        OutageLog(structlog.get_logger()),
+        on_outcome,
+        on_defect,
+    )
     writer.start_epoch(CommitEncoder(keyspace))
     writer.index = INDEX
     return writer

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
+from genie.roles import FollowerRole, Following, StoreOutage, StoreUnavailable
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.election import LeadershipBalancer
 from genie.storage.redis.follower import Follower
@@ -263,7 +264,7 @@ async def test_a_former_leader_has_seen_no_leader_if_the_primary_may_change() ->
 
 async def test_after_a_store_failure_no_leader_was_seen() -> None:
     follower = follower_of(ScriptedKeyspace(led_by(Node(address="other"))))
-    follower.on_store_failure()
+    follower.on_store_failure(StoreOutage(0.0, "gone"))
     assert not follower._candidacy.has_seen_leader
 
 
@@ -370,3 +371,34 @@ async def test_a_node_that_has_taken_over_leads_although_it_can_not_delete_garba
     assert balancer.count("own") == 1
     (line,) = [line for line in lines if line["log_level"] == "warning"]
     assert line["error"] == "the connection to 127.0.0.1:6379 ended: closed"
+
+
+async def test_a_follower_reports_when_its_replica_has_caught_up() -> None:
+    """Not before it has loaded the state, and not after an outage before it has read the rest of the log."""
+    keyspace = ScriptedKeyspace(led_by(Node(address="other")))
+    roles: list[FollowerRole] = []
+    reader = ScriptedReader()
+    reader.seek(led_by(None).history)
+    balancer = LeadershipBalancer()
+    follower = Follower(cast("Keyspace", keyspace), reader, OWN, balancer, roles.append)
+    await follower._step()
+    assert roles == [Following("other", caught_up=False), Following("other", caught_up=True)]
+    outage = StoreOutage(0.0, "gone")
+    follower.on_store_failure(outage)
+    await follower._read_meta()
+    await follower._read_log(None)
+    assert roles[2:] == [
+        StoreUnavailable(outage),
+        Following("other", caught_up=False),
+        Following("other", caught_up=True),
+    ]
+
+
+class ScriptedReader(LogReader):
+    """The reader of a log without further entries."""
+
+    def __init__(self) -> None:
+        super().__init__(cast("Any", None), "log")
+
+    async def read(self, wait_ms: int | None) -> list[LogEntry]:  # noqa: ARG002
+        return []

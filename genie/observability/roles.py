@@ -1,0 +1,64 @@
+"""Describes the role of a server in a namespace as text: for the health checks, `genie status` and systemd."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Protocol
+
+from genie.roles import Following, Leading, Role, Starting, StoreUnavailable, Waiting
+
+
+class NamespaceView(Protocol):
+    """The part of a namespace that its description reads."""
+
+    @property
+    def state(self) -> Role:
+        """What the server does in the namespace."""
+
+    @property
+    def store_available(self) -> bool:
+        """Whether a leader executes commands, or a follower reads from the store."""
+
+    @property
+    def store_unavailable_since(self) -> float | None:
+        """Unix time at which an interruption of the store began; None if there is none."""
+
+    @property
+    def store_full(self) -> bool:
+        """Whether this server leads and its store is out of memory."""
+
+
+def describe(view: NamespaceView) -> str:
+    """Return what the server does in a namespace, such as `follower of HOST:PORT`, and what hinders it."""
+    text = view.state.name
+    match view.state:
+        case Starting():
+            text = "starting, the store has not answered yet"
+        case Waiting():
+            text = "waiting for a leader"
+        case Following(leader=leader, caught_up=caught_up):
+            text = f"follower of {leader}" + ("" if caught_up else ", its replica has not caught up")
+        case StoreUnavailable():
+            text = _describe_outage(view)
+        case Leading() if not view.store_available:
+            text = f"leader, {_describe_outage(view)}"
+        case Leading() if view.store_full:
+            text = "leader, the store is out of memory: only releases are accepted"
+    return text
+
+
+def is_ready(view: NamespaceView) -> bool:
+    """Return whether the server leads with an available store, or could take over at once."""
+    match view.state:
+        case Leading():
+            return view.store_available
+        case Following(caught_up=caught_up):
+            return caught_up
+        case _:
+            return False
+
+
+def _describe_outage(view: NamespaceView) -> str:
+    since = view.store_unavailable_since
+    at = "" if since is None else f" since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"store unavailable{at}"

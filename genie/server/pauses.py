@@ -1,0 +1,46 @@
+"""Logs that this process was paused: stopped by a signal or a debugger, suspended with its machine, or without a processor.
+
+A leader that was paused for longer than its lease has lost its leadership, and its log would otherwise not say why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+log = structlog.get_logger()
+
+CHECK_INTERVAL_S = 0.25
+MIN_PAUSE_S = 1.0
+"""A shorter pause is not logged: the metric of the event-loop lag includes it."""
+
+
+class PauseDetector:
+    """Checks by a timer whether the process was paused, from its creation until `stop`."""
+
+    def __init__(self) -> None:
+        self._schedule()
+
+    def stop(self) -> None:
+        """Cancel the timer."""
+        self._timer.cancel()
+
+    def _schedule(self) -> None:
+        self._due_at, self._cpu_s = _elapsed_s() + CHECK_INTERVAL_S, time.process_time()
+        self._timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check)
+
+    def _check(self) -> None:
+        """Log a pause, if the timer ran late and the process has used little processor time meanwhile."""
+        late_s, cpu_s = _elapsed_s() - self._due_at, time.process_time() - self._cpu_s
+        if late_s >= MIN_PAUSE_S and cpu_s < late_s / 2:
+            reason = "it was stopped, suspended with its machine, or got no processor time"
+            log.warning("process was paused", paused_ms=round(late_s * 1000), reason=reason)
+        self._schedule()
+
+
+def _elapsed_s() -> float:
+    """Return a monotonic time that includes, on Linux, the time for which the machine was suspended."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)

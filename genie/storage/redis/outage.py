@@ -1,0 +1,62 @@
+"""The interruptions of Redis, as a leader and as a follower observe them: recorded, and logged with their length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from structlog.typing import FilteringBoundLogger
+
+from genie.roles import StoreOutage
+from genie.storage.redis.connection import RedisFailure
+
+LOG_INTERVAL_S = 10.0
+"""During an outage, an error that does not change is logged once per interval."""
+
+
+def failed_since(error: BaseException, now: float) -> float:
+    """Return when Redis stopped to answer: an operation that has timed out began to wait earlier."""
+    return now - error.waited_s if isinstance(error, RedisFailure) else now
+
+
+class OutageLog:
+    """Records the current outage. One that begins while this node leads continues after it has lost the leadership."""
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+        self.current: StoreOutage | None = None
+        """The current outage; None if there is none."""
+        self._reached_at: float | None = None
+        """When Redis answered for the first time after the last failure; None if it has not."""
+        self._logged = ("", "")
+        """The event and the error that were logged last."""
+        self._logged_at = 0.0
+
+    def on_failure(self, event: str, error: str, now: float, since: float, *, repeats: bool = True) -> StoreOutage:
+        """Record a failure, and return the outage to which it belongs. Times are event-loop times.
+
+        The first failure begins an outage `since` then. `event` is logged if the event or the error is new, and with
+        `repeats` at intervals.
+        """
+        if self.current is None:
+            self.current, self._logged = StoreOutage(since, error), ("", "")
+        else:
+            self.current = replace(self.current, error=error)
+        self._reached_at = None
+        if (event, error) != self._logged or (repeats and now - self._logged_at >= LOG_INTERVAL_S):
+            self._logged, self._logged_at = (event, error), now
+            self._log.warning(event, error=error)
+        return self.current
+
+    def on_reached(self, now: float) -> None:
+        """Record that Redis has answered. The outage ends at this time if no further failure follows before `end`."""
+        if self.current is not None and self._reached_at is None:
+            self._reached_at = now
+
+    def end(self, address: str | None, now: float) -> None:
+        """Log the end and the length of the outage, if there is one."""
+        if self.current is None:
+            return
+        ended_at = now if self._reached_at is None else self._reached_at
+        outage_ms = round((ended_at - self.current.since) * 1000)
+        self.current = self._reached_at = None
+        self._log.info("store available again", address=address, outage_ms=outage_ms)
