@@ -137,7 +137,7 @@ class Namespace:
         """The interruption of the store, because of which this server can neither lead nor follow; None if there is none."""
         if isinstance(self._role, StoreUnavailable):
             return self._role.outage
-        if self.is_leader and self._current_pipeline.store_unavailable:
+        if self.is_leader and not self._current_pipeline.store_available:
             return self.store.outage
         return None
 

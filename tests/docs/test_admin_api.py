@@ -40,9 +40,7 @@ def with_history(tmp_path: Path) -> Server:
         namespace.store_memory = StoreMemory(1, 2)
         namespace.pipeline = cast(
             "Pipeline",
-            SimpleNamespace(
-                manager=LockManager(), now=0.0, session_count=0, store_available=True, store_unavailable=False
-            ),
+            SimpleNamespace(manager=LockManager(), now=0.0, session_count=0, store_available=True),
         )
         namespace._set_role(Leading())
     return server
