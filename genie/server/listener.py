@@ -30,6 +30,11 @@ class LimitedConnection(LineOwner, SlowConsumer, Protocol):
     """The part of a connection that the limits use."""
 
 
+RECEIVE_BUFFER_BYTES = 16 << 10
+"""Size of the kernel's receive buffer of a connection, which Linux doubles. It bounds what one read returns, and so what is
+queued before reading is paused. The usual buffer of some MiB would let thousands of connections exceed every bound in one
+iteration of the event loop."""
+
 C = TypeVar("C", bound=LimitedConnection)
 
 # -- The address, bound once at the start, whatever the server's role ----------------------------------
@@ -43,6 +48,7 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)  # every connection inherits it
         sock.bind(address)
     except OSError:
         sock.close()

@@ -17,6 +17,7 @@ from genie.history.writer import MAX_QUEUED_BYTES
 from genie.protocol.commands import MAX_CACHED_RESOURCES
 from genie.protocol.limits import MAX_NOTE, MAX_REF
 from genie.protocol.resources import MAX_NAME
+from genie.server.listener import RECEIVE_BUFFER_BYTES
 from genie.server.sessions import MAX_RETAINED_REPLIES_TOTAL, MAX_RETAINED_REPLY_BYTES, UNSHARED_REPLIES
 from genie.server.state_size import SESSION_BYTES, WATCH_BYTES
 from genie.server.unread_output import WRITE_BUFFER_BYTES
@@ -88,6 +89,7 @@ def memory_bounds(settings: Settings) -> list[Bound]:
     bounds = [
         Bound("program", None, 1, PROGRAM_BYTES),
         Bound("connections", "max_connections", limits.max_connections, connection),
+        Bound("one read of each connection", "max_connections", limits.max_connections, 2 * RECEIVE_BUFFER_BYTES),
         Bound("bytes of incomplete lines", "max_partial", limits.max_partial, PARTIAL_FACTOR),
         Bound("unread bytes", "max_unread_total", limits.max_unread_total, 1),
         Bound("cached names", None, MAX_CACHED_RESOURCES, CACHED_RESOURCE_BYTES),

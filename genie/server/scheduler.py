@@ -52,6 +52,10 @@ CHUNK_BYTES = 4 << 10
 MAX_QUEUED_BYTES = 64 << 10
 """Queued bytes of one connection beyond which the server does not read from it."""
 
+LIGHT_BYTES = 4 << 10
+"""Queued bytes of one connection up to which the server reads from it although too many bytes are queued in total. So a client
+that sends few commands is served while many others flood the server."""
+
 Execute = Callable[[Peer, Iterator[Item]], Item | None]
 """Executes or rejects commands of a connection. Returns the item with which it has not finished; None: there is none."""
 
@@ -63,7 +67,10 @@ ENDINGS = ""
 
 
 class CommandScheduler:
-    """The input queues of all connections. While more than `max_bytes` are queued in total, reading is paused."""
+    """The input queues of all connections. While more than `max_bytes` are queued in total, reading is paused.
+
+    What was read before the pause is queued, so that the total exceeds `max_bytes` by at most one read of each connection.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.bytes = 0
@@ -79,7 +86,7 @@ class CommandScheduler:
         self._parked: dict[Peer, None] = {}
         """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`."""
         self._paused: dict[Peer, None] = {}
-        """Connections from which reading is paused because of `max_bytes`."""
+        """Connections from which reading is paused because of `max_bytes`, the one that was paused first at the front."""
         self._room = 0
         """Number of commands that the current batch may still run."""
         self._finished_bytes = 0
@@ -105,7 +112,7 @@ class CommandScheduler:
         queue.append((iter(items), len(items), size))  # type: ignore[arg-type]
         connection.queued_bytes = size
         self.bytes += size
-        if self.bytes > self._max_bytes:
+        if self.bytes > self._max_bytes and size > LIGHT_BYTES:
             self._pause(connection)
 
     def add_slow(self, connection: Peer, item: Item, items: Iterator[Item], size: int = 0) -> None:
@@ -140,7 +147,7 @@ class CommandScheduler:
         connection.input_queue.append((iter(items), count, size))
         self.bytes += size
         connection.queued_bytes += size
-        if self.bytes > self._max_bytes:
+        if self.bytes > self._max_bytes and connection.queued_bytes > LIGHT_BYTES:
             self._pause(connection)
         elif connection.queued_bytes > MAX_QUEUED_BYTES:
             connection.pause_input()
@@ -314,7 +321,8 @@ class CommandScheduler:
     def _resume_paused(self) -> None:
         """Resume reading from the connections that were paused because of the total, if it is within its limit."""
         while self._paused and self.bytes <= self._max_bytes:
-            paused, _ = self._paused.popitem()
+            paused = next(iter(self._paused))  # in the order in which they were paused, so that none waits for ever
+            del self._paused[paused]
             if paused.queued_bytes <= MAX_QUEUED_BYTES:
                 paused.resume_input()
 

@@ -8,6 +8,7 @@ import socket
 
 import orjson
 
+from genie.server.listener import RECEIVE_BUFFER_BYTES, bind
 from servers import WAIT_S, running_redis, running_server
 from wire import Wire
 
@@ -202,3 +203,11 @@ async def test_the_memory_of_all_requests_is_limited() -> None:
             assert "at most 1048576 bytes" in message
         await client.release(ids[0])
         await other.lock(f"exclusive:x{wide}", note=wide[:256])
+
+
+async def test_one_read_of_a_connection_is_small() -> None:
+    """So that many connections cannot exceed the bound of queued commands by much before reading is paused."""
+    listening = bind("127.0.0.1", 0)
+    listening.listen()
+    with listening, socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= 2 * RECEIVE_BUFFER_BYTES

@@ -187,22 +187,22 @@ def test_reading_resumes_when_the_queue_of_a_connection_is_below_its_limit() -> 
 
 
 def test_reading_resumes_when_the_total_of_queued_bytes_is_below_its_limit() -> None:
-    simulated = SchedulerWithClock(max_bytes=1_000)
-    simulated.add("a", *[1.0] * 20, size=900)
-    simulated.add("b", 0.1, size=200)
+    simulated = SchedulerWithClock(max_bytes=50_000)
+    simulated.add("a", *[1.0] * 20, size=45_000)
+    simulated.add("b", 0.1, size=10_000)
     a, b = simulated.connections["a"], simulated.connections["b"]
     assert (a.input_paused, b.input_paused) == (False, True)
-    simulated.add_items("b", [b"b 0.1"], 900)
+    simulated.add_items("b", [b"b 0.1"], 45_000)
     while simulated.scheduler:
         simulated.batch()
-        assert b.input_paused == (simulated.scheduler.bytes > 1_000)
+        assert b.input_paused == (simulated.scheduler.bytes > 50_000)
     assert not b.input_paused
 
 
 def test_a_connection_with_an_empty_queue_stays_paused_while_the_total_is_above_its_limit() -> None:
-    simulated = SchedulerWithClock(max_bytes=1_000)
-    simulated.add("a", *[3.0] * 4 * scheduler_module.CHUNK, size=2_000)
-    simulated.add("b", 0.1, size=200)
+    simulated = SchedulerWithClock(max_bytes=100_000)
+    simulated.add("a", *[3.0] * 4 * scheduler_module.CHUNK, size=200_000)
+    simulated.add("b", 0.1, size=20_000)
     b = simulated.connections["b"]
     simulated.batch()
     simulated.batch()
@@ -212,6 +212,30 @@ def test_a_connection_with_an_empty_queue_stays_paused_while_the_total_is_above_
         simulated.batch()
     assert not b.input_paused
     assert not simulated.connections["a"].input_paused
+
+
+def test_a_light_connection_is_read_although_too_many_bytes_are_queued_in_total() -> None:
+    simulated = SchedulerWithClock(max_bytes=100_000)
+    for number in range(4):
+        simulated.add(f"flood{number}", *[1.0] * 20, size=60_000)
+    for _ in range(3):
+        simulated.add("light", 0.1, size=100)
+    assert not simulated.connections["light"].input_paused
+    simulated.add("light", 0.1, size=scheduler_module.LIGHT_BYTES)
+    assert simulated.connections["light"].input_paused, "it has become a flood"
+
+
+def test_reading_resumes_in_the_order_in_which_it_was_paused() -> None:
+    simulated = SchedulerWithClock(max_bytes=50_000)
+    for number in range(10):
+        simulated.add(f"{number}", *[1.0] * 20, size=40_000)
+    resumed: list[str] = []
+    while simulated.scheduler:
+        simulated.batch()
+        resumed += [
+            name for name, each in simulated.connections.items() if not each.input_paused and name not in resumed
+        ]
+    assert resumed == sorted(resumed), "the first one was never paused"
 
 
 class SlowSchedulerWithClock(SchedulerWithClock):
