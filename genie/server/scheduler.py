@@ -46,6 +46,9 @@ MAX_BATCH_BYTES = 512 << 10
 CHUNK = 32
 """Maximum number of commands of one chunk. The clock is read between chunks."""
 
+HEAVY_S = 0.5
+"""A busy connection that stays busy for longer than this has used 5 ms or more for a turn: then each chunk is one command."""
+
 CHUNK_BYTES = 4 << 10
 """A chunk of long commands has fewer commands, about this many bytes: a command with thousands of resources takes long."""
 
@@ -236,10 +239,11 @@ class CommandScheduler:
         """
         queue, clock, started = connection.input_queue, self._clock, now
         end, min_room, stopped = now + QUANTUM_S, self._room - QUANTUM, False
+        chunk = CHUNK if connection.busy_until < now + HEAVY_S else 1
         while queue and not stopped and self._room > min_room and now < end:
             queued = queue.popleft()  # (items, count, bytes)
-            if queued[1] > CHUNK or queued[2] > CHUNK_BYTES:
-                queued = _first_chunk(queue, *queued)
+            if queued[1] > chunk or queued[2] > CHUNK_BYTES:
+                queued = _first_chunk(queue, *queued, chunk)
             stopped = self._run_chunk(connection, queued, execute)
             now = clock()
         if stopped:
@@ -327,8 +331,8 @@ class CommandScheduler:
                 paused.resume_input()
 
 
-def _first_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int) -> Queued:
-    """Return the first chunk of a queued input, and put the rest back into the queue.
+def _first_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int, chunk: int) -> Queued:
+    """Return the first chunk of a queued input, at most `chunk` commands, and put the rest back into the queue.
 
     The bytes stay with the rest, so that they count as finished only after the last chunk.
     """
@@ -339,7 +343,7 @@ def _first_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int
             size = 0
         items, count = iter(lines), len(lines)
     # Long commands: as many as have `CHUNK_BYTES` on average, at least one.
-    limit = CHUNK if size <= CHUNK_BYTES else max(1, min(CHUNK, count * CHUNK_BYTES // size))
+    limit = chunk if size <= CHUNK_BYTES else max(1, min(chunk, count * CHUNK_BYTES // size))
     if count <= limit:
         return items, count, size
     queue.appendleft((items, count - limit, size))

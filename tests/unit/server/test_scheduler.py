@@ -238,6 +238,16 @@ def test_reading_resumes_in_the_order_in_which_it_was_paused() -> None:
     assert resumed == sorted(resumed), "the first one was never paused"
 
 
+def test_a_connection_with_very_slow_commands_executes_one_in_a_chunk() -> None:
+    simulated = SchedulerWithClock()
+    simulated.add("heavy", *[10.0] * 200, size=4_000)
+    executed = []
+    while simulated.scheduler:
+        executed.append(len(simulated.batch()))
+    assert executed[:2] == [scheduler_module.CHUNK] * 2, "as the cost of its commands is not known yet"
+    assert set(executed[2:]) == {1}
+
+
 class SlowSchedulerWithClock(SchedulerWithClock):
     """A command that begins with `slow` is slow."""
 
