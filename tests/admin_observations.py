@@ -48,6 +48,7 @@ STATE = State(
     store_unavailable_since=None,
     locks_age=0,
     store_full=False,
+    history=False,
     store_errors=0,
     held=8,
     waiting=30,

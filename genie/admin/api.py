@@ -39,17 +39,23 @@ class Limit:
 LIMITS = {
     "/api/waits": Limit(default=500, maximum=1_000, items="nodes"),
     "/api/hot": Limit(default=20, maximum=100, items="resources"),
+    "/api/requests": Limit(default=100, maximum=500, items="requests"),
     "/api/deadlocks": Limit(default=20, maximum=100, items="deadlocks"),
     "/api/order": Limit(default=100, maximum=1_000, items="edges"),
 }
 """The limits by path."""
+SEARCH_PATH = "/api/requests"
+"""The path that accepts the query parameter `?search=`."""
+MAX_SEARCH = 512
+"""Maximum number of characters of a search, that of a name."""
 PATHS_WITHOUT_NAMESPACE = frozenset({"/api/schema"})
 """Paths that do not accept the query parameter `?namespace=`."""
 
 
 def check_parameters(request: web.Request) -> None:
     """Raise ApiError 400 if a request has a query parameter that its path does not accept."""
-    accepted = ["limit"] * (request.path in LIMITS) + ["namespace"] * (request.path not in PATHS_WITHOUT_NAMESPACE)
+    accepted = ["limit"] * (request.path in LIMITS) + ["search"] * (request.path == SEARCH_PATH)
+    accepted += ["namespace"] * (request.path not in PATHS_WITHOUT_NAMESPACE)
     for name in request.query:
         if name not in accepted:
             raise bad_request(
@@ -75,6 +81,14 @@ def read_limit(request: web.Request) -> int:
             f"limit must be one number of {limit.items} from 1 to {limit.maximum}, not {', '.join(values)[:64]!r}"
         )
     return int(text)
+
+
+def read_search(request: web.Request) -> str:
+    """Return the value of `?search=`, by default an empty text. Raises ApiError 400 if it is too long."""
+    text = request.query.get("search", "")
+    if len(text) > MAX_SEARCH:
+        raise bad_request(f"search must have at most {MAX_SEARCH} characters, not {len(text)}")
+    return text
 
 
 def read_namespace(request: web.Request, served: Collection[str]) -> str:
@@ -132,11 +146,18 @@ RESPONSES: dict[str, type[models.ApiModel]] = {
     "/api/hot": models.HotList,
     "/api/deadlocks": models.Deadlocks,
     "/api/order": models.Order,
+    "/api/requests": models.Requests,
     "/api/resources/{name}": models.Resource,
     "/api/history/{name}": models.History,
     "/api/release": models.Released,
 }
 """The response types by path."""
+_SEARCH = {
+    "name": "search",
+    "in": "query",
+    "description": "a part of the name of a resource or a transaction, or of a note",
+    "schema": {"type": "string", "maxLength": MAX_SEARCH},
+}
 _REF_TEMPLATE = "#/components/schemas/{name}"
 
 
@@ -190,7 +211,8 @@ def _specific_parameters(path: str) -> list[dict[str, Any]]:
     if path in LIMITS:
         limit = LIMITS[path]
         bounds = {"type": "integer", "minimum": 1, "maximum": limit.maximum, "default": limit.default}
-        return [{"name": "limit", "in": "query", "description": f"maximum number of {limit.items}", "schema": bounds}]
+        maximum = {"name": "limit", "in": "query", "description": f"maximum number of {limit.items}", "schema": bounds}
+        return [maximum, *([_SEARCH] if path == SEARCH_PATH else [])]
     if "{name}" in path:
         bounds = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
         return [{"name": "name", "in": "path", "required": True, "schema": bounds}]
@@ -231,6 +253,7 @@ class Api:
             web.get("/api/hot", self.hot, allow_head=False),
             web.get("/api/deadlocks", self.deadlocks, allow_head=False),
             web.get("/api/order", self.order, allow_head=False),
+            web.get(SEARCH_PATH, self.requests, allow_head=False),
             web.get(RESOURCES + "{name:.*}", self.resource, allow_head=False),
             web.get(HISTORY + "{name:.*}", self.history, allow_head=False),
             web.post("/api/release", self.release),
@@ -277,6 +300,15 @@ class Api:
             )
         return await self._respond(
             request, ("order", limit), lambda _view, _manager: views.order(lock_order, limit, self._budget)
+        )
+
+    async def requests(self, request: web.Request) -> web.StreamResponse:
+        """Respond with the locks that are held for longest, or with the requests that match `?search=`."""
+        limit, text = read_limit(request), read_search(request)
+        return await self._respond(
+            request,
+            ("requests", limit, text),
+            lambda view, manager: views.requests(manager.table, text, limit, view.now, self._budget),
         )
 
     async def resource(self, request: web.Request) -> web.StreamResponse:
@@ -365,7 +397,7 @@ class Api:
     async def _respond(
         self,
         request: web.Request,
-        key: tuple[str, int | str],
+        key: tuple[str | int, ...],
         build: Callable[[NamespaceView, LockManager], Awaitable[models.ApiModel]],
     ) -> web.StreamResponse:
         """Respond with data that only the leader of the namespace has.

@@ -89,6 +89,8 @@ class State(ApiModel):
     """When the interruption of the store began (unix ms); None if there is none."""
     store_full: bool
     """Whether the store is out of memory, so that the leader rejects requests."""
+    history: bool
+    """Whether this server records a history."""
     store_errors: int
     """How often the store failed, or exceeded the store timeout, since the start."""
     locks_age: int | None
@@ -346,6 +348,17 @@ class Resource(ApiModel):
     holders_total: int
     queue: list[Row]
     queue_total: int
+
+
+class Requests(ApiModel):
+    """`/api/requests`: the locks that are held for longest, or the requests that match a text."""
+
+    held: list[Row]
+    """Without a text: the requests that hold locks, the oldest first."""
+    waiting: list[Row]
+    """The waiting requests that match the text; empty without a text."""
+    complete: bool
+    """False if there may be more: the limit was reached, or not all requests were compared."""
 
 
 class PastRequest(ApiModel, kw_only=True, gc=False):

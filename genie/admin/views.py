@@ -238,6 +238,56 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
     return response
 
 
+MAX_COMPARED = 20_000
+"""Maximum number of held, and of waiting requests that are compared with a text, the oldest first."""
+MAX_COMPARED_RESOURCES = 100
+"""Maximum number of resources of a request that are compared with a text."""
+
+
+async def requests(table: LockTable, text: str, limit: int, now: float, budget: WorkBudget) -> models.Requests:
+    """Return held requests, and waiting ones if there is a text: at most `limit` in all, the oldest first.
+
+    A text is compared with the names of resources, transactions and notes, without regard to case. The holders of a
+    resource with exactly this name are found among any number of requests.
+    """
+    response = models.Requests(held=[], waiting=[], complete=True)
+    if not text:
+        shown = list(islice(table.held.values(), limit))
+        response.complete = len(shown) == len(table.held)
+        for request in shown:
+            if request.state is HELD:
+                response.held.append(_request_row(request, now))
+            await budget.spend(NODE_WORK)
+        return response
+    resource = table.lookup(text)
+    exact = [] if resource is None else list(islice(resource.holders.values(), limit))
+    compared = [*islice(table.held.values(), MAX_COMPARED), *islice(table.waiting.values(), MAX_COMPARED)]
+    response.complete = len(compared) == len(table.held) + len(table.waiting)
+    wanted, exact_ids, seen = text.casefold(), {request.id for request in exact}, set[int]()
+    for request in (*exact, *compared):
+        await budget.spend(1)
+        if request.id in seen or not (request.id in exact_ids or _matches(request, wanted)):
+            continue
+        if len(seen) == limit:
+            response.complete = False
+            break
+        seen.add(request.id)
+        if request.state is HELD:
+            response.held.append(_request_row(request, now))
+        elif request.state is WAITING:
+            response.waiting.append(_request_row(request, now))
+        await budget.spend(NODE_WORK)
+    return response
+
+
+def _matches(request: Request, wanted: str) -> bool:
+    """Return whether a text in lower case is part of a name or the note of a request."""
+    texts = (request.transaction, request.shown_note)
+    if any(text is not None and wanted in text.casefold() for text in texts):
+        return True
+    return any(wanted in name.casefold() for name, _ in islice(request.modes(), MAX_COMPARED_RESOURCES))
+
+
 def _request_row(request: Request, now: float) -> models.Row:
     """Convert a held or waiting request to its response type. `now` is the time of the lock manager (ms)."""
     return models.Row(
@@ -315,6 +365,7 @@ async def state(server: ServerView, namespace: str, budget: WorkBudget) -> model
         store_available=view.store_available,
         store_unavailable_since=None if since is None else int(since * 1000),
         store_full=view.store_full,
+        history=view.history is not None,
         store_errors=view.store_errors,
         locks_age=None if view.locks_age_s is None else int(view.locks_age_s * 1000),
         held=len(table.held),

@@ -489,3 +489,61 @@ def test_the_page_escapes_what_a_terminal_does_not_print(server: Genie, browser:
     assert [shown == char for char, shown in zip(characters, escaped, strict=True)] == [
         *map(str.isprintable, characters)
     ]
+
+
+# -- held locks and the search ------------------------------------------------------------------------------
+
+
+async def test_held_locks_are_listed_and_found_by_resource_transaction_and_note(
+    server: Genie, browser: Browser
+) -> None:
+    wire = await Wire.connect(server.address)
+    first = await wire.lock("exclusive:accounts/2", "shared:rates", transactionName="transfer-42", **LONG)
+    second = await wire.lock("exclusive:jobs/nightly", note="cron@host-7", **LONG)
+    waits = await wire.request("exclusive:accounts/2", transactionName="report-9", **LONG)
+    browser.open(server)
+
+    def shown() -> list[str | None]:
+        return [row.get_attribute("data-id") for row in browser.all("#requests tbody tr")]
+
+    browser.until(lambda: shown() == [str(first), str(second)])
+    assert browser.text("#requests-count") == "2 requests, the oldest first"
+    search = browser.one("#search")
+    for text, ids in (
+        ("ACCOUNTS/", [first, waits]),
+        ("transfer", [first]),
+        ("cron", [second]),
+        ("report", [waits]),
+        ("nothing", []),
+    ):
+        search.clear()
+        search.send_keys(text)
+        browser.until(lambda ids=ids: shown() == [str(id) for id in ids])
+    search.clear()
+    search.send_keys("cron")
+    browser.click("#requests .release")
+    browser.click("#release .confirm")
+    browser.until_text("#release .result", "Released")
+
+
+async def test_without_a_store_and_a_history_the_page_does_not_mention_them(server: Genie, browser: Browser) -> None:
+    wire = await Wire.connect(server.address)
+    await make_queue(wire, "a", 1)
+    browser.open(server)
+    browser.until(lambda: browser.text('[data-figure="lag"] .quiet') == "of the event loop")
+    browser.click("#queues .name")
+    browser.until_text("#details", "Held by 1")
+    assert "Who held it before?" not in browser.text("#details")
+
+
+async def test_the_sparklines_are_kept_over_a_reload(server: Genie, browser: Browser) -> None:
+    browser.open(server)
+
+    def points() -> int:
+        path = browser.one('[data-figure="locks"] .stroke').get_attribute("d")
+        return len(path.split("L")) if path else 0
+
+    browser.until(lambda: points() >= 3)
+    before = points()
+    browser.chrome.refresh()
+    assert browser.until(points) >= before

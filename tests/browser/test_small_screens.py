@@ -71,7 +71,7 @@ CUT_NAMES = """
 const cut = (each) => each.scrollWidth > each.clientWidth;
 return [...document.querySelectorAll("#queues .name, #hot .name")].filter(cut).map((each) => each.textContent);
 """
-CARDS = {"graph-card", "queues-card", "outcomes-card", "hot-card", "deadlocks-card", "inversions-card"}
+CARDS = {"graph-card", "queues-card", "requests-card", "outcomes-card", "hot-card", "deadlocks-card", "inversions-card"}
 FIGURES = {"locks", "waiting", "longest", "waits", "connections", "lag"}
 
 

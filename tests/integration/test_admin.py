@@ -69,6 +69,23 @@ async def test_a_server_with_an_admin_port_has_one_thread(genie: Genie) -> None:
     assert thread_count(genie) == 1
 
 
+async def test_requests_are_found_by_a_text_and_limited(genie: Genie) -> None:
+    wire = await Wire.connect(genie.address)
+    ids = [await wire.lock(f"exclusive:accounts/{n}", transactionName=f"t-{n}") for n in range(3)]
+    waits = await wire.request("exclusive:accounts/1", note="Nightly job")
+
+    async def found(query: str) -> tuple[list[int], list[int], bool]:
+        response = (await fetch(port_of(genie), f"/api/requests?{query}")).as_(models.Requests)
+        return [row.id for row in response.held], [row.id for row in response.waiting], response.complete
+
+    assert await found("") == (ids, [], True)
+    assert await found("limit=2") == (ids[:2], [], False)
+    assert await found("search=ACCOUNTS/1") == ([ids[1]], [waits], True)
+    assert await found("search=t-2") == ([ids[2]], [], True)
+    assert await found("search=nightly") == ([], [waits], True)
+    assert await found("search=accounts&limit=2") == ([ids[0], ids[1]], [], False)
+
+
 async def test_health_checks(genie: Genie) -> None:
     for path in ("/livez", "/readyz", "/leaderz"):
         assert (await fetch(port_of(genie), path)).status == 200
@@ -488,6 +505,8 @@ async def test_a_release_times_out_without_the_store(redis: Redis) -> None:
         ("/api/waits?limit=1&limit=2", ["limit", "'1, 2'"]),
         ("/api/waits?most=3", ["most", "known: limit, namespace"]),
         ("/api/hot?limit=101", ["limit", "resources", "1 to 100"]),
+        ("/api/hot?search=a", ["unknown parameter 'search'"]),
+        (f"/api/requests?search={'a' * 513}", ["search", "512", "513"]),
         ("/api/deadlocks?limit=101", ["limit", "deadlocks", "1 to 100"]),
         ("/api/state?limit=1", ["limit", "/api/state", "known: namespace"]),
         ("/api/schema?namespace=genie", ["namespace", "/api/schema", "known: none"]),
@@ -558,6 +577,7 @@ async def test_the_schema_describes_the_responses(shared: Genie) -> None:
             "/api/hot",
             "/api/deadlocks",
             "/api/order",
+            "/api/requests",
             "/api/resources/{name}",
             "/api/history/{name}",
         )

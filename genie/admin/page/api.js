@@ -59,6 +59,7 @@ export const api = {
   deadlocks: () => request(withQuery("api/deadlocks")),
   order: () => request(withQuery("api/order")),
   history: (name) => request(withQuery(`api/history/${encodeURIComponent(name)}`)),
+  requests: (search, limit) => request(withQuery("api/requests", { limit, ...(search !== "" && { search }) })),
   resource: (name) => request(withQuery(`api/resources/${encodeURIComponent(name)}`)),
   release: (id) =>
     request(withQuery("api/release"), {

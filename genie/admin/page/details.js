@@ -24,9 +24,10 @@ export class Details {
 
   /**
    * Show `selection`: {request: id} or {resource: name}. `waits` is the latest wait-for graph, `resource` the response
-   * about the resource of the selection: null before it has arrived, or an Error.
+   * about the resource of the selection: null before it has arrived, or an Error. `hasHistory`: whether the server records a history.
    */
-  show(selection, waits, resource, now) {
+  show(selection, waits, resource, now, hasHistory) {
+    this.hasHistory = hasHistory;
     this.card.hidden = selection === null;
     if (selection === null) return;
     const view = selection.request === undefined ? this.resourceView(selection.resource, resource) : this.requestView(selection.request, waits, resource, now);
@@ -88,13 +89,13 @@ export class Details {
     return [
       html("p", { class: `badge ${exists ? request.state : "over"}` }, exists ? (held ? "holds" : "waits") : "has ended"),
       html("h2", { title: requestLabel(request) }, html("bdi", {}, requestLabel(request))),
+      exists ? html("button", { class: "danger", type: "button", click: () => this.release(request) }, releaseLabel) : undefined,
       html("dl", {}, ...facts.flatMap(([name, value]) => [html("dt", {}, name), html("dd", {}, value)])),
       html("h3", {}, held ? "Holds" : "Requests"),
       html("ul", { class: "list" }, ...resources),
       omittedNote(request.resources.length, request.resourcesTotal),
       ...(held || !exists ? [] : this.makeBlockers(request, blockers)),
       ...(waiters.length ? this.makeWaiters(waiters) : []),
-      exists ? html("button", { class: "danger", type: "button", click: () => this.release(request) }, releaseLabel) : undefined,
     ].filter((part) => part !== undefined);
   }
 
@@ -118,7 +119,7 @@ export class Details {
     const stable =
       resource && [resource.holders, resource.queue, resource.holdersTotal, resource.queueTotal].map(withoutVolatileFields);
     return {
-      content: ["resource", name, resource instanceof Error ? resource.message : stable, this.history?.resource, this.history?.at],
+      content: ["resource", name, resource instanceof Error ? resource.message : stable, this.history?.resource, this.history?.at, this.hasHistory],
       make: () => this.makeResource(name, resource),
     };
   }
@@ -140,8 +141,7 @@ export class Details {
       html("h3", {}, `Queue of ${formatCount(resource.queueTotal)}`),
       list(resource.queue, "queue"),
       omittedNote(Math.min(MAX_ROWS, resource.queue.length), resource.queueTotal),
-      html("h3", {}, "History"),
-      ...this.makeHistory(name),
+      ...(this.hasHistory ? [html("h3", {}, "History"), ...this.makeHistory(name)] : []),
     ].filter((part) => part !== undefined);
   }
 

@@ -1,5 +1,6 @@
 // The key figures and the rates of the server, with sparklines of their recent values.
 
+import { selectedNamespace } from "./api.js";
 import { html, setText, svg, updateChildren } from "./dom.js";
 import { formatCount, formatDuration, formatRate, pluralize, quantile } from "./format.js";
 
@@ -52,7 +53,7 @@ const FIGURES = [
     name: "Loop lag, p99",
     value: (s, recent) => recent.lag,
     text: formatBound,
-    note: (s, recent) => (recent.commits === null ? "no recent commits" : `commits, p99 ${formatBound(recent.commits)}`),
+    note: (s, recent) => (s.store === "memory" ? "of the event loop" : recent.commits === null ? "no recent commits" : `commits, p99 ${formatBound(recent.commits)}`),
     alarm: (value) => (value > 250 ? "bad" : value > 50 ? "warm" : ""),
   },
 ];
@@ -66,11 +67,21 @@ const RATES = [
   { key: "errors", name: "Errors", alarm: "bad" },
 ];
 
+const VALUES_KEY = `genie-sparklines ${selectedNamespace ?? ""}`;
+const MAX_AGE_MS = 60_000; // older values are not shown beside new ones
+
+/** Return the values of the sparklines that the page had before it was reloaded. */
+function loadValues() {
+  const { at, values } = JSON.parse(sessionStorage.getItem(VALUES_KEY) ?? '{"at": 0}');
+  return new Map(Date.now() - at < MAX_AGE_MS ? values : []);
+}
+
 export class Overview {
   constructor(figures, rates) {
     this.figures = figures;
     this.rates = rates;
-    this.history = new Map(); // recent values by key
+    this.history = loadValues(); // recent values by key
+    addEventListener("pagehide", () => sessionStorage.setItem(VALUES_KEY, JSON.stringify({ at: Date.now(), values: [...this.history] })));
     this.states = []; // recent responses, oldest first
   }
 

@@ -10,16 +10,18 @@ import { InversionList } from "./lockorder.js";
 import { NamespaceSelect } from "./namespaces.js";
 import { Overview } from "./overview.js";
 import { ReleaseDialog } from "./release.js";
+import { RequestTable } from "./requests.js";
 import { HotTable, QueueTable, showOutcomes } from "./tables.js";
 
 const POLL_INTERVAL_MS = 1000;
 const MAX_RETRY_INTERVAL_MS = 15_000;
 const MAX_NODES = 200;
 const MAX_HOT = 10;
+const MAX_REQUESTS = 50;
 
 const byId = (id) => document.getElementById(id);
 
-const latest = { state: null, waits: null, hot: null, deadlocks: null, order: null, resource: null }; // responses
+const latest = { state: null, waits: null, hot: null, deadlocks: null, order: null, requests: null, resource: null }; // responses
 let selection = null;
 let timer = null;
 let polling = false;
@@ -33,6 +35,7 @@ const hotTable = new HotTable(byId("hot"), byId("hot-count"), select);
 const deadlockList = new DeadlockList(byId("deadlocks"), byId("deadlocks-count"));
 const inversionList = new InversionList(byId("inversions"), byId("inversions-count"));
 const releaseDialog = new ReleaseDialog(byId("release"), () => schedulePoll(0));
+const requestTable = new RequestTable(byId("requests"), byId("requests-count"), byId("search"), select, (request) => releaseDialog.open(request), () => schedulePoll(0));
 const details = new Details(byId("details"), select, (request) => releaseDialog.open(request), (name) => api.history(name));
 
 /** Query everything that the page shows; deadlocks and the lock order only if they are new, and of a follower only its state. */
@@ -42,13 +45,16 @@ async function query() {
   const newDeadlocks =
     latest.deadlocks === null || latest.deadlocks.total !== state.deadlocks || latest.state.uptime > state.uptime;
   const newInversions = state.inversions > 0 && (latest.order === null || latest.order.total !== state.inversions || latest.state.uptime > state.uptime);
-  const [waits, hot, deadlocks, order] = await Promise.all([
+  const text = requestTable.text;
+  const [waits, hot, deadlocks, order, requests] = await Promise.all([
     api.waits(MAX_NODES),
     api.hot(MAX_HOT),
     newDeadlocks ? api.deadlocks() : latest.deadlocks,
     newInversions ? api.order() : state.inversions > 0 ? latest.order : null,
+    api.requests(text, MAX_REQUESTS),
   ]);
-  return { state, waits, hot, deadlocks, order, resource: await querySelectedResource(waits) };
+  state.waiting = waits.queueTotal; // of one response, so that the figure and the graph show the same number
+  return { state, waits, hot, deadlocks, order, requests: { ...requests, text }, resource: await querySelectedResource(waits) };
 }
 
 /** Query the selected resource, or the first one of the selected request: its rows have more fields than the graph. */
@@ -111,7 +117,7 @@ function onSuccess() {
 }
 
 function showResponses() {
-  const { state, waits, hot, deadlocks, order, resource } = latest;
+  const { state, waits, hot, deadlocks, order, requests, resource } = latest;
   if (waits === null) return;
   overview.show(state);
   graph.show(waits, state.queues, state.now, selection);
@@ -119,8 +125,9 @@ function showResponses() {
   hotTable.show(hot, state.now);
   deadlockList.show(deadlocks, state.now);
   inversionList.show(order, state.now);
+  requestTable.show(requests, state.now);
   showOutcomes(byId("outcomes"), state);
-  details.show(selection, waits, resource, state.now);
+  details.show(selection, waits, resource, state.now, state.history);
 }
 
 function describeStore(state) {
