@@ -18,13 +18,16 @@ RUN python -m pip install --no-cache-dir --no-deps --require-hashes -r requireme
  && python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps --require-hashes -r requirements.lock \
  && python -m pip --python /opt/genie/bin/python install --no-cache-dir --no-deps /wheels/*.whl \
  && python -m pip --python /opt/genie/bin/python check \
+ && mkdir /state \
  && find /opt/genie -name '*.so*' -type f -exec strip --strip-unneeded {} +
 # Both stages have the same interpreter. One built without optimization could cost more than compiling gains.
 RUN ["/opt/genie/bin/python", "-c", "from genie import build; import sys; sys.exit(0 if build.IS_COMPILED and build.is_optimized() else 'The image needs a compiled wheel and an optimized interpreter, not ' + build.description())"]
 
 FROM ${BASE}
 COPY --from=build /opt/genie /opt/genie
-# Nothing is written at run time: the root file system may be read-only.
+# The folder of the history: a new volume that is mounted there belongs to the user of the server.
+COPY --from=build --chown=10001:10001 --chmod=700 /state /var/lib/genie
+# Only a history is written at run time, to GENIE_HISTORY_DIR: the root file system may be read-only.
 ENV PATH=/opt/genie/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 GENIE_HOST=0.0.0.0 GENIE_PORT=7077 \
     GENIE_ADMIN_HOST=0.0.0.0 GENIE_ADMIN_PORT=7078
 USER 10001:10001

@@ -114,6 +114,8 @@ class Settings:
     """The token that clients must present. If neither `token` nor `token_file` is set, clients need no token."""
     token_file: str | None = None
     """Path of a file with one token, or with a section for each principal."""
+    reload_interval: float = 0.0
+    """Seconds between two checks whether the token file or a certificate has changed, and must be reloaded. 0: never."""
     insecure: bool = False
     """Whether to allow unauthenticated access on non-loopback addresses."""
     lease: float = 3.0

@@ -150,6 +150,11 @@ class LockOrderRulesType(click.ParamType[str | None]):
 @_option("--tls-cert", str, "Certificate (PEM) of this server: it requires TLS.")
 @_option("--tls-key", str, "Private key, if it is not in the certificate file.")
 @_option("--tls-ca", str, "Certificate authorities (PEM): clients must present a certificate that one of them signed.")
+@_option(
+    "--reload-interval",
+    Number(0),
+    "Seconds after which changed token and certificate files are reloaded without SIGHUP; 0: never.",
+)
 @_option("--insecure", bool, "Allow unauthenticated access on non-loopback addresses.")
 @_option("--slow-wait", Number(0), "Seconds after which a waiting request is logged; 0: never.")
 @_option("--lock-order", click.Choice(["on", "off"]), "Whether to find locks that transactions take in both orders.")

@@ -24,6 +24,7 @@ from genie.observability.roles import describe
 from genie.observability.stats import Stats
 from genie.server.auth import Authenticator
 from genie.server.connection import Connection
+from genie.server.file_watch import FileWatch
 from genie.server.listener import AdmissionControl, TlsListener, bind, lock_address
 from genie.server.monitor import Monitor
 from genie.server.namespace import Namespace
@@ -34,6 +35,7 @@ from genie.server.tls import make_tls_contexts
 from genie.server.unread_output import UnreadOutput
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Node, Store, UnknownFormat, UnsafeStore, this_node
+from genie.tasks import cancel_and_wait
 from genie.version import VERSION
 
 log = structlog.get_logger()
@@ -426,10 +428,19 @@ class Server:
                 namespace.name, namespace.stats, namespace.lock_order, self.settings.slow_wait * 1000
             )
         pauses = PauseDetector()
+        watch = FileWatch(self._reloadable_files, self._on_sighup)
+        interval_s = self.settings.reload_interval
+        watching = asyncio.create_task(watch.run(interval_s)) if interval_s else None
         try:
             return await self._serve_until_stopped()
         finally:
             pauses.stop()
+            await cancel_and_wait(watching)
+
+    def _reloadable_files(self) -> list[str]:
+        """Return the paths of the token file and of the certificates."""
+        tls = self.settings.tls
+        return [path for path in (self.settings.token_file, tls.cert, tls.key, tls.ca) if path is not None]
 
     async def _serve_until_stopped(self) -> int:
         """Start, wait until the server is to stop, and stop. Return the exit status."""

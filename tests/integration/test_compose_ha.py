@@ -132,6 +132,7 @@ class Deployment:
             own = {"GENIE_HOST": self.addresses[name], "GENIE_ADMIN_HOST": self.addresses[name]}
             given = {"GENIE_NAMESPACES": "genie", "GENIE_TOKEN_FILE": str(self._folder / "token")}
             ports = {"GENIE_PORT": str(self.port), "GENIE_ADMIN_PORT": str(self.admin_port)}
+            variables |= {"GENIE_HISTORY_DIR": "", "GENIE_HISTORY_MAX_MB": ""}
             variables |= own | given | ports | {"GENIE_ADVERTISE": f"{self.addresses[name]}:{self.port}"}
             environment = clean | image_environment() | variables
             command = [sys.executable, "-m", "genie.cli", "serve"]

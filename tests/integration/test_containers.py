@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 import yaml
 
+from genie.config import Settings
 from ports import free_port
 from servers import WAIT_S, Genie, Redis, running_redis
 from wire import Wire
@@ -123,7 +124,7 @@ def test_copied_files_exist_and_are_not_ignored() -> None:
 
 def test_copied_stages_exist() -> None:
     stages = [rest.rpartition(" AS ")[2] for word, rest in dockerfile() if word == "FROM" and " AS " in rest]
-    assert [rest.split()[0] for word, rest in dockerfile() if rest.startswith("--from=")] == [f"--from={stages[0]}"]
+    assert {rest.split()[0] for word, rest in dockerfile() if rest.startswith("--from=")} == {f"--from={stages[0]}"}
 
 
 def test_the_image_needs_neither_root_nor_a_writable_folder() -> None:
@@ -203,7 +204,7 @@ def test_the_services_of_the_compose_file() -> None:
     assert found["services"].keys() == {"redis", "token", "genie"}
 
     command = redis["command"]
-    assert redis["image"].startswith("redis:7")
+    assert re.fullmatch(r"redis:7\.2\.\d+-alpine", redis["image"]), "pinned, and Valkey reads its files"
     assert command[0] == "redis-server"
     assert dict(zip(command[1::2], command[2::2], strict=True)) == {
         "--appendonly": "yes",
@@ -217,14 +218,22 @@ def test_the_services_of_the_compose_file() -> None:
     assert "ports" not in redis
 
     assert genie["build"] == "."
-    assert genie["environment"] == {"GENIE_REDIS_HOST": "redis", "GENIE_TOKEN_FILE": "/run/genie/token"}
+    assert genie["environment"] == {
+        "GENIE_REDIS_HOST": "redis",
+        "GENIE_TOKEN_FILE": "/run/genie/token",
+        "GENIE_HISTORY_DIR": "${GENIE_HISTORY_DIR:-}",
+        "GENIE_HISTORY_MAX_MB": f"${{GENIE_HISTORY_MAX_MB:-{Settings().history.max_mb}}}",
+    }
     assert genie["depends_on"] == {
         "redis": {"condition": "service_healthy"},
         "token": {"condition": "service_completed_successfully"},
     }
     ports = [image_environment()[name] for name in ("GENIE_PORT", "GENIE_ADMIN_PORT")]
     assert genie["ports"] == [f"{LOOPBACK}:{port}:{port}" for port in ports], "connections are not encrypted"
-    assert genie["volumes"] == ["token:/run/genie:ro"]
+    assert genie["volumes"] == ["token:/run/genie:ro", "history:/var/lib/genie"]
+    assert "history" in found["volumes"]
+    (folder,) = (copied for copied in final_stage()["COPY"] if copied.endswith(" /var/lib/genie"))
+    assert f"--chown={argument_of('USER')}" in folder, "a new volume has the owner of the folder"
     assert "token" in found["volumes"]
     assert genie["read_only"] is True
     assert genie["cap_drop"] == ["ALL"]
@@ -255,7 +264,7 @@ def valkey_override() -> dict[str, Any]:
 
 def test_valkey_has_the_options_and_the_health_check_of_redis() -> None:
     redis, valkey = compose()["services"]["redis"], valkey_override()
-    assert valkey["image"].startswith("valkey/valkey:8")
+    assert re.fullmatch(r"valkey/valkey:8\.\d+\.\d+-alpine", valkey["image"])
     assert valkey["command"] == ["valkey-server", *redis["command"][1:]]
     check = valkey["healthcheck"]["test"]
     assert [part.replace("valkey", "redis") for part in check] == redis["healthcheck"]["test"]
@@ -563,7 +572,8 @@ def test_the_server_uses_the_redis_of_the_compose_file(container: Container, tmp
     with running_redis() as redis:
         redis.create_namespace()
         variables = compose()["services"]["genie"]["environment"]
-        assert variables.pop("GENIE_TOKEN_FILE")
+        for name in ("GENIE_TOKEN_FILE", "GENIE_HISTORY_DIR", "GENIE_HISTORY_MAX_MB"):
+            assert variables.pop(name)
         assert set(variables.values()) == {"redis"}
         token = tmp_path / "token"
         token.write_text(container.environment.pop("GENIE_TOKEN"))

@@ -168,3 +168,21 @@ async def test_a_process_that_was_paused_says_so() -> None:
         time.sleep(1.6)  # noqa: ASYNC251 - the length of the pause
         server.send(signal.SIGCONT)
         assert 1_000 <= server.until("process was paused")["paused_ms"] < 60_000
+
+
+async def test_a_changed_token_file_is_reloaded_without_a_signal(tmp_path: Path) -> None:
+    """As the kubelet updates a Secret: the file is a link into a folder, and another folder takes its place."""
+    for version in ("one", "two"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "token").write_text(f"a-token-of-version-{version}")
+    data, token = tmp_path / "data", tmp_path / "token"
+    data.symlink_to(tmp_path / "one")
+    token.symlink_to(data / "token")
+    with running_server(token_file=token, reload_interval=0.1) as server:
+        (tmp_path / "next").symlink_to(tmp_path / "two")
+        (tmp_path / "next").rename(data)
+        server.until("token file reloaded")
+        wire = await Wire.connect(server.address)
+        wire.send("hello", token="a-token-of-version-two")
+        await wire.expect("welcome")
+        await wire.close()

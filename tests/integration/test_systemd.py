@@ -265,3 +265,10 @@ async def test_a_reload_while_the_server_stops_does_not_report_it_as_ready(tmp_p
     finally:
         server._service_manager = None
         await server.stop()
+
+
+def test_the_unit_has_a_folder_for_the_history() -> None:
+    settings = unit_settings()
+    assert settings["StateDirectory"] == ["genie"], "everything else is read-only"
+    variables = (UNIT.parent / "genie.env").read_text()
+    assert "GENIE_HISTORY_DIR=/var/lib/genie/" in variables
