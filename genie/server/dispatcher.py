@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import inf
 from typing import TYPE_CHECKING
 
 import structlog
@@ -44,9 +45,17 @@ from genie.protocol.resources import MAX_RESOURCES
 from genie.server.auth import authorize, may_inspect
 from genie.server.notifier import Notifier
 from genie.server.outcome import BatchOutcome
-from genie.server.peer import DETACHED, END_OF_INPUT, Item, Peer
+from genie.server.peer import DETACHED, END_OF_INPUT, SESSION_STATE, Item, Peer
 from genie.server.rejections import wrong_namespace
-from genie.server.sessions import Outbound, Session, SessionEnd, SessionTable, fingerprint, is_same_request
+from genie.server.sessions import (
+    Outbound,
+    Session,
+    SessionEnd,
+    SessionTable,
+    StateReport,
+    fingerprint,
+    is_same_request,
+)
 from genie.server.state_size import StateSize
 from genie.server.takeovers import TAKEN_OVER, Takeovers
 from genie.server.watches import WatchRegistry
@@ -61,6 +70,9 @@ log = structlog.get_logger()
 MAX_ENDED_LOCKS = 1_000
 """Maximum number of locks, held or waited for, and of retained replies, that end in one slice because a connection or a
 session has ended. A last request may exceed it."""
+
+MAX_REPORTED_REQUESTS = 1_000
+"""Maximum number of requests whose state, or retained reply, is sent in one slice after a client has resumed a session."""
 
 MAX_EXPIRY_CHANGES = 1_000
 """Changes in a batch beyond which no further session ends in this batch. Other expired sessions wait for the next batch."""
@@ -168,7 +180,7 @@ class Dispatcher:
     def execute(self, now: float, connection: Peer, items: Iterator[Item]) -> Item | None:  # noqa: C901, PLR0912, PLR0915 - the hot path
         """Execute commands of a connection in order. Return the item with which it has not finished; None: all are executed.
 
-        It stops before a slow command, and after the first slice of the end of a session with many requests.
+        It stops before a slow command, and after the first slice of the end, or of the state, of a session with many requests.
         """
         # This loop executes every command. A `request` that is granted at once and a `release` that grants nothing, the
         # usual cases, are handled inline, which is faster (measured with `genie bench`). Every other case has a method.
@@ -195,13 +207,13 @@ class Dispatcher:
                 if history is not None and isinstance(command, (Request, Release)):
                     item = command_line(command)  # noqa: PLW2901 - what is recorded
             elif type(item) is Hello:
-                self._handle_hello(now, connection, item)
-                return None  # `hello` is always submitted alone, because it changes the session
+                # `hello` is always submitted alone, because it changes the session.
+                return None if self._handle_hello(now, connection, item) else SESSION_STATE
             else:
                 if isinstance(item, RequestRejected):
                     notifier.reject(connection, item)
-                elif item is END_OF_INPUT and not self._end_input(now, connection):
-                    return item
+                elif not (self._end_input if item is END_OF_INPUT else self._report_state)(now, connection):
+                    return item  # slices are left
                 continue
             if principal is not None and not self._authorize(connection, principal, command):
                 continue
@@ -273,7 +285,7 @@ class Dispatcher:
         return None
 
     def execute_slow(self, now: float, connection: Peer, item: Item) -> Item | None:
-        """Execute one slow command, or one slice of the end of a session. Return the item if slices are left."""
+        """Execute one slow command, or one slice of the end or the state of a session. Return the item if slices are left."""
         self._may_be_slow = True
         unfinished = self.execute(now, connection, iter((item,)))
         self._may_be_slow = False
@@ -462,36 +474,50 @@ class Dispatcher:
 
     # -- sessions -----------------------------------------------------------------------------------------
 
-    def _handle_hello(self, now: float, connection: Peer, hello: Hello) -> None:
+    def _handle_hello(self, now: float, connection: Peer, hello: Hello) -> bool:
         """Start or resume the session that a `hello` asks for, and send `welcome`.
 
         The client of a resumed session also receives the replies that it may have missed, and the state of its live
-        requests.
+        requests. Return False if slices of this state are left.
         """
-        principal, send = connection.principal, self.outcome.send
+        principal = connection.principal
         name = None if principal is None else principal.name
         may_lock = principal is None or principal.has_permission(LOCK)
         if hello.session is None or not may_lock:  # a client that may not lock has no requests to resume
             connection.session.quiet, connection.session.note = hello.quiet, hello.note
             self._welcome(connection, hello, resumed=False)
-            return
+            return True
         if connection.closed:  # do not take the session over: a newer connection may have resumed it
             connection.enter_state(DETACHED)
-            return
+            return True
         session, resumed = self.sessions.attach(hello.session, hello.session_timeout_ms, name)
         if session.connection is not None:
             self._takeovers.record(session.number, (session.note, hello.note), name, now)
             self._detach_replaced(session.connection)
-        session.connection, session.connected_at, connection.session = connection, now, session
+        session.connection, session.connected_at, connection.session = connection, inf, session
         session.quiet, session.note = hello.quiet, hello.note
         self._welcome(connection, hello, resumed=resumed)
-        for reply in session.unreceived_replies():
+        session.state_report = StateReport(session)
+        return self._report_state(now, connection)
+
+    def _report_state(self, now: float, connection: Peer) -> bool:
+        """Send a slice of the state of a resumed session to its client. Return whether it was the last one."""
+        session, send = connection.session, self.outcome.send
+        report = session.state_report
+        if report is None or connection.closed:
+            return True
+        missed, live = report.next_slice(MAX_REPORTED_REQUESTS)
+        for reply in missed:
             send(connection, reply.message)
-        for request in session.bound.values():
+        for request in live:
             if request.state is State.HELD:
                 send(connection, replies.locked_again(request, now))
             elif request.ref is None or not session.quiet:  # a quiet client gets no `queued` for requests with a `ref`
                 send(connection, replies.queued(request))
+        if report:
+            return False
+        session.state_report, session.connected_at = None, now
+        return True
 
     def _welcome(self, connection: Peer, hello: Hello, *, resumed: bool) -> None:
         message = replies.welcome(_SERVER, self._namespace, resumed=resumed, quiet=hello.quiet, ref=hello.ref)

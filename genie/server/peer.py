@@ -62,8 +62,16 @@ class EndOfInput:
 
 END_OF_INPUT = EndOfInput()
 
-Item = bytes | RequestRejected | EndOfInput | Hello | Namespaced
-"""An item of input: a line, an error to send instead of a reply, the end of the input, or a decoded command."""
+
+class SessionState:
+    """The item after a `hello` that resumes a session with many requests: send the next slice of their state."""
+
+
+SESSION_STATE = SessionState()
+
+Item = bytes | RequestRejected | EndOfInput | SessionState | Hello | Namespaced
+"""An item of input: a line, an error to send instead of a reply, the end of the input, the state of a resumed session, or a
+decoded command."""
 
 Input = Sequence[Item] | UnsplitLines
 """The items of one call of `submit`: a sequence, or complete lines that are not split yet."""

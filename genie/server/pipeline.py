@@ -286,7 +286,7 @@ class Pipeline:
         except Exception as defect:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self.on_failed(defect)
             return
-        if self._rejecter.disconnected:
+        if self._rejecter.postponed:
             self._rejecter.finish()
         if self._light or self._busy or self._slow:
             self._run_batch()

@@ -10,7 +10,7 @@ cannot starve them.
 Slow commands, whose work grows with the state of the server, wait in a third queue. A batch executes at most one of them, at
 its end, and the principals take turns. A slow command of a client that does not read its messages is parked until it reads.
 The end of a session with many requests is executed in slices: in this queue, too, as if all these ends were of one more
-principal, because others wait for the locks.
+principal, because others wait for the locks. The state of a resumed session is sent in slices like slow commands.
 """
 
 from __future__ import annotations
@@ -123,6 +123,12 @@ class CommandScheduler:
         rest = [item, *items]
         connection.input_queue.appendleft((iter(rest), len(rest), size))
         self._append_slow(connection)
+
+    def add_first(self, connection: Peer, item: Item) -> None:
+        """Queue an item in front of what is queued for the connection."""
+        if not connection.input_queue:
+            self.light.append(connection)
+        connection.input_queue.appendleft((iter((item,)), 1, 0))
 
     def _append_slow(self, connection: Peer) -> None:
         if connection.session.ending is not None:

@@ -102,6 +102,31 @@ class SessionEnd:
         return ended, kept
 
 
+class StateReport:
+    """The state of a resumed session that its client is still to be sent, in slices.
+
+    First the replies that the client may have missed, then the requests that were live when the session was resumed. The
+    client is notified of each later grant or end at once, so a request that has ended before its slice is omitted.
+    """
+
+    __slots__ = ("_replies", "_requests")
+
+    def __init__(self, session: Session) -> None:
+        self._replies = [*session.unreceived_replies()]
+        self._replies.reverse()
+        self._requests = [*reversed(session.bound.values())]
+        """The next one is the last, like that of the replies."""
+
+    def __bool__(self) -> bool:
+        return bool(self._replies or self._requests)
+
+    def next_slice(self, limit: int) -> tuple[list[RetainedReply], list[Request]]:
+        """Remove and return the next replies and requests, at most `limit` together."""
+        replies = [self._replies.pop() for _ in range(min(limit, len(self._replies)))]
+        requests = [self._requests.pop() for _ in range(min(limit - len(replies), len(self._requests)))]
+        return replies, [request for request in requests if request.state is not ENDED]
+
+
 class Session:
     """The requests of one connection or, if the session has a `key`, of successive connections."""
 
@@ -121,6 +146,7 @@ class Session:
         "quiet",
         "reply_limit",
         "retained_replies",
+        "state_report",
         "timeout_ms",
     )
 
@@ -140,8 +166,8 @@ class Session:
         self.is_referenced = False
         """Whether held requests refer to the session although it has ended."""
         self.connected_at = inf
-        """Time of the connection's `hello` (ms, lock manager's clock). Infinite if the time is unknown: then no retained reply
-        counts as received."""
+        """Time when the state of the session was sent after the connection's `hello` (ms, lock manager's clock). Infinite if the
+        time is unknown: then no retained reply counts as received."""
         self.expires_at = 0
         """Time when the session ends unless it is resumed (ms, lock manager's clock)."""
         self.bound: dict[int, Request] = {}
@@ -149,6 +175,8 @@ class Session:
         have `onDisconnect: release`."""
         self.ending: SessionEnd | None = None
         """The requests that are still to be ended, because the session ends. None: the session does not end."""
+        self.state_report: StateReport | None = None
+        """What the client is still to be sent after it has resumed the session. None: nothing."""
         self.quiet = False
         """Whether `queued` is omitted for requests with a `ref`."""
         self.retained_replies: deque[RetainedReply] | None = None
@@ -209,7 +237,7 @@ class Session:
 
         Replies of the last `PRESUMED_RECEIVED_MS`, and all replies of a shorter connection, may be lost.
         """
-        self.connection = None
+        self.connection = self.state_report = None
         if self.connected_at <= now - PRESUMED_RECEIVED_MS:
             self._received_until = now - PRESUMED_RECEIVED_MS
 
@@ -226,7 +254,7 @@ class Session:
 
         A held request may refer to its ended session for a long time, so the session must not keep memory.
         """
-        self.connection = self.ending = None
+        self.connection = self.ending = self.state_report = None
         self._refs.clear()
         self.retained_replies = None
 

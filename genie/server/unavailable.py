@@ -1,4 +1,7 @@
-"""What the pipeline does with commands while the store is unavailable: it rejects them, and delays the ends of connections."""
+"""What the pipeline does with commands while the store is unavailable: it rejects them.
+
+The ends of connections, and the rest of the state of resumed sessions, are postponed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator
 from genie.errors import RequestRejected
 from genie.protocol.commands import Hello
 from genie.server.notifier import Notifier
-from genie.server.peer import END_OF_INPUT, Item, Peer
+from genie.server.peer import END_OF_INPUT, SESSION_STATE, Item, Peer
 from genie.server.rejections import reject_item
 from genie.server.scheduler import CommandScheduler
 from genie.server.watches import MAX_BUFFERED_EVENTS
@@ -22,8 +25,8 @@ class Rejecter:
     def __init__(self, scheduler: CommandScheduler, notifier: Notifier) -> None:
         self._scheduler = scheduler
         self._notifier = notifier
-        self.disconnected: list[Peer] = []
-        """Connections that were lost while the store was unavailable."""
+        self.postponed: list[tuple[Peer, Item]] = []
+        """Connections with the end of their input, or with the rest of the state of their session."""
 
     def run_batch(self) -> None:
         """Reject queued commands for the time of one batch."""
@@ -45,14 +48,17 @@ class Rejecter:
             connection.abort()
 
     def finish(self) -> None:
-        """Queue the ends of the lost connections, because the store is available again."""
-        for connection in self.disconnected:
-            self._scheduler.add(connection, [END_OF_INPUT], size=0)
-        self.disconnected.clear()
+        """Queue what was postponed, because the store is available again. The state of a session precedes all replies."""
+        for connection, item in self.postponed:
+            if item is SESSION_STATE:
+                self._scheduler.add_first(connection, item)
+            else:
+                self._scheduler.add(connection, [item], size=0)
+        self.postponed.clear()
 
     def clear(self) -> None:
         """Drop all references to connections."""
-        self.disconnected.clear()
+        self.postponed.clear()
 
     def _reject_one(self, connection: Peer, item: Item) -> None:
         self.reject(connection, iter((item,)))
@@ -60,12 +66,12 @@ class Rejecter:
     def _collect_errors(self, connection: Peer, items: Iterator[Item], errors: list[RequestRejected]) -> bool:
         """Append the errors for rejected items to `errors`. Return whether the items include a `hello`.
 
-        The end of a connection is kept until the store is available again.
+        The end of a connection, and the rest of the state of a session, are kept until the store is available again.
         """
         has_hello = False
         for item in items:
-            if item is END_OF_INPUT:
-                self.disconnected.append(connection)
+            if item is END_OF_INPUT or item is SESSION_STATE:
+                self.postponed.append((connection, item))
                 continue
             has_hello = has_hello or isinstance(item, Hello)
             rejection = reject_item(connection, item)

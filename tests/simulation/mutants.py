@@ -308,14 +308,20 @@ MUTANTS = [
     Mutant(
         "a resumed session gets no retained replies",
         "server/dispatcher.py",
-        "for reply in session.unreceived_replies():",
+        "for reply in missed:",
         "for reply in ():",
     ),
     Mutant(
         "a resumed session gets no live requests",
         "server/dispatcher.py",
-        "for request in session.bound.values():",
+        "for request in live:",
         "for request in ():",
+    ),
+    Mutant(
+        "only the first slice of the state of a resumed session is sent",
+        "server/dispatcher.py",
+        "        if report:\n            return False\n",
+        "",
     ),
     Mutant(
         "waiting requests of a session are not stored",

@@ -86,6 +86,7 @@ class Cluster:
             patch.multiple(checkpoint, PART_SIZE=2, CHECKPOINT_INTERVAL_S=1.0),  # many checkpoints in many parts
             patch.object(commit, "TRIM_INTERVAL", 4),
             patch.object(dispatcher, "MAX_ENDED_LOCKS", 1),  # a session ends in many slices
+            patch.object(dispatcher, "MAX_REPORTED_REQUESTS", 1),  # and its state is sent in many slices
             patch.object(grant, "MAX_CANDIDATES", 2),  # one release grants in many slices
             patch.object(log, "MAX_LOG_ENTRIES", 10),  # the log is short: a follower that lags loads the state again
         ):

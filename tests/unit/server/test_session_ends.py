@@ -3,121 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from genie.config import Limits
-from genie.core import LockManager, grant
-from genie.observability.stats import Stats
+from genie.core import grant
 from genie.server import dispatcher
-from genie.server.connection import Connection
-from genie.server.listener import AdmissionControl
-from genie.server.pipeline import Pipeline
-from genie.storage.memory import MemoryStore
-from genie.storage.store import Batch
-from recording_transport import RecordingTransport
-
-SLICE = 50
-LOCKS = 1_000
-SECRET = "secret-of-16-chars"  # noqa: S105
-
-
-class CountingStore(MemoryStore):
-    """A store that keeps the live records, and the number of changes of each batch."""
-
-    durable = True
-    full = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: dict[int, object] = {}
-        self.changes: list[int] = []
-
-    def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        self.changes.append(len(batch.changes))
-        for id_, change in batch.changes.items():
-            if change is None or getattr(getattr(change, "state", None), "name", "") == "ENDED":
-                self.records.pop(id_, None)
-            else:
-                self.records[id_] = change
-        asyncio.get_running_loop().call_soon(done, None)
-
-
-class Client:
-    """A connection, and the messages that it was sent."""
-
-    def __init__(self, world: World) -> None:
-        self.received: list[dict[str, Any]] = []
-        self.connection = Connection(world.pipeline, Limits(), world.admission)
-        self.transport = RecordingTransport(self._on_data)
-        self.connection.connection_made(self.transport)
-
-    def _on_data(self, data: bytes) -> None:
-        self.received += map(json.loads, data.splitlines())
-
-    def send(self, command: str, **payload: Any) -> None:
-        self.connection.data_received(json.dumps({"command": command, "payload": payload}).encode() + b"\n")
-
-    def lock(self, *names: str, **payload: Any) -> None:
-        self.send("request", resources=[f"exclusive:{name}" for name in names], **payload)
-
-    def commands(self) -> list[str]:
-        return [message["command"] for message in self.received]
-
-
-class World:
-    """A pipeline whose clock the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.failures: list[BaseException] = []
-        self.store = CountingStore()
-        self.manager = LockManager()
-        self.stats = Stats()
-        self.pipeline = Pipeline(self.manager, self.store, Limits(), self.stats, lambda: self.now, self.failures.append)
-        self.admission = AdmissionControl(Limits())
-        self.table = self.manager.table
-
-    @property
-    def locks(self) -> int:
-        """Number of held locks and of entries in wait queues."""
-        return self.table.locks + self.table.queue_entries
-
-    async def settle(self) -> None:
-        await self.pipeline.drained()
-        assert not self.failures
-
-    async def slices(self, other: Client) -> list[int]:
-        """Run the event loop until nothing ends any more. Another client sends a `ping` every three iterations.
-
-        Returns the numbers of locks that ended between two of these.
-        """
-        ended: list[int] = []
-        for _ in range(10 * LOCKS // SLICE):
-            before, answers = self.locks, len(other.received)
-            other.send("ping")
-            for _ in range(3):  # until the batch is acknowledged
-                await asyncio.sleep(0)
-            assert not self.failures
-            assert len(other.received) > answers, "the other client is answered between two slices"
-            ended.append(before - self.locks)
-        return ended
+from sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, hold
 
 
 @pytest.fixture(name="world")
 async def _world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(dispatcher, "MAX_ENDED_LOCKS", SLICE)
     return World()
-
-
-async def hold(world: World, client: Client, number: int = LOCKS, **payload: Any) -> None:
-    for each in range(number):
-        client.lock(f"name/{each}", transactionTimeout=3_600_000, **payload)
-    await world.settle()
-    assert client.commands().count("locked") == number
 
 
 async def test_a_lost_connection_ends_in_slices(world: World) -> None:

@@ -43,8 +43,10 @@ class NotificationChecker(Checker):
         """How often a request was repeated, by connection number and ref."""
         self._unconfirmed: dict[int, float] = {}
         """When a `locked` or `queued` was sent that the store does not confirm, by id. `released` must follow at that time."""
-        self._resumed_connections: dict[int, tuple[float, set[int]]] = {}
-        """When a session was resumed, and the ids in the notifications at that time, by connection number."""
+        self._notified_ids: dict[int, set[int]] = {}
+        """The ids in the notifications since `welcome`, by connection with a resumed session, until its first `pong`."""
+        self._ponged_at: dict[int, float] = {}
+        """The time of the first `pong` after `welcome`, by connection with a resumed session that is not checked yet."""
 
     def before(self, entry: Entry) -> None:
         """Check a message before the model applies it, and do the delayed checks that are due."""
@@ -97,6 +99,8 @@ class NotificationChecker(Checker):
             self.model.add_violation(entry.at, f"{command} is sent after bye on {entry.connection}")
         if command == "welcome":
             self._check_welcome(entry)
+        elif command == "pong" and entry.connection in self._notified_ids:
+            self._ponged_at.setdefault(entry.connection, entry.at)
         elif command == "bye":
             self._check_bye(entry)
         elif command == "inspected":
@@ -108,8 +112,8 @@ class NotificationChecker(Checker):
     def _check_notification(self, entry: Entry) -> None:
         """Check and record a `queued`, `locked` or `released`. Nothing is checked if the loss of the request is excused."""
         command, id_ = entry.data["command"], entry.data["payload"]["id"]
-        if entry.connection in self._resumed_connections:
-            self._resumed_connections[entry.connection][1].add(id_)
+        if entry.connection in self._notified_ids:
+            self._notified_ids[entry.connection].add(id_)
         if self.model.is_loss_excused(id_):
             return
         sent = self._sent_notifications.setdefault((entry.connection, id_), [])
@@ -121,7 +125,7 @@ class NotificationChecker(Checker):
         model, payload = self.model, entry.data["payload"]
         session = model.connections[entry.connection].session
         if payload["resumed"]:
-            self._resumed_connections[entry.connection] = entry.at, set()
+            self._notified_ids[entry.connection] = set()
             # If records were lost since the `bye`, the store may have lost the end of the session as well.
             if session is not None and self._ended_by_bye.get(session) == model.lost_below_id:
                 model.add_violation(entry.at, f"the session of {entry.connection} is resumed after it ended by bye")
@@ -335,18 +339,18 @@ class NotificationChecker(Checker):
                     self.model.add_violation(sent_at, f"a notification is sent for {id_}, but not stored")
 
     def _check_resumed(self, at: float) -> None:
-        """Check the sessions that were resumed before the time `at`. All notifications that a resumption causes are sent at once."""
-        for number, (resumed_at, notified_ids) in list(self._resumed_connections.items()):
-            if resumed_at < at:
-                del self._resumed_connections[number]
-                self._check_complete(self.model.connections[number], resumed_at, notified_ids)
+        """Check the resumed sessions that were sent the first `pong` before the time `at`: the whole state precedes it."""
+        for number, ponged_at in list(self._ponged_at.items()):
+            if ponged_at < at:
+                del self._ponged_at[number]
+                self._check_complete(self.model.connections[number], ponged_at, self._notified_ids.pop(number))
 
     def _check_complete(self, connection: ConnectionHistory, at: float, notified_ids: set[int]) -> None:
         """Check that a resumed session got the notifications that it needs.
 
         It needs one about each live request, and one about each ended request whose `released` the client has not received.
-        A quiet session needs none about requests that wait. `notified_ids` are the ids in the notifications at the time `at`,
-        when the session was resumed.
+        A quiet session needs none about requests that wait. `notified_ids` are the ids in the notifications from `welcome`
+        to the time `at` of the first `pong`.
         """
         model = self.model
         for request in model.requests.values():
