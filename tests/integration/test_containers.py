@@ -198,20 +198,33 @@ def test_the_build_fails_without_a_compiled_wheel_and_an_optimized_interpreter(
 # -- the compose file -----------------------------------------------------------------------------------------
 
 
+PASSWORD_FILE = "/run/genie/redis-password"  # noqa: S105 - a path
+
+
+def redis_command(service: dict[str, Any]) -> list[str]:
+    """Return the words of the command with which Redis is started, without its shell and its entrypoint."""
+    shell, option, script = service["command"]
+    assert (shell, option) == ("sh", "-c")
+    start, entrypoint, *command = script.partition(" <<")[0].split()
+    assert (start, entrypoint) == ("exec", "docker-entrypoint.sh")
+    return command
+
+
 def test_the_services_of_the_compose_file() -> None:
     found = compose()
     redis, genie = found["services"]["redis"], found["services"]["genie"]
     assert found["services"].keys() == {"redis", "token", "genie"}
 
-    command = redis["command"]
+    command = redis_command(redis)
     assert re.fullmatch(r"redis:7\.2\.\d+-alpine", redis["image"]), "pinned, and Valkey reads its files"
-    assert command[0] == "redis-server"
-    assert dict(zip(command[1::2], command[2::2], strict=True)) == {
+    assert command[:2] == ["redis-server", "-"]
+    assert dict(zip(command[2::2], command[3::2], strict=True)) == {
         "--appendonly": "yes",
         "--maxmemory-policy": "noeviction",
         "--maxmemory": "512mb",
     }
-    (mount,) = redis["volumes"]
+    assert "requirepass $$(cat /run/genie/redis-password)" in redis["command"][-1]
+    mount, _ = redis["volumes"]
     volume, _, folder = mount.partition(":")
     assert volume in found["volumes"], "a named volume outlives the container"
     assert folder == "/data"
@@ -219,7 +232,6 @@ def test_the_services_of_the_compose_file() -> None:
 
     assert genie["build"] == "."
     assert genie["environment"] == {
-        "GENIE_REDIS_HOST": "redis",
         "GENIE_TOKEN_FILE": "/run/genie/token",
         "GENIE_HISTORY_DIR": "${GENIE_HISTORY_DIR:-}",
         "GENIE_HISTORY_MAX_MB": f"${{GENIE_HISTORY_MAX_MB:-{Settings().history.max_mb}}}",
@@ -253,7 +265,8 @@ def test_each_lasting_service_has_limits(name: str) -> None:
 def test_redis_rejects_commits_before_it_exceeds_its_limit() -> None:
     redis = compose()["services"]["redis"]
     assert redis["deploy"]["resources"]["limits"]["memory"] == "1G"
-    assert redis["command"][redis["command"].index("--maxmemory") + 1] == "512mb"
+    command = redis_command(redis)
+    assert command[command.index("--maxmemory") + 1] == "512mb"
 
 
 def valkey_override() -> dict[str, Any]:
@@ -265,7 +278,7 @@ def valkey_override() -> dict[str, Any]:
 def test_valkey_has_the_options_and_the_health_check_of_redis() -> None:
     redis, valkey = compose()["services"]["redis"], valkey_override()
     assert re.fullmatch(r"valkey/valkey:8\.\d+\.\d+-alpine", valkey["image"])
-    assert valkey["command"] == ["valkey-server", *redis["command"][1:]]
+    assert [part.replace("valkey", "redis") for part in valkey["command"]] == redis["command"]
     check = valkey["healthcheck"]["test"]
     assert [part.replace("valkey", "redis") for part in check] == redis["healthcheck"]["test"]
 
@@ -273,7 +286,7 @@ def test_valkey_has_the_options_and_the_health_check_of_redis() -> None:
 @pytest.mark.skipif(VALKEY is None, reason="make deploy-tools fetches valkey-server")
 async def test_a_lock_survives_a_crash_of_the_server_and_of_valkey(tmp_path: Path) -> None:
     """Valkey runs with the command of the compose file, which keeps the locks on the disk."""
-    _, *options = valkey_override()["command"]
+    _, _, *options = redis_command(valkey_override())
     valkey = Valkey(tmp_path, options)
     server = Genie(valkey)
     try:
@@ -347,21 +360,35 @@ def test_the_grace_period_exceeds_the_drain_timeout() -> None:
     assert int(grace.removesuffix("s")) * 1000 > Settings().drain_timeout_ms
 
 
-def test_the_redis_options_and_its_health_check_work(tmp_path: Path) -> None:
+def test_the_redis_options_its_password_and_its_health_check_work(tmp_path: Path) -> None:
     service = compose()["services"]["redis"]
-    port = str(free_port())
-    assert service["healthcheck"]["test"][0] == "CMD"
-    check = [*service["healthcheck"]["test"][1:], "-p", port]
-    check.insert(1, check.pop())
-    check.insert(1, check.pop())
-    assert subprocess.run(check, capture_output=True, timeout=WAIT_S, check=False).returncode != 0
-    options = ["--port", port, "--bind", LOOPBACK, "--dir", str(tmp_path)]
-    with subprocess.Popen([*service["command"], *options], stdout=subprocess.PIPE, text=True) as redis:
+    port, password = str(free_port()), tmp_path / "redis-password"
+    password.write_text("a-password-of-the-tests")
+    kind, check = service["healthcheck"]["test"]
+    assert kind == "CMD-SHELL"
+
+    def here(text: str) -> str:
+        """Return a script of the file with the password, the port and the folder of this test."""
+        text = text.replace("$$", "$").replace(PASSWORD_FILE, str(password)).replace("docker-entrypoint.sh ", "")
+        text = text.replace("redis-server -", f"redis-server - --port {port} --bind {LOOPBACK} --dir {tmp_path}")
+        return text.replace("redis-cli", f"redis-cli -p {port}")
+
+    def healthy() -> bool:
+        return not subprocess.run(
+            ["sh", "-c", here(check)], capture_output=True, timeout=WAIT_S, check=False
+        ).returncode
+
+    assert not healthy()
+    with subprocess.Popen(["sh", "-c", here(service["command"][-1])], stdout=subprocess.PIPE, text=True) as redis:
         try:
             assert redis.stdout is not None
             assert any("Ready to accept connections" in line for line in redis.stdout)
-            subprocess.run(check, capture_output=True, timeout=WAIT_S, check=True)
+            assert healthy()
             assert (tmp_path / "appendonlydir").is_dir()
+            without = ["redis-cli", "-p", port, "ping"]
+            assert "NOAUTH" in subprocess.run(without, capture_output=True, text=True, check=False).stdout
+            password.write_text("another-password")
+            assert not healthy()
         finally:
             redis.kill()
 
@@ -572,9 +599,12 @@ def test_the_server_uses_the_redis_of_the_compose_file(container: Container, tmp
     with running_redis() as redis:
         redis.create_namespace()
         variables = compose()["services"]["genie"]["environment"]
-        for name in ("GENIE_TOKEN_FILE", "GENIE_HISTORY_DIR", "GENIE_HISTORY_MAX_MB"):
-            assert variables.pop(name)
-        assert set(variables.values()) == {"redis"}
+        assert variables.keys() == {"GENIE_TOKEN_FILE", "GENIE_HISTORY_DIR", "GENIE_HISTORY_MAX_MB"}
+        *_, script = compose()["services"]["genie"]["entrypoint"]
+        (url,) = re.findall(r'GENIE_REDIS_URL="(.*?)"', script)
+        password = "a-password-of-the-tests"  # noqa: S105 - only used here
+        redis.call("CONFIG", "SET", "requirepass", password)
+        url = url.replace(f"$$(cat {PASSWORD_FILE})", password).replace("redis:6379", f"{LOOPBACK}:{redis.port}")
         token = tmp_path / "token"
         token.write_text(container.environment.pop("GENIE_TOKEN"))
         token.chmod(0o600)
@@ -582,7 +612,7 @@ def test_the_server_uses_the_redis_of_the_compose_file(container: Container, tmp
             os.chown(token, UNPRIVILEGED, UNPRIVILEGED)
         for folder in (token.parent, token.parent.parent):
             folder.chmod(0o755)
-        container.environment |= dict.fromkeys(variables, LOOPBACK) | {"GENIE_REDIS_PORT": str(redis.port)}
+        container.environment |= {"GENIE_REDIS_URL": url}
         container.environment |= {"GENIE_TOKEN_FILE": str(token)}
         container.environment |= {"GENIE_STORE_TIMEOUT_MS": "100", "GENIE_LEASE": "600"}
         with container.start([*exec_form(argument_of("ENTRYPOINT")), *exec_form(argument_of("CMD"))]) as server:
