@@ -22,7 +22,7 @@ from rich.text import Text
 
 from genie.admin.models import Edge, HotList, State, Waits
 from genie.cli.admin_client import AdminClient, admin_options, decode_response, query_admin
-from genie.cli.format import Column, clip, duration, fit_table, wrap_items
+from genie.cli.format import Column, clip, duration, fit_table, fold, wrap_items
 from genie.cli.options import json_option, one_line, one_line_errors, run_async, seconds, timeout_option
 from genie.cli.output import print_json, print_lines
 from genie.errors import GenieError
@@ -385,7 +385,7 @@ def top(
     namespace: str | None,
     timeout: float,
 ) -> None:
-    """Show a live view of a server: longest queues, longest waits, hot resources. Press q to quit.
+    """Show a live view of a server: longest queues, longest waits, hot resources. Press ? for help, and q to quit.
 
     Queries the admin port, and retries while it does not respond. --json prints the state of the server once.
     """
@@ -419,6 +419,27 @@ async def _query_snapshot(client: AdminClient) -> Snapshot:
     )
 
 
+KEYS = "?: help  q: quit"
+HELP = (
+    ("Keys", BOLD),
+    ("  ?  show or hide this help", ""),
+    ("  q  quit", ""),
+    ("", ""),
+    ("The first line", BOLD),
+    ("  version, role in the namespace, where locks are kept, time since the start", ""),
+    ("Longest queues", BOLD),
+    ("  resources with waiting requests; LONGEST is the oldest wait, HOLDER holds the resource", ""),
+    ("Longest waits", BOLD),
+    ("  requests that wait, and their first blocker: it is held, or queued ahead; MORE is the number of others", ""),
+    ("Hot resources", BOLD),
+    ("  where requests waited for longest in the last 5 to 10 minutes; CONFLICTS is how often they had to wait", ""),
+    ("Commands for more", BOLD),
+    ("  genie explain ID  why a request waits", ""),
+    ("  genie release ID  end a lock, or cancel a waiting request", ""),
+)
+"""The lines of the help, and their styles."""
+
+
 class _Screen:
     """The live view, which fills the terminal."""
 
@@ -432,6 +453,7 @@ class _Screen:
         self._snapshot: Snapshot | None = None
         self._snapshot_at = 0.0
         """Event-loop time at which the last snapshot was received."""
+        self._is_help_shown = False
         self._error = ""
         """Why the last query failed; empty if it succeeded."""
         self._exit_status: asyncio.Future[int] | None = None
@@ -478,11 +500,12 @@ class _Screen:
     def _draw(self) -> None:
         """Draw the last snapshot in the current size of the terminal, or the error if the last query failed."""
         columns, rows = self._console.size
-        lines = (
-            render(self._snapshot, columns, rows, "q: quit")
-            if self._snapshot and not self._error
-            else self._status_lines(columns)
-        )
+        if self._is_help_shown:
+            lines = [Line(line, style) for text, style in HELP for line in fold(*_split_indent(text), columns)][:rows]
+        elif self._snapshot and not self._error:
+            lines = render(self._snapshot, columns, rows, KEYS)
+        else:
+            lines = self._status_lines(columns)
         text = Text(no_wrap=True, overflow="crop")
         for number, line in enumerate(lines):
             text.append("\n" if number else "").append(line.text, line.style)
@@ -495,17 +518,20 @@ class _Screen:
         time since the last response.
         """
         if not self._error:
-            return [Line(line, BOLD) for line in wrap_items([f"querying {self._client.address}", "q: quit"], columns)]
+            return [Line(line, BOLD) for line in wrap_items([f"querying {self._client.address}", KEYS], columns)]
         retry = f"Retrying every {self._interval_s:g} s."
         if self._snapshot:
             age_ms = (asyncio.get_running_loop().time() - self._snapshot_at) * 1000
             retry += f" Last response: {duration(age_ms)} ago."
-        texts = [(self._error, ERROR), (retry, ""), ("q: quit", BOLD)]
+        texts = [(self._error, ERROR), (retry, ""), (KEYS, BOLD)]
         return [Line(line, style) for text, style in texts for line in wrap_items(text.split(), columns, " ")]
 
     def _on_keys(self, keys: str) -> None:
         if "q" in keys.lower():
             self._finish(0)
+        elif keys.count("?") % 2:
+            self._is_help_shown = not self._is_help_shown
+            self._draw()
 
     def _finish(self, status: int) -> None:
         """End the view with an exit status, unless it has already been ended."""
@@ -517,3 +543,9 @@ class _Screen:
         key_reader.enable()
         self._console.set_alt_screen(True)
         self._draw()
+
+
+def _split_indent(text: str) -> tuple[str, str]:
+    """Return the spaces at the beginning of a text, and the rest."""
+    rest = text.lstrip(" ")
+    return " " * (len(text) - len(rest)), rest

@@ -109,6 +109,19 @@ def test_it_refreshes_until_q_is_pressed(admin: FakeAdmin) -> None:
     assert term.written.endswith("\x1b[?25h\x1b[?1049l")  # shows the cursor, and leaves the alternate screen
 
 
+def test_a_question_mark_shows_and_hides_the_help(admin: FakeAdmin) -> None:
+    with on_terminal(admin.port, "--every", "0.1") as term:
+        term.until("?: help  q: quit")
+        term.press(b"?")
+        shown = term.screen("show or hide this help")
+        assert "genie explain ID" in shown
+        assert "Longest queues" in shown
+        term.press(b"?")
+        assert "show or hide" not in term.screen("grants 1,200/s")
+        term.press(b"?q")
+        assert term.wait() == 0
+
+
 def test_ctrl_c_restores_the_terminal(admin: FakeAdmin) -> None:
     with on_terminal(admin.port) as term:
         term.until("Longest queues")
