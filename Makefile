@@ -74,7 +74,7 @@ WORLDS ?= --seeds 1500
 soak: soak-worlds soak-tests fuzz fuzz-costs soak-faults soak-report
 
 soak-worlds: $(VENV)/.tested
-	$(BIN)/python -m genie.testing.simulation.soak $(WORLDS)
+	$(BIN)/python -m simulator.soak $(WORLDS)
 
 soak-tests: $(VENV)/.tested redis postgres mariadb
 	GENIE_TESTS_SOAK=1 $(BIN)/python -m pytest -n 2 -m "soak or hypothesis"

@@ -19,7 +19,7 @@ PAGES = {
     "protocol.md": "reference/protocol.md",
     "genie/core/README.md": "concepts/lock-manager.md",
     "genie/storage/README.md": "concepts/store.md",
-    "genie/testing/README.md": "concepts/simulator.md",
+    "simulator/README.md": "concepts/simulator.md",
     "clients/typescript/README.md": "reference/typescript.md",
     "clients/go/README.md": "reference/go.md",
     "conformance/README.md": "reference/conformance.md",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from genie import core
-from genie.testing.simulation.invariants import check
+from simulator.invariants import check
 
 
 def names(*resources: str) -> dict[str, tuple[str, ...]]:

@@ -1,11 +1,11 @@
-"""Tools for tests of services that use Genie, and of Genie itself. The server never imports this package.
+"""Tools for tests of services that use Genie. The server never imports this package.
 
 - `run` runs a coroutine with a Genie server, a virtual clock and a network in memory: an hour passes in milliseconds.
 - `assert_lock_order` fails if the tests locked names in orders that can deadlock.
 - `explore` runs it in many simulated worlds with faults, and shrinks the first failure; `process` and `note` are for the service.
 - `server` runs a Genie server in the running event loop, on a free port.
 
-`python -m genie.testing.simulation.soak` simulates clusters of servers, clients and Redis under faults; see `README.md`.
+The search for defects of Genie itself uses the same virtual clock, network and Redis, and is not in this package.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def is_test(path: Path) -> bool:
 def texts() -> Iterator[tuple[str, str]]:
     """Paths with their text; of tests only the names of files, classes, functions and module variables."""
     places = [ROOT / name for name in ("README.md", "CHANGELOG.md", "protocol.md")]
-    for folder in ("genie", "docs", "examples", "applications"):
+    for folder in ("genie", "docs", "examples", "applications", "simulator"):
         places += [path for path in sorted((ROOT / folder).rglob("*")) if not is_test(path)]
     for path in places:
         if path.suffix in SUFFIXES and path.is_file():

@@ -29,7 +29,7 @@ from genie.server.listener import AdmissionControl
 from genie.server.pipeline import WATCH_FLUSH_INTERVAL_S, Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import LeadershipLost, RetainedReply
-from genie.testing.simulation.invariants import check
+from simulator.invariants import check
 
 ID_PLACEHOLDER = re.compile(rb"@(\d+)@")
 PING = make_line("ping") + b"\n"

@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from genie.testing.simulation.scenario import (
+from simulator.scenario import (
     FIRST_ANY_OF_SEED,
     FIRST_BELIEF_SEED,
     FIRST_REPLICATED_SEED,
@@ -537,7 +537,8 @@ def run_seeds(mutant: Mutant) -> tuple[Mutant, str]:
     A seed with violations reveals the mutant only if the original code has none with it.
     """
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "genie", Path(folder, "genie"), ignore=shutil.ignore_patterns("__pycache__"))
+        for package in ("genie", "simulator"):
+            shutil.copytree(ROOT / package, Path(folder, package), ignore=shutil.ignore_patterns("__pycache__"))
         file = Path(folder, "genie", mutant.file)
         source = file.read_text()
         if source.count(mutant.text) != 1:
@@ -562,7 +563,7 @@ def simulate(folder: Path, first: int, seeds: int) -> subprocess.CompletedProces
     """Simulate consecutive seeds with the code in a folder, until the first with violations."""
     return subprocess.run(
         [
-            *(sys.executable, "-m", "genie.testing.simulation.soak", "--stop", "--tail=0"),
+            *(sys.executable, "-m", "simulator.soak", "--stop", "--tail=0"),
             *(f"--first={first}", f"--seeds={seeds}"),
         ],
         cwd=folder,

@@ -16,13 +16,13 @@ import pytest
 
 import genie
 from genie.client.pending import SessionLease
-from genie.testing.simulation.beliefs import Beliefs
-from genie.testing.simulation.checkers import check
 from genie.testing.simulation.history import History
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import SimLoop, deterministic
 from genie.testing.simulation.network import Connection, Network, RandomDelays
 from genie.testing.simulation.stores import OneRedis
+from simulator.beliefs import Beliefs
+from simulator.checkers import check
 
 WORK_S = 25.0
 """How long the holder works in its block, unless the block is cancelled: longer than the faults last."""

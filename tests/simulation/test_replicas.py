@@ -11,8 +11,8 @@ from genie.storage.redis.connection import ErrorReply, RedisConnection
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.url import Address, Login, RedisUrl
 from genie.testing.simulation.network import Network
-from genie.testing.simulation.redis.replication import ReplicatedRedis, ReplicationLog
-from genie.testing.simulation.redis.sentinel import NAME, SENTINEL_PORT, SentinelQuorum
+from simulator.replication import ReplicatedRedis, ReplicationLog
+from simulator.sentinel import NAME, SENTINEL_PORT, SentinelQuorum
 
 HOSTS = "r1", "r2", "r3"
 

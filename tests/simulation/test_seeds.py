@@ -8,13 +8,13 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from genie.testing.simulation.scenario import (
+from simulator.scenario import (
     FIRST_ANY_OF_SEED,
     FIRST_BELIEF_SEED,
     FIRST_REPLICATED_SEED,
     FIRST_V1_FEATURES_SEED,
 )
-from genie.testing.simulation.soak import run
+from simulator.soak import run
 
 COUNT = 30
 ANY_OF_COUNT = 10
@@ -73,7 +73,7 @@ REGRESSION_SEEDS = [
 """Seeds that revealed a defect, each with the defect."""
 
 PRINT_DIGESTS = """
-from genie.testing.simulation.soak import run
+from simulator.soak import run
 for seed in (17, 2000012):
     print(run(seed)[0].history.digest())
 """
@@ -94,7 +94,7 @@ def test_no_seed_has_a_violation() -> None:
     seeds = sorted({*range(1, COUNT + 1), *REGRESSION_SEEDS, *more})
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         failed = [(seed, found) for seed, found in pool.map(violations_of, seeds, chunksize=5) if found]
-    report = "\n".join(f"python -m genie.testing.simulation.soak --seed {seed}: {found[0]}" for seed, found in failed)
+    report = "\n".join(f"python -m simulator.soak --seed {seed}: {found[0]}" for seed, found in failed)
     assert not failed, f"{len(failed)} of {len(seeds)} seeds failed:\n{report}"
 
 

@@ -13,7 +13,7 @@ import pytest
 APPLICATIONS = sorted(path.parent for path in (Path(__file__).parents[2] / "applications").glob("*/pyproject.toml"))
 
 
-@pytest.mark.parametrize("package", ["genie", *(f"genie_{folder.name}" for folder in APPLICATIONS)])
+@pytest.mark.parametrize("package", ["genie", "simulator", *(f"genie_{folder.name}" for folder in APPLICATIONS)])
 def test_the_import_graph_has_no_cycles(package: str) -> None:
     graph = grimp.build_graph(package, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}

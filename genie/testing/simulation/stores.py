@@ -1,25 +1,10 @@
-"""The store of a simulated cluster: a single Redis, or a primary and two replicas with sentinels."""
+"""The store of a simulated world: a single Redis."""
 
 from __future__ import annotations
 
-import asyncio
-from random import Random
-
-from genie.testing.simulation.history import (
-    FAULT,
-    History,
-    LineageRecorder,
-    Message,
-    StoreRecorder,
-    StoreState,
-)
+from genie.testing.simulation.history import History, Message, StoreRecorder
 from genie.testing.simulation.loop import Node, SimLoop
-from genie.testing.simulation.network import Network
-from genie.testing.simulation.redis.replication import ReplicatedRedis, ReplicationLog
-from genie.testing.simulation.redis.sentinel import CHECK_INTERVAL_S, SentinelQuorum
-from genie.testing.simulation.redis.sentinel import NAME as MASTER_NAME
 from genie.testing.simulation.redis.server import SimRedis
-from genie.testing.simulation.scenario import Scenario
 
 
 class OneRedis:
@@ -59,86 +44,3 @@ class OneRedis:
 
     def record_final_state(self) -> None:
         """Do nothing: only several Redis servers have a final state, which selects the surviving lineage."""
-
-
-class RedisWithSentinels:
-    """A primary and two replicas, each with a sentinel on the same machine."""
-
-    def __init__(self, scenario: Scenario, network: Network, history: History) -> None:
-        self._loop = network.loop
-        self._history = history
-        self.hosts = tuple(f"redis{number}" for number in (1, 2, 3))
-        self.url = f"redis+sentinel://{','.join(self.hosts)}/{MASTER_NAME}"
-        replication_log = ReplicationLog()
-        self.redises = [
-            ReplicatedRedis(
-                self._loop,
-                host,
-                replication_log=replication_log,
-                random=Random(f"{scenario.seed} {host}"),
-                max_lag_s=scenario.max_lag_s,
-            )
-            for host in self.hosts
-        ]
-        for replica in self.redises[1:]:
-            replica.master = self.hosts[0]
-            replica.read_only = True
-        self.sentinels = SentinelQuorum(
-            network, self.redises, Random(f"{scenario.seed} sentinels"), self._on_sentinel_action
-        )
-        self._recorder = LineageRecorder(self.redises, history, scenario.min_replicas)
-        """Records the states that the store has had, and which state each of them follows: a failover starts a new branch."""
-
-    @property
-    def master(self) -> ReplicatedRedis:
-        """The primary, according to the latest election of the sentinels."""
-        return self.sentinels.master
-
-    @property
-    def head(self) -> StoreState | None:
-        """The current state of the primary; None if no server has written to it."""
-        return self._recorder.head(self.master)
-
-    @property
-    def process(self) -> Node:
-        """The process of the primary."""
-        return self.master.process
-
-    @property
-    def processes(self) -> list[Node]:
-        """The Redis processes, which can be stopped."""
-        return [redis.process for redis in self.redises]
-
-    async def start(self) -> None:
-        """Start the Redis servers and the sentinels."""
-        for redis in self.redises:
-            redis.start()
-        for sentinel in self.sentinels.members:
-            node = self._loop.create_node(f"sentinel of {sentinel.host}", sentinel.host)
-            await self._loop.spawn(node, self.sentinels.serve(sentinel))
-        self._monitoring = self._loop.spawn(self._loop.create_node("sentinels"), self.sentinels.monitor())
-
-    def stored_records(self) -> dict[int, Message]:
-        """Return the records that the primary holds now, by request id."""
-        return self._recorder.stored_records(self.master)
-
-    def detect_lost_writes(self) -> None:
-        """Do nothing: writes are lost only by failovers, which the recorder follows."""
-
-    def heal(self) -> None:
-        """Restart the Redis servers that were killed, and resume the replication to every replica."""
-        for redis in self.redises:
-            redis.revive()
-            redis.resume_replication()
-
-    async def wait_until_settled(self) -> None:
-        """Wait until the sentinels agree and all replicas follow the primary."""
-        while not self.sentinels.is_settled:  # noqa: ASYNC110 - once in a simulation
-            await asyncio.sleep(CHECK_INTERVAL_S)
-
-    def record_final_state(self) -> None:
-        """Record the state of the primary as the final state: its ancestors are the surviving lineage."""
-        self._history.final = self.head
-
-    def _on_sentinel_action(self, action: str) -> None:
-        self._history.append(FAULT, "sentinels", action)

@@ -13,7 +13,7 @@ from benchmarks.sharding_parts.load import Clients, Load, run
 from benchmarks.sharding_parts.mixed import Mix, mixed
 from benchmarks.sharding_parts.ways import WAYS
 from benchmarks.sharding_parts.world import Costs, Shard, World
-from genie.testing.simulation import invariants
+from simulator import invariants
 
 LOAD = Load(clients=12, jobs=200, resources=3, keys=30, work_ms=1)
 STEPS = Steps(clients=12, transactions=120, keys=40)

@@ -30,7 +30,7 @@ from genie.core.view import (
     find_blockers,
     sample_blockers,
 )
-from genie.testing.simulation.invariants import check
+from simulator.invariants import check
 
 
 def test_a_sample_without_limit_equals_all_blockers() -> None:

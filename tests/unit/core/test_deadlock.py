@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from driver import Driver
 from genie import core
-from genie.testing.simulation.invariants import conflict
 from searches import examples
+from simulator.invariants import conflict
 
 NAMES = "ABCDE"
 OWNERS = [None, None, "T1", "T2", "T3", "T4", "T5"]

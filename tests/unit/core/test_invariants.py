@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from genie.core import HELD, LockManager, Request
 from genie.core.invariants import find_violations
 from genie.core.model import WAITING
-from genie.testing.simulation import invariants as slow
+from simulator import invariants as slow
 
 NAMES = ("a", "b", "c")
 

@@ -10,7 +10,7 @@ import pytest
 from genie.core import Continue, Disconnect, Expire, LockManager, Release, Request, State, grant
 from genie.core import manager as manager_module
 from genie.core.commands import Command
-from genie.testing.simulation.invariants import check
+from simulator.invariants import check
 
 
 def shared(*names: str) -> Request:

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from driver import Driver
 from genie import core
-from genie.testing.simulation.invariants import conflict, graph
 from searches import examples
+from simulator.invariants import conflict, graph
 
 NAMES = "ABCDE"
 

@@ -18,7 +18,7 @@ from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Item, Peer
 from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, RetainedReply, StateMachine, is_stored
-from genie.testing.simulation.invariants import check
+from simulator.invariants import check
 
 STEPS = 120
 

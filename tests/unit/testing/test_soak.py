@@ -5,8 +5,8 @@ from itertools import islice
 import pytest
 from click.testing import CliRunner
 
-from genie.testing.simulation import soak
-from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_BELIEF_SEED, FIRST_REPLICATED_SEED
+from simulator import soak
+from simulator.scenario import FIRST_ANY_OF_SEED, FIRST_BELIEF_SEED, FIRST_REPLICATED_SEED
 
 
 class FakeHistory:
@@ -43,7 +43,7 @@ def test_without_a_first_seed_all_kinds_of_scenarios_alternate(seeds_run: list[i
         FIRST_BELIEF_SEED + 1,
     ]
     assert result.exit_code == 1
-    assert f"reproduce: python -m genie.testing.simulation.soak --seed {FIRST_ANY_OF_SEED + 1}\n" in result.output
+    assert f"reproduce: python -m simulator.soak --seed {FIRST_ANY_OF_SEED + 1}\n" in result.output
     assert list(islice(soak.seeds_of_all_kinds(), 9))[-1] == 3
 
 

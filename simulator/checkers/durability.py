@@ -20,8 +20,8 @@ from genie.testing.simulation.history import (
     Entry,
     History,
     StoreState,
-    skip_takeovers,
 )
+from simulator.lineage import skip_takeovers
 
 LEASE_S = 3.0
 """The lease of the simulated servers, with a margin because impairments of hosts are recorded only at intervals."""

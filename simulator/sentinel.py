@@ -13,8 +13,8 @@ from functools import partial
 from random import Random
 
 from genie.testing.simulation.network import Network
-from genie.testing.simulation.redis.replication import ReplicatedRedis
 from genie.testing.simulation.redis.resp import CommandParser, Failure, encode
+from simulator.replication import ReplicatedRedis
 
 SENTINEL_PORT = 26379
 NAME = "genie"

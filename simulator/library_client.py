@@ -10,7 +10,7 @@ from typing import Any
 import genie
 from genie.client.aio import Client, connect
 from genie.testing.simulation.history import NOTE
-from genie.testing.simulation.scenario import ClientContext, Workload
+from simulator.scenario import ClientContext, Workload
 
 
 class LibraryClient:

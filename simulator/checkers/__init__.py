@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from genie.testing.simulation.checkers.belief import BeliefChecker
-from genie.testing.simulation.checkers.durability import SurvivingLineage
-from genie.testing.simulation.checkers.model import Model
-from genie.testing.simulation.checkers.mutual_exclusion import FairnessChecker, LockChecker
-from genie.testing.simulation.checkers.notifications import NotificationChecker, ReplyChecker
 from genie.testing.simulation.history import History
+from simulator.checkers.belief import BeliefChecker
+from simulator.checkers.durability import SurvivingLineage
+from simulator.checkers.model import Model
+from simulator.checkers.mutual_exclusion import FairnessChecker, LockChecker
+from simulator.checkers.notifications import NotificationChecker, ReplyChecker
 
 
 def check(history: History) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from genie.testing.simulation.checkers.model import (
+from genie.testing.simulation.history import SERVER_SENT, STORE, Change, Entry, Message
+from simulator.checkers.model import (
     TOLERANCE_S,
     Checker,
     ConnectionHistory,
@@ -11,7 +12,6 @@ from genie.testing.simulation.checkers.model import (
     RequestHistory,
     stored_modes,
 )
-from genie.testing.simulation.history import SERVER_SENT, STORE, Change, Entry, Message
 
 
 class LockChecker(Checker):

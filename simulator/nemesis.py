@@ -11,10 +11,11 @@ from genie.testing.simulation.history import FAULT, History
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import Node, SimLoop
 from genie.testing.simulation.network import Connection, Network
-from genie.testing.simulation.redis.replication import ReplicatedRedis
 from genie.testing.simulation.redis.server import CUT_AFTER, CUT_BEFORE, PORT, REJECT
-from genie.testing.simulation.scenario import Scenario
-from genie.testing.simulation.stores import OneRedis, RedisWithSentinels
+from genie.testing.simulation.stores import OneRedis
+from simulator.replication import ReplicatedRedis
+from simulator.scenario import Scenario
+from simulator.stores import RedisWithSentinels
 
 PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
 """How long a fault lasts, e.g. a stopped process: some values are shorter, some longer than every timeout of its peers."""

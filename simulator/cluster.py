@@ -14,19 +14,20 @@ from genie.errors import GenieError, Unavailable
 from genie.server import dispatcher
 from genie.storage import store
 from genie.storage.redis import checkpoint, commit, log
-from genie.testing.simulation import invariants
-from genie.testing.simulation.beliefs import Beliefs
 from genie.testing.simulation.history import FAULT, LOG, NOTE, History
-from genie.testing.simulation.holding_client import HoldingClient
 from genie.testing.simulation.host import Host
-from genie.testing.simulation.library_client import LibraryClient
 from genie.testing.simulation.loop import NODE, Node, SimLoop, Stuck, deterministic
-from genie.testing.simulation.nemesis import Nemesis
 from genie.testing.simulation.network import Network, RandomDelays
-from genie.testing.simulation.redis.sentinel import CHECK_INTERVAL_S
-from genie.testing.simulation.scenario import ClientContext, Scenario
-from genie.testing.simulation.stores import OneRedis, RedisWithSentinels
-from genie.testing.simulation.wire_client import WireClient
+from genie.testing.simulation.stores import OneRedis
+from simulator import invariants
+from simulator.beliefs import Beliefs
+from simulator.holding_client import HoldingClient
+from simulator.library_client import LibraryClient
+from simulator.nemesis import Nemesis
+from simulator.scenario import ClientContext, Scenario
+from simulator.sentinel import CHECK_INTERVAL_S
+from simulator.stores import RedisWithSentinels
+from simulator.wire_client import WireClient
 
 RECOVERY_LIMIT_S = 300.0
 """Time limit for the cluster to finish all requests after the last fault."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import genie
 from genie.client.aio import Client, Lock, connect
-from genie.testing.simulation.beliefs import Beliefs
-from genie.testing.simulation.library_client import LibraryClient
-from genie.testing.simulation.scenario import ClientContext
+from simulator.beliefs import Beliefs
+from simulator.library_client import LibraryClient
+from simulator.scenario import ClientContext
 
 
 class HoldingClient(LibraryClient):

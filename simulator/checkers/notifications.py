@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from genie.errors import Code
-from genie.testing.simulation.checkers.model import (
+from genie.testing.simulation.history import CLIENT_SENT, SERVER_SENT, Entry, Message
+from simulator.checkers.model import (
     TOLERANCE_S,
     Checker,
     ConnectionHistory,
@@ -15,7 +16,6 @@ from genie.testing.simulation.checkers.model import (
     modes,
     stored_modes,
 )
-from genie.testing.simulation.history import CLIENT_SENT, SERVER_SENT, Entry, Message
 
 CLOSE_LIMIT_S = 10.0
 """How long the server may leave a connection open after the reply to `bye`, so that the client can read the reply."""

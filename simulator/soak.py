@@ -1,4 +1,4 @@
-"""`python -m genie.testing.simulation.soak`: run simulations of many seeds and report the violations."""
+"""`python -m simulator.soak`: run simulations of many seeds and report the violations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import click
 
-from genie.testing.simulation.checkers import check
-from genie.testing.simulation.cluster import Cluster
-from genie.testing.simulation.scenario import (
+from simulator.checkers import check
+from simulator.cluster import Cluster
+from simulator.scenario import (
     FIRST_ANY_OF_SEED,
     FIRST_BELIEF_SEED,
     FIRST_REPLICATED_SEED,
@@ -77,7 +77,7 @@ def main(
             click.echo(f"*** {failure}")
         if failures:
             failed_count += 1
-            click.echo(f"reproduce: python -m genie.testing.simulation.soak --seed {this_seed}")
+            click.echo(f"reproduce: python -m simulator.soak --seed {this_seed}")
             if stop:
                 break
         if number % 50 == 0 or number == seeds:

@@ -6,14 +6,26 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Context
+from dataclasses import dataclass
 from typing import Any
 
 from genie.client.aio import Lock
-from genie.testing.simulation.history import BELIEF, Belief, History
+from genie.testing.simulation.history import BELIEF, History
 from genie.testing.simulation.loop import NODE, Node, SimLoop
 
 RESUMPTION_S = 1e-4
 """After a stopped process continues, its timers need some iterations of the loop to cancel the blocks of expired locks."""
+
+
+@dataclass(slots=True, frozen=True)
+class Belief:
+    """Whether the application of a library client considers a lock held."""
+
+    id: int
+    held: bool
+    """Whether `lock.held` is true."""
+    in_block: bool
+    """Whether the block of the lock's `async with` statement is running, and was not cancelled."""
 
 
 class _Observed:

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from genie.testing.simulation.history import NOTE
-from genie.testing.simulation.scenario import ClientContext, Workload
+from simulator.scenario import ClientContext, Workload
 
 Payload = dict[str, Any]
 

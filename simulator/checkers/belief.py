@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from genie.testing.simulation.checkers.model import Checker, Model, stored_modes
-from genie.testing.simulation.history import BELIEF, STORE, Belief, Entry, Message
+from genie.testing.simulation.history import BELIEF, STORE, Entry, Message
+from simulator.beliefs import Belief
+from simulator.checkers.model import Checker, Model, stored_modes
 
 
 class BeliefChecker(Checker):
