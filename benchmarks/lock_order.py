@@ -3,8 +3,8 @@
     python benchmarks/lock_order.py [--rounds N] [--transactions N]
 
 Both servers keep locks in memory and run all the time. Each of 16 connections sends transactions in blocks of 16: it
-locks two resources one after the other, and releases both. `named`: the transaction has a name, so its order is analysed;
-`one class`: both resources are of one class; `without a name`: four requests of their own. The figure is the CPU time of
+locks two or four resources one after the other, and releases them. `named`: the transaction has a name, so its order is
+analysed; `one class`: both resources are of one class; `without a name`: the requests are independent. The figure is the CPU time of
 the server for each transaction; the ratio is the median of the ratios of each round.
 """
 
@@ -30,6 +30,7 @@ BLOCK = 16
 LOADS = {
     "named, two classes": (True, ("accounts/", "orders/")),
     "named, one class": (True, ("accounts/", "accounts/")),
+    "named, four classes": (True, ("accounts/", "orders/", "parcels/", "stock/")),
     "without a name": (False, ("accounts/", "orders/")),
 }
 
@@ -50,11 +51,12 @@ def _server(stack: ExitStack, folder: Path, setting: str) -> tuple[int, int]:
 def _block(random: Random, connection: int, number: int, prefixes: tuple[str, ...], *, named: bool) -> bytes:
     """Return the lines of a block of transactions. No two transactions of a block use the same resource."""
     lines = []
-    first = random.randrange(100_000, 900_000) // (2 * BLOCK) * (2 * BLOCK)
+    most = 4 * BLOCK
+    first = random.randrange(100_000, 900_000) // most * most
     for index in range(BLOCK):
         transaction = f'"transactionName":"t{connection}-{number}-{index}",' if named else ""
         for step, prefix in enumerate(prefixes):
-            name = f"{connection}.{prefix}{first + 2 * index + step}"
+            name = f"{connection}.{prefix}{first + 4 * index + step}"
             lines.append(
                 f'{{"command":"request","payload":{{{transaction}"ref":"{number}.{index}.{step}","resources":["exclusive:{name}"]}}}}\n'
             )

@@ -125,7 +125,7 @@ class Settings:
     lock_order: str = "on"
     """`on`: the server finds locks that transactions take in both orders. `off`: it does not."""
     lock_order_rules: str | None = None
-    """Patterns of names that form a class, separated by commas, as `core.lock_order.parse_rules` reads them."""
+    """Patterns of names that form a class, separated by commas, as `core.lock_order.classes.parse_rules` reads them."""
     store_timeout_ms: int = 2_000
     """A commit without an answer for this time counts as a store outage: the server rejects queued commands."""
     drain_timeout_ms: int = 5_000

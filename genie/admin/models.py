@@ -305,8 +305,6 @@ class Order(ApiModel):
     classes: int
     dropped: int
     """Requests that were not analysed completely, because of a limit."""
-    limited_at: int | None
-    """When requests that did not wait were last left out, because there were too many; null: never."""
 
 
 class Blocker(ApiModel, omit_defaults=True, kw_only=True, gc=False):

@@ -18,8 +18,9 @@ from genie.admin import models
 from genie.admin.interfaces import ServerView
 from genie.admin.throttle import WorkBudget
 from genie.core import HELD, NEVER, WAITING, Blocker, Mode, Request, Wait
-from genie.core.lock_order import Edge as OrderEdge
-from genie.core.lock_order import Inversion, LockOrder
+from genie.core.lock_order.analysis import LockOrder
+from genie.core.lock_order.edges import Edge as OrderEdge
+from genie.core.lock_order.inversions import Inversion
 from genie.core.lock_table import LockTable
 from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
 from genie.observability.histogram import Histogram
@@ -388,7 +389,7 @@ async def state(server: ServerView, namespace: str, budget: WorkBudget) -> model
         outcomes=stats.outcomes,
         errors=dict(stats.errors),
         deadlocks=stats.deadlocked,
-        inversions=0 if view.lock_order is None else view.lock_order.inversion_count,
+        inversions=0 if view.lock_order is None else view.lock_order.inversions.count,
         rearrangements=stats.rearrangements + (0 if manager is None else manager.rearrangements),
         waits=_histogram_data(stats.waits),
         holds=_histogram_data(stats.holds),
@@ -454,21 +455,21 @@ async def deadlocks(stats: Stats, limit: int, budget: WorkBudget) -> models.Dead
 
 async def order(lock_order: LockOrder, limit: int, budget: WorkBudget) -> models.Order:
     """Return the inversions of the lock order, newest first, and its `limit` most frequent edges."""
-    frequent = nlargest(limit, lock_order.edges.values(), key=lambda edge: edge.count)
-    await budget.spend(2 * len(lock_order.edges))
+    by_key, inversions = lock_order.graph.by_key, lock_order.inversions
+    frequent = nlargest(limit, by_key.values(), key=lambda edge: edge.count)
+    await budget.spend(2 * len(by_key))
     edges = []
     for edge in frequent:
         edges.append(_order_edge(edge))
         await budget.spend(NODE_WORK)
     return models.Order(
-        inversions=[_inversion(inversion) for inversion in reversed(lock_order.inversions)],
-        total=lock_order.inversion_count,
-        guarded=[_inversion(inversion) for inversion in reversed(lock_order.guarded)],
+        inversions=[_inversion(inversion) for inversion in reversed(inversions.found)],
+        total=inversions.count,
+        guarded=[_inversion(inversion) for inversion in reversed(inversions.guarded)],
         edges=edges,
-        edges_total=len(lock_order.edges),
-        classes=len(lock_order.classes),
+        edges_total=len(by_key),
+        classes=len(lock_order.classes.by_name),
         dropped=lock_order.dropped,
-        limited_at=None if lock_order.limited_unix_ms is None else int(lock_order.limited_unix_ms),
     )
 
 

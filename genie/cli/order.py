@@ -13,7 +13,7 @@ from genie.cli.format import duration, wrap_table
 from genie.cli.inspect import INDENT
 from genie.cli.options import WholeNumber, json_option, one_line_errors, timeout_option, wide_option
 from genie.cli.output import output_columns, print_json, print_lines
-from genie.core.lock_order import ANALYSED_PER_S, describe_edge
+from genie.core.lock_order.inversions import describe_edge
 from genie.protocol import codec
 from genie.text import printable
 
@@ -86,12 +86,6 @@ def _report_lines(shown: Order, now_ms: float, columns: int | None) -> Iterator[
         yield f"{len(shown.edges):,} of {shown.edges_total:,} edges are shown."
     if shown.dropped:
         yield f"{shown.dropped:,} requests were not analysed completely, because of a limit."
-    if shown.limited_at is not None:
-        ago = duration(now_ms - shown.limited_at)
-        yield (
-            f"There were more than {ANALYSED_PER_S:,} requests a second of transactions that held locks, {ago} ago the last "
-            "time: of the requests that did not wait, only a selection is counted."
-        )
 
 
 def _inversion_lines(inversion: Inversion, now_ms: float) -> Iterator[str]:

@@ -27,7 +27,7 @@ from genie.cli.options import (
 from genie.cli.output import print_lines
 from genie.cli.port_probe import describe_listener
 from genie.config import Settings
-from genie.core.lock_order import parse_rules
+from genie.core.lock_order.classes import parse_rules
 from genie.net import parse_host_port
 from genie.observability import logs
 from genie.protocol.diagnostics import namespace_error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final, cast
 
+from genie.core.lock_order.members import HeldClasses
 from genie.core.model import HELD, WAITING, Owner, QueueEntry, Request
 from genie.core.wait_queue import LockedResource, WaitQueue
 
@@ -35,15 +36,15 @@ class Transaction:
     A request without a transaction is its own owner and has no `Transaction`.
     """
 
-    __slots__ = ("grants", "held", "removals", "waiting")
+    __slots__ = ("grants", "held", "held_classes", "waiting")
 
     def __init__(self) -> None:
         self.held: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
         self.grants: dict[str, int] = {}
         """The number of grants of the transaction on each resource."""
-        self.removals = 0
-        """How many held requests have been removed."""
+        self.held_classes: HeldClasses | None = None
+        """Of the lock order analysis: the classes of the names in `held`. None: a request was removed since it was computed."""
 
 
 class LockTable:
@@ -260,7 +261,7 @@ class LockTable:
         """Remove a held request from its transaction `owner`. Remove the transaction if it has no requests left."""
         transaction = self.transactions[owner]
         del transaction.held[request.id]
-        transaction.removals += 1
+        transaction.held_classes = None
         for name in request.names():
             transaction.grants[name] -= 1
             if not transaction.grants[name]:

@@ -28,7 +28,7 @@ from genie.core.events import (
     UnknownId,
 )
 from genie.core.grant import grant_candidates, is_available, is_grantable, is_immediately_grantable, only_grantable
-from genie.core.lock_order import LockOrder
+from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Owner, Reason, Request, Weight
 from genie.core.view import MAX_COUNTED_ON_ARRIVAL, find_blockers
@@ -95,8 +95,6 @@ class LockManager:
         """Maximum number of wait-queue entries. A request that would exceed it is rejected."""
         self.lock_order: LockOrder | None = None
         """The analysis of the lock order, which observes the transactions and never changes them. None: it is off."""
-        self._left_out = 0
-        """How many of the next requests of transactions are not analysed, if they are granted at once."""
         self.pending_grants: AffectedQueues = []
         """Queues in which waiters may be grantable, because a step had too many candidates. `Continue` grants them."""
         self.rearrangements = 0
@@ -176,7 +174,7 @@ class LockManager:
         if request.transaction is not None:
             transaction = table.transactions[request.transaction]
             del transaction.held[id]
-            transaction.removals += 1
+            transaction.held_classes = None
             for name in request.exclusive:
                 del transaction.grants[name]  # its only grant, because the resource is uncontended
             if not transaction.held and not transaction.waiting:
@@ -219,17 +217,14 @@ class LockManager:
         self._assign_id(request)
         if is_immediately_grantable(self.table, request):
             if request.transaction is not None and self.lock_order is not None:
-                if self._left_out:
-                    self._left_out -= 1
-                else:
-                    self._analyse(request, request.transaction, now)
+                self._analyse(request, request.transaction, now)
             self._grant(request, now)
             events.append(Granted(request))
         elif self.table.queue_entries + len(request.exclusive) + len(request.shared) > self.max_queue_entries:
             events.append(QueueFull(request))
         else:
             if request.transaction is not None and self.lock_order is not None:
-                self._analyse(request, request.transaction, now, waits=True)
+                self._analyse(request, request.transaction, now)
             self._queue(request, now, events)
         return events
 
@@ -399,14 +394,12 @@ class LockManager:
         if request.transaction is not None:
             request.owner = request.transaction
 
-    def _analyse(self, request: Request, name: str, now: float, *, waits: bool = False) -> None:
+    def _analyse(self, request: Request, name: str, now: float) -> None:
         """Analyse the lock order of a request of the transaction `name`, before it is granted or queued."""
         lock_order, transaction = self.lock_order, self.table.transactions.get(name)
         if lock_order is None or transaction is None or not transaction.held or request.queue_timeout_ms <= 0:
             return  # a request that never waits cannot be part of a deadlock by what it asks for
         lock_order.on_request(transaction, request, now + self.unix_offset_ms)
-        if not waits:
-            self._left_out = lock_order.charge(now + self.unix_offset_ms)
 
     def _grant(self, request: Request, now: float) -> None:
         """Make a request held, and add it to the lock table."""
@@ -424,10 +417,7 @@ class LockManager:
         if transaction is None:
             transaction = self.table.transactions[name] = Transaction()
         elif self.lock_order is not None:
-            if self._left_out:
-                self._left_out -= 1
-            else:
-                self._analyse(request, name, now)
+            self._analyse(request, name, now)
             if transaction.waiting:
                 self.lock_order.on_grant(transaction, request, now + self.unix_offset_ms)
         transaction.held[request.id] = request
@@ -529,7 +519,7 @@ class LockManager:
                 self._grant_waiter(request, now, events)
         if left:
             self.pending_grants += left
-            self.deadlines.soonest = 0  # a lower bound, as always: the caller looks what is due
+            self.deadlines.soonest = 0.0  # a lower bound, as always: the caller looks what is due
 
     def _grant_waiter(self, request: Request, now: float, events: list[Event]) -> None:
         """Dequeue and grant a waiting request."""

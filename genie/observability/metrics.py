@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from genie.config import Settings
 from genie.core import LockManager, Reason
-from genie.core.lock_order import LockOrder
+from genie.core.lock_order.analysis import LockOrder
 from genie.errors import Code
 from genie.observability import roles
 from genie.observability.histogram import Histogram
@@ -336,7 +336,7 @@ def _lock_order_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Met
         yield from _counter(
             "genie_lock_order_inversions",
             "Orders of locks that can deadlock, once for each kind of transaction that was seen to complete one.",
-            ((name, lock_order.inversion_count) for name, lock_order in observed),
+            ((name, lock_order.inversions.count) for name, lock_order in observed),
         )
         yield from _counter(
             "genie_lock_order_dropped",

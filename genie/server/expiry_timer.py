@@ -54,7 +54,7 @@ class ExpiryTimer:
         """
         deadline = min(self.request_deadlines.next, self.session_deadlines.next)
         if self._manager.pending_grants:
-            deadline = 0
+            deadline = 0.0
         if deadline < self.at:
             self.cancel()
             self.at = deadline

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from genie.config import Settings
-from genie.core import Request, lock_order
+from genie.core import Request
+from genie.core.lock_order.classes import MAX_CACHED_NAMES, MAX_CLASSES
+from genie.core.lock_order.edges import MAX_EDGES
+from genie.core.lock_order.inversions import MAX_INVERSIONS, MAX_OFFENDERS
 from genie.core.manager import RECENT_OUTCOMES
 from genie.core.size import NAME_BYTES, REQUEST_BYTES, RESOURCE_BYTES, SHORT_NAMES, excess_bytes, text_bytes
 from genie.history.writer import MAX_QUEUED_BYTES
@@ -51,14 +54,10 @@ STORE_BYTES: Final = 128 * MIB
 
 _NAME: Final = text_bytes(WIDEST * MAX_NAME)
 _EXAMPLE: Final = 4 * _NAME + text_bytes(WIDEST * MAX_NOTE)
-_REPEATED: Final = lock_order.MAX_INVERSIONS * lock_order.MAX_OFFENDERS
 LOCK_ORDER_BYTES: Final = (
-    lock_order.MAX_CLASSES * 2 * (_NAME + KIB)
-    + (lock_order.MAX_EDGES + _REPEATED) * (_EXAMPLE + 2 * KIB)  # an edge with its guards
-    + 2 * lock_order.MAX_CACHED_NAMES * (_NAME + KIB)  # classes by stem and by name
-    + lock_order.MAX_EDGES * 2 * (_NAME + KIB)  # edges by stems
-    + lock_order.MAX_CACHED_NAMES * (_NAME + KIB)  # transactions with the classes that they hold
-    + lock_order.MAX_CACHED_CLASSES * (2 * _NAME + KIB)
+    MAX_CLASSES * 2 * (_NAME + KIB)
+    + (MAX_EDGES + MAX_INVERSIONS * MAX_OFFENDERS) * (_EXAMPLE + 2 * KIB)  # an edge with its guards
+    + 2 * MAX_CACHED_NAMES * (_NAME + KIB)  # classes by stem and by name
 )
 """The analysis of the lock order, if all texts have the greatest lengths."""
 

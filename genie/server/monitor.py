@@ -14,7 +14,8 @@ from genie.core import WAITING, Blocker, Request, Wait
 from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
 
 if TYPE_CHECKING:
-    from genie.core.lock_order import Edge, LockOrder
+    from genie.core.lock_order.analysis import LockOrder
+    from genie.core.lock_order.edges import Edge
     from genie.observability.stats import Deadlock, Stats
     from genie.server.pipeline import Pipeline
 
@@ -96,8 +97,8 @@ class Monitor:
             self._log.warning("deadlocks not logged", count=count - MAX_LOGGED_EVENTS)
 
     def _log_inversions(self) -> None:
-        """Log each new inversion of the lock order. Their number is limited (`lock_order.MAX_INVERSIONS`)."""
-        for inversion in () if self._lock_order is None else self._lock_order.take_unreported():
+        """Log each new inversion of the lock order. Their number is limited (`MAX_INVERSIONS`)."""
+        for inversion in () if self._lock_order is None else self._lock_order.inversions.take_unreported():
             fields = {"kind": inversion.kind.value, "classes": inversion.classes, "offender": inversion.offender}
             self._log.warning("lock order inversion", **fields, edges=[_edge_fields(edge) for edge in inversion.edges])
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from genie.core import LockManager
-from genie.core.lock_order import LockOrder, parse_rules
+from genie.core.lock_order.analysis import LockOrder
+from genie.core.lock_order.classes import parse_rules
 from genie.observability.stats import Stats
 from genie.roles import (
     FollowerRole,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 
-from genie.core.lock_order import Inversion, LockOrder, Rule, describe_edge, parse_rules
+from genie.core.lock_order.analysis import LockOrder
+from genie.core.lock_order.classes import Rule, parse_rules
+from genie.core.lock_order.inversions import Inversion, describe_edge
 from genie.server.app import Server
 
 _rules: tuple[Rule, ...] = ()
@@ -29,7 +30,7 @@ def observe(server: Server) -> None:
     """Make a server, which has not started yet, add its observations to those of the earlier servers of this process."""
     for name, namespace in server.namespaces.items():
         if namespace.lock_order is not None:
-            namespace.lock_order = _observed.setdefault(name, LockOrder(_rules, inf))
+            namespace.lock_order = _observed.setdefault(name, LockOrder(_rules))
 
 
 def assert_lock_order() -> None:
@@ -43,9 +44,9 @@ def assert_lock_order() -> None:
     """
     lines: list[str] = []
     for namespace, lock_order in _observed.items():
-        for inversion in lock_order.inversions[_reported.get(namespace, 0) :]:
+        for inversion in lock_order.inversions.found[_reported.get(namespace, 0) :]:
             lines += _describe_inversion(inversion)
-        _reported[namespace] = len(lock_order.inversions)
+        _reported[namespace] = len(lock_order.inversions.found)
     if lines:
         raise AssertionError("\n".join(("locks are taken in orders that can deadlock", *lines)))
 
@@ -53,7 +54,7 @@ def assert_lock_order() -> None:
 def _forget() -> None:
     """Forget what was observed. Servers that are running keep their `LockOrder`, so it begins again in place."""
     for lock_order in _observed.values():
-        LockOrder.__init__(lock_order, _rules, inf)
+        LockOrder.__init__(lock_order, _rules)
     _reported.clear()
 
 

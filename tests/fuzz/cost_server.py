@@ -25,7 +25,7 @@ from fuzz.store import FuzzStore
 from fuzz.transport import Transport
 from genie.config import Limits
 from genie.core import manager as manager_module
-from genie.core.lock_order import LockOrder
+from genie.core.lock_order.analysis import LockOrder
 from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
 from genie.protocol import commands

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from genie.core import Command, Event, Expire, Extend, Locked, LockManager, Release, Request
+from genie.core.lock_order.analysis import LockOrder
 from genie.storage.store import StoredOrigin
 from work.opcodes import OpcodeCounter
 
@@ -109,6 +110,28 @@ def a_lock_and_release_of_a_transaction_that_holds_n(n: int) -> float:
     counter.count(request)
     counter.count(Release(request.id))
     return counter.instructions
+
+
+def locks_of_a_transaction(count: int) -> float:
+    """A transaction takes locks of different classes one after the other. The analysis of the lock order knows their edges."""
+    counter = InstructionCounter()
+    counter.manager.lock_order = LockOrder()
+    for number in range(2):
+        requests = [Request(exclusive=(f"{'abcd'[index]}/{number}",), transaction="T") for index in range(count)]
+        counter.instructions = 0
+        for request in requests:
+            counter.count(request)
+        for request in requests:
+            counter.count(Release(request.id))
+    return counter.instructions
+
+
+def two_locks_of_a_transaction_whose_order_is_analysed(_: int) -> float:
+    return locks_of_a_transaction(2)
+
+
+def four_locks_of_a_transaction_whose_order_is_analysed(_: int) -> float:
+    return locks_of_a_transaction(4)
 
 
 def an_extension(n: int) -> float:
@@ -223,6 +246,8 @@ SCENARIOS: list[Callable[[int], float]] = [
     a_lock_and_release_of_three,
     a_lock_and_release_of_a_shared_lock_among_sharers,
     a_lock_and_release_of_a_transaction_that_holds_n,
+    two_locks_of_a_transaction_whose_order_is_analysed,
+    four_locks_of_a_transaction_whose_order_is_analysed,
     an_extension,
     a_queued_request,
     a_queued_request_that_overtakes,

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from itertools import pairwise
-from math import inf
 from random import Random
 from string import ascii_lowercase
 
 import pytest
 
 from genie.core import Deadlocked, LockManager, Release, Request
-from genie.core import lock_order as module
-from genie.core.lock_order import MAX_OFFENDERS, Inversion, LockOrder, parse_rules
+from genie.core.lock_order import analysis, edges, inversions, members, search
+from genie.core.lock_order import classes as classes_module
+from genie.core.lock_order.analysis import LockOrder
+from genie.core.lock_order.classes import LockClasses, parse_rules
+from genie.core.lock_order.inversions import MAX_OFFENDERS, Inversion
+from genie.core.size import NAME_BYTES, REQUEST_BYTES
 
 
-def observed_manager(rules: str = "", max_per_s: float = inf) -> tuple[LockManager, LockOrder]:
+def observed_manager(rules: str = "") -> tuple[LockManager, LockOrder]:
     manager = LockManager()
-    manager.lock_order = LockOrder(parse_rules(rules), max_per_s)
+    manager.lock_order = LockOrder(parse_rules(rules))
     return manager, manager.lock_order
 
 
@@ -49,9 +54,9 @@ def test_the_edges_and_guards_of_a_large_transaction_are_bounded() -> None:
     names = [f"{first}{second}" for first in ascii_lowercase for second in ascii_lowercase]
     for index in range(0, 640, 32):
         manager.step(requested(*names[index : index + 32]), 0)
-    assert len(lock_order.classes) == 640
-    assert max(len(edge.guards) for edge in lock_order.edges.values()) <= module.MAX_GUARDS
-    assert len({edge.held for edge in lock_order.edges.values()}) <= module.MAX_HELD_CLASSES
+    assert len(lock_order.classes.by_name) == 640
+    assert max(len(edge.guards) for edge in lock_order.graph.by_key.values()) <= members.MAX_GUARDS
+    assert len({edge.held for edge in lock_order.graph.by_key.values()}) <= members.MAX_HELD_CLASSES
     assert lock_order.dropped
 
 
@@ -62,77 +67,106 @@ def test_the_search_for_the_cycles_of_a_request_is_bounded() -> None:
     steps = [" ".join(names[index : index + 32]) for index in (0, 32)]
     run_transaction(manager, *steps)
     run_transaction(manager, *reversed(steps))
-    assert module.MAX_SEARCH_STEPS < lock_order._search_steps <= module.MAX_SEARCH_STEPS + len(lock_order.classes)
-    assert lock_order.inversion_count
+    steps_of_last = lock_order._budget.search_steps
+    assert search.MAX_SEARCH_STEPS < steps_of_last <= search.MAX_SEARCH_STEPS + len(lock_order.classes.by_name)
+    assert lock_order.inversions.count
     assert lock_order.dropped
+
+
+def test_the_held_requests_that_are_read_again_after_a_release_are_bounded() -> None:
+    manager, lock_order = observed_manager()
+    held = [requested(f"a/{number}") for number in range(members.MAX_HELD_REQUESTS + 1)] + [requested("b")]
+    for request in held:
+        manager.step(request, 0)
+    assert lock_order.dropped == 0
+    manager.step(Release(held[0].id), 0)
+    lock_order.graph.by_key.clear()
+    manager.step(requested("c"), 0)
+    assert lock_order.dropped == 1
+    assert [(edge.held.name, edge.asked.name) for edge in lock_order.graph.by_key.values()] == [("a/*", "c")]
+    manager.step(requested("a/5"), 0)  # which the transaction holds
+    assert lock_order.dropped == 2
+    assert lock_order.inversions.count == 0
+
+
+def test_the_waiting_requests_that_are_analysed_at_a_grant_are_bounded() -> None:
+    manager, lock_order = observed_manager()
+    for number in range(analysis.MAX_WAITING_REQUESTS + 1):
+        manager.step(requested(f"a/{number}", transaction=None), 0)
+        manager.step(requested(f"a/{number}"), 0)
+    assert manager.grant_if_uncontended(requested("b"), 0)
+    (edge,) = lock_order.graph.by_key.values()
+    assert (edge.held.name, edge.asked.name, edge.count) == ("b", "a/*", analysis.MAX_WAITING_REQUESTS)
+    assert lock_order.dropped == 1
+
+
+def test_every_request_is_analysed_whatever_the_rate() -> None:
+    manager, lock_order = observed_manager()
+    for number in range(10_000):
+        run_transaction(manager, f"a/{number}", f"b/{number}")
+    run_transaction(manager, "b/1", "a/1")
+    run_transaction(manager, "b/1", "a/1")
+    assert [edge.count for edge in lock_order.graph.by_key.values()] == [10_000, 2]
+    assert found(lock_order.inversions.found) == {("cycle", frozenset({"a/*", "b/*"}))}
+
+
+def test_the_known_edge_of_two_locks_is_counted_as_the_analysis_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of all kinds, with the early exit and without it."""
+    names = [
+        "a/1",
+        "a/2",
+        "a/10",
+        "a/010",
+        "b/3",
+        "s:a/1",
+        "s:b/4",
+        "ledger",
+        "x",
+        "ignored",
+        "a/1 b/1",
+        "p/alice",
+        "p/bob",
+    ]
+    results = []
+    for early_exit in (True, False):
+        if not early_exit:
+            monkeypatch.setattr(LockOrder, "_count_known_edge", lambda *_: False)
+        manager, lock_order = observed_manager("ignored=ignored,p/*")
+        random = Random(5)  # noqa: S311
+        for number in range(3_000):
+            run_transaction(manager, *random.choices(names, k=random.choice([2, 2, 3])), name=f"t{number}")
+        edges = {key: (edge.count, edge.guards) for key, edge in lock_order.graph.by_key.items()}
+        inversions = [(each.kind, each.classes, each.offender) for each in lock_order.inversions.found]
+        results.append((edges, inversions, lock_order.inversions.count, lock_order.dropped))
+    assert results[0] == results[1]
+
+
+def test_after_new_rules_held_locks_are_classified_again() -> None:
+    manager, lock_order = observed_manager()
+    for name in ("x", "a/1", "b/1"):
+        manager.step(requested(name), 0)
+    manager.lock_order = lock_order = LockOrder(parse_rules("*/*"))
+    manager.step(requested("c"), 0)
+    edges = {(edge.held.name, edge.asked.name) for edge in lock_order.graph.by_key.values()}
+    assert edges == {("x", "c"), ("*/*", "c")}
 
 
 def test_numbers_before_the_end_of_a_name_are_compared_as_numbers() -> None:
     manager, lock_order = observed_manager("jobs/*/*")
     for ascending in (("jobs/2/b", "jobs/10/a"), ("jobs/1/x", "jobs/2/a"), ("jobs/9/a", "jobs/10/a")):
         run_transaction(manager, *ascending)
-    assert found(lock_order.inversions) == set()
+    assert found(lock_order.inversions.found) == set()
     run_transaction(manager, "jobs/10/a", "jobs/2/b")
-    assert found(lock_order.inversions) == {("members", frozenset({"jobs/*/*"}))}
+    assert found(lock_order.inversions.found) == {("members", frozenset({"jobs/*/*"}))}
 
 
 def test_a_request_that_is_not_analysed_completely_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_CLASSES", 1)
+    monkeypatch.setattr(classes_module, "MAX_CLASSES", 1)
     manager, lock_order = observed_manager()
     manager.step(requested("a"), 0)
     for count in (1, 2):
         manager.step(requested("b", "c", "d"), 0)
         assert lock_order.dropped == count
-
-
-def run_batches(manager: LockManager, seconds: range, clients: str, size: int) -> None:
-    """Each client executes `size` transactions in each of 100 batches a second, always in the same order and at once."""
-    for now in range(seconds.start * 1_000, seconds.stop * 1_000, 10):
-        for client in clients:
-            for _ in range(size):
-                first, second = (requested(f"{client}/{part}", transaction=client) for part in "xy")
-                for request in (first, second):
-                    assert manager.grant_if_uncontended(request, now)
-                for request in (first, second):
-                    assert manager.release_if_uncontended(request.id, None)
-
-
-def test_beyond_a_rate_a_fair_selection_of_the_requests_that_do_not_wait_is_analysed() -> None:
-    manager, lock_order = observed_manager(max_per_s=200)
-    run_batches(manager, range(2), "a", 1)  # 100 requests a second that add an edge
-    (edge,) = lock_order.edges.values()
-    assert (edge.count, lock_order.limited_unix_ms) == (200, None)
-
-    run_batches(manager, range(2, 12), "abcd", 5)  # 2,000 a second
-    counts = {edge.held.name: edge.count - 200 * (edge.held.name == "a/x") for edge in lock_order.edges.values()}
-    assert counts.keys() == {"a/x", "b/x", "c/x", "d/x"}
-    assert 2_000 < sum(counts.values()) < 3_000  # with the credit of a second
-    assert min(counts.values()) > 400  # no client is left out because of its place in the batch
-    assert lock_order.limited_unix_ms is not None
-
-    run_batches(manager, range(20, 22), "e", 1)  # the rate is low again
-    assert max(lock_order.edges.values(), key=lambda edge: edge.example.id).count > 150
-
-
-def test_a_clock_that_is_set_back_does_not_end_the_analysis() -> None:
-    lock_order = LockOrder(max_per_s=1)
-    for unix_ms in (1e12, 1e12, 1e12):
-        lock_order.charge(unix_ms)
-    left_out = [lock_order.charge(1e12 - 1e9 + index * 2_000) for index in range(5)]
-    assert left_out[1:] == [0] * 4
-
-
-def test_a_request_that_waits_is_always_analysed() -> None:
-    manager, lock_order = observed_manager(max_per_s=0.001)
-    manager._left_out = 1_000
-    for name in ("c", "d"):
-        blocker, first, second = requested(name, transaction=None), requested("x"), requested(name)
-        for request in (blocker, first, second):
-            manager.step(request, 0)
-        for request in (blocker, first, second):
-            manager.step(Release(request.id), 0)
-    run_transaction(manager, "x", "e")
-    assert sorted((edge.held.name, edge.asked.name) for edge in lock_order.edges.values()) == [("x", "c"), ("x", "d")]
 
 
 # -- several requests of a transaction at once --------------------------------------------------------------
@@ -149,8 +183,8 @@ def test_a_lock_that_is_granted_during_another_wait_has_the_guards_of_its_transa
         for request in (*blockers, *requests):
             manager.step(Release(request.id), 0)
     inversion = {("cycle", frozenset({"a", "b"}))}
-    assert found(lock_order.inversions) == (set() if guard else inversion)
-    assert found(lock_order.guarded) == (inversion if guard else set())
+    assert found(lock_order.inversions.found) == (set() if guard else inversion)
+    assert found(lock_order.inversions.guarded) == (inversion if guard else set())
 
 
 # -- classes ----------------------------------------------------------------------------------------------
@@ -173,7 +207,7 @@ def test_a_lock_that_is_granted_during_another_wait_has_the_guards_of_its_transa
     ],
 )
 def test_the_varying_parts_of_a_name_are_masked(name: str, class_name: str) -> None:
-    order = LockOrder()
+    order = LockClasses()
     for _ in range(2):  # the second time from the cache
         cls = order.class_of(name)
         assert cls is not None
@@ -181,7 +215,7 @@ def test_the_varying_parts_of_a_name_are_masked(name: str, class_name: str) -> N
 
 
 def test_rules_make_classes() -> None:
-    order = LockOrder(parse_rules("accounts/*, config/*=ignored"))
+    order = LockClasses(parse_rules("accounts/*, config/*=ignored"))
     names = ["accounts/alice", "accounts/bob", "accounts/bob/7", "config/a7"]
     classes = [order.class_of(name) for name in names]
     assert [cls and (cls.name, cls.treatment) for cls in classes] == [
@@ -204,20 +238,20 @@ def test_an_invalid_rule_is_rejected(text: str) -> None:
 def test_two_classes_in_both_orders() -> None:
     manager, order = observed_manager()
     run_transaction(manager, "accounts/1", "orders/5", name="pay")
-    assert order.inversions == []
+    assert order.inversions.found == []
     run_transaction(manager, "orders/9", "accounts/3", name="ship")
     run_transaction(manager, "orders/8", "accounts/4", name="ship")
-    (inversion,) = order.inversions
+    (inversion,) = order.inversions.found
     assert (inversion.kind, inversion.classes) == ("cycle", ("orders/*", "accounts/*"))
     examples = [(edge.example.transaction, edge.example.held, edge.example.asked) for edge in inversion.edges]
     assert examples == [("ship", "orders/9", "accounts/3"), ("pay", "accounts/1", "orders/5")]
     assert [edge.count for edge in inversion.edges] == [2, 1]
-    assert order.take_unreported() == [inversion]
-    assert order.take_unreported() == []
+    assert order.inversions.take_unreported() == [inversion]
+    assert order.inversions.take_unreported() == []
 
 
 def offenders(order: LockOrder) -> list[str]:
-    return [inversion.offender for inversion in order.inversions]
+    return [inversion.offender for inversion in order.inversions.found]
 
 
 def test_each_offender_of_two_classes_is_an_inversion_but_the_usual_order_is_none() -> None:
@@ -230,9 +264,9 @@ def test_each_offender_of_two_classes_is_an_inversion_but_the_usual_order_is_non
         run_transaction(manager, "orders/8", "accounts/4", name=f"refund-{number}")
         run_transaction(manager, "accounts/1", "orders/5", name=f"bill-{number}")  # in the usual order
     assert offenders(order) == ["ship-*", "refund-*"]
-    assert order.inversion_count == 2
-    assert order.take_unreported() == order.inversions
-    first, second = order.inversions
+    assert order.inversions.count == 2
+    assert order.inversions.take_unreported() == order.inversions.found
+    first, second = order.inversions.found
     assert first.description == "orders/* and accounts/* are locked in both orders"
     assert second.description == "orders/* and accounts/* are locked in both orders, also by refund-*"
     assert [edge.example.transaction for edge in second.edges] == ["refund-0", "pay-0"]
@@ -245,7 +279,7 @@ def test_each_offender_within_a_class_and_of_an_upgrade_is_an_inversion() -> Non
         run_transaction(manager, "accounts/2", "accounts/1", name=name)
         run_transaction(manager, "accounts/1", "accounts/2", name=f"good-{name}")
         run_transaction(manager, "s:x", "x", name=name)
-    assert [(inversion.kind, inversion.offender) for inversion in order.inversions] == [
+    assert [(inversion.kind, inversion.offender) for inversion in order.inversions.found] == [
         ("members", "a-*"),
         ("upgrade", "a-*"),
         ("members", "b-*"),
@@ -260,7 +294,7 @@ def test_an_offender_takes_the_place_of_the_edge_that_is_most_like_its_own() -> 
     run_transaction(manager, "a/10", "a/9", name="shift-1")
     run_transaction(manager, "a/2", "a/1", name="turn-1")
     assert offenders(order) == ["move-*", "shift-*", "turn-*"]
-    examples = [[edge.example.transaction for edge in inversion.edges] for inversion in order.inversions]
+    examples = [[edge.example.transaction for edge in inversion.edges] for inversion in order.inversions.found]
     assert examples == [["move-1", "move-2"], ["move-1", "shift-1"], ["turn-1", "move-2"]]
 
 
@@ -290,10 +324,10 @@ def test_the_offenders_of_a_class_are_bounded() -> None:
     for number in range(2 * MAX_OFFENDERS):
         stem = "".join(chr(ord("a") + int(digit)) for digit in str(number))
         run_transaction(manager, "accounts/2", "accounts/1", name=f"by {stem}")
-    assert len(order.inversions) == order.inversion_count == MAX_OFFENDERS
+    assert len(order.inversions.found) == order.inversions.count == MAX_OFFENDERS
     run_transaction(manager, "b", "a", name="1")
     run_transaction(manager, "a", "b", name="2")
-    assert order.inversion_count == MAX_OFFENDERS + 1
+    assert order.inversions.count == MAX_OFFENDERS + 1
 
 
 def test_descending_by_one_kind_of_comparison_has_a_name() -> None:
@@ -301,7 +335,7 @@ def test_descending_by_one_kind_of_comparison_has_a_name() -> None:
     run_transaction(manager, "a/9", "a/10")
     run_transaction(manager, "a/10", "a/9")
     run_transaction(manager, "a/2", "a/1")
-    assert {edge.relation for edge in order.edges.values()} == {
+    assert {edge.relation for edge in order.graph.by_key.values()} == {
         "descending by text",
         "descending by number",
         "descending",
@@ -312,7 +346,7 @@ def test_a_cycle_of_three_classes() -> None:
     manager, order = observed_manager()
     for held, asked in ["ab", "bc", "ca"]:
         run_transaction(manager, held, asked)
-    assert found(order.inversions) == {("cycle", frozenset("abc"))}
+    assert found(order.inversions.found) == {("cycle", frozenset("abc"))}
 
 
 def test_one_request_and_requests_without_a_transaction_add_no_edge() -> None:
@@ -322,14 +356,14 @@ def test_one_request_and_requests_without_a_transaction_add_no_edge() -> None:
     for names in ("ab", "ba"):
         for name in names:
             manager.step(requested(f"{names}/{name}", transaction=None), 0)
-    assert order.edges == {}
+    assert order.graph.by_key == {}
 
 
 def test_a_request_that_does_not_wait_adds_no_edge_but_its_locks_are_held() -> None:
     manager, order = observed_manager()
     for request in [requested("a"), requested("b", queue_timeout_ms=0), requested("c")]:
         manager.step(request, 0)
-    assert {(edge.held.name, edge.asked.name) for edge in order.edges.values()} == {("a", "c"), ("b", "c")}
+    assert {(edge.held.name, edge.asked.name) for edge in order.graph.by_key.values()} == {("a", "c"), ("b", "c")}
 
 
 @pytest.mark.parametrize(
@@ -350,22 +384,22 @@ def test_the_names_of_one_class_are_locked_in_ascending_order(transactions: list
     manager, order = observed_manager()
     for numbers in transactions:
         run_transaction(manager, *(f"s:a/{each[2:]}" if each[0] == "s" else f"a/{each}" for each in numbers.split()))
-    assert found(order.inversions) == ({("members", frozenset({"a/*"}))} if is_inversion else set())
+    assert found(order.inversions.found) == ({("members", frozenset({"a/*"}))} if is_inversion else set())
 
 
 def test_the_names_that_a_request_adds_are_compared_with_all_held_names() -> None:
     manager, order = observed_manager()
     run_transaction(manager, "a/1 a/5 b/1", "a/3 b/2")
-    assert found(order.inversions) == {("members", frozenset({"a/*"})), ("cycle", frozenset({"a/*", "b/*"}))}
+    assert found(order.inversions.found) == {("members", frozenset({"a/*"})), ("cycle", frozenset({"a/*", "b/*"}))}
 
 
 def test_a_name_without_a_number_is_not_a_member_of_the_class_with_numbers() -> None:
     manager, order = observed_manager()
     for held, asked in [("a/1", "b/1"), ("b/", "a/")] * 2:
         run_transaction(manager, held, asked)
-    assert order.inversions == []
+    assert order.inversions.found == []
     run_transaction(manager, "a/", "b/")
-    assert found(order.inversions) == {("cycle", frozenset({"a/", "b/"}))}
+    assert found(order.inversions.found) == {("cycle", frozenset({"a/", "b/"}))}
 
 
 def test_a_released_lock_is_not_held_any_more() -> None:
@@ -375,25 +409,25 @@ def test_a_released_lock_is_not_held_any_more() -> None:
         manager.step(request, 0)
     manager.step(Release(first.id), 0)
     manager.step(requested("d"), 0)
-    edges = {(edge.held.name, edge.asked.name) for edge in order.edges.values()}
+    edges = {(edge.held.name, edge.asked.name) for edge in order.graph.by_key.values()}
     assert edges == {("a", "b"), ("a", "c"), ("b", "c"), ("b", "d"), ("c", "d")}
 
 
 def test_both_orders_of_the_names_of_one_request_are_compared() -> None:
     manager, order = observed_manager()
     run_transaction(manager, "a/2", "a/3 a/10")  # descending as characters
-    assert order.inversions == []
+    assert order.inversions.found == []
     run_transaction(manager, "a/10", "a/9")  # descending as numbers
-    assert found(order.inversions) == {("members", frozenset({"a/*"}))}
+    assert found(order.inversions.found) == {("members", frozenset({"a/*"}))}
 
 
 def test_an_upgrade_can_deadlock_with_itself() -> None:
     manager, order = observed_manager()
     run_transaction(manager, "s:a/1", "s:a/1")
     run_transaction(manager, "a/1", "s:a/1")
-    assert order.inversions == []
+    assert order.inversions.found == []
     run_transaction(manager, "s:a/1", "a/1")
-    assert found(order.inversions) == {("upgrade", frozenset({"a/*"}))}
+    assert found(order.inversions.found) == {("upgrade", frozenset({"a/*"}))}
 
 
 def test_shared_locks_do_not_conflict() -> None:
@@ -402,27 +436,38 @@ def test_shared_locks_do_not_conflict() -> None:
     run_transaction(manager, "s:b", "s:a")
     run_transaction(manager, "a", "s:b")
     run_transaction(manager, "s:b", "a")  # they conflict on `a`, but not on `b`
-    assert order.inversions == []
+    assert order.inversions.found == []
     run_transaction(manager, "b", "a")
-    assert found(order.inversions) == {("cycle", frozenset("ab"))}
+    assert found(order.inversions.found) == {("cycle", frozenset("ab"))}
 
 
 def test_a_common_outer_lock_guards_an_inversion_until_it_is_omitted() -> None:
     manager, order = observed_manager()
     run_transaction(manager, "guard", "a/1", "b/1")
     run_transaction(manager, "guard", "b/1", "a/1")
-    assert order.inversions == []
-    assert [(each.classes, each.guards) for each in order.guarded] == [(("b/*", "a/*"), ("guard",))]
+    assert order.inversions.found == []
+    assert [(each.classes, each.guards) for each in order.inversions.guarded] == [(("b/*", "a/*"), ("guard",))]
     run_transaction(manager, "b/1", "a/1")
-    assert found(order.inversions) == {("cycle", frozenset({"a/*", "b/*"}))}
-    assert order.guarded == []
+    assert found(order.inversions.found) == {("cycle", frozenset({"a/*", "b/*"}))}
+    assert order.inversions.guarded == []
+
+
+def test_a_lock_that_is_taken_afterwards_is_no_guard() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "a/1", "b/1", "guard", "c")
+    run_transaction(manager, "guard", "b/1", "a/1")
+    assert found(order.inversions.found) == {
+        ("cycle", frozenset({"a/*", "b/*"})),
+        ("cycle", frozenset({"a/*", "guard"})),
+        ("cycle", frozenset({"b/*", "guard"})),
+    }
 
 
 def test_a_shared_outer_lock_is_no_guard() -> None:
     manager, order = observed_manager()
     run_transaction(manager, "s:guard", "a", "b")
     run_transaction(manager, "s:guard", "b", "a")
-    assert found(order.inversions) == {("cycle", frozenset("ab"))}
+    assert found(order.inversions.found) == {("cycle", frozenset("ab"))}
 
 
 def test_members_of_a_class_are_no_guard() -> None:
@@ -430,7 +475,7 @@ def test_members_of_a_class_are_no_guard() -> None:
     manager, order = observed_manager()
     run_transaction(manager, "users/1", "a", "b")
     run_transaction(manager, "users/2", "b", "a")
-    assert found(order.inversions) == {("cycle", frozenset("ab"))}
+    assert found(order.inversions.found) == {("cycle", frozenset("ab"))}
 
 
 def test_classes_can_be_declared_ordered_or_ignored() -> None:
@@ -438,7 +483,7 @@ def test_classes_can_be_declared_ordered_or_ignored() -> None:
     run_transaction(manager, "a/7", "a/3")
     run_transaction(manager, "a/1", "b")
     run_transaction(manager, "b", "a/1")
-    assert order.inversions == []
+    assert order.inversions.found == []
 
 
 def test_parallel_requests_of_a_transaction_add_the_edge_of_what_is_granted_first() -> None:
@@ -448,18 +493,22 @@ def test_parallel_requests_of_a_transaction_add_the_edge_of_what_is_granted_firs
     waiters = [requested(name) for name in "ab"]
     for request in holders + waiters:
         manager.step(request, 0)
-    assert order.edges == {}
+    assert order.graph.by_key == {}
     manager.step(Release(holders[1].id), 0)
-    assert [(edge.held.name, edge.asked.name) for edge in order.edges.values()] == [("b", "a")]
+    assert [(edge.held.name, edge.asked.name) for edge in order.graph.by_key.values()] == [("b", "a")]
     assert manager.grant_if_uncontended(requested("c"), 0)
-    assert {(edge.held.name, edge.asked.name) for edge in order.edges.values()} == {("b", "a"), ("b", "c"), ("c", "a")}
+    assert {(edge.held.name, edge.asked.name) for edge in order.graph.by_key.values()} == {
+        ("b", "a"),
+        ("b", "c"),
+        ("c", "a"),
+    }
 
 
 def test_requests_that_are_granted_without_a_step_are_observed() -> None:
     manager, order = observed_manager()
     for name in "ab":
         assert manager.grant_if_uncontended(requested(name), 0)
-    assert [(edge.held.name, edge.asked.name) for edge in order.edges.values()] == [("a", "b")]
+    assert [(edge.held.name, edge.asked.name) for edge in order.graph.by_key.values()] == [("a", "b")]
 
 
 # -- many transactions ------------------------------------------------------------------------------------
@@ -477,16 +526,16 @@ def test_ten_services_with_known_orders() -> None:
         for service, classes in enumerate(random.sample(orders, len(orders))):
             steps = [f"{name}/{random.randrange(1000)}" for name in classes.split()]
             run_transaction(manager, *steps, name=f"service {service}")
-    pairs = {each for each in found(order.inversions) if len(each[1]) == 2}
+    pairs = {each for each in found(order.inversions.found) if len(each[1]) == 2}
     assert pairs == {
         ("cycle", frozenset({"prices/*", "orders/*"})),
         ("cycle", frozenset({"accounts/*", "invoices/*"})),
     }
-    cycles = {each for each in found(order.inversions) if len(each[1]) > 2}
+    cycles = {each for each in found(order.inversions.found) if len(each[1]) > 2}
     customers = {"customers/*", "accounts/*", "stock/*", "shipments/*"}
     assert cycles
     assert all(kind == "cycle" and customers <= classes for kind, classes in cycles)
-    assert order.guarded == []
+    assert order.inversions.guarded == []
 
 
 def test_services_that_agree_about_the_order_have_no_inversion() -> None:
@@ -495,8 +544,8 @@ def test_services_that_agree_about_the_order_have_no_inversion() -> None:
     for _ in range(500):
         classes = sorted(random.sample("abcdefghij", 4))
         run_transaction(manager, *(f"{name}/{random.randrange(100)}" for name in classes))
-    assert len(order.edges) > 40
-    assert (order.inversions, order.guarded) == ([], [])
+    assert len(order.graph.by_key) > 40
+    assert (order.inversions.found, order.inversions.guarded) == ([], [])
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -520,7 +569,7 @@ def test_each_deadlock_was_predicted(seed: int) -> None:
             if isinstance(event, Deadlocked):
                 deadlocks += 1
                 classes = {f"{wait.resource[0]}/*" for wait in event.cycle.waits}
-                assert any(set(inversion.classes) <= classes for inversion in order.inversions), event
+                assert any(set(inversion.classes) <= classes for inversion in order.inversions.found), event
         requests.append(request)
     assert deadlocks > 50
 
@@ -529,22 +578,52 @@ def test_each_deadlock_was_predicted(seed: int) -> None:
 
 
 def test_classes_edges_and_inversions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit, value in {"MAX_CLASSES": 6, "MAX_EDGES": 5, "MAX_INVERSIONS": 1, "MAX_CACHED_NAMES": 3}.items():
-        monkeypatch.setattr(module, limit, value)
+    monkeypatch.setattr(classes_module, "MAX_CLASSES", 6)
+    monkeypatch.setattr(classes_module, "MAX_CACHED_NAMES", 3)
+    monkeypatch.setattr(edges, "MAX_EDGES", 5)
+    monkeypatch.setattr(inversions, "MAX_INVERSIONS", 1)
     manager, order = observed_manager()
     for some, other in pairwise("abcdefghi"):
         run_transaction(manager, some, other)
         run_transaction(manager, other, some)
-    assert (len(order.classes), len(order.edges), len(order.inversions)) == (6, 5, 1)
-    assert order.inversion_count == 2
+    assert (len(order.classes.by_name), len(order.graph.by_key), len(order.inversions.found)) == (6, 5, 1)
+    assert order.inversions.count == 2
     assert order.dropped > 0
 
 
 def test_the_names_of_a_request_are_bounded() -> None:
     manager, order = observed_manager()
-    names = [f"a/{number:03}" for number in range(module.MAX_NAMES + 1)]
+    names = [f"a/{number:03}" for number in range(classes_module.MAX_NAMES + 1)]
     run_transaction(manager, " ".join(names), "b")
     assert order.dropped == 1
     run_transaction(manager, "b", " ".join(names))
     assert order.dropped == 2
-    assert found(order.inversions) == {("cycle", frozenset({"a/*", "b"}))}
+    assert found(order.inversions.found) == {("cycle", frozenset({"a/*", "b"}))}
+
+
+@pytest.mark.parametrize("names_of_a_request", [1, 32])
+def test_the_memory_of_held_classes_is_within_what_the_requests_count(names_of_a_request: int) -> None:
+    """Each name is a class of its own, so that a transaction has as many held classes and guards as possible."""
+    manager, _ = observed_manager()
+    names = [f"{first}{second}" for first in ascii_lowercase for second in ascii_lowercase][:64]
+
+    def run_transactions(prefix: str, count: int) -> None:
+        for number in range(count):
+            for index in range(0, len(names), names_of_a_request):
+                shared = tuple(names[index : index + names_of_a_request])
+                manager.step(Request(shared=shared, transaction=f"{prefix} {number}"), 0)
+
+    run_transactions("classes and edges", 1)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        run_transactions("t", 100)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    held = manager.table.transactions["t 99"].held_classes
+    assert held is not None
+    assert len(held.by_id) >= 32
+    requests = 100 * 64 // names_of_a_request
+    assert taken < requests * REQUEST_BYTES + 100 * 64 * NAME_BYTES, taken / requests

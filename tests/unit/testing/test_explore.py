@@ -483,23 +483,6 @@ def test_the_lock_order_of_every_run_is_asserted(faults: list[Fault] | None) -> 
         assert_lock_order()
 
 
-def test_the_lock_order_of_tests_is_analysed_completely_whatever_their_rate() -> None:
-    async def take(client: genie.Client, first: str, second: str) -> None:
-        async with client.lock(first, transaction=f"T {first}"), client.lock(second, transaction=f"T {first}"):
-            pass
-
-    async def main() -> None:
-        async with genie.connect() as client:
-            await asyncio.gather(*[take(client, f"x/{number}", f"y/{number}") for number in range(3_000)])
-            await take(client, "a", "b")
-            await take(client, "b", "a")
-
-    set_lock_order_rules("")  # forget what other tests have done
-    run(main())
-    with pytest.raises(AssertionError, match="b and a are locked in both orders"):
-        assert_lock_order()
-
-
 def test_each_inversion_is_reported_once_for_the_test_that_completed_it() -> None:
     async def take(transaction: str, first: str, second: str) -> None:
         async with (

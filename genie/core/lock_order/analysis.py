@@ -1,0 +1,166 @@
+"""The analysis of the lock order: which edges a request makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+from genie.core.lock_order.classes import LockClass, LockClasses, Rule
+from genie.core.lock_order.edges import (
+    ANY_DESCENDING,
+    ASKED_EXCLUSIVE,
+    BOTH_EXCLUSIVE,
+    DESCENDING,
+    HELD_EXCLUSIVE,
+    UPGRADE,
+    Edge,
+    EdgeGraph,
+    Example,
+    Guards,
+    direction,
+)
+from genie.core.lock_order.inversions import Inversions
+from genie.core.lock_order.members import MAX_HELD_REQUESTS, HeldClasses, Members
+from genie.core.lock_order.search import InversionSearch
+from genie.core.lock_table import Transaction
+from genie.core.model import Request
+
+MAX_WAITING_REQUESTS: Final = 256
+"""Maximum number of waiting requests of a transaction that are analysed when another one of it is granted, the first ones."""
+
+
+class LockOrder:
+    """The classes, edges and inversions of a namespace. Times are unix ms."""
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self.classes = LockClasses(rules)
+        self.graph = EdgeGraph()
+        self.inversions = Inversions()
+        self.dropped = 0
+        """How often a request was not analysed completely, because of a limit."""
+        self._budget = self.classes.budget
+        self._search = InversionSearch(self.graph, self.inversions, self._budget)
+
+    def on_request(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
+        """Record a request of a transaction that holds locks, and may wait. Call it before the request is granted or queued."""
+        if not self._count_known_edge(transaction, request, unix_ms):
+            self._budget.search_steps = 0
+            self._observe(transaction, self._held_classes(transaction), request, unix_ms)
+            self._count_if_incomplete()
+
+    def on_grant(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
+        """Record a grant to a transaction that has other waiting requests: it holds these locks while it waits for those."""
+        held = HeldClasses(self.classes)
+        held.include(request)
+        held.guards = self._held_classes(transaction).guards | held.guards
+        self._budget.search_steps = 0
+        self._budget.is_exceeded |= len(transaction.waiting) > MAX_WAITING_REQUESTS
+        for waiting in islice(transaction.waiting.values(), MAX_WAITING_REQUESTS):
+            if waiting is not request:
+                self._observe(transaction, held, waiting, unix_ms)
+        self._count_if_incomplete()
+
+    def _count_if_incomplete(self) -> None:
+        """Count a request once, however many of its names, edges or searches exceed a limit."""
+        self.dropped += self._budget.is_exceeded
+        self._budget.is_exceeded = False
+
+    def _held_classes(self, transaction: Transaction) -> HeldClasses:
+        """Return the classes that a transaction holds."""
+        held = transaction.held_classes
+        if held is None or held.classes is not self.classes:
+            held = transaction.held_classes = HeldClasses(self.classes)
+        held.update(transaction.held)
+        return held
+
+    def _observe(self, transaction: Transaction, held: HeldClasses, request: Request, unix_ms: float) -> None:
+        """Record the edges from each held class to each class that a request asks for."""
+        for asked in self._asked_classes(transaction, held, request, unix_ms):
+            for members in held.by_id.values():
+                flags = HELD_EXCLUSIVE * members.exclusive + ASKED_EXCLUSIVE * asked.exclusive
+                if members.cls is asked.cls:
+                    if members.is_only(asked):
+                        continue  # the same single name: only an upgrade
+                    flags |= members.direction_to(asked)
+                edge = self.graph.find(members.cls, asked.cls, flags)
+                if edge is None or edge.is_offending or (edge.guards and edge.has_fewer_guards(held.guards)):
+                    example = _example(request, *_names(members, asked, flags), unix_ms)
+                    self._record(members.cls, asked.cls, flags, held.guards, example)
+                else:  # the usual case
+                    edge.count_request(unix_ms)
+
+    def _count_known_edge(self, transaction: Transaction, request: Request, unix_ms: float) -> bool:
+        """Count the edge between two exclusive locks if it is known. Otherwise return False.
+
+        Transactions that take two locks, one after the other, are the usual case. The result is that of `_observe`.
+        """
+        if len(transaction.held) != 1 or len(request.exclusive) != 1 or request.shared:
+            return False
+        (holder,) = transaction.held.values()
+        if len(holder.exclusive) != 1 or holder.shared:
+            return False
+        name, asked_name = holder.exclusive[0], request.exclusive[0]
+        held, asked = self.classes.class_of(name), self.classes.class_of(asked_name)
+        if held is None or asked is None or name == asked_name:
+            return False
+        flags = BOTH_EXCLUSIVE if held is not asked else BOTH_EXCLUSIVE | direction(name, asked_name)
+        edge = self.graph.find(held, asked, flags)
+        if edge is None or edge.is_offending or edge.guards:
+            return False
+        edge.count_request(unix_ms)
+        return True
+
+    def _asked_classes(
+        self, transaction: Transaction, held: HeldClasses, request: Request, unix_ms: float
+    ) -> Iterable[Members]:
+        """Return the classes that a request asks for and may wait for. Records the edges of upgrades."""
+        asked_classes: dict[int, Members] = {}
+        for cls, name, exclusive in self.classes.classified(request):
+            if name in transaction.grants:
+                if not exclusive or self._holds_exclusive(transaction, name):
+                    continue  # the transaction already holds the lock, so it does not wait
+                example = _example(request, name, name, unix_ms)
+                self._record(cls, cls, UPGRADE | ASKED_EXCLUSIVE, held.guards, example)
+            asked = asked_classes.get(cls.id)
+            if asked is None:
+                asked_classes[cls.id] = Members(cls, name, exclusive)
+            else:
+                asked.add(name, exclusive)
+        return asked_classes.values()
+
+    def _holds_exclusive(self, transaction: Transaction, name: str) -> bool:
+        """Return whether a transaction holds an exclusive lock. If it has too many requests to look, assume that it does."""
+        if len(transaction.held) > MAX_HELD_REQUESTS:
+            self._budget.is_exceeded = True
+            return True
+        return any(name in request.exclusive for request in transaction.held.values())
+
+    def _record(self, held: LockClass, asked: LockClass, flags: int, guards: Guards, example: Example) -> None:
+        """Count an edge. If it is new, or has fewer guards than before, search for inversions."""
+        guards = {name: mode for name, mode in guards.items() if name not in (held.name, asked.name)}
+        edge = self.graph.find(held, asked, flags)
+        if edge is None:
+            edge = Edge(held, asked, flags, guards, example)
+            if not self.graph.add(edge):
+                self._budget.is_exceeded = True
+                return
+            self._search.on_edge(edge)
+        elif edge.has_fewer_guards(guards):
+            edge.guards = {name: mode and guards[name] for name, mode in edge.guards.items() if name in guards}
+            self._search.on_edge(edge)
+        edge.count_request(example.at_unix_ms)
+        if edge.is_offending:
+            self.inversions.on_offending_request(edge, guards, example)
+
+
+def _names(held: Members, asked: Members, flags: int) -> tuple[str, str]:
+    """Return a held name, and one that is asked for, which have the relation of these flags."""
+    if flags & ANY_DESCENDING == DESCENDING:
+        return held.last, asked.first
+    return held.last_by_number, asked.first_by_number
+
+
+def _example(request: Request, held: str, asked: str, unix_ms: float) -> Example:
+    transaction = request.transaction or ""
+    return Example(request.id, transaction, request.principal, request.shown_note, held, asked, unix_ms)
