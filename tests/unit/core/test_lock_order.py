@@ -470,6 +470,24 @@ def test_a_shared_outer_lock_is_no_guard() -> None:
     assert found(order.inversions.found) == {("cycle", frozenset("ab"))}
 
 
+def test_a_guard_is_shared_once_a_transaction_has_held_it_so() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "guard", "a", "b")
+    run_transaction(manager, "s:guard", "a", "b")
+    run_transaction(manager, "s:guard", "b", "a")
+    assert found(order.inversions.found) == {("cycle", frozenset("ab"))}
+
+
+def test_a_lock_that_was_released_without_a_step_is_not_held() -> None:
+    manager, order = observed_manager()
+    requests = [requested(name) for name in ("a", "b", "c")]
+    for request in requests:
+        assert manager.grant_if_uncontended(request, 0)
+    assert manager.release_if_uncontended(requests[0].id, requests[0].origin) is requests[0]
+    assert manager.grant_if_uncontended(requested("d"), 0)
+    assert {edge.held.name for edge in order.graph.by_key.values() if edge.asked.name == "d"} == {"b", "c"}
+
+
 def test_members_of_a_class_are_no_guard() -> None:
     """`users/1` and `users/2` are of one class, but do not keep two transactions apart."""
     manager, order = observed_manager()
