@@ -11,7 +11,7 @@ from unittest.mock import patch
 from genie.client.aio import connect
 from genie.core import grant
 from genie.errors import GenieError, Unavailable
-from genie.server import dispatcher
+from genie.server import dispatcher, pipeline
 from genie.storage import store
 from genie.storage.redis import checkpoint, commit, log
 from genie.testing.simulation.history import FAULT, LOG, NOTE, History
@@ -88,6 +88,7 @@ class Cluster:
             patch.object(commit, "TRIM_INTERVAL", 4),
             patch.object(dispatcher, "MAX_ENDED_LOCKS", 1),  # a session ends in many slices
             patch.object(dispatcher, "MAX_REPORTED_REQUESTS", 1),  # and its state is sent in many slices
+            patch.object(pipeline, "MAX_FLUSHED_WATCHERS", 1),
             patch.object(grant, "MAX_CANDIDATES", 2),  # one release grants in many slices
             patch.object(log, "MAX_LOG_ENTRIES", 10),  # the log is short: a follower that lags loads the state again
         ):

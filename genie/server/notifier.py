@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from genie import core
@@ -19,6 +19,10 @@ from genie.storage.store import Change, RetainedReply, is_stored
 
 if TYPE_CHECKING:
     from genie.observability.stats import Stats
+
+
+MAX_JOINED_BYTES = 64 << 10
+"""Bytes of events that are sent to a watcher together. The last event may exceed it."""
 
 
 class Notifier:
@@ -70,18 +74,34 @@ class Notifier:
     def publish(self, request: Request, state: str) -> None:
         """Send a watch event to the watchers of each resource of a request. `state` is `locked` or `unlocked`.
 
+        The events of resources with the same watchers are sent together: a request has up to 1,024 resources, and each may
+        have thousands of watchers.
+        """
+        watches = self.watches
+        events: dict[tuple[str, ...], list[bytes]] = {}
+        for name, exclusive in request.modes():
+            prefixes = watches.matching_prefixes(name)
+            if prefixes:
+                events.setdefault(prefixes, []).append(replies.event(request, name, exclusive, state))
+        for prefixes, messages in events.items():
+            if len(messages) == 1:
+                self._send_events(prefixes, messages[0])
+            else:
+                for joined in _joined(messages):
+                    self._send_events(prefixes, joined)
+
+    def _send_events(self, prefixes: tuple[str, ...], events: bytes) -> None:
+        """Send encoded events to the watchers of prefixes.
+
         A watcher with too many unread bytes is sent `lagged` instead, and all its watches end.
         """
         watches = self.watches
-        for name, exclusive in request.modes():
-            message = b""
-            for connection in watches.matches(name):
-                message = message or replies.event(request, name, exclusive, state)
-                if watches.is_lagging(connection):
-                    watches.remove_all(connection)
-                    self.outcome.send(connection, replies.LAGGED)
-                elif not connection.closed:
-                    self.outcome.send_event(connection, message)
+        for connection in watches.watchers(prefixes):
+            if watches.is_lagging(connection):
+                watches.remove_all(connection)
+                self.outcome.send(connection, replies.LAGGED)
+            elif not connection.closed:
+                self.outcome.send_event(connection, events)
 
     # -- events of the lock manager -----------------------------------------------------------------------
 
@@ -296,6 +316,20 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, floa
     core.UnknownId: Notifier.on_unknown_id,
     core.NotHeld: Notifier.on_not_held,
 }
+
+
+def _joined(messages: list[bytes]) -> Iterator[bytes]:
+    """Join messages, in order, to few that have about `MAX_JOINED_BYTES` each."""
+    part: list[bytes] = []
+    size = 0
+    for message in messages:
+        part.append(message)
+        size += len(message)
+        if size >= MAX_JOINED_BYTES:
+            yield b"".join(part)
+            part, size = [], 0
+    if part:
+        yield b"".join(part)
 
 
 def _visible_prefixes(connection: Outbound | None) -> tuple[str, ...] | None:

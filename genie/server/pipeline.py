@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from genie.config import NAMESPACE
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 WATCH_FLUSH_INTERVAL_S = 0.005
 """Seconds for which watch events are deferred, in order to send a watcher several events in one write."""
 
+MAX_FLUSHED_WATCHERS = 200
+"""Maximum number of watchers whose deferred events are sent in one iteration of the event loop."""
+
+MAX_FLUSHED_BYTES = 512 << 10
+"""Maximum bytes of deferred events that are sent in one iteration of the event loop. Those of the last watcher may exceed it."""
+
 
 class DeferredEvents:
     """Sends watch events a little later, so that a watcher is sent several events in one write."""
@@ -53,10 +60,16 @@ class DeferredEvents:
         self._connections = {}
 
     def _flush(self) -> None:
-        """Send the deferred watch events of all connections."""
-        connections, self._connections = self._connections, {}
-        for connection in connections:
+        """Send deferred watch events: of some connections in this iteration of the event loop, of the others in the next ones."""
+        size = 0
+        for connection in [*islice(self._connections, MAX_FLUSHED_WATCHERS)]:
+            if size >= MAX_FLUSHED_BYTES:
+                break
+            size += connection.watch_bytes
+            del self._connections[connection]
             connection.flush_deferred()
+        if self._connections:
+            self._loop.call_soon(self._flush)
 
 
 class Pipeline:

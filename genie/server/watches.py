@@ -20,7 +20,8 @@ MAX_WATCHING_BYTES = 1 << 20
 """Maximum bytes of the locks listed in one `watching` message."""
 
 MAX_BUFFERED_EVENTS = 10_000
-"""Maximum number of messages buffered for one watcher. A watcher beyond it is sent `lagged`, and its watches end."""
+"""Maximum number of messages buffered for one watcher. A watcher beyond it is sent `lagged`, and its watches end. Events
+that are sent together count as one message; their bytes are limited, too."""
 
 
 class WatchRegistry:
@@ -71,14 +72,17 @@ class WatchRegistry:
         """Return the prefixes that a connection watches."""
         return self._prefixes_of.get(connection, set())
 
-    def matches(self, name: str) -> Iterable[Outbound]:
-        """Return the connections that watch a prefix of `name`, each connection once."""
-        matching: dict[Outbound, None] = {}
-        for length in self._lengths:
-            watchers = self.prefixes.get(name[:length]) if length <= len(name) else None
-            if watchers:
-                matching |= watchers
-        return matching
+    def matching_prefixes(self, name: str) -> tuple[str, ...]:
+        """Return the watched prefixes of `name`."""
+        watched, size = self.prefixes, len(name)
+        return tuple([name[:length] for length in self._lengths if length <= size and name[:length] in watched])
+
+    def watchers(self, prefixes: tuple[str, ...]) -> Iterable[Outbound]:
+        """Return the connections that watch any of the prefixes, each connection once. The result may be changed."""
+        watchers: dict[Outbound, None] = {}
+        for prefix in prefixes:
+            watchers |= self.prefixes.get(prefix, {})
+        return watchers
 
     def is_lagging(self, connection: Outbound) -> bool:
         """Return whether a watcher has too much unread to be sent another event."""

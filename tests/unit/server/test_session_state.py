@@ -13,7 +13,7 @@ from sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, hold
 
 @pytest.fixture(name="world")
 async def _world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(dispatcher, "MAX_REPORTED_REQUESTS", SLICE, raising=False)
+    monkeypatch.setattr(dispatcher, "MAX_REPORTED_REQUESTS", SLICE)
     return World()
 
 
