@@ -54,6 +54,8 @@ class Extend:
 class Expire:
     """End expired requests, the most overdue first, until they have at least `limit` locks, held or waited for.
 
+    The requests that are granted in their place count as well.
+
     The limit bounds the duration of a step.
     """
 

@@ -330,7 +330,7 @@ class LockManager:
             events.append(self._ended_or_unknown(command.id))
 
     def _expire(self, limit: int, now: float, events: list[Event]) -> None:
-        """End expired requests up to `limit` locks, and after each one grant the waiters that it blocked."""
+        """End expired requests, and after each one grant the waiters that it blocked, up to `limit` locks and grants together."""
         for id_ in self.deadlines.expired(now, limit):
             request = self.table.find(id_)
             if request is None or request.deadline > now:
@@ -347,7 +347,9 @@ class LockManager:
                 if request.traceparent is not None:
                     self.first_blockers.pop(id_, None)
                 self._time_out(request, events)
+            before = len(events)
             self._grant_waiters(affected, now, events)
+            limit -= len(events) - before
 
     def _end_all(
         self,

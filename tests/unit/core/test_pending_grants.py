@@ -47,6 +47,20 @@ def test_the_resources_that_the_candidates_name_are_bounded_too() -> None:
     assert len(manager.table.held) == 100
 
 
+def test_the_grants_of_an_expiry_are_bounded_too() -> None:
+    manager = LockManager()
+    for number in range(100):
+        manager.step(Request((), (f"{number}",), transaction_timeout_ms=1_000), 0)
+    for number in range(10_000):
+        manager.step(shared(f"{number % 100}"), 0)
+    steps = 0
+    while len(manager.table.held) < 10_000:
+        assert len(manager.step(Expire(), 2_000)) <= 1_200
+        steps += 1
+        assert steps < 20
+    assert not manager.pending_grants
+
+
 def commands(seed: int) -> Iterator[tuple[bool, object]]:
     """Yield random steps: (whether it is a request, the numbers from which the command is made)."""
     chance = random.Random(seed)  # noqa: S311
