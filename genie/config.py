@@ -36,7 +36,8 @@ class Limits:
     max_state: int = 4 << 30
     """Bytes of all held and waiting requests, sessions and watches, as `server.state_size` computes them."""
     max_state_per_principal: int = 0
-    """Bytes of the requests and watches of one principal, if clients need a token. 0: half of `max_state`."""
+    """Bytes of the requests, sessions and watches of one principal, if clients need a token. 0: half of `max_state`. See
+    `principal_share`."""
     max_pending: int = 32 << 20
     """Bytes of queued commands of all connections. Beyond this limit the server stops reading (back pressure)."""
     max_partial: int = 64 << 20
@@ -47,6 +48,13 @@ class Limits:
     max_unread_total: int = 64 << 20
     """Bytes that the clients of all connections have not read. Beyond this limit the server closes the connections with the
     most such bytes."""
+
+    @property
+    def principal_share(self) -> float:
+        """The share of one principal, if clients need a token: of `max_state`, `max_locks`, `max_queue` and retained replies."""
+        if not self.max_state_per_principal:
+            return 0.5
+        return min(1.0, self.max_state_per_principal / self.max_state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from genie.cli.serve import check_advertised, check_exposure, serve
 from genie.config import SECRETS, Settings, file_key
 from genie.protocol import codec
 from genie.server.app import make_stores
-from genie.server.memory_bounds import MIB, STATE_COSTS, memory_bounds, total_bytes
+from genie.server.memory_bounds import MIB, STATE_COSTS, memory_bounds, principal_share, total_bytes
 from genie.server.tls import make_tls_contexts
 
 HIDDEN = "***"
@@ -113,7 +113,8 @@ def limits(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     total, max_state = total_bytes(settings), settings.limits.max_state
     costs = [{"what": what, "bytes_each": each, "fit": max_state // each} for what, each in STATE_COSTS.items()]
     if as_json:
-        print_json(codec.dumps({"limits": rows, "bytes": total, "max_state": costs}))
+        share = [{"what": what, "limit": limit} for what, limit in principal_share(settings).items()]
+        print_json(codec.dumps({"limits": rows, "bytes": total, "max_state": costs, "principal": share}))
         return
     print_lines(f"{'':<42}{'setting':<26}{'limit':>13}  {'bytes each':>11}  {'MiB at most':>11}")
     for row in rows:
@@ -124,6 +125,9 @@ def limits(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     print_lines("limits.max_state is enough for any one of these:")
     for cost in costs:
         print_lines(f"{cost['fit']:>13,} {cost['what']}, {cost['bytes_each']:,} bytes each")
+    print_lines("", "If clients need a token, one principal has at most:")
+    for what, limit in principal_share(settings).items():
+        print_lines(f"{limit:>13,} {what}")
 
 
 def _mib(size: int) -> int:

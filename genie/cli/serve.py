@@ -180,7 +180,7 @@ class LockOrderRulesType(click.ParamType[str | None]):
 @_option(
     "--max-state-per-principal",
     WholeNumber(0),
-    "Bytes of the requests and watches of one principal; 0: half of --max-state.",
+    "Bytes of the requests, sessions and watches of one principal; 0: half of --max-state.",
 )
 @_option(
     "--max-pending", WholeNumber(1), "Bytes of queued commands beyond which the server stops reading (back pressure)."

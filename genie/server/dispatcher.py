@@ -104,7 +104,7 @@ class Dispatcher:
     ) -> None:
         self.manager = manager
         self.stats = stats
-        self.sessions = SessionTable()
+        self.sessions = SessionTable(limits.principal_share)
         self._takeovers = Takeovers(namespace)
         self.size = StateSize(manager, self.sessions, limits)
         self.watches = WatchRegistry(manager.table, self.size, limits.max_unread // 4)
@@ -227,7 +227,9 @@ class Dispatcher:
                     continue
                 command.origin = session
                 if not manager.grant_if_uncontended(command, now):
-                    events = manager.request(command, now)
+                    events = (
+                        manager.request(command, now) if principal is None else self._request(command, principal, now)
+                    )
                     if type(events[0]) is not Granted:
                         notifier.handle_events(events, now, connection, command.ref, item)
                         continue
@@ -262,6 +264,7 @@ class Dispatcher:
                         holds.add(lasted_ms)
                 else:
                     self.stats.record_ended(Released(request, SUCCESS), now)
+                    self.size.end_wait(request)
                 session.live_requests -= 1
                 if session.bound:
                     session.bound.pop(request.id, None)
@@ -404,6 +407,15 @@ class Dispatcher:
         self._unchecked_below_id = self._short_below_id = id_ + 1 + min(spare, size.spare_requests() - 1)
         return True
 
+    def _request(self, request: Request, principal: Principal, now: float) -> list[core.Event]:
+        """Execute a request of a named principal, whose wait-queue entries must stay within its share."""
+        manager = self.manager
+        limit = manager.max_queue_entries
+        manager.max_queue_entries = min(limit, self.size.queue_limit(principal.name))
+        events = manager.request(request, now)
+        manager.max_queue_entries = limit
+        return events
+
     def _repeat_reply(self, now: float, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
         """Reply to a retry: send the id and the current state of `earlier`, the request with the same `ref`.
 
@@ -480,8 +492,7 @@ class Dispatcher:
         The client of a resumed session also receives the replies that it may have missed, and the state of its live
         requests. Return False if slices of this state are left.
         """
-        principal = connection.principal
-        name = None if principal is None else principal.name
+        principal, name = connection.principal, _principal_name(connection)
         may_lock = principal is None or principal.has_permission(LOCK)
         if hello.session is None or not may_lock:  # a client that may not lock has no requests to resume
             connection.session.quiet, connection.session.note = hello.quiet, hello.note
@@ -534,7 +545,7 @@ class Dispatcher:
         """End the session of a connection, then close the connection. Return False if slices are left."""
         session = connection.session
         self.watches.remove_all(connection)
-        if not self._end_session(session, now):
+        if not self._end_session(session, now, _principal_name(connection)):
             return False
         self.outcome.send(connection, replies.bare("bye", bye.ref))
         self._detach(connection)
@@ -564,11 +575,11 @@ class Dispatcher:
         if (
             session.key is None and connection.closed
         ):  # after a half-close replies are still sent, so the session is kept
-            self.sessions.end(session)
+            self.sessions.end(session, _principal_name(connection))
         self.outcome.closing.append(connection)
         return True
 
-    def _end_session(self, session: Session, now: float) -> bool:
+    def _end_session(self, session: Session, now: float, principal: str | None = None) -> bool:
         """End a session, its waiting requests, and its held requests with `onDisconnect: release`.
 
         Other held requests stay held, without a session. The retained replies are deleted from the store. Return False if
@@ -578,7 +589,7 @@ class Dispatcher:
         if not self._end_requests(session, now):
             return False
         if session.key is None:
-            self.sessions.end(session)
+            self.sessions.end(session, principal)
             return True
         for id_ in self.sessions.drop_replies(session, MAX_ENDED_LOCKS):
             self.outcome.delete(id_)
@@ -607,6 +618,11 @@ class Dispatcher:
         if not ending and session.bound:
             session.ending = None  # another slice ends the requests that arrived meanwhile
         return not ending and not session.bound
+
+
+def _principal_name(connection: Peer) -> str | None:
+    """Return the name of a connection's principal. None: its client needed no token."""
+    return None if connection.principal is None else connection.principal.name
 
 
 def _may_be_retry(request: Request, earlier: Request | RetainedReply) -> bool:

@@ -21,8 +21,13 @@ from genie.protocol.commands import MAX_CACHED_RESOURCES
 from genie.protocol.limits import MAX_NOTE, MAX_REF
 from genie.protocol.resources import MAX_NAME
 from genie.server.listener import RECEIVE_BUFFER_BYTES
-from genie.server.sessions import MAX_RETAINED_REPLIES_TOTAL, MAX_RETAINED_REPLY_BYTES, UNSHARED_REPLIES
-from genie.server.state_size import SESSION_BYTES, WATCH_BYTES
+from genie.server.sessions import (
+    MAX_RETAINED_REPLIES_TOTAL,
+    MAX_RETAINED_REPLY_BYTES,
+    SESSION_BYTES,
+    UNSHARED_REPLIES,
+)
+from genie.server.state_size import WATCH_BYTES
 from genie.server.unread_output import WRITE_BUFFER_BYTES
 
 KIB: Final = 1 << 10
@@ -110,6 +115,19 @@ def memory_bounds(settings: Settings) -> list[Bound]:
 def total_bytes(settings: Settings) -> int:
     """Return how much memory a server with these settings takes at most."""
     return sum(bound.total(len(settings.namespaces)) for bound in memory_bounds(settings))
+
+
+def principal_share(settings: Settings) -> dict[str, int]:
+    """Return how much of what all clients have together one principal can have, if clients need a token."""
+    limits = settings.limits
+    part = limits.principal_share
+    return {
+        "bytes of limits.max_state": int(limits.max_state * part),
+        "held locks": int(limits.max_locks * part),
+        "entries in wait queues": int(limits.max_queue * part),
+        "retained replies of sessions": int(MAX_RETAINED_REPLIES_TOTAL * part),
+        "retained replies without a session": int(MAX_RETAINED_REPLIES_TOTAL * part),
+    }
 
 
 _LONGEST: Final = Request(

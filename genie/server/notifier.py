@@ -128,6 +128,8 @@ class Notifier:
         session: Session = request.origin  # type: ignore[assignment]
         session.add_queued(request)
         session.live_requests += 1
+        if request.principal is not None:
+            self.size.begin_wait(request)
         self.stats.record_queued(request, self.manager.table)
         if session.key is not None and request.state is not ENDED:
             self.outcome.store(request)
@@ -149,6 +151,8 @@ class Notifier:
         session: Session | None = request.origin  # type: ignore[assignment]
         self.outcome.store(request)
         self.stats.record_granted(event)
+        if request.principal is not None:
+            self.size.end_wait(request)
         if session is not None:
             session.on_granted(request)
             connection = session.connection
@@ -215,6 +219,8 @@ class Notifier:
             if request.ref is not None or (session.key is not None and message):
                 change = self.retain_reply(session, request, reason, message, now)
         self.size.credit_request(request.id, request.principal)
+        if not request.fence and request.principal is not None:
+            self.size.end_wait(request)
         if not self.outcome.durable:
             return
         if (  # the request may have a record in the store, from this batch or an earlier batch
@@ -246,7 +252,7 @@ class Notifier:
             if (
                 retained is not None
                 and len(retained) > session.reply_limit
-                and not self.sessions.raise_reply_limit(session)
+                and not self.sessions.raise_reply_limit(session, request.principal)
             ):
                 session.drop_oldest_reply()
             return request
@@ -274,8 +280,12 @@ class Notifier:
         self.size.credit_request(event.request.id, event.request.principal)
         if self.recorder is not None:
             self.recorder.on_id_skipped(now)
-        limit = self.manager.max_queue_entries
-        reason = f"too many waiting requests: all wait queues together have at most {limit:.0f} entries"
+        limit, entries = self.manager.max_queue_entries, len(event.request.exclusive) + len(event.request.shared)
+        if self.manager.table.queue_entries + entries > limit:
+            reason = f"too many waiting requests: all wait queues together have at most {limit:.0f} entries"
+        else:
+            limit = self.size.max_queue_entries
+            reason = f"too many waiting requests: those of a principal have at most {limit} entries in all wait queues"
         self.reject(requester, RequestRejected(Code.TOO_MANY, reason, ref=ref))
 
     def on_already_ended(

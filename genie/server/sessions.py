@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from math import ceil, inf
-from typing import Protocol
+from typing import Final, Protocol
 
 from genie.access import Principal
 from genie.core import ENDED, WAITING, Request
 from genie.core.deadlines import Deadlines
+from genie.server.shares import Shares, add, subtract
 from genie.storage.store import RetainedReply
+
+SESSION_BYTES: Final = 3_584
+"""A session without its requests and its retained replies: the object, its key, its note and its entries in the tables."""
 
 MAX_RETAINED_REPLIES = 10_000
 """Maximum number of terminal replies that a session retains. They are sent again after a reconnect, and identify retries by
 `ref`."""
 
 MAX_RETAINED_REPLIES_TOTAL = 100_000
-"""Maximum number of terminal replies that all sessions together retain. Beyond it the oldest reply is dropped."""
+"""Maximum number of terminal replies that all sessions together retain. Beyond it the oldest reply of the principal with
+the most is dropped. A named principal has a share of it (`Limits.principal_share`)."""
 
 UNSHARED_REPLIES = 4
 """Number of terminal replies that each connection without a session can retain, whatever the others retain. The connections
@@ -143,6 +148,7 @@ class Session:
         "live_requests",
         "note",
         "number",
+        "principal",
         "quiet",
         "reply_limit",
         "retained_replies",
@@ -151,7 +157,12 @@ class Session:
     )
 
     def __init__(
-        self, connection: Outbound | None, key: str | None = None, timeout_ms: float = 0.0, note: str | None = None
+        self,
+        connection: Outbound | None,
+        key: str | None = None,
+        timeout_ms: float = 0.0,
+        note: str | None = None,
+        principal: str | None = None,
     ) -> None:
         self.connection = connection
         self.key = key
@@ -159,6 +170,8 @@ class Session:
         """Time in ms for which the session lasts without a connection."""
         self.note = note
         """The note of all requests that have no `note` of their own."""
+        self.principal = principal
+        """The name of the principal that is charged for the session and its replies. Without a key: set when it is charged."""
         self.number = 0
         """The number of the session in the session table."""
         self.live_requests = 0
@@ -319,31 +332,43 @@ def session_key(secret: str, principal: str | None = None) -> str:
 class SessionTable:
     """All sessions with a key, connected or detached. A session without requests and replies ends with its connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, principal_share: float = 0.5) -> None:
+        """`principal_share`: the part of all retained replies that a named principal can have."""
+        self._principal_share = principal_share
+        self.shares: Shares = {}
+        """The bytes of each named principal: of its sessions without a connection, and of what `StateSize` charges."""
         self._by_key: dict[str, Session] = {}
         self._detached: dict[int, Session] = {}
         """Detached sessions (those without a connection), by number."""
         self._last_number = 0
-        self._session_by_request: OrderedDict[int, Session] = OrderedDict()
-        """The session that retains the reply to a request, by id of the request, oldest reply first."""
+        self._replies: defaultdict[str | None, OrderedDict[int, Session]] = defaultdict(OrderedDict)
+        """For each principal: the session that retains the reply to a request, by id of the request, oldest reply first."""
+        self._reply_count = 0
+        """Number of all retained replies of sessions with a key."""
         self.deadlines = Deadlines()
         """When detached sessions expire. The ids are session numbers."""
         self._ended_with_requests = 0
         """Number of ended sessions without a key to which held requests still refer."""
         self._shared_replies = 0
         """Number of replies that connections without a session can retain beyond their `UNSHARED_REPLIES`."""
+        self._reply_shares: Shares = {}
+        """The part of `_shared_replies` of each named principal."""
 
     @property
     def disconnected(self) -> int:
         """Number of sessions without a connection: those that can be resumed, and those that only have held requests."""
         return len(self._detached) + self._ended_with_requests
 
-    def end(self, session: Session) -> None:
+    def end(self, session: Session, principal: str | None) -> None:
         """End a session without a key, whose connection is lost. Its held requests may outlive it."""
         if session.live_requests and not session.is_referenced:
             session.is_referenced = True
+            session.principal = principal
             self._ended_with_requests += 1
-        self._shared_replies -= session.reply_limit - UNSHARED_REPLIES
+            add(self.shares, principal, SESSION_BYTES)
+        shared = session.reply_limit - UNSHARED_REPLIES
+        self._shared_replies -= shared
+        subtract(self._reply_shares, principal, shared)
         session.reply_limit = UNSHARED_REPLIES
         session.end()
 
@@ -352,17 +377,25 @@ class SessionTable:
         if session.is_referenced:
             session.is_referenced = False
             self._ended_with_requests -= 1
+            subtract(self.shares, session.principal, SESSION_BYTES)
 
-    def raise_reply_limit(self, session: Session) -> bool:
+    def raise_reply_limit(self, session: Session, principal: str | None) -> bool:
         """Let a session without a key retain up to twice as many replies. Return False if it cannot retain any more."""
         added = min(
             session.reply_limit,
             MAX_RETAINED_REPLIES - session.reply_limit,
             MAX_RETAINED_REPLIES_TOTAL - self._shared_replies,
         )
+        if principal is not None:
+            added = max(0, min(added, self._max_replies_of_a_principal - self._reply_shares.get(principal, 0)))
         session.reply_limit += added
         self._shared_replies += added
+        add(self._reply_shares, principal, added)
         return added > 0
+
+    @property
+    def _max_replies_of_a_principal(self) -> int:
+        return int(MAX_RETAINED_REPLIES_TOTAL * self._principal_share)
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -380,7 +413,7 @@ class SessionTable:
         session = self._by_key.get(key)
         resumed = session is not None
         if session is None:
-            session = self._add(Session(connection=None, key=key))
+            session = self._add(Session(connection=None, key=key, principal=principal))
         self._cancel_expiry(session)
         session.ending = None
         session.timeout_ms = timeout_ms
@@ -397,6 +430,7 @@ class SessionTable:
             return
         session.expires_at = ceil(now + session.timeout_ms)
         self._detached[session.number] = session
+        add(self.shares, session.principal, SESSION_BYTES)
         self.deadlines.add(session.expires_at, session.number)
 
     def restore(self, requests: Iterable[Request], replies: Iterable[RetainedReply], now: float) -> None:
@@ -412,7 +446,7 @@ class SessionTable:
                 # `get` first, because the argument of `setdefault` always adds a session.
                 session = restored.get(origin.key) or restored.setdefault(
                     origin.key,
-                    self._add(Session(None, key=origin.key, timeout_ms=origin.timeout_ms, note=origin.note)),
+                    self._add(Session(None, origin.key, origin.timeout_ms, origin.note, request.principal)),
                 )
                 request.origin = session
                 session.add_queued(request)
@@ -422,28 +456,34 @@ class SessionTable:
         for reply in sorted(replies, key=lambda reply: reply.at):
             key, origin = reply.origin.key or "", reply.origin
             session = restored.get(key) or restored.setdefault(
-                key, self._add(Session(None, key=key, timeout_ms=origin.timeout_ms, note=origin.note))
+                key, self._add(Session(None, key, origin.timeout_ms, origin.note, origin.principal))
             )
             reply.origin = session
             session.retain(reply)
-            self._session_by_request[reply.id] = session
+            self._replies[session.principal][reply.id] = session
+            self._reply_count += 1
         for session in restored.values():
             self.detach(session, now)
 
     def retain(self, session: Session, reply: RetainedReply) -> list[int]:
         """Retain a terminal reply in a session. Drop the oldest replies beyond the limits.
 
-        One limit is for the session, one for all sessions together. Returns the ids of the requests whose replies were
-        dropped.
+        One limit is for the session, one for its principal, one for all sessions together. Returns the ids of the requests
+        whose replies were dropped.
         """
         session.retain(reply)
-        self._session_by_request[reply.id] = session
+        principal = session.principal
+        replies = self._replies[principal]
+        replies[reply.id] = session
+        self._reply_count += 1
         dropped: list[int] = []
         if session.retained_replies is not None and len(session.retained_replies) > MAX_RETAINED_REPLIES:
             dropped += self._drop_oldest_reply(session)
-        if len(self._session_by_request) > MAX_RETAINED_REPLIES_TOTAL:
-            oldest = next(iter(self._session_by_request.values()))
-            dropped += self._drop_oldest_reply(oldest)
+        if principal is not None and len(replies) > self._max_replies_of_a_principal:
+            dropped += self._drop_oldest_reply(next(iter(replies.values())))
+        if self._reply_count > MAX_RETAINED_REPLIES_TOTAL:
+            most = max(self._replies.values(), key=len)
+            dropped += self._drop_oldest_reply(next(iter(most.values())))
         return dropped
 
     def drop_replies(self, session: Session, limit: int) -> list[int]:
@@ -476,7 +516,11 @@ class SessionTable:
         reply = session.drop_oldest_reply()
         if reply is None:
             return []
-        del self._session_by_request[reply.id]
+        replies = self._replies[session.principal]
+        del replies[reply.id]
+        self._reply_count -= 1
+        if not replies:
+            del self._replies[session.principal]
         return [reply.id]
 
     def _add(self, session: Session) -> Session:
@@ -488,4 +532,5 @@ class SessionTable:
 
     def _cancel_expiry(self, session: Session) -> None:
         if self._detached.pop(session.number, None) is not None:
+            subtract(self.shares, session.principal, SESSION_BYTES)
             self.deadlines.discard(session.expires_at, session.number)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from genie.config import Limits
-from genie.core import LockManager, Request
+from genie.core import WAITING, LockManager, Request
 from genie.core.size import (
     FIRST_BLOCKERS_BYTES,
     NAME_BYTES,
@@ -22,10 +22,8 @@ from genie.core.size import (
     excess_bytes,
     text_bytes,
 )
-from genie.server.sessions import Outbound, SessionTable
-
-SESSION_BYTES: Final = 3_584
-"""A session without its requests and its retained replies: the object, its key, its note and its entries in the tables."""
+from genie.server.sessions import SESSION_BYTES, Outbound, SessionTable
+from genie.server.shares import Shares, add, subtract
 
 WATCH_BYTES: Final = 768
 """A watched prefix of a connection, without its text."""
@@ -58,6 +56,14 @@ class StateSize:
         self.max_bytes = limits.max_state
         self.max_share = limits.max_state_per_principal or limits.max_state // 2
         """Bytes of one named principal. Clients without a token are bounded only by `max_bytes`."""
+        self.min_name_share = min(self.max_share, -(-limits.max_state // limits.max_locks))
+        """Bytes that a principal is charged for a name at least. So its part of `max_locks` is at most its part of `max_state`."""
+        self._short_shares = [self._share(count, 0) for count in range(SHORT_NAMES + 1)]
+        """The share of a request with short texts, by the number of its names."""
+        self.max_queue_entries = max(1, int(limits.max_queue * limits.principal_share))
+        """Wait-queue entries of one named principal."""
+        self.queue_entries: Shares = {}
+        """The wait-queue entries of each principal."""
         self.requests: dict[int, Charge] = {}
         """The charges of large requests, by id. The dispatcher and the notifier keep references to this dict and the next one."""
         self.short_requests: dict[int, int] = {}
@@ -66,8 +72,8 @@ class StateSize:
         """The charges of watches, by connection and prefix."""
         self.excess = 0
         """The sum of all `excess`."""
-        self.shares: dict[str, int] = {}
-        """The sum of the shares of each principal that has any."""
+        self.shares = sessions.shares
+        """The sum of the shares of each principal that has any, with its sessions that have no connection."""
 
     @property
     def bytes(self) -> int:
@@ -83,20 +89,23 @@ class StateSize:
             + self.excess
         )
 
-    def reason_against(self, principal: str | None, share: int, extra: int = 0) -> str:
-        """Return why a principal can have no further `share` bytes; an empty text if it can. The total grows by `extra` more."""
-        if self.bytes + share + extra > self.max_bytes:
+    def reason_against(self, principal: str | None, size: int, share: int) -> str:
+        """Return why the state cannot grow by `size` bytes, of which a principal is charged for `share`; an empty text if it can."""
+        if self.bytes + size > self.max_bytes:
             return f"too much memory: all requests, sessions and watches may take at most {self.max_bytes} bytes"
         if principal is not None and self.shares.get(principal, 0) + share > self.max_share:
-            return f"too much memory: the requests and watches of a principal may take at most {self.max_share} bytes"
+            return (
+                "too much memory: the requests, sessions and watches of a principal may take at most "
+                f"{self.max_share} bytes, and each name counts as at least {self.min_name_share}"
+            )
         return ""
 
     def reason_against_request(self, request: Request, name_count: int, excess: int) -> str:
         """Return why a new request for `name_count` names is rejected; an empty text if it is not."""
-        growth = name_count * RESOURCE_BYTES + TRANSACTION_BYTES
+        size = REQUEST_BYTES + name_count * (NAME_BYTES + RESOURCE_BYTES) + TRANSACTION_BYTES + excess
         if request.traceparent is not None:
-            growth += FIRST_BLOCKERS_BYTES
-        return self.reason_against(request.principal, _share(name_count, excess), growth)
+            size += FIRST_BLOCKERS_BYTES
+        return self.reason_against(request.principal, size, self._share(name_count, excess))
 
     def spare_requests(self) -> int:
         """Return how many requests that are not large cannot exceed the bound of the total, whatever they are."""
@@ -105,15 +114,15 @@ class StateSize:
     def charge_request(self, id: int, request: Request, name_count: int, excess: int) -> None:
         """Charge a request that will get an id, if it is large or has a principal."""
         if excess > 0 or name_count > SHORT_NAMES:
-            self.requests[id] = self._add(request.principal, excess, _share(name_count, excess))
+            self.requests[id] = self._add(request.principal, excess, self._share(name_count, excess))
         elif request.principal is not None:
-            self.short_requests[id] = self._add(request.principal, 0, _share(name_count, 0)).share
+            self.short_requests[id] = self._add(request.principal, 0, self._share(name_count, 0)).share
 
     def charge_short(self, id: int, principal: str | None, name_count: int) -> bool:
         """Charge a named principal for a request with short texts. Return False if it is large, or there is no room for it."""
         if principal is None or name_count > SHORT_NAMES:
             return False
-        share = REQUEST_BYTES + name_count * NAME_BYTES
+        share = self._short_shares[name_count]
         shares = self.shares
         used = shares.get(principal, 0) + share
         if used > self.max_share:
@@ -131,16 +140,30 @@ class StateSize:
         """Remove the charge of a request that has ended, if it has one."""
         share = self.short_requests.pop(id, 0)
         if share and principal is not None:
-            self._subtract(principal, share)
+            subtract(self.shares, principal, share)
         elif id in self.requests:
             charge = self.requests.pop(id)
             self.excess -= charge.excess
-            self._subtract(charge.principal, charge.share)
+            subtract(self.shares, charge.principal, charge.share)
 
     def load(self, requests: Iterable[Request]) -> None:
         """Charge loaded requests. They are kept even if they exceed a bound."""
         for request in requests:
             self.charge_again(request)
+            if request.state is WAITING:
+                self.begin_wait(request)
+
+    def begin_wait(self, request: Request) -> None:
+        """Count the wait-queue entries of a request that begins to wait."""
+        add(self.queue_entries, request.principal, len(request.exclusive) + len(request.shared))
+
+    def end_wait(self, request: Request) -> None:
+        """Count the end of the wait of a request, which is granted or has ended."""
+        subtract(self.queue_entries, request.principal, len(request.exclusive) + len(request.shared))
+
+    def queue_limit(self, principal: str) -> int:
+        """Return how many wait-queue entries there can be in all, so that those of a principal stay within its share."""
+        return self._table.queue_entries + self.max_queue_entries - self.queue_entries.get(principal, 0)
 
     def is_large(self, id: int) -> bool:
         """Return whether a live request has many names, or texts that are not short."""
@@ -152,7 +175,7 @@ class StateSize:
             return ""
         size = WATCH_BYTES + text_bytes(prefix)
         principal = None if connection.principal is None else connection.principal.name
-        reason = self.reason_against(principal, size)
+        reason = self.reason_against(principal, size, size)
         if not reason:
             self.watches[connection, prefix] = self._add(principal, size, size)
         return reason
@@ -161,7 +184,7 @@ class StateSize:
         """Remove the charge of a watch that has ended."""
         charge = self.watches.pop((connection, prefix))
         self.excess -= charge.excess
-        self._subtract(charge.principal, charge.share)
+        subtract(self.shares, charge.principal, charge.share)
 
     def dispose(self) -> None:
         """Drop all references to connections."""
@@ -169,19 +192,9 @@ class StateSize:
 
     def _add(self, principal: str | None, excess: int, share: int) -> Charge:
         self.excess += excess
-        if principal is not None:
-            self.shares[principal] = self.shares.get(principal, 0) + share
+        add(self.shares, principal, share)
         return Charge(principal, excess, share)
 
-    def _subtract(self, principal: str | None, share: int) -> None:
-        if principal is not None:
-            left = self.shares[principal] - share
-            if left:
-                self.shares[principal] = left
-            else:
-                del self.shares[principal]
-
-
-def _share(name_count: int, excess: int) -> int:
-    """Return the bytes of a request that its principal is charged for."""
-    return REQUEST_BYTES + name_count * NAME_BYTES + excess
+    def _share(self, name_count: int, excess: int) -> int:
+        """Return the bytes of a request that its principal is charged for."""
+        return max(REQUEST_BYTES + name_count * NAME_BYTES + excess, name_count * self.min_name_share)

@@ -86,11 +86,19 @@ def decode_node(stored: bytes | None) -> Node | None:
 
 @dataclass(slots=True, weakref_slot=True)
 class StoredOrigin:
-    """The session that made a request, as read from the store: the session's `key`, its session timeout, and its note."""
+    """The session that made a request, as read from the store: its key, its session timeout, its note and its principal."""
 
     key: str | None
     timeout_ms: float
     note: str | None = None
+    principal: str | None = None
+
+
+class SessionOrigin(Origin, Protocol):
+    """A session that retains replies."""
+
+    principal: str | None
+    """The name of its principal. None: its client needed no token."""
 
 
 @dataclass(slots=True)
@@ -104,7 +112,7 @@ class RetainedReply:
 
     id: int
     ref: str | None
-    origin: Origin
+    origin: SessionOrigin
     at: float
     message: bytes
     reason: Reason = SUCCESS

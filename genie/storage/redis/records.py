@@ -130,6 +130,7 @@ def _encode_retained_reply(reply: RetainedReply) -> bytes:
             ref=reply.ref,
             session=reply.origin.key,
             session_timeout_ms=reply.origin.timeout_ms,
+            principal=reply.origin.principal,
             session_note=reply.origin.note,
             line=reply.message.decode().rstrip("\n"),
         )
@@ -235,4 +236,5 @@ class RecordDecoder:
             origin = self._origins[key] = StoredOrigin(key, 0)
         # A session may change its timeout and its note when it resumes.
         origin.timeout_ms, origin.note = stored.session_timeout_ms, stored.session_note
+        origin.principal = stored.principal or origin.principal
         return origin

@@ -39,8 +39,8 @@ from genie.server.memory_bounds import CONNECTION_BYTES, ENDED_REQUEST_BYTES, RE
 from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
 from genie.server.pipeline import Pipeline
-from genie.server.sessions import MAX_RETAINED_REPLIES, UNSHARED_REPLIES
-from genie.server.state_size import MAX_REQUEST_BYTES, SESSION_BYTES
+from genie.server.sessions import MAX_RETAINED_REPLIES, SESSION_BYTES, UNSHARED_REPLIES
+from genie.server.state_size import MAX_REQUEST_BYTES
 from genie.server.unread_output import WRITE_BUFFER_BYTES
 from genie.storage.memory import MemoryStore
 from genie.storage.redis.records import RecordDecoder, encode
@@ -133,7 +133,8 @@ class Server:
         for id_ in (*size.requests, *size.short_requests):
             request = live[id_]
             expected = excess_bytes(request)
-            share = REQUEST_BYTES + len(request.names()) * NAME_BYTES + expected
+            names = len(request.names())
+            share = max(REQUEST_BYTES + names * NAME_BYTES + expected, names * size.min_name_share)
             if id_ in large:
                 assert size.requests[id_] == (request.principal, expected, share)
             else:
@@ -148,10 +149,19 @@ class Server:
             excess += charge.excess
             if charge.principal is not None:
                 shares[charge.principal] = shares.get(charge.principal, 0) + charge.share
-        assert (size.excess, size.shares) == (excess, shares)
         origins = {request.origin for request in live.values()} - {None}
         ended = [origin for origin in origins if origin.key is None and origin.connection is None]  # type: ignore[union-attr]
-        assert sessions.disconnected == len(ended) + sum(session.connection is None for session in sessions)
+        detached = [session for session in sessions if session.connection is None]
+        assert sessions.disconnected == len(ended) + len(detached)
+        for session in (*ended, *detached):
+            if session.principal is not None:  # type: ignore[union-attr]
+                shares[session.principal] = shares.get(session.principal, 0) + SESSION_BYTES  # type: ignore[union-attr]
+        assert (size.excess, size.shares) == (excess, shares)
+        entries: dict[str, int] = {}
+        for request in table.waiting.values():
+            if request.principal is not None:
+                entries[request.principal] = entries.get(request.principal, 0) + len(request.names())
+        assert size.queue_entries == entries
 
 
 # -- the account ------------------------------------------------------------------------------------------
@@ -231,7 +241,10 @@ def test_the_account_is_the_sum_of_the_state(seed: int) -> None:
         server.check()
         if "max_state" in limits:
             assert server.size.bytes <= limits["max_state"] + 8 * SESSION_BYTES
-            assert all(share <= limits["max_state_per_principal"] for share in server.size.shares.values())
+            most = limits["max_state_per_principal"] + 8 * SESSION_BYTES
+            assert all(share <= most for share in server.size.shares.values())
+        else:
+            assert all(entries <= limits["max_queue"] // 2 for entries in server.size.queue_entries.values())
     for peer in clients.peers:
         server.lose(peer)
     for _ in range(20):  # waiting requests are granted, and then expire as well
@@ -242,7 +255,9 @@ def test_the_account_is_the_sum_of_the_state(seed: int) -> None:
     server.check()
     assert server.size.bytes == 0
     assert (server.size.requests, server.size.short_requests, server.size.shares) == ({}, {}, {})
-    assert server.dispatcher.sessions._shared_replies == 0
+    sessions = server.dispatcher.sessions
+    assert (sessions._shared_replies, sessions._reply_shares, sessions._reply_count) == (0, {}, 0)
+    assert not sessions._replies
 
 
 @given(st.text(alphabet=st.sampled_from(["a", "é", "€", WIDEST]), max_size=600))
@@ -444,7 +459,10 @@ def test_a_principal_has_a_bound_of_its_own() -> None:
     number = 0
     while not (rejection := server.request(orders, f"exclusive:{number}")):
         number += 1
-    assert rejection == f"too much memory: the requests and watches of a principal may take at most {MIB} bytes"
+    assert rejection == (
+        f"too much memory: the requests, sessions and watches of a principal may take at most {MIB} bytes, "
+        "and each name counts as at least 2"
+    )
     assert number == MIB // STATE_COSTS["locks with short texts"]
     assert not server.request(wallets, "exclusive:w")
     assert not server.request(anonymous, "exclusive:a")
@@ -457,6 +475,143 @@ def test_a_principal_has_a_bound_of_its_own() -> None:
 
 def test_by_default_a_principal_can_use_half_of_the_state() -> None:
     assert Server(max_state=4 * MIB).size.max_share == 2 * MIB
+
+
+# -- the share of a principal in each count -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "part"), [(0, 2), (MIB, 4), (8 * MIB, 1)])
+def test_the_share_of_a_principal_is_the_same_part_of_each_count(share: int, part: int) -> None:
+    limits = Limits(max_state=4 * MIB, max_state_per_principal=share)
+    assert limits.principal_share == 1 / part
+    size = Server(max_state=4 * MIB, max_state_per_principal=share).size
+    assert size.max_queue_entries == 1_000_000 // part
+
+
+@pytest.mark.parametrize("names", [1, 8, 40])
+def test_a_principal_cannot_have_all_locks(names: int) -> None:
+    server = Server(max_locks=200)
+    orders, wallets = server.connect("orders"), server.connect("wallets")
+    number = 0
+    while not (rejection := server.request(orders, *(f"exclusive:{number}-{each}" for each in range(names)))):
+        number += 1
+    assert "of a principal" in rejection
+    assert 100 - names <= server.manager.table.locks <= 100
+    for other in range(99 // names):
+        assert not server.request(wallets, *(f"exclusive:w{other}-{each}" for each in range(names)))
+    server.check()
+
+
+def test_a_principal_without_many_locks_can_have_one_even_if_the_limit_is_one() -> None:
+    server = Server(max_locks=1)
+    assert not server.request(server.connect("orders"), "exclusive:a")
+
+
+def test_a_principal_cannot_have_all_entries_of_the_queues() -> None:
+    server = Server(max_queue=40)
+    orders, wallets, anonymous = server.connect("orders"), server.connect("wallets"), server.connect()
+    assert not server.request(anonymous, "exclusive:a", "exclusive:b")
+    ids = []
+    for _ in range(10):
+        assert not server.request(orders, "exclusive:a", "exclusive:b")
+        ids.append(server.last_id)
+    rejection = "too many waiting requests: those of a principal have at most 20 entries in all wait queues"
+    assert server.request(orders, "shared:a") == rejection
+    assert not server.request(orders, "exclusive:c"), "a request that need not wait is granted"
+    for _ in range(9):
+        assert not server.request(wallets, "exclusive:a", "exclusive:b")
+    server.send(orders, "release", id=ids.pop())
+    assert not server.request(orders, "exclusive:a", "exclusive:b")
+    assert server.request(orders, "shared:a") == rejection
+    for _ in range(2):
+        assert not server.request(anonymous, "exclusive:a")
+    assert server.request(anonymous, "exclusive:a").startswith("too many waiting requests: all wait queues together")
+    server.check()
+    server.send(anonymous, "release", id=ids[0] - 1)  # grants the first request of orders
+    assert not server.request(orders, "exclusive:a")
+    server.check()
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_sessions_without_a_connection_are_charged_to_their_principal(session: bool) -> None:
+    server = Server(max_state=MIB)
+    wallets = server.connect("wallets")
+    assert not server.request(wallets, "exclusive:first")
+
+    def begin_and_lose(number: int) -> str:
+        peer = server.connect("orders", **({"session": f"{number:020}"} if session else {}))
+        if session:  # it retains one reply
+            rejection = server.request(peer, "exclusive:first", queueTimeout=0)
+        else:  # it has a held lock
+            rejection = server.request(peer, f"exclusive:{number}")
+        server.lose(peer)
+        return rejection
+
+    number = 0
+    while not (rejection := begin_and_lose(number)):
+        number += 1
+    assert "of a principal" in rejection
+    server.check()
+    assert MIB // 2 - 2 * SESSION_BYTES < server.size.shares["orders"] < MIB // 2 + SESSION_BYTES
+    assert not server.request(wallets, "exclusive:w")
+    if session:
+        peer = server.connect("orders", session=f"{0:020}")
+        assert not server.request(peer, "exclusive:o"), "the session that is resumed is not charged"
+        server.check()
+
+
+def test_a_principal_drops_its_own_replies_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "MAX_RETAINED_REPLIES_TOTAL", 40)
+    server = Server()
+    peers = {name: server.connect(name, session="a secret of sixteen") for name in ("orders", "wallets", "users")}
+
+    def end_requests(name: str, count: int) -> int:
+        for _ in range(count):
+            assert not server.request(peers[name], "exclusive:a", ref=f"r{server.manager.next_id}")
+            server.send(peers[name], "release", id=server.last_id)
+        return len(peers[name].session.retained_replies or ())
+
+    assert end_requests("wallets", 5) == 5
+    assert end_requests("orders", 200) == 20
+    assert end_requests("wallets", 0) == 5
+    assert end_requests("users", 18) == 18
+    assert [end_requests(name, 0) for name in peers] == [17, 5, 18], "those of the principal with the most are dropped"
+    first = peers["wallets"].session.retained_replies[0].ref  # type: ignore[index]
+    assert [command for command, _ in server.send(peers["wallets"], "release", ref=first)] == ["released"]
+
+
+def test_connections_of_a_principal_retain_only_its_share_of_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "MAX_RETAINED_REPLIES_TOTAL", 100)
+    server = Server(durable=False)
+
+    def end_requests(peer: Peer, count: int) -> int:
+        for number in range(count):
+            assert not server.request(peer, "exclusive:a", ref=f"r{number}")
+            server.send(peer, "release", id=server.last_id)
+        return len(peer.session.retained_replies or ())
+
+    orders = [server.connect("orders") for _ in range(3)]
+    assert [end_requests(peer, 80) for peer in orders] == [50 + UNSHARED_REPLIES] + 2 * [UNSHARED_REPLIES]
+    assert end_requests(server.connect("wallets"), 80) == 50 + UNSHARED_REPLIES
+    server.lose(orders[0])
+    assert end_requests(orders[1], 80) == 50 + UNSHARED_REPLIES
+
+
+def test_a_new_leader_charges_the_sessions_and_replies_of_each_principal() -> None:
+    before = Server()
+    holder = before.connect("wallets", session="a secret of sixteen")
+    assert not before.request(holder, "exclusive:first")
+    for number in range(3):  # each retains one reply
+        peer = before.connect("orders", session=f"{number:020}", session_timeout_ms=1e6)
+        assert not before.request(peer, "exclusive:first", queueTimeout=0)
+    assert not before.request(peer, "exclusive:first", queueTimeout=1_000_000)
+    after = recovered(before)
+    after.check()
+    assert after.size.shares["orders"] == 3 * SESSION_BYTES + STATE_COSTS["locks with short texts"]
+    assert after.size.queue_entries == {"orders": 1}
+    assert {principal: len(replies) for principal, replies in after.dispatcher.sessions._replies.items()} == {
+        "orders": 3
+    }
 
 
 # -- retained replies -----------------------------------------------------------------------------------------
@@ -565,21 +720,26 @@ async def test_connections_take_at_most_their_bound() -> None:
 # -- recovery -------------------------------------------------------------------------------------------------
 
 
-def test_a_leader_keeps_a_state_that_is_larger_than_its_bound() -> None:
-    before = Server()
-    peer = before.connect("orders", session="a secret of sixteen")
-    for number in range(40):
-        locks_with_long_texts(before, peer, number)
+def recovered(before: Server, **limits: int) -> Server:
+    """Return a server that continues from the state that another one has stored."""
     state = StateMachine()
     batch = before.dispatcher.snapshot(before.manager.next_id, before.now)
     decoder = RecordDecoder()
     batch.changes = {id_: decoder.decode(id_, encode(change)) for id_, change in batch.changes.items()}  # type: ignore[arg-type]
     state.apply(batch)
-
-    after = Server(max_state=MIB // 4)
-    after.dispatcher = Dispatcher(state.manager, Limits(max_state=MIB // 4), after.stats, BatchOutcome())
-    after.manager, after.size = state.manager, after.dispatcher.size
+    after = Server(**limits)
+    after.dispatcher = Dispatcher(state.manager, Limits(**limits), after.stats, BatchOutcome())
+    after.manager, after.size, after.now = state.manager, after.dispatcher.size, before.now
     after.dispatcher.recover(state.retained_replies.values(), after.now)
+    return after
+
+
+def test_a_leader_keeps_a_state_that_is_larger_than_its_bound() -> None:
+    before = Server()
+    peer = before.connect("orders", session="a secret of sixteen")
+    for number in range(40):
+        locks_with_long_texts(before, peer, number)
+    after = recovered(before, max_state=MIB // 4)
     after.check()
     assert len(after.manager.table.held) == 40
     assert after.size.bytes > MIB // 4
