@@ -19,7 +19,7 @@ type Change struct {
 	Mode        string // "shared" or "exclusive"
 	ID          int64
 	Transaction string `json:"transactionName"`
-	// Truncated: more locks are held than the server lists. The end of such a lock is not always reported.
+	// Truncated: more locks are held than the server searches or lists. The end of such a lock is not always reported.
 	Truncated bool
 }
 

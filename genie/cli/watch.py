@@ -71,7 +71,7 @@ async def _watch(
             changes = client.watch(prefix)
             async for change in changes:
                 if changes.truncated and not was_truncated:
-                    print_message("the server did not list all held locks: the output is incomplete")
+                    print_message("the server may not have listed all held locks: the output may be incomplete")
                 was_truncated = changes.truncated
                 print_change(change)
         except asyncio.CancelledError:

@@ -328,9 +328,9 @@ class Watch:
 
     @property
     def truncated(self) -> bool:
-        """Whether the last snapshot was truncated, because more locks are held than the server sends in a snapshot.
+        """Whether the last snapshot was truncated, because more locks are held than the server searches or sends.
 
-        If so, some held locks are not reported. The `unlocked` event of a lock that ended during a disconnection may be
+        If so, some held locks may not be reported. The `unlocked` event of a lock that ended during a disconnection may be
         delayed until a conflicting lock on the same resource is granted.
         """
         return self._watch.truncated

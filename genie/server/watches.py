@@ -19,6 +19,9 @@ MAX_WATCHING_ROWS = 10_000
 MAX_WATCHING_BYTES = 1 << 20
 """Maximum bytes of the locks listed in one `watching` message."""
 
+MAX_SEARCHED_NAMES = 200_000
+"""Maximum number of locked names that are compared with the prefix for one `watching` message, which takes about 10 ms."""
+
 MAX_BUFFERED_EVENTS = 10_000
 """Maximum number of messages buffered for one watcher. A watcher beyond it is sent `lagged`, and its watches end. Events
 that are sent together count as one message; their bytes are limited, too."""
@@ -92,7 +95,7 @@ class WatchRegistry:
     def encode_held_locks(self, prefix: str) -> tuple[list[bytes], bool]:
         """Return the held locks on names with a prefix, as encoded rows of `watching`.
 
-        Also return whether rows were omitted because of a limit.
+        Also return whether rows may have been omitted because of a limit.
         """
         rows: list[bytes] = []
         remaining_bytes = MAX_WATCHING_BYTES
@@ -101,7 +104,7 @@ class WatchRegistry:
             if remaining_bytes < 0 or len(rows) >= MAX_WATCHING_ROWS:
                 return rows, True
             rows.append(row)
-        return rows, False
+        return rows, len(self._table.uncontended) + len(self._table.resources) > MAX_SEARCHED_NAMES
 
     def dispose(self) -> None:
         """Drop all references to connections."""
@@ -109,11 +112,16 @@ class WatchRegistry:
         self._prefixes_of.clear()
 
     def _held_rows(self, prefix: str) -> Iterator[bytes]:
-        """Yield an encoded row for each held lock on a name with this prefix. The caller stops at its limits."""
+        """Yield an encoded row for each held lock on a name with this prefix. The caller stops at its limits.
+
+        At most `MAX_SEARCHED_NAMES` names are read: the names with a prefix are not indexed.
+        """
         table = self._table
-        for name in islice((name for name in table.uncontended if name.startswith(prefix)), MAX_WATCHING_ROWS + 1):
-            yield replies.watching_row(table.uncontended[name], name, exclusive=True)
-        for name, resource in table.resources.items():
+        for name in islice(table.uncontended, MAX_SEARCHED_NAMES):
+            if name.startswith(prefix):
+                yield replies.watching_row(table.uncontended[name], name, exclusive=True)
+        remaining = max(0, MAX_SEARCHED_NAMES - len(table.uncontended))
+        for name, resource in islice(table.resources.items(), remaining):
             if not name.startswith(prefix):
                 continue
             # All holders have the same mode, unless one transaction holds the resource in both modes.

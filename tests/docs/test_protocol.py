@@ -180,6 +180,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Characters in a prefix": resources.MAX_NAME,
         "Rows of a `watching`": watches.MAX_WATCHING_ROWS,
         "Bytes of rows in a `watching`": watches.MAX_WATCHING_BYTES,
+        "Locked names that are compared with a prefix for a `watching`": watches.MAX_SEARCHED_NAMES,
         "Messages buffered for a watcher": watches.MAX_BUFFERED_EVENTS,
         "Characters in a resource's or transaction's name": resources.MAX_NAME,
         "Characters in a `ref`": limits.MAX_REF,

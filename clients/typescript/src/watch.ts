@@ -38,7 +38,7 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
     if (signal) this.#stopListening = onAbort(signal, () => this.end(signal.reason));
   }
 
-  /** Whether the last snapshot left out held locks, because there are more than the server lists. */
+  /** Whether the last snapshot may lack held locks, because there are more than the server searches or lists. */
   get truncated(): boolean {
     return this.#truncated;
   }
