@@ -128,6 +128,7 @@ async def test_the_handler_and_explain_compare_states_as_the_database_does(books
     assert bool(unlisted) is not ignores_case
 
 
+@pytest.mark.server
 async def test_a_state_change_that_only_the_database_takes_for_final(new_books: New) -> None:
     books = await new_books("mariadb")
     handler = books.handler(Desk().take)
