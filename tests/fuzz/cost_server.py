@@ -293,7 +293,7 @@ class CostServer:
             for _ in range(MAX_ROUNDS):
                 if not client.transport.paused or client.transport.stalled or not client.open:
                     break
-                await asyncio.sleep(COMMIT_S if self.pipeline.in_flight else 0)
+                await asyncio.sleep(COMMIT_S if self.pipeline._commits.in_flight else 0)
                 self.current.label = self.label
             if not client.open or client.transport.paused:
                 return
@@ -312,9 +312,9 @@ class CostServer:
         for _ in range(3):  # a lost connection is queued in the second iteration
             await self._round()
         for _ in range(MAX_ROUNDS):
-            await asyncio.sleep(0.002 if pipeline.in_flight else 0)
+            await asyncio.sleep(0.002 if pipeline._commits.in_flight else 0)
             self.current.label = self.label
-            if not (pipeline._scheduler or pipeline.in_flight or pipeline._scheduled) or pipeline._stopped:
+            if not (pipeline._scheduler or pipeline._commits.in_flight or pipeline._scheduled) or pipeline._stopped:
                 break
         else:
             self._on_failed(RuntimeError("it does not become idle"))
