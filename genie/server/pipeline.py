@@ -118,6 +118,8 @@ class Pipeline:
         """The scheduled run of a batch. At most one is scheduled, so that connections are read between two runs."""
         self._recorder: Recorder | None = None
         """Records the history; None if it is not recorded."""
+        self._batch_at = 0.0
+        """The lock manager's time of the last batch (ms)."""
         self._stopped = False
         self._drained: asyncio.Future[None] | None = None
         """Done when nothing is queued or in flight. None: `drained` was not called."""
@@ -207,7 +209,7 @@ class Pipeline:
         together with those of the other connections, at the end of this iteration of the event loop.
         """
         try:
-            now = self._clock()
+            self._batch_at = now = self._clock()
             remaining = iter(items)
             slow = self._dispatcher.execute(now, connection, remaining)
             if slow is not None:
@@ -237,7 +239,8 @@ class Pipeline:
         if self._stopped or self._commits.in_flight:
             return
         try:
-            now, dispatcher = self._clock(), self._dispatcher
+            self._batch_at = now = self._clock()
+            dispatcher = self._dispatcher
             if self._expiry.is_due:
                 self._expiry.is_due = False
                 dispatcher.expire(now)
@@ -356,7 +359,7 @@ class Pipeline:
 
     def snapshot(self) -> Batch:
         """Return a snapshot of all requests and retained replies, which the store can write to Redis."""
-        return self._dispatcher.snapshot(max(self.manager.next_id, self._commits.ids_reserved_below), self._clock())
+        return self._dispatcher.snapshot(max(self.manager.next_id, self._commits.ids_reserved_below), self._batch_at)
 
     def record(self, recorder: Recorder) -> None:
         """Record the history from now on. Must be called before `recover`."""
@@ -367,7 +370,8 @@ class Pipeline:
 
         Requests that were bound to a connection of the previous leader end.
         """
-        self._dispatcher.recover(replies, self._clock())
+        self._batch_at = self._clock()
+        self._dispatcher.recover(replies, self._batch_at)
         self._scheduled = self._loop.call_soon(self._run_batch)
 
     async def drained(self) -> None:
