@@ -87,7 +87,7 @@ CLIENT_MUTANTS: Final = [
         "2",
         "lines are limited to 1 MiB",
         SESSION,
-        "MAX_LINE_FROM_SERVER: Final = 1 << 28",
+        "MAX_LINE_FROM_SERVER: Final = 2 << 20",
         "MAX_LINE_FROM_SERVER: Final = 1 << 20",
     ),
     Mutant(

@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Final
+
+INVISIBLE_RANGES: Final = (
+    (0x034F, 0x034F),
+    (0x115F, 0x1160),
+    (0x17B4, 0x17B5),
+    (0x180B, 0x180F),
+    (0x2800, 0x2800),
+    (0x3164, 0x3164),
+    (0xFE00, 0xFE0F),
+    (0xFFA0, 0xFFA0),
+    (0xE0100, 0xE01EF),
+)
+"""The first and last code points of characters that are invisible, although Python counts them as printable: those of the
+property `Default_Ignorable_Code_Point` (DerivedCoreProperties.txt of Unicode 15.1), and U+2800, the empty pattern of Braille."""
+
+_INVISIBLE: Final = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in INVISIBLE_RANGES)}]")
+
+
+def is_printable(text: str) -> bool:
+    """Return whether a text has neither non-printable nor invisible characters."""
+    return text.isprintable() and (text.isascii() or _INVISIBLE.search(text) is None)
 
 
 def printable(text: str) -> str:
-    """Escape non-printable characters, which could move the cursor or change the writing direction of a terminal."""
-    if text.isprintable():
+    """Escape characters that could move the cursor of a terminal, change the writing direction, or are invisible.
+
+    So no name looks like another one. Variation selectors are escaped too, such as U+FE0F after an emoji.
+    """
+    if is_printable(text):
         return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(char if is_printable(char) else char.encode("unicode_escape").decode() for char in text)
 
 
 def printable_json(encoded: bytes) -> bytes:
-    r"""Escape non-printable characters of a JSON document as `\uXXXX`. The document has the same value as before.
+    r"""Escape the same characters in a JSON document, as `\uXXXX`. The document has the same value as before.
 
     JSON requires an escape only for the ASCII control characters, and encoders write the others as they are. The document
     must have no line breaks or other spaces than ` ` between its tokens.
     """
     text = encoded.decode()
-    if text.isprintable():
+    if is_printable(text):
         return encoded
-    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text).encode()
+    return "".join(char if is_printable(char) else json.dumps(char)[1:-1] for char in text).encode()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-HOSTILE = "\x1b[2J \x9b2J \u202e \u2066 \u2028 \x85 \n \x7f \U000e0041"
-"""Clear screen, with ESC and with the C1 control; bidi override and isolate; line ends of Unicode; an invisible tag."""
-RAW = [char for char in HOSTILE if not char.isprintable()]
+from genie.text import is_printable
+
+HOSTILE = "\x1b[2J \x9b2J \u202e \u2066 \u2028 \x85 \n \x7f \U000e0041 \u3164 \u2800"
+"""Clear screen, with ESC and with the C1 control; bidi override and isolate; line ends of Unicode; an invisible tag, an
+invisible letter and an empty pattern."""
+RAW = [char for char in HOSTILE if not is_printable(char)]
 
 
 def of(kind: str) -> str:

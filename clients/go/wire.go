@@ -13,7 +13,7 @@ const (
 	protocolVersion = 1
 	clientName      = "genie-go/1.0.0-rc.1"
 	maxCommand      = 1 << 20       // bytes in a line, of the server
-	maxMessage      = 1 << 28       // a `released` with the cycle of a deadlock may be long
+	maxMessage      = 2 << 20       // bytes in a line of the server, as the protocol advises
 	maxTimeoutMS    = math.MaxInt32 // as a queue timeout: no limit
 	maxTimeout      = maxTimeoutMS * time.Millisecond
 

@@ -6,20 +6,19 @@ The checks depend only on the path and the method of a request, so a handler can
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
-import structlog
 from aiohttp import hdrs, web
 
 from genie.access import ADMIN, INSPECT, AccessControl, Principal
 from genie.admin.models import Problem
 from genie.errors import Code
-
-log = structlog.get_logger()
+from genie.observability.limited_log import log_limited
 
 API: Final = "/api"
 METRICS: Final = "/metrics"
@@ -29,6 +28,8 @@ CSRF_HEADER: Final = "X-Genie"
 """A header that state-changing requests must contain. Forms and links of other sites cannot send the header, and
 browsers do not let scripts of other sites send it without CORS permission."""
 JSON: Final = "application/json"
+HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?")
+"""A Host header: a name, an IPv4 address or an IPv6 address in brackets, and a port (RFC 9110). No user: no `@`."""
 WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 HEADERS: Final = {
@@ -116,7 +117,8 @@ class RequestGuard:
         principal = self._authenticate(request, access)
         if principal is None:
             no_token = hdrs.AUTHORIZATION not in request.headers
-            log.warning(
+            log_limited(
+                "warning",
                 "admin authentication failed",
                 reason="no token" if no_token else "unknown token",
                 peer=request.remote,
@@ -158,6 +160,8 @@ class RequestGuard:
         in the Host header. IP addresses are trusted if they are loopback addresses, or if the admin port listens on all
         addresses.
         """
+        if HOST.fullmatch(host) is None:
+            return False
         try:
             name = urlsplit(f"//{host}").hostname
             if name is not None and name in ("localhost", self._configured_host):

@@ -63,8 +63,11 @@ from genie.errors import Code, ConnectionLost, GenieError, LockLost, RequestReje
 from genie.protocol import messages
 from genie.protocol.framing import LineReader, LineTooLong
 
-MAX_LINE_FROM_SERVER: Final = 1 << 28
-"""Limit of one line from the server in bytes; the longest replies (`inspected`, `watching`) are far below it."""
+MAX_LINE_FROM_SERVER: Final = 2 << 20
+"""Limit of one line from the server in bytes, as the protocol advises. The longest reply, `watching`, has about half of it."""
+
+MAX_UNKNOWN_GRANTS: Final = 1_000
+"""Number of unanswered releases of locks that the client has not requested. At the next one it closes the connection."""
 
 FINAL_HANDSHAKE_ERRORS: Final = frozenset({Code.UNAUTHORIZED, Code.UNKNOWN_NAMESPACE, Code.UNSUPPORTED_PROTOCOL})
 """Error codes in reply to `hello` that are reported to the callers, because a retry would not help."""
@@ -155,6 +158,8 @@ class ClientSession:
         self._takeovers = TakeoverCount()
         self._deferred_releases: list[Release] = []
         """Releases by id that must be sent on the next connection."""
+        self._unknown_grants: list[Release] = []
+        """Releases of locks that this client has not requested. Those that are answered are removed at `MAX_UNKNOWN_GRANTS`."""
         self._deferred_calls: list[Call] = []
         """Other calls that wait for the next connection: `Extend`, `Ping`, `Inspect`. A caller limits their wait."""
 
@@ -660,7 +665,7 @@ class ClientSession:
         request = self._requests.by_ref.get(locked.ref or "")
         if request is None:
             if locked.expiresIn is None:  # not a resumption: the grant is for an earlier client with the same secret
-                self.send(Release(locked.id), now)
+                self._release_unknown(locked.id, now)
             return
         self._requests.set_id(request, locked.id)
         request.connection_number = self._connection_number
@@ -682,6 +687,23 @@ class ClientSession:
                 self._extend_granted(request, now)
         elif request.state is RequestState.HELD and locked.expiresIn is not None and not self.up:
             self._requests.start_hold(request, self._connected_at, remaining_s)  # the resumption confirms the lock
+
+    def _release_unknown(self, id: int, now: float) -> None:
+        """Release a lock that this client has not requested. Close the connection if too many releases are not answered.
+
+        The server would make the client keep a release for each `locked`.
+        """
+        if self.close_reason:
+            return
+        if len(self._unknown_grants) >= MAX_UNKNOWN_GRANTS:
+            unanswered = {*self._pending.values(), *self._deferred_releases}
+            self._unknown_grants = [release for release in self._unknown_grants if release in unanswered]
+        if len(self._unknown_grants) >= MAX_UNKNOWN_GRANTS:
+            self._request_close(f"the server sent more than {MAX_UNKNOWN_GRANTS} locks that were not requested")
+            return
+        release = Release(id)
+        self._unknown_grants.append(release)
+        self.send(release, now)
 
     def _hold(self, request: Request, since: float, remaining_s: float, outcomes: list[Outcome]) -> None:
         """Complete a waiting request: its lock is held, and ends `remaining_s` seconds after `since`."""

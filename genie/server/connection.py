@@ -14,6 +14,7 @@ import structlog
 from genie.access import Principal
 from genie.errors import Code, RequestRejected
 from genie.net import enable_keepalive
+from genie.observability.limited_log import log_limited
 from genie.protocol import replies
 from genie.protocol.commands import Hello, http_rejection, is_http, read_hello
 from genie.protocol.diagnostics import hello_token
@@ -243,14 +244,16 @@ class Connection(Peer, asyncio.Protocol):
         self.handler.on_disconnect(self)
         peer = transport.get_extra_info("peername")
         unsent_bytes = transport.get_write_buffer_size()
-        log.warning("slow consumer disconnected", peer=peer, unsent_bytes=unsent_bytes, reason=reason)
+        log_limited("warning", "slow consumer disconnected", peer=peer, unsent_bytes=unsent_bytes, reason=reason)
         asyncio.get_running_loop().call_later(SLOW_CONSUMER_GRACE_S, transport.abort)
 
     def abort_slow_consumer(self, reason: str) -> None:
         """Close the connection at once, because the client does not read. Its unread bytes are dropped."""
         if self._transport is not None:
             peer = self._transport.get_extra_info("peername")
-            log.warning("slow consumer disconnected", peer=peer, unsent_bytes=self.unread_bytes, reason=reason)
+            log_limited(
+                "warning", "slow consumer disconnected", peer=peer, unsent_bytes=self.unread_bytes, reason=reason
+            )
         self.abort()
 
     @property
@@ -427,7 +430,7 @@ class Connection(Peer, asyncio.Protocol):
         """Send the error of `denial` and close the connection, because it was not authenticated."""
         if self._transport is not None and not self._transport.is_closing():
             peer = self._transport.get_extra_info("peername")
-            log.warning("authentication failed", reason=denial.reason, peer=peer)
+            log_limited("warning", "authentication failed", reason=denial.reason, peer=peer)
             self._reject_connection(denial.error)
 
     def _reject_connection(self, error: RequestRejected) -> None:

@@ -227,9 +227,10 @@ class Dispatcher:
                     continue
                 command.origin = session
                 if not manager.grant_if_uncontended(command, now):
-                    events = (
-                        manager.request(command, now) if principal is None else self._request(command, principal, now)
-                    )
+                    if principal is None:
+                        events = manager.request(command, now)
+                    else:
+                        events = self._request_in_share(command, principal, now)
                     if type(events[0]) is not Granted:
                         notifier.handle_events(events, now, connection, command.ref, item)
                         continue
@@ -407,7 +408,7 @@ class Dispatcher:
         self._unchecked_below_id = self._short_below_id = id_ + 1 + min(spare, size.spare_requests() - 1)
         return True
 
-    def _request(self, request: Request, principal: Principal, now: float) -> list[core.Event]:
+    def _request_in_share(self, request: Request, principal: Principal, now: float) -> list[core.Event]:
         """Execute a request of a named principal, whose wait-queue entries must stay within its share."""
         manager = self.manager
         limit = manager.max_queue_entries

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 import structlog
 
+from genie.observability.limited_log import log_limited
 from genie.server.partial_lines import LineOwner, PartialLines
 from genie.server.tls import HANDSHAKE_SOCKET
 from genie.server.unread_output import SlowConsumer, UnreadOutput
@@ -282,7 +283,7 @@ class _TlsHandshake(asyncio.Protocol, Generic[C]):
         except OSError as error:  # includes ssl.SSLError
             timed_out = isinstance(error, ConnectionAbortedError)  # how asyncio reports a handshake timeout
             reason = f"timed out after {HANDSHAKE_TIMEOUT_S:g} s" if timed_out else describe_error(error)
-            log.info("TLS handshake failed", peer=peer, reason=reason)
+            log_limited("info", "TLS handshake failed", peer=peer, reason=reason)
         finally:
             self._admission.end_handshake(self)
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-import structlog
-
 from genie.errors import Code, RequestRejected
-
-log = structlog.get_logger()
+from genie.observability.limited_log import log_limited
 
 MAX_LINE_AGE_S = 30.0
 """Maximum seconds from the first byte of a line to its last."""
@@ -103,8 +100,11 @@ class PartialLines:
 
     def _close(self, connection: LineOwner, rejection: RequestRejected) -> None:
         """Log the reason, and close a connection with an incomplete line."""
-        log.warning(
-            "connection with an incomplete line closed", bytes=self._sizes[connection], reason=rejection.message
+        log_limited(
+            "warning",
+            "connection with an incomplete line closed",
+            bytes=self._sizes[connection],
+            reason=rejection.message,
         )
         self.discard(connection)
         connection.drop_partial_line(rejection)

@@ -17,6 +17,7 @@ from selenium.webdriver.common.keys import Keys
 from browser import Browser, address, ask
 from genie.admin.endpoints import PageFiles
 from genie.history.search import Query, search
+from genie.text import is_printable
 from ports import free_port
 from servers import WAIT_S, Genie, running_redis, running_server
 from wire import Wire
@@ -453,7 +454,7 @@ def test_files_have_content_types_and_security_headers(server: Genie, path: str,
     assert b"innerHTML" not in body
 
 
-INVISIBLE = "\u202e\u2066\u2028\u200b\u00ad\u3000\U000e0041"
+INVISIBLE = "\u202e\u2066\u2028\u200b\u00ad\u3000\U000e0041\u3164\u2800\ufe0f"
 """Characters that the protocol allows in names, and that a reader does not see, or that change the order of the others."""
 SHOWN = """return [document.title, document.body.innerText, document.body.textContent,
     ...Array.from(document.querySelectorAll("[title], [aria-label]"), (each) =>
@@ -486,9 +487,7 @@ def test_the_page_escapes_what_a_terminal_does_not_print(server: Genie, browser:
     browser.open(server)
     characters = [*map(chr, (0x1B, 0x9B, 0x85, 0x0A, 0x7F, 0x00, 0xA0, 0xE000)), *INVISIBLE, *"a \u00e9\u53e3-"]
     escaped = browser.chrome.execute_async_script(ESCAPED, characters)
-    assert [shown == char for char, shown in zip(characters, escaped, strict=True)] == [
-        *map(str.isprintable, characters)
-    ]
+    assert [shown == char for char, shown in zip(characters, escaped, strict=True)] == [*map(is_printable, characters)]
 
 
 # -- held locks and the search ------------------------------------------------------------------------------

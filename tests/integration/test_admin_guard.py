@@ -141,6 +141,17 @@ async def test_without_tokens_the_host_must_be_this_machine(unauthenticated: Cli
         "127.0.0.1.evil.example",
         "[",
         "a b",
+        "evil.example@127.0.0.1",
+        "evil.example@localhost:7078",
+        "127.0.0.1/evil.example",
+        "127.0.0.1?evil.example",
+        "127.0.0.1#evil.example",
+        "127.0.0.1\\evil.example",
+        "127.0.0.1:",
+        "127.0.0.1:7078:80",
+        "[::1",
+        "[::1]evil.example",
+        "",
     ):
         assert await status(unauthenticated, path, {"Host": host}) == 403, host
     assert await status(unauthenticated, "/livez", {"Host": "evil.example"}) == 200

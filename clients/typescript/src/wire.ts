@@ -100,7 +100,7 @@ export type Message =
 export const MAX_TIMEOUT = 2 ** 31 - 1;
 
 const MAX_LINE_TO_SERVER = 1 << 20;
-const MAX_LINE_FROM_SERVER = 1 << 28;
+const MAX_LINE_FROM_SERVER = 2 << 20; // as the protocol advises
 const LINE_FEED = 10;
 
 /** Encodes a command as a line. Throws if it is a line to which the server could not answer with its `ref`. @internal */

@@ -2,7 +2,8 @@
 
 const INTEGER = new Intl.NumberFormat("en");
 
-const INVISIBLE = /[\p{C}\p{Zl}\p{Zp}]|[^\P{Zs} ]/gu;
+// The same characters as in genie/text.py: U+2800 is the empty pattern of Braille.
+const INVISIBLE = /[\p{C}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]|[^\P{Zs} ]/gu;
 
 export const formatCount = (number) => INTEGER.format(number);
 

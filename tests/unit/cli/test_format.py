@@ -1,10 +1,25 @@
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from shutil import which
+
+import orjson
 import pytest
 
+import genie
 from genie.cli.format import clip, duration, fold, join_names, natural_key, shorten, table, width, wrap_table
 from genie.protocol import codec
-from genie.text import printable, printable_json
+from genie.text import is_printable, printable, printable_json
+
+INVISIBLE = [
+    *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180F, 0x2800, 0x3164, 0xFE00, 0xFE0F, 0xFFA0),
+    *(0xE0100, 0xE01EF),
+]
+"""Code points of characters that a reader does not see, although Python counts them as printable."""
 
 
 @pytest.mark.parametrize(
@@ -34,6 +49,48 @@ def test_durations_are_readable(ms: float, text: str) -> None:
 def test_control_characters_are_escaped() -> None:
     assert printable("a\x1b[2Jb\u202ec") == "a\\x1b[2Jb\\u202ec"
     assert printable("konto/ä") == "konto/ä"
+
+
+@pytest.mark.parametrize("char", [*map(chr, INVISIBLE)])
+def test_invisible_characters_are_escaped(char: str) -> None:
+    assert printable(f"a{char}b") == f"a{char.encode('unicode_escape').decode()}b"
+    assert printable_json(orjson.dumps(f"a{char}b")) == json.dumps(f"a{char}b").encode()
+
+
+def test_all_ignorable_characters_are_escaped() -> None:
+    """The property `Default_Ignorable_Code_Point` of Unicode 15.1."""
+    ranges = (
+        "00AD 034F 061C 115F-1160 17B4-17B5 180B-180F 200B-200F 202A-202E 2060-206F 3164 FE00-FE0F FEFF FFA0 FFF0-FFF8 "
+        "1BCA0-1BCA3 1D173-1D17A E0000-E0FFF"
+    )
+    for each in ranges.split():
+        first, _, last = each.partition("-")
+        for code in range(int(first, 16), int(last or first, 16) + 1):
+            assert not is_printable(chr(code)), hex(code)
+
+
+def test_letters_of_all_scripts_are_printed() -> None:
+    for text in ("konto/ä", "口座", "счёт", "계좌", "ខ្មែរ", "हिन्दी", "⠁", "💳", "e\u0301"):
+        assert printable(text) == text
+
+
+ESCAPED_BY_THE_PAGE = """
+import(process.argv[1]).then(({ escapeInvisible }) => {
+  const codes = JSON.parse(process.argv[2]);
+  console.log(JSON.stringify(codes.map((code) => escapeInvisible(String.fromCodePoint(code)).length > 2)));
+});
+"""
+
+
+@pytest.mark.skipif(which("node") is None, reason="node is not installed")
+def test_the_page_escapes_the_same_characters() -> None:
+    codes = [*INVISIBLE, *range(0x20, 0x250), 0x200B, 0x202E, 0x2028, 0x3000, 0x2801, 0xE0041, 0x1F4B3]
+    page = Path(genie.__file__).parent / "admin/page/format.js"
+    with tempfile.TemporaryDirectory() as directory:
+        module = shutil.copy(page, Path(directory) / "format.mjs")
+        arguments = ["node", "-e", ESCAPED_BY_THE_PAGE, str(module), json.dumps(codes)]
+        result = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout) == [not is_printable(chr(code)) for code in codes]
 
 
 def test_control_characters_in_json_are_escaped_and_keep_their_values() -> None:

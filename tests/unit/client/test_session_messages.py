@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from genie.client.commands import Bye, Extend, Inspect, Ping, Release, Request, RequestState
-from genie.client.session import ClientSession
+from genie.client.session import MAX_LINE_FROM_SERVER, MAX_UNKNOWN_GRANTS, ClientSession
 from genie.errors import (
     Blocker,
     CycleStep,
@@ -751,3 +751,47 @@ class TestTimers:
         session.receive_data(released(101, "success", "2"), 0.0)
         session.on_timer(20.0)
         assert session.next_timer == math.inf
+
+
+# -- a server that sends too much ---------------------------------------------------------------------------
+
+
+def test_the_client_accepts_lines_of_2_mib_and_no_longer_ones():
+    assert MAX_LINE_FROM_SERVER == 2 << 20
+    session = connected_session()
+    assert session.receive_data(b"[" * MAX_LINE_FROM_SERVER, 0.0) == []
+    assert session.close_reason == ""
+    session.receive_data(b"[[", 0.0)
+    assert session.close_reason == f"the server sent a line of more than {2 << 20} bytes"
+
+
+def unknown_grants(first: int, count: int) -> bytes:
+    return b"".join(locked(id_, "unknown") for id_ in range(first, first + count))
+
+
+def test_a_server_that_sends_many_unknown_grants_and_answers_no_release_is_left():
+    session = connected_session()
+    session.receive_data(unknown_grants(1, MAX_UNKNOWN_GRANTS), 0.0)
+    assert session.data_to_send().count(b"\n") == MAX_UNKNOWN_GRANTS
+    assert session.close_reason == ""
+    session.receive_data(unknown_grants(100_000, 5_000), 0.0)
+    assert session.close_reason == f"the server sent more than {MAX_UNKNOWN_GRANTS} locks that were not requested"
+    assert session.data_to_send() == b""
+    for _ in range(3):  # the releases are repeated, and no others are added
+        session.on_disconnected("closed")
+        complete_handshake(session)
+        assert session.data_to_send().count(b'"release"') == MAX_UNKNOWN_GRANTS
+        session.receive_data(unknown_grants(200_000, 5_000), 0.0)
+        assert session.close_reason
+    assert len(session._unknown_grants) == len(session._pending) == MAX_UNKNOWN_GRANTS
+
+
+def test_unknown_grants_are_released_without_end_if_the_server_answers():
+    session = connected_session()
+    for first in range(1, 50_000, 500):
+        session.receive_data(unknown_grants(first, 500), 0.0)
+        commands = [orjson.loads(line)["payload"] for line in session.data_to_send().splitlines()]
+        assert len(commands) == 500
+        session.receive_data(b"".join(released(each["id"], "success", each["ref"]) for each in commands), 0.0)
+    assert session.close_reason == ""
+    assert len(session._unknown_grants) <= MAX_UNKNOWN_GRANTS
