@@ -15,21 +15,25 @@ from genie.core.lock_table import AffectedQueues, LockTable
 from genie.core.model import Owner, QueueEntry, Request
 
 MAX_CANDIDATES = 1_000
-"""Number of candidates, or of resources that they name, after which `grant_candidates` ends its search. It bounds the
-duration of a step."""
+"""Number of waiting requests that `grant_candidates` reads, or of resources that they name, after which it ends its search. It
+bounds the duration of a step."""
+
+MAX_FILTERED_WAITERS = 16
+"""Maximum number of waiting requests of an owner that are all read to find those that wait in one queue. If an owner has more,
+the queue is read."""
 
 
 def grant_candidates(
     table: LockTable, affected: AffectedQueues, new_request: Request | None = None
-) -> tuple[list[Request], AffectedQueues]:
+) -> tuple[list[Request], AffectedQueues, int]:
     """Return the waiters that may have become grantable, each once, in queue order, and the queues that are left.
 
-    `affected` are the queues that changed. The candidates also contain `new_request`, if given. Queues are left if there
-    are many candidates: the caller continues with them later.
+    The third value is about how many requests and resources were read. `affected` are the queues that changed. The candidates also contain `new_request`, if given. Queues are left if there
+    are many requests to read: the caller continues with them later.
     """
     left: AffectedQueues = []
     if len(affected) == 1 and new_request is None:
-        requests = _candidates_in_queue(table, *affected[0], MAX_CANDIDATES, left)
+        requests, limit = _candidates_in_queue(table, *affected[0], MAX_CANDIDATES, left)
     else:
         found = {} if new_request is None else {new_request.id: new_request}
         limit = MAX_CANDIDATES
@@ -37,14 +41,13 @@ def grant_candidates(
             if limit <= 0:
                 left.append((name, include_shared, after))
                 continue
-            candidates = _candidates_in_queue(table, name, include_shared, after, limit, left)
+            candidates, limit = _candidates_in_queue(table, name, include_shared, after, limit - 1, left)
             for request in candidates:
-                limit -= len(request.exclusive) + len(request.shared)
                 found[request.id] = request
         requests = list(found.values())
     if len(requests) > 1:
         requests.sort(key=_queue_order)
-    return requests, left
+    return requests, left, MAX_CANDIDATES - limit
 
 
 def only_grantable(table: LockTable, name: str) -> Request | None:
@@ -62,58 +65,118 @@ def only_grantable(table: LockTable, name: str) -> Request | None:
 
 def _candidates_in_queue(
     table: LockTable, name: str, include_shared: bool, after: QueueEntry | None, limit: int, left: AffectedQueues
-) -> list[Request]:
-    """Return the waiters of one queue that may have become grantable, each once.
+) -> tuple[list[Request], int]:
+    """Return the waiters of one queue that may have become grantable, each once, and the rest of `limit`.
 
     If the resource is held in exclusive mode, these are the waiters of the owner that holds it.
     Otherwise they are the first exclusive waiter and all waiters of its owner. With `include_shared`,
     an exclusive request left the position `after` (None: it held the resource): then the shared waiters
-    between this position and the first exclusive waiter are added, until they name `limit` resources. Then the rest of the
-    queue is added to `left`.
+    between this position and the first exclusive waiter are added. Once the requests that were read name `limit` resources,
+    the rest of the queue is added to `left`.
     """
     resource = table.resources.get(name)
     queue = None if resource is None else resource.wait_queue
     if resource is None or queue is None:
-        return []
+        return [], limit
     found: list[Request] = []
     first = queue.exclusive.first
     if resource.exclusive_count:  # then all holders have the same owner
         owner = next(iter(resource.holders.values())).owner
     else:
         if include_shared and queue.shared:
-            found = [entry[2] for entry in islice(queue.shared.between(after, first), limit)]
-            count = _count_within(found, limit) if queue.non_simple_count else len(found)
-            if count == limit or count < len(found):
+            found = [entry[2] for entry in islice(queue.shared.between(after, first), max(limit, 1))]
+            count, names = _count_within(found, limit) if queue.non_simple_count else (len(found), len(found))
+            limit -= names
+            if found and limit <= 0:
                 del found[count:]
                 left.append((name, True, found[-1].entry(name)))
+                return found, limit
         if first is None:
-            return found
-        found.append(first[2])
+            return found, limit
         owner = first[2].owner
-    if isinstance(owner, str):
-        found += [request for request in table.waiting_of(owner).values() if name in request.names()]
-        return list(dict.fromkeys(found))  # each once, in the same order
-    return found
+        if after is None or after < first:  # else what left was after the first exclusive waiter, and did not block it
+            found.append(first[2])
+            limit -= len(first[2].exclusive) + len(first[2].shared)
+            after = first
+    if isinstance(owner, str) and (resource.exclusive_count or len(table.waiting_of(owner)) > 1):
+        own, limit = _waiters_of_owner(table, owner, (name, include_shared, after), limit, left)
+        found = list(dict.fromkeys(found + own))  # each once, in the same order
+    return found, limit
 
 
-def _count_within(requests: list[Request], limit: int) -> int:
-    """Return the number of first requests that together name about `limit` resources, at least one request."""
+def _waiters_of_owner(
+    table: LockTable, owner: Owner, change: tuple[str, bool, QueueEntry | None], limit: int, left: AffectedQueues
+) -> tuple[list[Request], int]:
+    """Return the waiters of `owner` that may have become grantable by a change of a queue, and the rest of `limit`."""
+    waiting = table.waiting_of(owner)
+    if len(waiting) > MAX_FILTERED_WAITERS:
+        return _read_queue(table, owner, change, limit, left)
+    name = change[0]
+    found: list[Request] = []
+    for request in waiting.values():
+        limit -= len(request.exclusive) + len(request.shared)
+        if name in request.exclusive or name in request.shared:
+            found.append(request)
+    return found, limit
+
+
+def _read_queue(
+    table: LockTable, owner: Owner, change: tuple[str, bool, QueueEntry | None], limit: int, left: AffectedQueues
+) -> tuple[list[Request], int]:
+    """Do the same as `_waiters_of_owner` for an owner that has many waiting requests.
+
+    Reads the queue in order, up to the first exclusive waiter of another owner, which blocks all later waiters of `owner`.
+    Only exclusive requests block shared waiters, so these are skipped unless an exclusive request left. Exclusive waiters are
+    skipped if other owners hold the resource, or if a shared waiter of another owner is before them.
+    """
+    name, include_shared, after = change
+    resource, queue = table.resources[name], table.wait_queue(name)
+    include_exclusive = resource.exclusive_count > 0 or len(resource.holders) == table.grant_count(owner, name)
+    found: list[Request] = []
+    exclusive, shared = queue.exclusive.between(after, None), queue.shared.between(after, None)
+    next_exclusive, next_shared = next(exclusive, None), next(shared, None)
+    while include_exclusive or include_shared:
+        if next_exclusive is not None and (next_shared is None or next_exclusive < next_shared):
+            entry, included = next_exclusive, include_exclusive
+            if entry[2].owner != owner:
+                break
+            next_exclusive = next(exclusive, None)
+        elif next_shared is not None:
+            entry, included = next_shared, include_shared
+            if entry[2].owner != owner:
+                included = include_exclusive = False
+            next_shared = next(shared, None)
+        else:
+            break
+        limit -= 1
+        if included:
+            found.append(entry[2])
+            limit -= len(entry[2].exclusive) + len(entry[2].shared)
+        if limit <= 0:
+            left.append((name, include_shared, entry))
+            break
+    return found, limit
+
+
+def _count_within(requests: list[Request], limit: int) -> tuple[int, int]:
+    """Return the number of first requests that together name about `limit` resources, at least one, and these resources."""
     names = 0
     for count, request in enumerate(requests, 1):
         names += len(request.exclusive) + len(request.shared)
         if names >= limit:
-            return count
-    return len(requests)
+            return count, names
+    return len(requests), names
 
 
 def _merge_by_resource(affected: AffectedQueues) -> AffectedQueues:
     """Merge all changes of a queue into one change, which starts at the first changed position."""
     merged: dict[str, tuple[bool, QueueEntry | None]] = {}
     for name, include_shared, after in affected:
-        if name in merged and include_shared and merged[name][0]:
-            other = merged[name][1]
-            merged[name] = (True, None if after is None or other is None else min(after, other))
-        elif name not in merged or include_shared:
+        if name in merged:
+            other_includes, other = merged[name]
+            first = None if after is None or other is None else min(after, other)
+            merged[name] = (include_shared or other_includes, first)
+        else:
             merged[name] = (include_shared, after)
     return [(name, include_shared, after) for name, (include_shared, after) in merged.items()]
 

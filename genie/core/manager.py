@@ -31,10 +31,21 @@ from genie.core.grant import grant_candidates, is_available, is_grantable, is_im
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Owner, Reason, Request, Weight
-from genie.core.view import MAX_COUNTED_ON_ARRIVAL, find_blockers
+from genie.core.view import (
+    MAX_COUNTED_BLOCKERS,
+    MAX_COUNTED_ON_ARRIVAL,
+    MAX_LISTED_BLOCKERS,
+    find_blockers,
+    read_limit,
+    sample_blockers,
+)
 
 RECENT_OUTCOMES = 100_000
 """Minimum number of recent outcomes that are remembered. The maximum is twice this number."""
+
+MAX_EXPIRY_READS = 4_000
+"""Number of requests and resources that one `Expire` reads to describe blockers and to find waiters to grant, after which it
+leaves the other requests to the next step."""
 
 MAX_CONTINUED_QUEUES = 1_000
 """Number of queues with pending grants that one `Continue` reads."""
@@ -330,12 +341,16 @@ class LockManager:
             events.append(self._ended_or_unknown(command.id))
 
     def _expire(self, limit: int, now: float, events: list[Event]) -> None:
-        """End expired requests, and after each one grant the waiters that it blocked, up to `limit` locks and grants together."""
+        """End expired requests, and after each one grant the waiters that it blocked, up to `limit` locks and grants together.
+
+        If very many time out together, only the blockers of the first ones are counted: of the others few are read.
+        """
+        reads = 0
         for id_ in self.deadlines.expired(now, limit):
             request = self.table.find(id_)
             if request is None or request.deadline > now:
                 continue  # the end of an earlier request in this step granted or ended this request
-            if limit <= 0 or len(self.pending_grants) > MAX_CONTINUED_QUEUES:
+            if limit <= 0 or reads >= MAX_EXPIRY_READS or len(self.pending_grants) > MAX_CONTINUED_QUEUES:
                 break
             limit -= len(request.exclusive) + len(request.shared)
             if request.state is HELD:
@@ -346,10 +361,12 @@ class LockManager:
                 affected = self._queues_of(request)
                 if request.traceparent is not None:
                     self.first_blockers.pop(id_, None)
-                self._time_out(request, events)
-            before = len(events)
-            self._grant_waiters(affected, now, events)
-            limit -= len(events) - before
+                max_counted = MAX_COUNTED_BLOCKERS if 2 * reads < MAX_EXPIRY_READS else MAX_LISTED_BLOCKERS
+                reads += self._time_out(request, events, max_counted)
+            if affected:
+                before = len(events)
+                reads += self._grant_waiters(affected, now, events)
+                limit -= len(events) - before
 
     def _end_all(
         self,
@@ -443,11 +460,13 @@ class LockManager:
         self._outcomes.add(request.id, event.reason)
         events.append(event)
 
-    def _time_out(self, request: Request, events: list[Event]) -> None:
-        """End a waiting request with the reason `queue-timeout`. The event lists the blockers of the request."""
-        blockers, total = find_blockers(self.table, request)
+    def _time_out(self, request: Request, events: list[Event], max_counted: int = MAX_COUNTED_BLOCKERS) -> int:
+        """End a waiting request with the reason `queue-timeout`. The event lists its blockers. Return how many were read."""
+        limit = read_limit(request, max_counted)
+        blockers, total, reads = sample_blockers(self.table, request, limit, count=True)
         self.table.dequeue(request)
-        self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, blockers, total), events)
+        self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, blockers, min(total, max_counted)), events)
+        return reads
 
     def _remove_held(self, request: Request) -> AffectedQueues:
         """Remove a held request. Return the queues in which waiters may be grantable now."""
@@ -503,10 +522,10 @@ class LockManager:
 
     def _grant_waiters(
         self, affected: AffectedQueues, now: float, events: list[Event], new_request: Request | None = None
-    ) -> None:
+    ) -> int:
         """Grant all grantable requests of the affected queues, and `new_request` if it is grantable.
 
-        Requests are granted in queue order. One pass is enough, because a grant makes no other request
+        Returns about how many requests and resources were read to find them. Requests are granted in queue order. One pass is enough, because a grant makes no other request
         grantable: a request that blocked others as an earlier waiter blocks them as a holder now. For
         the same reason the rest of very many candidates can be checked in later steps.
         """
@@ -514,14 +533,15 @@ class LockManager:
             only_candidate = only_grantable(self.table, affected[0][0])
             if only_candidate is not None:
                 self._grant_waiter(only_candidate, now, events)
-                return
-        candidates, left = grant_candidates(self.table, affected, new_request)
+                return 1
+        candidates, left, reads = grant_candidates(self.table, affected, new_request)
         for request in candidates:
             if is_grantable(self.table, request):
                 self._grant_waiter(request, now, events)
         if left:
             self.pending_grants += left
             self.deadlines.soonest = 0.0  # a lower bound, as always: the caller looks what is due
+        return reads
 
     def _grant_waiter(self, request: Request, now: float, events: list[Event]) -> None:
         """Dequeue and grant a waiting request."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from genie.core.events import Blocker
-from genie.core.grant import conflicting_holders
-from genie.core.lock_table import LockTable
+from genie.core.lock_table import LockTable, Transaction
 from genie.core.model import HELD, Mode, QueueEntry, Request
 
 MAX_LISTED_BLOCKERS = 10
@@ -31,11 +30,15 @@ def find_blockers(
     """Return the first blockers of a waiting request, and the number of all its blockers.
 
     A blocker on two resources counts twice. At most `MAX_LISTED_BLOCKERS` blockers are returned, and at
-    most `max_counted` are counted.
+    most `max_counted` are counted. The number is a lower bound if very many requests of its own transaction are among them.
     """
-    blockers = _blockers(table, request)
-    listed = tuple(_to_blocker(table, *blocker) for blocker in islice(blockers, MAX_LISTED_BLOCKERS))
-    return listed, len(listed) + sum(1 for _ in islice(blockers, max_counted - len(listed)))
+    listed, total, _ = sample_blockers(table, request, read_limit(request, max_counted), count=True)
+    return listed, min(total, max_counted)
+
+
+def read_limit(request: Request, max_counted: int) -> int:
+    """Return how many requests and resources `sample_blockers` may read to count `max_counted` blockers of a request."""
+    return max_counted + MAX_SCANNED + len(request.exclusive) + len(request.shared)
 
 
 def sample_blockers(
@@ -100,24 +103,8 @@ def _held_mode(table: LockTable, name: str, holder: Request) -> Mode:
     return holder.mode(name)
 
 
-def _blockers(table: LockTable, request: Request) -> Iterator[tuple[str, Request, bool]]:
-    """Yield the blockers of a waiting request as tuples: resource, blocker, whether the blocker holds the resource."""
-    for name, exclusive in request.modes():
-        yield from _blockers_on(table, request, name, exclusive)
-
-
-def _blockers_on(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[tuple[str, Request, bool]]:
-    """Yield the blockers of a request on one resource: conflicting holders, then conflicting earlier waiters."""
-    owner = request.owner
-    for holder in conflicting_holders(table, request, name, exclusive):
-        yield name, holder, True
-    for entry in _earlier_entries(table, request, name, exclusive):
-        if entry[2].owner != owner:
-            yield name, entry[2], False
-
-
 def _scan(table: LockTable, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
-    """Yield the blockers of a waiting request like `_blockers`, but in bounded steps.
+    """Yield the blockers of a waiting request as tuples: resource, blocker, whether the blocker holds the resource.
 
     For every resource or request that the search reads and that is not a blocker, an item with None is
     yielded. So a caller that limits the number of items also limits the work.
@@ -247,15 +234,42 @@ def _find_by_owner(table: LockTable, name: str | None, id: int | None, transacti
     """Return the requests that match all given filters. An id or a transaction must be given."""
     if id is not None:
         request = table.find(id)
-        requests = [] if request is None else [request]
-    else:
-        owner = None if transaction is None else table.transactions.get(transaction)
-        requests = [] if owner is None else [*owner.held.values(), *owner.waiting.values()]
-    requests = [
-        request
-        for request in requests
-        if transaction in (None, request.transaction) and (name is None or name in request.names())
-    ]
-    holders = [request for request in requests if request.state is HELD]
-    queue = [request for request in requests if request.state is not HELD]
+        matches = request is not None and transaction in {None, request.transaction}
+        requests = [request] if matches and request is not None and (name is None or name in request.names()) else []
+        holders = [request for request in requests if request.state is HELD]
+        queue = [request for request in requests if request.state is not HELD]
+        return _Matches(holders=holders, holders_total=len(holders), queue=queue, queue_total=len(queue))
+    owner = None if transaction is None else table.transactions.get(transaction)
+    if owner is None:
+        return _Matches(holders=(), holders_total=0, queue=(), queue_total=0)
+    if name is None:
+        return _Matches(
+            holders=owner.held.values(),
+            holders_total=len(owner.held),
+            queue=owner.waiting.values(),
+            queue_total=len(owner.waiting),
+        )
+    holders, queue = _holders_of_owner(table, owner, name), _waiters_of_owner(table, owner, name)
     return _Matches(holders=holders, holders_total=len(holders), queue=queue, queue_total=len(queue))
+
+
+def _holders_of_owner(table: LockTable, owner: Transaction, name: str) -> list[Request]:
+    """Return the holders of a resource that belong to a transaction, through the shorter of the two tables."""
+    resource = table.lookup(name)
+    if resource is None or name not in owner.grants:
+        return []
+    if len(resource.holders) <= len(owner.held):
+        return [request for id_, request in resource.holders.items() if id_ in owner.held]
+    return [request for id_, request in owner.held.items() if id_ in resource.holders]
+
+
+def _waiters_of_owner(table: LockTable, owner: Transaction, name: str) -> list[Request]:
+    """Return the waiters for a resource that belong to a transaction, by arrival, through the shorter of the two tables."""
+    resource = table.lookup(name)
+    queue = None if resource is None else resource.wait_queue
+    if queue is None:
+        return []
+    if len(owner.waiting) <= min(MAX_SCANNED, len(queue)):
+        return [request for request in owner.waiting.values() if name in request.names()]
+    found = [request for *_, request in queue if request.id in owner.waiting]
+    return sorted(found, key=lambda request: request.id)

@@ -16,6 +16,9 @@ from genie.core.model import Owner, QueueEntry, Request
 MAX_CHUNK = 512
 """Maximum entries of one chunk, so that an insertion or removal moves at most this many pointers."""
 
+MIN_UNIFORM_CHUNK = 16
+"""Entries of a chunk above which its owner is kept. A shorter chunk is read again, which costs as much as the bookkeeping."""
+
 _last = itemgetter(-1)
 
 
@@ -27,10 +30,13 @@ class SortedQueue:
     pointers. In a single list of 100,000 entries, removing the first entry would move all others.
     """
 
-    __slots__ = ("_chunks",)
+    __slots__ = ("_chunks", "_uniform_owners")
 
     def __init__(self) -> None:
         self._chunks: list[list[QueueEntry]] = []
+        self._uniform_owners: list[Owner | None] | None = None
+        """The owner of all entries of each chunk; None if it is not known. None instead of a list before
+        `_first_not_owned_by` has read a whole chunk of one owner."""
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
@@ -57,7 +63,7 @@ class SortedQueue:
         if not self._chunks:
             return None
         first = self._chunks[0][0]
-        return first if first[2].owner != owner else next((entry for entry in self if entry[2].owner != owner), None)
+        return first if first[2].owner != owner else self._first_not_owned_by(owner, None)
 
     def has_other_before(self, entry: QueueEntry, owner: Owner) -> bool:
         """Return whether an entry of another owner than `owner` is before `entry`, which need not be in this queue."""
@@ -66,10 +72,30 @@ class SortedQueue:
         first = self._chunks[0][0]
         if first >= entry:
             return False
-        if first[2].owner != owner:
-            return True
-        other = self.first_not_owned_by(owner)
-        return other is not None and other < entry
+        return first[2].owner != owner or self._first_not_owned_by(owner, entry) is not None
+
+    def _first_not_owned_by(self, owner: Owner, high: QueueEntry | None) -> QueueEntry | None:
+        """Return the first entry before `high` whose request has another owner, or None. `high` None: of all entries.
+
+        A client can make long queues of one owner, and each of its next requests searches them. So chunks in which an earlier
+        search has found no other owner are skipped, and a search reads about `MAX_CHUNK` entries.
+        """
+        for index, chunk in enumerate(self._chunks):
+            if self._uniform_owners is None or self._uniform_owners[index] != owner:
+                for entry in chunk:
+                    if entry[2].owner != owner:
+                        return entry if high is None or entry < high else None
+                if len(chunk) > MIN_UNIFORM_CHUNK:
+                    self._set_uniform_owner(index, owner)
+            if high is not None and chunk[-1] >= high:
+                return None
+        return None
+
+    def _set_uniform_owner(self, index: int, owner: Owner) -> None:
+        """Keep that all entries of a chunk have the same owner."""
+        if self._uniform_owners is None:
+            self._uniform_owners = [None] * len(self._chunks)
+        self._uniform_owners[index] = owner
 
     def add(self, entry: QueueEntry) -> None:
         """Insert an entry at its sorted position. A chunk that exceeds `MAX_CHUNK` is split in half."""
@@ -80,15 +106,23 @@ class SortedQueue:
         if entry > chunks[-1][-1]:  # the usual case: append
             if len(chunks[-1]) < MAX_CHUNK:
                 chunks[-1].append(entry)
+                if self._uniform_owners is not None and self._uniform_owners[-1] != entry[2].owner:
+                    self._uniform_owners[-1] = None
             else:
                 chunks.append([entry])
+                if self._uniform_owners is not None:
+                    self._uniform_owners.append(None)
             return
         index = bisect_left(chunks, entry, key=_last)
         chunk = chunks[index]
         chunk.insert(bisect_left(chunk, entry), entry)
+        if self._uniform_owners is not None:
+            self._uniform_owners[index] = None
         if len(chunk) > MAX_CHUNK:
             chunks.insert(index + 1, chunk[MAX_CHUNK // 2 :])
             del chunk[MAX_CHUNK // 2 :]
+            if self._uniform_owners is not None:
+                self._uniform_owners.insert(index + 1, None)
 
     def remove(self, entry: QueueEntry) -> None:
         """Remove an entry, which must be present."""
@@ -100,6 +134,10 @@ class SortedQueue:
         del chunk[position]
         if not chunk:
             del chunks[index]
+            if not chunks:
+                self._uniform_owners = None
+            elif self._uniform_owners is not None:
+                del self._uniform_owners[index]
 
     def before(self, entry: QueueEntry) -> QueueEntry | None:
         """Return the last entry before `entry`, or None. `entry` need not be in this queue."""

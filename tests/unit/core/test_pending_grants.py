@@ -100,10 +100,11 @@ def states(manager: LockManager) -> dict[int, State]:
     return {request.id: request.state for request in (*manager.table.held.values(), *manager.table.waiting.values())}
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize(("limit", "filtered"), [(1, 0), (2, 16), (3, 0)])
 @pytest.mark.parametrize("seed", range(40))
-def test_the_result_is_that_of_one_step(seed: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If nothing happens between the steps, the same requests hold and wait."""
+def test_the_result_is_that_of_one_step(seed: int, limit: int, filtered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If nothing happens between the steps, the same requests hold and wait. So they do if queues of owners are read."""
+    monkeypatch.setattr(grant, "MAX_FILTERED_WAITERS", 1_000)
     whole, sliced = LockManager(), LockManager()
     continued = 0
     for now, step in enumerate(commands(seed)):
@@ -111,6 +112,7 @@ def test_the_result_is_that_of_one_step(seed: int, limit: int, monkeypatch: pyte
         whole.step(command_for(whole, step, live), now)
         with monkeypatch.context() as patch:
             patch.setattr(grant, "MAX_CANDIDATES", limit)
+            patch.setattr(grant, "MAX_FILTERED_WAITERS", filtered)
             patch.setattr(manager_module, "MAX_CONTINUED_QUEUES", limit)
             sliced.step(command_for(sliced, step, live), now)
             check(sliced)
@@ -129,6 +131,7 @@ def test_whatever_happens_between_the_steps_every_grantable_request_is_granted(
 ) -> None:
     """The invariants hold after each step: a waiting request is grantable only in a queue whose grants are pending."""
     monkeypatch.setattr(grant, "MAX_CANDIDATES", 1)
+    monkeypatch.setattr(grant, "MAX_FILTERED_WAITERS", 16 * (seed % 2))
     chance = random.Random(seed)  # noqa: S311
     manager = LockManager()
     pending = 0

@@ -15,15 +15,22 @@ from searches import examples
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integers(-3, 3), st.integers(0, 10**6)))
 
 
+def request_of(owner: str) -> Request:
+    request = Request()
+    request.owner = owner
+    return request
+
+
 @examples(60)
 @given(STEPS, st.integers(2, 8))
 def test_a_sorted_queue_equals_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int) -> None:
     wait_queue.MAX_CHUNK, usual = chunk, wait_queue.MAX_CHUNK
+    wait_queue.MIN_UNIFORM_CHUNK, usual_uniform = 0, wait_queue.MIN_UNIFORM_CHUNK
     try:
-        queue, plain, request = SortedQueue(), [], Request()
+        queue, plain = SortedQueue(), []
         for ticket, (what, priority, where) in enumerate(steps):
             if what == "add":
-                entry = (float(priority), ticket, request)
+                entry = (float(priority), ticket, request_of("other" if where % 4 == 0 else "T"))
                 queue.add(entry)
                 insort(plain, entry, key=lambda e: e[:2])
             elif plain:
@@ -32,6 +39,11 @@ def test_a_sorted_queue_equals_a_sorted_list(steps: list[tuple[str, int, int]], 
             assert (len(queue), bool(queue)) == (len(plain), bool(plain))
             assert queue.first == (plain[0] if plain else None)
             assert queue.last == (plain[-1] if plain else None)
+            for owner in ("T", "other"):
+                other = next((entry for entry in plain if entry[2].owner != owner), None)
+                assert queue.first_not_owned_by(owner) == other
+                for entry in plain[where % 3 :: 3]:
+                    assert queue.has_other_before(entry, owner) == (other is not None and other < entry)
         for i, entry in enumerate(plain):
             assert queue.before(entry) == (plain[i - 1] if i else None)
             assert queue.after(entry) == (plain[i + 1] if i + 1 < len(plain) else None)
@@ -40,7 +52,7 @@ def test_a_sorted_queue_equals_a_sorted_list(steps: list[tuple[str, int, int]], 
             for j in range(i + 1, len(plain)):
                 assert list(queue.between(entry, plain[j])) == plain[i + 1 : j]
     finally:
-        wait_queue.MAX_CHUNK = usual
+        wait_queue.MAX_CHUNK, wait_queue.MIN_UNIFORM_CHUNK = usual, usual_uniform
 
 
 @examples(60)

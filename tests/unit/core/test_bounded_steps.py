@@ -1,0 +1,151 @@
+"""A step reads a bounded number of requests, even if one transaction has very many. Measured in bytecode instructions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from genie.core import Command, Continue, Expire, LockManager, Release, Request, State, TimedOut, view
+from work.opcodes import OpcodeCounter
+
+MANY = 3_000
+"""Requests of one transaction: more than a step may read."""
+
+MAX_INSTRUCTIONS = 150_000
+"""Instructions of one step that reads about 1,000 requests."""
+
+
+def lock(manager: LockManager, *exclusive: str, shared: tuple[str, ...] = (), **options: Any) -> Request:
+    request = Request(shared, exclusive, **({"queue_timeout_ms": 1e9, "transaction_timeout_ms": 1e9} | options))
+    manager.step(request, 0)
+    return request
+
+
+def instructions(manager: LockManager, command: Command, now: float = 0) -> int:
+    counter = OpcodeCounter()
+    counter.start()
+    try:
+        manager.step(command, now)
+    finally:
+        counter.stop()
+    return counter.count
+
+
+def finish(manager: LockManager) -> int:
+    """Execute the pending grants, and return the most instructions of a step."""
+    most = 0
+    for _ in range(1_000):
+        if not manager.pending_grants:
+            return most
+        most = max(most, instructions(manager, Continue()))
+    raise AssertionError("the grants are pending for ever")
+
+
+def test_a_release_does_not_read_the_requests_that_its_waiters_transaction_has_elsewhere() -> None:
+    manager = LockManager()
+    names = [f"{number}" for number in range(30)]
+    holder = lock(manager, *names)
+    lock(manager, "elsewhere")
+    waiters = [lock(manager, name, transaction="T") for name in names]
+    for _ in range(MANY):
+        lock(manager, "elsewhere", transaction="T")
+    assert instructions(manager, Release(holder.id)) < MAX_INSTRUCTIONS
+    assert finish(manager) < MAX_INSTRUCTIONS
+    assert all(waiter.state is State.HELD for waiter in waiters)
+
+
+def test_the_waiters_of_one_transaction_in_one_queue_are_granted_in_slices() -> None:
+    manager = LockManager()
+    holder = lock(manager, "A")
+    for _ in range(MANY):
+        lock(manager, "A", transaction="T")
+    assert instructions(manager, Release(holder.id)) < MAX_INSTRUCTIONS * 4
+    assert finish(manager) < MAX_INSTRUCTIONS * 4
+    assert len(manager.table.held) == MANY
+
+
+def test_waiters_that_are_not_grantable_are_read_in_slices() -> None:
+    """The transaction waits for another resource too, so that no request leaves the queue."""
+    manager = LockManager()
+    holder = lock(manager, "A")
+    lock(manager, "B")
+    for _ in range(MANY):
+        lock(manager, "A", "B", transaction="T")
+    assert instructions(manager, Release(holder.id)) < MAX_INSTRUCTIONS
+    assert finish(manager) < MAX_INSTRUCTIONS
+    assert len(manager.table.waiting) == MANY
+
+
+def test_shared_waiters_of_others_between_those_of_a_transaction_are_read_in_slices() -> None:
+    manager = LockManager()
+    holder = lock(manager, "A")
+    lock(manager, "B")
+    lock(manager, "A", "B", transaction="T")
+    for _ in range(MANY):
+        lock(manager, shared=("A",))
+    own = [lock(manager, shared=("A",), transaction="T") for _ in range(20)]
+    assert instructions(manager, Release(holder.id)) < MAX_INSTRUCTIONS
+    assert finish(manager) < MAX_INSTRUCTIONS
+    assert all(request.state is State.HELD for request in own)
+    assert len(manager.table.waiting) == MANY + 1
+
+
+def test_a_new_request_does_not_read_all_earlier_ones_of_its_transaction() -> None:
+    manager = LockManager()
+    lock(manager, "B")
+    for _ in range(MANY):
+        lock(manager, "A", "B", transaction="T")
+    assert instructions(manager, Request((), ("A", "B"), transaction="T", queue_timeout_ms=1e9)) < 5_000
+
+
+def test_the_own_requests_before_one_that_times_out_are_not_all_read() -> None:
+    manager = LockManager()
+    lock(manager, "A")
+    for _ in range(MANY):
+        lock(manager, "A", transaction="T")
+    for _ in range(100):
+        lock(manager, "A", transaction="T", queue_timeout_ms=10)
+    ended = 0
+    while ended < 100:
+        counter = OpcodeCounter()
+        counter.start()
+        events = manager.step(Expire(), 10)
+        counter.stop()
+        assert events
+        assert counter.count < 4 * MAX_INSTRUCTIONS
+        ended += len(events)
+        assert [event.blockers_total for event in events if isinstance(event, TimedOut)] == [1] * len(events)
+
+
+def test_requests_that_time_out_together_read_a_bounded_number_of_blockers() -> None:
+    manager = LockManager()
+    lock(manager, "A")
+    for _ in range(1_100):
+        lock(manager, "A")
+    for _ in range(300):
+        lock(manager, "A", queue_timeout_ms=10)
+    totals = []
+    for _ in range(5):
+        counter = OpcodeCounter()
+        counter.start()
+        events = manager.step(Expire(), 10)
+        counter.stop()
+        assert events
+        assert counter.count < 4 * MAX_INSTRUCTIONS
+        totals += [event.blockers_total for event in events if isinstance(event, TimedOut)]
+    assert set(totals) == {view.MAX_COUNTED_BLOCKERS, view.MAX_LISTED_BLOCKERS}
+    assert len(totals) > 100
+
+
+def test_inspect_by_transaction_and_resource_does_not_read_all_locks_of_the_transaction() -> None:
+    manager = LockManager()
+    lock(manager, "A")
+    waiter = lock(manager, "A", transaction="T")
+    for number in range(MANY):
+        lock(manager, f"{number}", transaction="T")
+    counter = OpcodeCounter()
+    counter.start()
+    found = view.inspect(manager.table, transaction="T", resource="A")
+    counter.stop()
+    assert counter.count < 5_000
+    assert [row.request for row in found.queue] == [waiter]
+    assert not found.holders_total
