@@ -25,6 +25,9 @@ from genie.core.lock_table import LockTable
 from genie.core.model import Owner, Request
 from genie.core.wait_queue import WaitQueue
 
+MAX_READ_GRANTS = 100
+"""Maximum number of resources held by a transaction that are all read to find whether others wait for them."""
+
 Neighbours = Callable[[LockTable, Owner], Iterator[Owner]]
 """`successors` or `predecessors`: yields the neighbours of an owner in the wait-for graph."""
 
@@ -32,7 +35,7 @@ Neighbours = Callable[[LockTable, Owner], Iterator[Owner]]
 def successors(table: LockTable, owner: Owner) -> Iterator[Owner]:
     """Yield owners that `owner` waits for: enough owners to reach all others transitively.
 
-    May yield an owner twice, or `owner` itself.
+    May yield an owner twice, or `owner` itself. Each next owner is found in bounded time.
     """
     for request in table.waiting_of(owner).values():
         yield from request_successors(table, request)
@@ -51,8 +54,12 @@ def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
         if nearest is not None:
             yield nearest[2].owner  # an entry is (negated priority, ticket, request)
         else:
-            for holder in conflicting_holders(table, request, name, exclusive):
-                yield holder.owner
+            resource = table.resources[name]
+            if resource.exclusive_count:  # then all holders have the same owner
+                yield next(iter(resource.holders.values())).owner
+            elif exclusive:
+                for holder in resource.holders.values():
+                    yield holder.owner
         if exclusive:
             for other in queue.shared.between(nearest, entry):
                 yield other[2].owner
@@ -61,7 +68,8 @@ def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
 def predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
     """Yield owners that wait for `owner`: enough owners to reach all others transitively.
 
-    May yield an owner twice, or `owner` itself.
+    May yield an owner twice, or `owner` itself: it is yielded for each grant and each entry that no other owner waits for. So
+    each next owner is found in bounded time.
     """
     yield from _predecessors_of_grants(table, owner)
     for request in table.waiting_of(owner).values():
@@ -69,8 +77,7 @@ def predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
             queue = table.wait_queue(name)
             entry = request.entry(name)
             nearest = queue.exclusive.after(entry)
-            if nearest is not None:
-                yield nearest[2].owner  # an entry is (negated priority, ticket, request)
+            yield owner if nearest is None else nearest[2].owner  # an entry is (negated priority, ticket, request)
             if exclusive:
                 for other in queue.shared.between(entry, nearest):
                     yield other[2].owner
@@ -81,7 +88,9 @@ def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
     transaction = table.transactions.get(owner) if isinstance(owner, str) else None
     for name in transaction.grants if transaction is not None else ():
         resource = table.resources.get(name)
-        if resource is not None and resource.wait_queue is not None:
+        if resource is None or resource.wait_queue is None:
+            yield owner
+        else:
             nearest = resource.wait_queue.exclusive.first
             if nearest is not None:
                 yield nearest[2].owner  # an entry is (negated priority, ticket, request)
@@ -104,11 +113,17 @@ def creates_cycle(table: LockTable, new_request: Request) -> bool:
 
 
 def _may_have_waiters(table: LockTable, new_request: Request) -> bool:
-    """Return whether other owners may wait for the owner of a new request because of its earlier requests."""
+    """Return whether other owners may wait for the owner of a new request because of its earlier requests.
+
+    Reads few grants of a transaction that holds many. Then the search for a cycle reads them, and ends when either of its two
+    directions ends.
+    """
     if new_request.transaction is None:
         return False
     transaction, resources = table.transactions[new_request.transaction], table.resources
     if len(transaction.waiting) > 1:  # others may wait for an earlier waiting request
+        return True
+    if len(transaction.grants) > MAX_READ_GRANTS:
         return True
     for name in transaction.grants:  # noqa: SIM110 - a generator would cost more
         if name in resources and resources[name].wait_queue is not None:

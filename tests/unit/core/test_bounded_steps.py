@@ -136,6 +136,14 @@ def test_requests_that_time_out_together_read_a_bounded_number_of_blockers() -> 
     assert len(totals) > 100
 
 
+def test_a_new_request_of_a_transaction_that_holds_many_locks_does_not_read_them() -> None:
+    manager = LockManager()
+    lock(manager, "A")
+    lock(manager, *(f"{number}" for number in range(MANY)), transaction="T")
+    request = Request((), ("A",), transaction="T", queue_timeout_ms=0)
+    assert instructions(manager, request) < 5_000
+
+
 def test_inspect_by_transaction_and_resource_does_not_read_all_locks_of_the_transaction() -> None:
     manager = LockManager()
     lock(manager, "A")
