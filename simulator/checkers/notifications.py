@@ -415,6 +415,8 @@ class ReplyChecker(Checker):
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self._pending_commands: dict[int, list[PendingCommand]] = {}
+        self._before_replies: set[int] = set()
+        """Connections with a resumed session that were sent no reply after `welcome`: they may be sent its state, in slices."""
         self._ambiguous: set[tuple[int, str | int]] = set()
         """Connection numbers and ids or refs of each `released` that was matched with a command, perhaps wrongly."""
 
@@ -450,6 +452,10 @@ class ReplyChecker(Checker):
         """If a message is a reply, remove the command to which it replies from the pending commands."""
         message, payload = entry.data["command"], entry.data["payload"]
         ref = payload.get("ref")
+        if message == "welcome" and payload["resumed"]:
+            self._before_replies.add(entry.connection)
+        elif message in REPLIES or message == "error":
+            self._before_replies.discard(entry.connection)
         if message in REPLIES:
             expected = REPLIES[message], ref, payload.get("id")
             matching = [command for command in pending if (command.name, command.ref, command.id) == expected]
@@ -457,7 +463,11 @@ class ReplyChecker(Checker):
         elif message in ("queued", "locked"):
             matching = [command for command in pending if command.name == "request" and command.ref == ref]
             if matching and message == "queued":
-                self._remove_in_order(entry, pending, matching)
+                is_state = entry.connection in self._before_replies and self._unanswered_before(
+                    matching[0], entry, pending
+                )
+                if not is_state:
+                    self._remove_in_order(entry, pending, matching)
             elif matching and self.model.connections[entry.connection].quiet:
                 pending.remove(matching[0])  # the lock may have been granted long after the request was executed
                 self._note_repeated(entry)
