@@ -592,8 +592,8 @@ SERVER_MUTANTS: Final = [
         "Deadlocks",
         "deadlocks are not detected",
         "core/manager.py",
-        "if deadlock.creates_cycle(table, request):",
-        "if False:",
+        "deadlock.may_create_cycle(table, request)",
+        "False",
     ),
     Mutant(
         "When a connection ends",

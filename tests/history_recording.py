@@ -50,7 +50,7 @@ class Recording:
         elif self._as_lines and isinstance(command, Release) and isinstance(first, core.Released):
             lines.append(release_line(command.id))
             others = events[1:]
-        elif isinstance(first, core.QueueFull):
+        elif isinstance(first, core.QueueFull | core.GraphFull):
             self.recorder.on_id_skipped(now)
         if others:
             line = records.command_line(command) if self._as_lines and isinstance(command, Request) else None

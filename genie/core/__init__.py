@@ -13,6 +13,7 @@ from genie.core.events import (
     Event,
     Extended,
     Granted,
+    GraphFull,
     Insufficient,
     Locked,
     LockedAfterBlockers,
@@ -42,10 +43,12 @@ from genie.core.model import (
     Weight,
 )
 from genie.core.view import Inspection, Row, blocked_resources, inspect
+from genie.core.wait_queue import MAX_ARRIVAL_STEPS
 
 __all__ = [
     "ENDED",
     "HELD",
+    "MAX_ARRIVAL_STEPS",
     "NEVER",
     "NO_TIMEOUT_MS",
     "SUCCESS",
@@ -62,6 +65,7 @@ __all__ = [
     "Extend",
     "Extended",
     "Granted",
+    "GraphFull",
     "Inspection",
     "Insufficient",
     "LargeRequest",

@@ -9,27 +9,60 @@ edges is a deadlock; any other cycle is resolved by rearranging queues, as in Po
 In a queue of n exclusive requests each request waits for all earlier requests: n²/2 edges. It is
 enough to follow the nearest edges, because the nearest earlier exclusive request itself waits for
 everything before it. So the cost of a search is linear in the number of owners that it reaches.
+
+This number is bounded: a search that would exceed `MAX_ARRIVAL_STEPS` raises `GraphTooLarge`, and the new request is rejected.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import zip_longest
 
 from genie.core.events import Cycle, Wait
-from genie.core.grant import conflicting_holders
 from genie.core.lock_table import LockTable
-from genie.core.model import Owner, Request
-from genie.core.wait_queue import WaitQueue
+from genie.core.model import Owner, QueueEntry, Request
+from genie.core.wait_queue import MAX_ARRIVAL_STEPS, STEPS_PER_MOVE
+
+MAX_SEARCH_STEPS = 5_000
+"""Number of edges of the wait-for graph after which the search for a cycle ends without a result. Then the resolution of a cycle,
+which has more steps, repeats the search."""
 
 MAX_READ_GRANTS = 100
 """Maximum number of resources held by a transaction that are all read to find whether others wait for them."""
 
 Neighbours = Callable[[LockTable, Owner], Iterator[Owner]]
 """`successors` or `predecessors`: yields the neighbours of an owner in the wait-for graph."""
+
+Rearrangement = dict[str, tuple[list[QueueEntry], list[Request]]]
+"""For each resource whose queue changes: contiguous entries of the queue, and the new order of their requests."""
+
+
+class GraphTooLarge(Exception):
+    """A search in the wait-for graph would exceed `MAX_ARRIVAL_STEPS`, so a deadlock could remain undetected."""
+
+
+class StepBudget:
+    """The steps that are left for the resolution of a cycle. `used`: those of the insertion into the wait queues."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, used: int) -> None:
+        self.left = MAX_ARRIVAL_STEPS - used
+
+    def spend(self, steps: int = 1) -> None:
+        """Count steps. Raises GraphTooLarge if there are too many."""
+        self.left -= steps
+        if self.left < 0:
+            raise GraphTooLarge
+
+
+# -- The wait-for graph ------------------------------------------------------------------
+#
+# Each item of these iterators takes constant or logarithmic time, so that the caller can count the work. A resource that
+# leads to no other owner yields the given owner itself.
 
 
 def successors(table: LockTable, owner: Owner) -> Iterator[Owner]:
@@ -44,7 +77,7 @@ def successors(table: LockTable, owner: Owner) -> Iterator[Owner]:
 def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
     """Yield owners that one request waits for: enough owners to reach all others transitively.
 
-    The nearest earlier exclusive request in a queue itself waits for all earlier requests and for the
+    May yield an owner twice, or the owner of `request`. The nearest earlier exclusive request in a queue itself waits for all earlier requests and for the
     holders, so nothing before it needs to be yielded.
     """
     for name, exclusive in request.modes():
@@ -60,6 +93,8 @@ def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
             elif exclusive:
                 for holder in resource.holders.values():
                     yield holder.owner
+            else:
+                yield request.owner
         if exclusive:
             for other in queue.shared.between(nearest, entry):
                 yield other[2].owner
@@ -92,15 +127,14 @@ def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
             yield owner
         else:
             nearest = resource.wait_queue.exclusive.first
-            if nearest is not None:
-                yield nearest[2].owner  # an entry is (negated priority, ticket, request)
+            yield owner if nearest is None else nearest[2].owner  # an entry is (negated priority, ticket, request)
             if resource.exclusive_count:
                 for other in resource.wait_queue.shared.between(None, nearest):
                     yield other[2].owner
 
 
-def creates_cycle(table: LockTable, new_request: Request) -> bool:
-    """Return whether a new request closed a cycle in the wait-for graph.
+def may_create_cycle(table: LockTable, new_request: Request) -> bool:
+    """Return whether a new request closed a cycle in the wait-for graph, or may have closed one.
 
     In a cycle, another owner waits for the owner of the new request. The other owner waits either for
     an earlier lock or request of this owner, or for the new request, which overtook it in a queue. No
@@ -109,7 +143,7 @@ def creates_cycle(table: LockTable, new_request: Request) -> bool:
     if new_request.simple and not table.wait_queue(new_request.names()[0]).non_simple_count:
         return False
     overtakes = _overtakes(table, new_request)
-    return (overtakes or _may_have_waiters(table, new_request)) and is_in_cycle(table, new_request, overtakes)
+    return (overtakes or _may_have_waiters(table, new_request)) and may_be_in_cycle(table, new_request, overtakes)
 
 
 def _may_have_waiters(table: LockTable, new_request: Request) -> bool:
@@ -139,8 +173,10 @@ def _overtakes(table: LockTable, new_request: Request) -> bool:
     return False
 
 
-def is_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> bool:
-    """Return whether the owner of a new request waits for itself transitively.
+def may_be_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> bool:
+    """Return whether the owner of a new request waits for itself transitively, as far as `MAX_SEARCH_STEPS` edges show.
+
+    True if there is a cycle, and if the search has not ended after that many edges.
 
     `overtakes`: the new request is before others in a queue. If not, a cycle must contain an edge
     that starts at the new request, since there was no cycle before the request arrived.
@@ -152,11 +188,12 @@ def is_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> bool
     owner = new_request.owner
     first = successors(table, owner) if overtakes else request_successors(table, new_request)
     sides = (_search(table, owner, successors, first), _search(table, owner, predecessors, predecessors(table, owner)))
-    while True:
+    for _ in range(MAX_SEARCH_STEPS // 2):
         for side in sides:
             reached_owner = next(side, None)  # None: this search has followed all its edges
             if reached_owner is not False:
                 return reached_owner is True
+    return True
 
 
 def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Iterator[Owner]) -> Iterator[bool]:
@@ -182,7 +219,7 @@ def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Itera
             yield False
 
 
-def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
+def strongly_connected_component(table: LockTable, start: Owner, budget: StepBudget) -> list[Owner]:
     """Return the owners of the strongly connected component of `start`, `start` first.
 
     These are the owners that both wait for `start` and are waited for by `start`, transitively.
@@ -192,6 +229,7 @@ def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
     while stack:
         owner = stack.pop()
         for other in successors(table, owner):
+            budget.spend()
             if other not in waiters:
                 waiters[other] = []
                 stack.append(other)
@@ -206,64 +244,96 @@ def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
     return list(component)
 
 
-def find_deadlock(table: LockTable, victim: Owner) -> Cycle | None:
+def find_deadlock(table: LockTable, victim: Owner, budget: StepBudget) -> Cycle | None:
     """Return the shortest cycle of hard edges through `victim` (a deadlock), or None if there is none.
 
     A hard edge leads from a waiting owner to the holder of a lock. A cycle of hard edges cannot be
     resolved by rearranging wait queues. The search is breadth first, so it finds a shortest cycle.
     """
-    steps: dict[Owner, tuple[Owner, Wait]] = {}  # the edge by which each owner was reached, and its start
+    steps: dict[Owner, HardEdge] = {}  # the edge by which each owner was reached
     searched: set[str] = set()
     queue = deque([victim])
     while queue:
         owner = queue.popleft()
         for request in table.waiting_of(owner).values():
             for name, exclusive in request.modes():
+                budget.spend()
                 for holder in _unsearched_holders(table, request, name, exclusive, victim, searched):
+                    budget.spend()
+                    if holder.owner == owner or not (exclusive or holder.is_exclusive(name)):
+                        continue
                     if holder.owner == victim:
-                        last_wait = Wait(name, request.id, holder.id, request.shown_note, request.traceparent)
-                        return _build_cycle(victim, steps, owner, last_wait)
+                        return _build_cycle(victim, steps, (request, name, holder))
                     if holder.owner not in steps:
-                        wait = Wait(name, request.id, holder.id, request.shown_note, request.traceparent)
-                        steps[holder.owner] = (owner, wait)
+                        steps[holder.owner] = (request, name, holder)
                         queue.append(holder.owner)
     return None
 
 
+HardEdge = tuple[Request, str, Request]
+"""A waiting request, the resource that it waits for, and a request that holds this resource."""
+
+
 def _unsearched_holders(
     table: LockTable, request: Request, name: str, exclusive: bool, victim: Owner, searched: set[str]
-) -> Iterator[Request]:
-    """Yield the holders of `name` that block a waiting request, but yield all holders only once for each resource.
+) -> Iterable[Request]:
+    """Return the holders of `name`, some of which may block a waiting request, but return them only once for each resource.
 
-    Yielding them for each of n waiters would cost n·m steps for m holders. For later waiters of the
-    resource, all holders are already visited, except `victim`, the target of the search: only requests
-    of `victim` are yielded again.
+    Returning them for each of n waiters would cost n·m steps for m holders. For
+    later waiters of the resource, all holders are already visited, except `victim`, the target of the search: they are only
+    returned again if `victim` is among them.
     """
-    if name not in searched:
-        for holder in conflicting_holders(table, request, name, exclusive):
-            searched.add(name)
-            yield holder
-    elif request.owner != victim and table.grant_count(victim, name):
-        yield from (holder for holder in conflicting_holders(table, request, name, exclusive) if holder.owner == victim)
+    resource = table.resources[name]
+    if not exclusive and not resource.exclusive_count:
+        return ()
+    if name in searched and (request.owner == victim or not table.grant_count(victim, name)):
+        return ()
+    searched.add(name)
+    return resource.holders.values()
 
 
-def _build_cycle(victim: Owner, steps: dict[Owner, tuple[Owner, Wait]], owner: Owner, last_wait: Wait) -> Cycle:
-    """Return the cycle that `last_wait` closes: the edge from `owner` to `victim`.
-
-    `steps` maps each owner to the previous owner on the search path, and to the edge between them.
-    """
-    owners, waits = [owner], [last_wait]
-    while owner != victim:
-        owner, wait = steps[owner]
-        owners.append(owner)
-        waits.append(wait)
-    return Cycle(tuple(reversed(owners)), tuple(reversed(waits)))
+def _build_cycle(victim: Owner, steps: dict[Owner, HardEdge], last: HardEdge) -> Cycle:
+    """Return the cycle that the edge `last` to `victim` closes. `steps` maps each owner to the edge by which it was reached."""
+    edges = [last]
+    while edges[-1][0].owner != victim:
+        edges.append(steps[edges[-1][0].owner])
+    edges.reverse()
+    waits = [
+        Wait(name, request.id, holder.id, request.shown_note, request.traceparent) for request, name, holder in edges
+    ]
+    return Cycle(tuple([request.owner for request, _, _ in edges]), tuple(waits))
 
 
 # -- Queue rearrangement ---------------------------------------------------------------
 
 
-def topological_ranks(table: LockTable, owners: Sequence[Owner]) -> dict[Owner, int]:
+def find_rearrangement(table: LockTable, owner: Owner, budget: StepBudget) -> Rearrangement:
+    """Return how to rearrange wait queues so that `owner` is no longer in a cycle. There must be no cycle of hard edges.
+
+    Raises GraphTooLarge. Changes nothing.
+    """
+    ranks = topological_ranks(table, strongly_connected_component(table, owner, budget), budget)
+    entries_by_name: dict[str, list[QueueEntry]] = {}  # those of the component
+    for member in ranks:
+        for request in table.waiting_of(member).values():
+            for name in request.names():
+                entries_by_name.setdefault(name, []).append(request.entry(name))
+    rearrangement: Rearrangement = {}
+    for name, members in entries_by_name.items():
+        if len(members) > 1:
+            first, last = min(members), max(members)
+            between = table.wait_queue(name).entries_between(first, last, budget.left + len(members))
+            budget.spend(len(between) + 2 - len(members))  # the others were counted
+            entries = [first, *between, last]
+            order = rearranged_order([entry[2] for entry in entries], name, ranks)
+            if order is not None:
+                moves = sum(entry[2] is not request for entry, request in zip(entries, order, strict=True))
+                budget.spend(STEPS_PER_MOVE * moves)
+                rearrangement[name] = (entries, order)
+    return rearrangement
+
+
+def topological_ranks(table: LockTable, owners: Sequence[Owner], budget: StepBudget) -> dict[Owner, int]:
     """Return a rank for each owner of a component. In the queues, lower ranks are before higher ranks.
 
     The rank of an owner is greater than the ranks of all owners for which it waits by hard edges. Owners
@@ -274,18 +344,14 @@ def topological_ranks(table: LockTable, owners: Sequence[Owner]) -> dict[Owner, 
     members = set(owners)
     holders: dict[Owner, set[Owner]] = {}
     waiter_count = dict.fromkeys(owners, 0)  # owners without a rank that wait for this owner by a hard edge
+    keys: dict[Owner, tuple[float, int]] = {}
     for owner in owners:
-        holders[owner] = {
-            holder.owner
-            for request in table.waiting_of(owner).values()
-            for name, exclusive in request.modes()
-            for holder in conflicting_holders(table, request, name, exclusive)
-            if holder.owner in members
-        }
+        holders[owner] = _holding_owners(table, owner, budget) & members
         for holding_owner in holders[owner]:
             waiter_count[holding_owner] += 1
+        keys[owner] = _reverse_queue_key(table, owner)
     index = {owner: i for i, owner in enumerate(owners)}
-    unblocking = [(*_reverse_queue_key(table, owner), index[owner]) for owner in owners if not waiter_count[owner]]
+    unblocking = [(*keys[owner], index[owner]) for owner in owners if not waiter_count[owner]]
     heapify(unblocking)  # owners for which no owner without a rank waits; the last in queue order is the first
     ranks: dict[Owner, int] = {}
     while unblocking:
@@ -294,9 +360,25 @@ def topological_ranks(table: LockTable, owners: Sequence[Owner]) -> dict[Owner, 
         for holding_owner in holders[owner]:
             waiter_count[holding_owner] -= 1
             if not waiter_count[holding_owner]:
-                heappush(unblocking, (*_reverse_queue_key(table, holding_owner), index[holding_owner]))
+                heappush(unblocking, (*keys[holding_owner], index[holding_owner]))
     assert len(ranks) == len(owners), "a cycle of hard edges has no topological order"  # noqa: S101 - an invariant
     return ranks
+
+
+def _holding_owners(table: LockTable, owner: Owner, budget: StepBudget) -> set[Owner]:
+    """Return the other owners that hold locks that `owner` waits for: the targets of its hard edges."""
+    found: set[Owner] = set()
+    for request in table.waiting_of(owner).values():
+        for name, exclusive in request.modes():
+            resource = table.resources[name]
+            budget.spend()
+            if resource.exclusive_count:  # then all holders have the same owner
+                found.add(next(iter(resource.holders.values())).owner)
+            elif exclusive:
+                budget.spend(len(resource.holders))
+                found.update([holder.owner for holder in resource.holders.values()])
+    found.discard(owner)
+    return found
 
 
 def _reverse_queue_key(table: LockTable, owner: Owner) -> tuple[float, int]:
@@ -305,34 +387,28 @@ def _reverse_queue_key(table: LockTable, owner: Owner) -> tuple[float, int]:
     return (-first[0], -first[1])
 
 
-def rearranged_order(queue: WaitQueue, name: str, ranks: Mapping[Owner, int]) -> Sequence[Request] | None:
-    """Return the requests of a queue ordered by the ranks of their owners, or None if the order does not change.
+def rearranged_order(requests: Sequence[Request], name: str, ranks: Mapping[Owner, int]) -> list[Request] | None:
+    """Return contiguous requests of a queue ordered by the ranks of their owners, or None if the order does not change.
 
-    `ranks` contains the owners of one component of the wait-for graph; only their requests move. A
+    `ranks` contains the owners of one component of the wait-for graph, among them those of the first and the last request.
+    Only their requests move. A
     request of another owner (an outsider) is never between two conflicting requests of the
     component, because then its owner would also be in the component. So no outsider is between the
     first and the last exclusive request of the component. Outsiders between the component's shared
     requests are shared as well, and stay before or after these exclusive requests.
     """
-    requests = [entry[2] for entry in queue.entries()]
-    # All following lists contain positions in the queue.
+    # All following lists contain positions in `requests`.
     members = [i for i, request in enumerate(requests) if request.owner in ranks]
-    exclusive = [i for i in members if name in requests[i].exclusive]
-    if len(members) == 1 or not exclusive:
+    exclusive = [i for i in members if requests[i].is_exclusive(name)]
+    if not exclusive:
         return None
-    outsiders = [i for i in range(members[0], members[-1]) if requests[i].owner not in ranks]
-    shared = [i for i in members if name not in requests[i].exclusive]
+    outsiders = [i for i, request in enumerate(requests) if request.owner not in ranks]
+    shared = [i for i in members if not requests[i].is_exclusive(name)]
     rank_of = {i: ranks[requests[i].owner] for i in members}
     exclusive.sort(key=lambda i: (rank_of[i], i))
     runs = _assign_runs(shared, exclusive, rank_of, outsiders)
     order = [i for run, last in zip_longest(runs, exclusive) for i in ([*run] if last is None else [*run, last])]
-    if order == sorted(order):
-        return None
-    return [
-        *requests[: members[0]],
-        *(requests[i] for i in order),
-        *requests[members[-1] + 1 :],
-    ]
+    return None if order == sorted(order) else [requests[i] for i in order]
 
 
 def _assign_runs(
@@ -358,30 +434,25 @@ def _assign_runs(
             runs[low].append(i)
         else:
             of_same_owner.append((i, low, high))
-    chosen = [
-        (min(range(low, high + 1), key=_swap_counter(i, low, high, exclusive, runs)), i)
-        for i, low, high in of_same_owner
-    ]
-    for run, i in chosen:
-        runs[run].append(i)
+    for run in runs:
+        run.sort()
+    chosen = [(_best_run(i, low, high, exclusive, runs), i) for i, low, high in of_same_owner]
+    for index, i in chosen:
+        runs[index].append(i)
     return [sorted(run) for run in runs]
 
 
-def _swap_counter(i: int, low: int, high: int, exclusive: list[int], runs: list[list[int]]) -> Callable[[int], int]:
-    """Return a function that counts the swaps needed to put the shared request at position `i` into a run.
+def _best_run(i: int, low: int, high: int, exclusive: list[int], runs: list[list[int]]) -> int:
+    """Return the run, from `low` to `high`, in which the shared request at position `i` swaps with the fewest requests.
 
-    The argument of the function is the index of the run, from `low` to `high`.
+    `exclusive[low:high]` are the positions of the exclusive requests of its owner, and ascend. The runs are sorted.
     """
+    unmoved = bisect_left(exclusive, i, low, high)  # the run in which it swaps with no exclusive request of its owner
     # Shared requests that swap with position `i` unless it joins their run: later ones in `low`, earlier ones in `high`.
-    after_low = sum(j > i for j in runs[low])
-    before_high = sum(j < i for j in runs[high])
+    after_low = len(runs[low]) - bisect_left(runs[low], i)
+    before_high = bisect_left(runs[high], i)
 
     def count_swaps(run: int) -> int:
-        return (
-            (after_low if run > low else 0)
-            + (before_high if run < high else 0)
-            + sum(j > i for j in exclusive[low:run])
-            + sum(j < i for j in exclusive[run:high])
-        )
+        return abs(run - unmoved) + (after_low if run > low else 0) + (before_high if run < high else 0)
 
-    return count_swaps
+    return min((low, unmoved, high), key=count_swaps)

@@ -142,6 +142,16 @@ class QueueFull:
 
 
 @dataclass(slots=True)
+class GraphFull:
+    """A request was rejected because the wait-for graph is too large to find out whether it would deadlock.
+
+    The client never learns the id that was assigned to the request.
+    """
+
+    request: Request
+
+
+@dataclass(slots=True)
 class Extended:
     """A held lock got a new deadline."""
 
@@ -217,4 +227,17 @@ class Cycle:
     waits: tuple[Wait, ...]
 
 
-Event = Queued | Granted | QueueFull | Taken | Locked | Released | Extended | Moved | AlreadyEnded | UnknownId | NotHeld
+Event = (
+    Queued
+    | Granted
+    | QueueFull
+    | GraphFull
+    | Taken
+    | Locked
+    | Released
+    | Extended
+    | Moved
+    | AlreadyEnded
+    | UnknownId
+    | NotHeld
+)

@@ -218,6 +218,15 @@ def is_grantable(table: LockTable, request: Request) -> bool:
     return True
 
 
+def waits_for_holder(table: LockTable, request: Request) -> bool:
+    """Return whether another owner holds a conflicting lock on any resource of a waiting request."""
+    owner = request.owner
+    for name in request.exclusive:
+        if len(table.resources[name].holders) > table.grant_count(owner, name):
+            return True
+    return any(table.resources[name].exclusive_count and not table.grant_count(owner, name) for name in request.shared)
+
+
 def is_immediately_grantable(table: LockTable, request: Request) -> bool:
     """Return whether a new request can be granted without entering a wait queue.
 

@@ -162,10 +162,11 @@ class LockTable:
             self.remove_grants(request.transaction, request)
         return affected
 
-    def enqueue(self, request: Request) -> dict[Request, None]:
+    def enqueue(self, request: Request) -> dict[Request, int]:
         """Add a new waiting request to the wait queues of its resources.
 
-        Return the requests whose positions in a queue changed: a dict without values, used as an ordered set.
+        Return the requests whose positions in a queue changed, an ordered set. The value for the new request is the
+        number of requests that its insertion read or moved; see `WaitQueue.insert`.
         """
         request.state = WAITING
         request.queue_entry = (-request.priority, request.id, request)
@@ -175,7 +176,7 @@ class LockTable:
         count = len(request.exclusive) + len(request.shared)
         request.simple = count == 1 and request.transaction is None
         self.queue_entries += count
-        moved: dict[Request, None] = {}
+        moved: dict[Request, int] = {}
         for name in request.exclusive:
             self.wait_queue(name).insert(name, request, True, moved)
         for name in request.shared:
@@ -209,6 +210,12 @@ class LockTable:
             transaction = self.transactions[request.transaction]
             del transaction.waiting[request.id]
             self._discard_if_empty(request.transaction, transaction)
+
+    def withdraw(self, request: Request) -> None:
+        """Remove a new request that ends in the step of its arrival, with no trace: all queues are as they were before."""
+        for name in list(request.moved or ()):
+            self.wait_queue(name).undo_insertion(name, request)
+        self.dequeue(request)
 
     def get_or_create_resource(self, name: str) -> LockedResource:
         """Return the object of a resource. Create it if needed.

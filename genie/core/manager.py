@@ -11,10 +11,12 @@ from genie.core.deadlines import NEVER, Deadlines
 from genie.core.events import (
     AlreadyEnded,
     Blocker,
+    Cycle,
     Deadlocked,
     Event,
     Extended,
     Granted,
+    GraphFull,
     Insufficient,
     Locked,
     LockedAfterBlockers,
@@ -27,10 +29,17 @@ from genie.core.events import (
     TimedOut,
     UnknownId,
 )
-from genie.core.grant import grant_candidates, is_available, is_grantable, is_immediately_grantable, only_grantable
+from genie.core.grant import (
+    grant_candidates,
+    is_available,
+    is_grantable,
+    is_immediately_grantable,
+    only_grantable,
+    waits_for_holder,
+)
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
-from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Owner, Reason, Request, Weight
+from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Reason, Request, Weight
 from genie.core.view import (
     MAX_COUNTED_BLOCKERS,
     MAX_COUNTED_ON_ARRIVAL,
@@ -39,6 +48,7 @@ from genie.core.view import (
     read_limit,
     sample_blockers,
 )
+from genie.core.wait_queue import MAX_ARRIVAL_STEPS
 
 RECENT_OUTCOMES = 100_000
 """Minimum number of recent outcomes that are remembered. The maximum is twice this number."""
@@ -273,43 +283,72 @@ class LockManager:
 
         The new request ends immediately if the cycle is a deadlock. Another cycle is resolved by
         rearranging wait queues. A request with a queue timeout of 0 that cannot be granted also ends
-        immediately, and rearranged queues get their previous order back.
+        immediately, and the queues get their previous order back.
         """
         table = self.table
         request.since = now
         request.since_unix_ms = now + self.unix_offset_ms
         events.append(Queued(request))
         moved = table.enqueue(request)
-        previous_orders: dict[str, list[Request]] = {}
-        if deadlock.creates_cycle(table, request):
-            cycle = deadlock.find_deadlock(table, request.owner)
-            if cycle is not None:
-                table.dequeue(request)
-                self._end(Deadlocked(request, Reason.DEADLOCK, cycle), events)
-                self._append_moved(moved, events)
+        rearranged: deadlock.Rearrangement | None = None
+        if (moved and moved[request] > MAX_ARRIVAL_STEPS) or deadlock.may_create_cycle(table, request):
+            rearranged = self._resolve_cycle(request, moved, events)
+            if rearranged is None:
                 return
-            previous_orders = self._rearrange_queues(request.owner, moved)
-            self.rearrangements += bool(previous_orders)
         if request.queue_timeout_ms <= 0 and not is_grantable(table, request):
-            for name, requests in previous_orders.items():
-                moved |= dict.fromkeys(table.wait_queue(name).rearrange(name, requests))
-            self._time_out(request, events)
-        else:
-            timeout_ms = request.queue_timeout_ms
-            if timeout_ms >= NO_TIMEOUT_MS:
-                request.deadline = NEVER
+            if moved:
+                self._undo_rearrangement(rearranged or {})
+                self._end_on_arrival(request, events)
             else:
-                request.deadline = ceil(now + timeout_ms)
-                self.deadlines.add(request.deadline, request.id)
-            if previous_orders:
-                self._grant_waiters([(name, True, None) for name in previous_orders], now, events, new_request=request)
-            elif is_grantable(table, request):
-                self._grant_waiter(request, now, events)
-            if request.traceparent is not None and request.state is WAITING:
-                self.first_blockers[request.id] = find_blockers(table, request, MAX_COUNTED_ON_ARRIVAL)
+                self._time_out(request, events)
+            return
+        timeout_ms = request.queue_timeout_ms
+        if timeout_ms >= NO_TIMEOUT_MS:
+            request.deadline = NEVER
+        else:
+            request.deadline = ceil(now + timeout_ms)
+            self.deadlines.add(request.deadline, request.id)
+        if rearranged:
+            self._grant_waiters([(name, True, None) for name in rearranged], now, events, new_request=request)
+        elif is_grantable(table, request):
+            self._grant_waiter(request, now, events)
+        if request.traceparent is not None and request.state is WAITING:
+            self.first_blockers[request.id] = find_blockers(table, request, MAX_COUNTED_ON_ARRIVAL)
         if moved:
             moved.pop(request, None)
             self._append_moved(moved, events)
+
+    def _resolve_cycle(
+        self, request: Request, moved: dict[Request, int], events: list[Event]
+    ) -> deadlock.Rearrangement | None:
+        """Rearrange wait queues so that a new request is in no cycle, and return the changes. Return None if the request ends.
+
+        It ends with `deadlock` if it closed a cycle of hard edges. With a queue timeout of 0, it ends if it waits for a held
+        lock: no order of the queues makes it grantable. It is rejected if the search takes too many steps, because it could
+        deadlock. Adds the requests whose positions changed to `moved`.
+        """
+        table, budget = self.table, deadlock.StepBudget(moved.get(request, 0))
+        try:
+            cycle = deadlock.find_deadlock(table, request.owner, budget)
+            if cycle is not None or (request.queue_timeout_ms <= 0 and waits_for_holder(table, request)):
+                self._end_on_arrival(request, events, cycle)
+                return None
+            rearrangement = deadlock.find_rearrangement(table, request.owner, budget)
+        except deadlock.GraphTooLarge:
+            table.withdraw(request)
+            request.state = ENDED
+            events[:] = [GraphFull(request)]
+            return None
+        for name, (entries, order) in rearrangement.items():
+            moved |= dict.fromkeys(table.wait_queue(name).rearrange(name, entries, order), 0)
+        self.rearrangements += bool(rearrangement)
+        return rearrangement
+
+    def _undo_rearrangement(self, rearranged: deadlock.Rearrangement) -> None:
+        """Give rearranged queues their previous order back."""
+        for name, (entries, order) in rearranged.items():
+            previous = [entry[2] for entry in entries]
+            self.table.wait_queue(name).rearrange(name, [request.entry(name) for request in order], previous)
 
     def release(self, id: int, now: float) -> list[Event]:
         """Release a held request or cancel a waiting one, then grant the waiters that it blocked: a step of a `Release`."""
@@ -468,6 +507,15 @@ class LockManager:
         self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, blockers, min(total, max_counted)), events)
         return reads
 
+    def _end_on_arrival(self, request: Request, events: list[Event], cycle: Cycle | None = None) -> None:
+        """End a new request that cannot wait: with `deadlock` if it closed a cycle, else with `queue-timeout`."""
+        blockers = find_blockers(self.table, request) if cycle is None else ((), 0)
+        self.table.withdraw(request)
+        if cycle is None:
+            self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, *blockers), events)
+        else:
+            self._end(Deadlocked(request, Reason.DEADLOCK, cycle), events)
+
     def _remove_held(self, request: Request) -> AffectedQueues:
         """Remove a held request. Return the queues in which waiters may be grantable now."""
         self.deadlines.discard(request.deadline, request.id)
@@ -486,7 +534,7 @@ class LockManager:
         """Return the queues of a waiting request, in which waiters may become grantable once it is removed."""
         return [(name, exclusive, request.entry(name)) for name, exclusive in request.modes()]
 
-    def _append_moved(self, moved: dict[Request, None], events: list[Event]) -> None:
+    def _append_moved(self, moved: dict[Request, int], events: list[Event]) -> None:
         """Append a `Moved` event for each moved request that still waits.
 
         Pending grants begin at the front of their queues again, because a request may have moved before their position.
@@ -499,26 +547,6 @@ class LockManager:
         """Return the event for a command with the id of a request that is neither held nor waiting."""
         reason = self._outcomes.get(id)
         return UnknownId(id) if reason is None else AlreadyEnded(id, reason)
-
-    def _rearrange_queues(self, owner: Owner, moved: dict[Request, None]) -> dict[str, list[Request]]:
-        """Rearrange wait queues so that `owner` is no longer in a cycle.
-
-        Adds the requests whose positions changed to `moved`. Returns the previous orders of the
-        rearranged queues, by resource.
-        """
-        table = self.table
-        ranks = deadlock.topological_ranks(table, deadlock.strongly_connected_component(table, owner))
-        names = dict.fromkeys(
-            name for member in ranks for request in table.waiting_of(member).values() for name in request.names()
-        )
-        previous_orders: dict[str, list[Request]] = {}
-        for name in names:
-            queue = table.wait_queue(name)
-            requests = deadlock.rearranged_order(queue, name, ranks)
-            if requests is not None:
-                previous_orders[name] = [entry[2] for entry in queue.entries()]
-                moved |= dict.fromkeys(queue.rearrange(name, requests))
-        return previous_orders
 
     def _grant_waiters(
         self, affected: AffectedQueues, now: float, events: list[Event], new_request: Request | None = None

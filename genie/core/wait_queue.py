@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import merge
+from itertools import islice
 from operator import itemgetter
 
 from genie.core.model import Owner, QueueEntry, Request
@@ -18,6 +19,13 @@ MAX_CHUNK = 512
 
 MIN_UNIFORM_CHUNK = 16
 """Entries of a chunk above which its owner is kept. A shorter chunk is read again, which costs as much as the bookkeeping."""
+
+MAX_ARRIVAL_STEPS = 10_000
+"""Maximum number of steps that find the place of a new request in the wait queues and in the wait-for graph. A step reads an edge
+of the graph, a resource that an owner waits for, or a request in a queue that is rearranged. A request that needs more is
+rejected."""
+STEPS_PER_MOVE = 3
+"""Steps for which the move of a request to another position counts, because the new position must be stored."""
 
 _last = itemgetter(-1)
 
@@ -192,15 +200,16 @@ class WaitQueue:
     never iterates over waiters of the other mode.
     """
 
-    __slots__ = ("exclusive", "non_simple_count", "priority_inverted", "shared")
+    __slots__ = ("exclusive", "inverted", "non_simple_count", "shared")
 
     def __init__(self) -> None:
         self.shared = SortedQueue()
         self.exclusive = SortedQueue()
         self.non_simple_count = 0
         """Number of waiters that are not `simple`. If it is 0, no cycle passes through this queue."""
-        self.priority_inverted = False
-        """Whether a rearrangement put a request before a request of higher priority."""
+        self.inverted: dict[int, Request] | None = None
+        """The waiters at the position of another priority than their own, by id: a rearrangement put a request before a request
+        of higher priority. May also contain requests that have left the queue. None: there are no such waiters."""
 
     def __len__(self) -> int:
         return len(self.shared) + len(self.exclusive)
@@ -213,41 +222,110 @@ class WaitQueue:
         """Return all entries, first to last."""
         return list(self)
 
-    def insert(self, name: str, request: Request, exclusive: bool, moved: dict[Request, None]) -> None:
+    def entries_between(self, low: QueueEntry, high: QueueEntry, limit: int) -> list[QueueEntry]:
+        """Return the first `limit` entries between `low` and `high`, without these two."""
+        return list(islice(merge(self.shared.between(low, high), self.exclusive.between(low, high)), limit))
+
+    def insert(self, name: str, request: Request, exclusive: bool, moved: dict[Request, int]) -> None:
         """Insert a new request after the last request of the same or a higher priority.
 
-        Other requests change their positions only if the queue is `priority_inverted`. They are added to
-        `moved`, an ordered set.
+        Other requests change their positions only if the queue contains a priority inversion. They are added to
+        `moved`, an ordered set. Its value for the new request is the number of requests that its insertions have read or
+        moved, in steps. If it exceeds `MAX_ARRIVAL_STEPS`, the position in this queue is wrong, and the request must leave.
         """
         if not request.simple:
             self.non_simple_count += 1
-        (self.exclusive if exclusive else self.shared).add(request.entry(name))
-        if not self.priority_inverted:
-            return
-        # The sorted position may be before requests of higher priority: put the new request after them.
-        order = [entry[2] for entry in self.entries() if entry[2] is not request]
-        last_before = max((i for i, other in enumerate(order) if other.priority >= request.priority), default=-1)
-        order.insert(last_before + 1, request)
-        moved |= dict.fromkeys(self.rearrange(name, order))
+        if self.inverted is None:
+            (self.exclusive if exclusive else self.shared).add(request.entry(name))
+        else:
+            self._insert_among_inverted(name, request, exclusive, moved)
 
-    def rearrange(self, name: str, order: Sequence[Request]) -> list[Request]:
-        """Put the requests of this queue into `order`, and return the requests whose positions changed.
+    def _insert_among_inverted(self, name: str, request: Request, exclusive: bool, moved: dict[Request, int]) -> None:
+        """Insert a new request into a queue with a priority inversion: its sorted position may be wrong.
 
-        The existing (priority, ticket) pairs are reassigned among the requests. So a later request is
+        The new request exchanges its position with the requests that it must be after or before, and each of these requests
+        moves by one position.
+        """
+        entry = request.entry(name)
+        steps = moved.get(request, 0) + len(self.inverted or ())
+        demoted = self._last_demoted(name, request.priority)
+        limit = max(0, MAX_ARRIVAL_STEPS - steps) // STEPS_PER_MOVE
+        if demoted is not None:
+            others = [*self.entries_between(entry, demoted, limit), demoted]
+        else:
+            others = self._lower_priorities_before(entry, request, limit)
+        (self.exclusive if exclusive else self.shared).add(entry)
+        if len(others) <= limit:
+            requests = [other[2] for other in others]
+            if demoted is not None:
+                changed = self.rearrange(name, [entry, *others], [*requests, request])
+            else:
+                changed = self.rearrange(name, [*others, entry], [request, *requests])
+            moved |= dict.fromkeys(changed, 0)
+        moved[request] = steps + STEPS_PER_MOVE * len(others)
+
+    def _last_demoted(self, name: str, priority: float) -> QueueEntry | None:
+        """Return the last entry at a lower priority than `priority` whose request has at least this priority, or None.
+
+        Also removes the requests from `inverted` that have left the queue, or returned to their own priority.
+        """
+        last: QueueEntry | None = None
+        for request in list((self.inverted or {}).values()):
+            entry = None if request.queue_entry is None else request.entry(name)
+            if entry is None or -entry[0] == request.priority:
+                self._remove_inverted(request)
+            elif -entry[0] < priority <= request.priority and (last is None or entry > last):
+                last = entry
+        return last
+
+    def _remove_inverted(self, request: Request) -> None:
+        if self.inverted is not None:
+            del self.inverted[request.id]
+            self.inverted = self.inverted or None
+
+    def _lower_priorities_before(self, entry: QueueEntry, request: Request, limit: int) -> list[QueueEntry]:
+        """Return the entries of lower priority right before the entry of a new request, at most one more than `limit`."""
+        found: list[QueueEntry] = []
+        before = self._before(entry)
+        while before is not None and before[2].priority < request.priority and len(found) <= limit:
+            found.append(before)
+            before = self._before(before)
+        found.reverse()
+        return found
+
+    def undo_insertion(self, name: str, request: Request) -> None:
+        """Give the requests that the insertion of `request` moved their previous positions back.
+
+        Nothing else may have changed in the queue since the insertion.
+        """
+        original, entry = request.queue_entry, request.entry(name)
+        assert original is not None  # noqa: S101 - what mypy needs to know
+        moved: list[QueueEntry] = []
+        forward = entry[:2] < original[:2]
+        other: QueueEntry | None = entry
+        while other is not None and (not moved or moved[-1][:2] != original[:2]):
+            other = self._after(other) if forward else self._before(other)
+            if other is not None:
+                moved.append(other)
+        others = [each[2] for each in moved]
+        if forward:
+            self.rearrange(name, [entry, *moved], [*others, request])
+        else:
+            self.rearrange(name, [*reversed(moved), entry], [request, *reversed(others)])
+
+    def rearrange(self, name: str, entries: Sequence[QueueEntry], order: Sequence[Request]) -> list[Request]:
+        """Put the requests of `entries`, which are sorted, into `order`, and return the requests whose positions changed.
+
+        The (priority, ticket) pairs of the entries are reassigned among the requests. So a later request is
         compared with the same pairs as before.
         """
-        entries = self.entries()
-        changed = []
-        for entry, request in zip(entries, order, strict=True):
-            if entry[2] is request:
-                continue
+        changed = [(entry, request) for entry, request in zip(entries, order, strict=True) if entry[2] is not request]
+        for entry, _ in changed:
+            (self.exclusive if entry[2].is_exclusive(name) else self.shared).remove(entry)
+        for entry, request in changed:
             request.move(name, entry)
-            changed.append(request)
-        if changed:
-            self.shared, self.exclusive, self.priority_inverted = SortedQueue(), SortedQueue(), False
-            for request in order:
-                self._insert_entry(name, request, name in request.exclusive)
-        return changed
+            self._insert_entry(name, request, request.is_exclusive(name))
+        return [request for _, request in changed]
 
     def restore(self, name: str, request: Request, exclusive: bool) -> None:
         """Insert a request that was loaded from the store, at its stored position."""
@@ -258,7 +336,24 @@ class WaitQueue:
         """Insert a request at the position that its entry specifies."""
         entry = request.entry(name)
         (self.exclusive if exclusive else self.shared).add(entry)
-        self.priority_inverted = self.priority_inverted or -entry[0] != request.priority
+        if -entry[0] != request.priority:
+            if self.inverted is None:
+                self.inverted = {}
+            self.inverted[request.id] = request
+
+    def _before(self, entry: QueueEntry) -> QueueEntry | None:
+        """Return the last entry of both modes before `entry`, or None."""
+        shared, exclusive = self.shared.before(entry), self.exclusive.before(entry)
+        if shared is None or exclusive is None:
+            return shared or exclusive
+        return max(shared, exclusive)
+
+    def _after(self, entry: QueueEntry) -> QueueEntry | None:
+        """Return the first entry of both modes after `entry`, or None."""
+        shared, exclusive = self.shared.after(entry), self.exclusive.after(entry)
+        if shared is None or exclusive is None:
+            return shared or exclusive
+        return min(shared, exclusive)
 
     @property
     def last(self) -> QueueEntry | None:

@@ -277,15 +277,27 @@ class Notifier:
 
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject a request that would have to wait although the wait queues are full."""
-        self.size.credit_request(event.request.id, event.request.principal)
-        if self.recorder is not None:
-            self.recorder.on_id_skipped(now)
         limit, entries = self.manager.max_queue_entries, len(event.request.exclusive) + len(event.request.shared)
         if self.manager.table.queue_entries + entries > limit:
             reason = f"too many waiting requests: all wait queues together have at most {limit:.0f} entries"
         else:
             limit = self.size.max_queue_entries
             reason = f"too many waiting requests: those of a principal have at most {limit} entries in all wait queues"
+        self._reject_arrival(event.request, reason, requester, ref, now)
+
+    def on_graph_full(self, event: core.GraphFull, requester: Outbound | None, ref: str | None, now: float) -> None:
+        """Reject a request that would have to wait although it might deadlock, because the wait-for graph is too large."""
+        limit = core.MAX_ARRIVAL_STEPS
+        reason = f"too many requests wait for each other: the search for a deadlock has at most {limit} steps"
+        self._reject_arrival(event.request, reason, requester, ref, now)
+
+    def _reject_arrival(
+        self, request: Request, reason: str, requester: Outbound | None, ref: str | None, now: float
+    ) -> None:
+        """Reject a request that has an id, and was neither granted nor queued."""
+        self.size.credit_request(request.id, request.principal)
+        if self.recorder is not None:
+            self.recorder.on_id_skipped(now)
         self.reject(requester, RequestRejected(Code.TOO_MANY, reason, ref=ref))
 
     def on_already_ended(
@@ -320,6 +332,7 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, floa
     core.TimedOut: Notifier.on_released,
     core.Deadlocked: Notifier.on_released,
     core.QueueFull: Notifier.on_queue_full,
+    core.GraphFull: Notifier.on_graph_full,
     core.Extended: Notifier.on_extended,
     core.Moved: Notifier.on_moved,
     core.AlreadyEnded: Notifier.on_already_ended,

@@ -13,6 +13,7 @@ from transcript import encode_line, execute, steps
 
 from genie.config import Settings
 from genie.core import Reason, Request, manager, view
+from genie.core.wait_queue import MAX_ARRIVAL_STEPS
 from genie.errors import Code
 from genie.protocol import commands, diagnostics, framing, limits, replies, resources
 from genie.server import auth, connection, partial_lines, scheduler, sessions, unread_output, watches
@@ -214,6 +215,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Retained replies of all connections without a session together, beyond those that each can retain": sessions.MAX_RETAINED_REPLIES_TOTAL,
         "Retained replies that each connection without a session can retain": sessions.UNSHARED_REPLIES,
         "Bytes of held and waiting requests, sessions and watches": SETTINGS.limits.max_state,
+        "Steps of the search for a deadlock and of the rearrangement of queues, for one request": MAX_ARRIVAL_STEPS,
         "Connections": SETTINGS.limits.max_connections,
         "Connections from one address": SETTINGS.limits.max_connections_per_address,
         "Greatest absolute value of an id in a command": limits.MAX_ID,

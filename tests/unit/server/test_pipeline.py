@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from genie.config import Limits, Settings
-from genie.core import LockManager
+from genie.core import LockManager, deadlock
 from genie.observability.stats import Stats
 from genie.protocol.resources import MAX_RESOURCES
 from genie.server import commits, scheduler, unavailable
@@ -24,9 +24,10 @@ PING = b'{"command":"ping"}\n'
 INSPECT = b'{"command":"inspect"}\n'
 
 
-def request(*names: str, mode: str = "exclusive") -> bytes:
+def request(*names: str, mode: str = "exclusive", transaction: str | None = None) -> bytes:
     resources = ",".join(f'"{mode}:{name}"' for name in names)
-    return b'{"command":"request","payload":{"resources":[%b]}}\n' % resources.encode()
+    owner = "" if transaction is None else f',"transactionName":"{transaction}"'
+    return b'{"command":"request","payload":{"resources":[%b]%b}}\n' % (resources.encode(), owner.encode())
 
 
 def release(id: int) -> bytes:
@@ -266,6 +267,20 @@ async def test_the_lock_limit_is_exact_although_it_is_not_checked_for_each_reque
         client.data_received(request(f"b{number}"))
     await clients.pipeline.drained()
     assert (table.locks, clients.pipeline._commits._stats.errors["too-many"]) == (waiting * MAX_RESOURCES + 8, 12)
+    assert not clients.failures
+
+
+async def test_a_request_whose_search_for_a_deadlock_takes_too_long_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deadlock, "MAX_ARRIVAL_STEPS", 2)
+    clients = PipelineWithClients()
+    client = clients.connect("client")
+    for transaction, name in (("t1", "a"), ("t2", "b"), ("t1", "b"), ("t2", "a")):
+        client.data_received(request(name, transaction=transaction))
+    await clients.pipeline.drained()
+    assert clients.pipeline._commits._stats.errors["too-many"] == 1
+    assert len(clients.pipeline.manager.table.waiting) == 1
     assert not clients.failures
 
 
