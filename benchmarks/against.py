@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.against_parts.builds import Build, of_commit, of_working_tree
 from benchmarks.against_parts.load import SHAPES, Sample, measure
 from benchmarks.peers.peer import HOST, PeerFailed
-from benchmarks.peers.processes import accepts, free_port, pinned, serving
+from benchmarks.peers.processes import executes, free_port, pinned, serving
 from benchmarks.peers.redis_server import missing, redis_server
 from benchmarks.peers.report import machine
 from benchmarks.peers.stopping import listen
@@ -74,7 +74,7 @@ def server(
         environment |= {"GENIE_REDIS_HOST": HOST, "GENIE_REDIS_PORT": str(redis_port)}
     environment |= {name: value.replace("{folder}", str(folder)) for name, value in settings.items()}
     command = [*prefix, sys.executable, "-m", "genie.cli", "serve"]
-    with serving(command, folder / "genie.log", lambda: accepts(port), environment=environment) as pid:
+    with serving(command, folder / "genie.log", lambda: executes(port), environment=environment) as pid:
         yield port, pid
 
 

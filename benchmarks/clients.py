@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers.processes import accepts, free_port, pinned, serving  # noqa: E402
+from benchmarks.peers.processes import executes, free_port, pinned, serving  # noqa: E402
 
 GOALS = {1: 0.9, 64: 0.7}
 PROGRAMS = {
@@ -51,7 +51,7 @@ def main() -> int:
     reports = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(server, Path(folder) / "log", lambda: accepts(port), environment=environment),
+        serving(server, Path(folder) / "log", lambda: executes(port), environment=environment),
     ):
         for language in options.only:
             program = PROGRAMS[language]

@@ -38,7 +38,7 @@ from fairness_parts.floods import FLOODS, LONG_MS, Flood, line  # noqa: E402
 from scale_parts.pinger import pinging  # noqa: E402
 from scale_parts.processes import PING, redis_server  # noqa: E402
 
-from benchmarks.peers.processes import accepts, free_port, pinned, serving  # noqa: E402
+from benchmarks.peers.processes import executes, free_port, pinned, serving  # noqa: E402
 
 FLOODER = Path(__file__).parent / "fairness_parts" / "flooder.py"
 GOAL_MS = 50.0
@@ -67,7 +67,7 @@ def _server(genie: list[str], redis_port: int | None) -> Iterator[int]:
         own |= {"GENIE_REDIS_PORT": str(redis_port), "GENIE_NAMESPACE": f"fairness-{port}"}
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving([*genie, "serve"], Path(folder) / "log", lambda: accepts(port), environment=own),
+        serving([*genie, "serve"], Path(folder) / "log", lambda: executes(port), environment=own),
     ):
         yield port
 

@@ -23,7 +23,7 @@ from random import Random
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers.processes import accepts, cpu_s, free_port, pinned, serving  # noqa: E402
+from benchmarks.peers.processes import cpu_s, executes, free_port, pinned, serving  # noqa: E402
 
 CONNECTIONS = 16
 BLOCK = 16
@@ -43,7 +43,7 @@ def _server(stack: ExitStack, folder: Path, setting: str) -> tuple[int, int]:
     environment |= {"PYTHONPATH": str(ROOT), "GENIE_LOCK_ORDER": setting}
     command = [*pinned()[0], sys.executable, "-m", "genie.cli", "serve"]
     pid = stack.enter_context(
-        serving(command, folder / f"{setting}.log", lambda: accepts(port), environment=environment)
+        serving(command, folder / f"{setting}.log", lambda: executes(port), environment=environment)
     )
     return port, pid
 

@@ -564,7 +564,7 @@ SERVER_MUTANTS: Final = [
         "bye",
         "bye leaves the waiting requests",
         DISPATCHER,
-        "        if not self._end_session(session, now):\n            return False\n        self.outcome",
+        "        if not self._end_session(session, now, _principal_name(connection)):\n            return False\n        self.outcome",
         "        self.outcome",
     ),
     Mutant(
@@ -605,16 +605,16 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "Sessions",
         "a resumed session gets no live requests",
-        DISPATCHER,
-        "for request in session.bound.values():\n            if request.state",
-        "for request in ():\n            if request.state",
+        "server/sessions.py",
+        "self._requests = [*reversed(session.bound.values())]",
+        "self._requests = []",
     ),
     Mutant(
         "Sessions",
         "a resumed session gets no retained replies",
-        DISPATCHER,
-        "for reply in session.unreceived_replies():",
-        "for reply in ():",
+        "server/sessions.py",
+        "self._replies = [*session.unreceived_replies()]",
+        "self._replies = []",
     ),
     Mutant(
         "Sessions",

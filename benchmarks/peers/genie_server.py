@@ -16,7 +16,7 @@ from pathlib import Path
 import genie
 from benchmarks.against_parts.builds import of_working_tree
 from benchmarks.peers.peer import HOST, Cycle, LibraryPeer, Pipeline, Running, Step, Wire, WirePeer, open_socket
-from benchmarks.peers.processes import accepts, free_port, serving
+from benchmarks.peers.processes import executes, free_port, serving
 from benchmarks.peers.redis_server import missing, redis_server
 
 MESSAGE = re.compile(rb'"command":"(.)[^\n]*?"id":(\d+)')
@@ -38,7 +38,7 @@ def genie_server(
         command += ["--redis-host", HOST, "--redis-port", str(redis.port)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
     environment |= {"GENIE_LOG_LEVEL": "warning", "PYTHONPATH": str(package or Path(genie.__file__).parents[1])}
-    with serving(command, folder / "genie.log", lambda: accepts(port), environment=environment) as pid:
+    with serving(command, folder / "genie.log", lambda: executes(port), environment=environment) as pid:
         pids, versions = (redis.pids, redis.versions) if redis else ((), ())
         yield Running(port, (pid, *pids), (f"Genie {version('genie-lock')}", *versions))
 

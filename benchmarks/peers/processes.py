@@ -30,9 +30,22 @@ def free_port(below: int = 65_536) -> int:
             return port
 
 
+ANSWER_S = 5.0
+"""How long `executes` waits for an answer."""
+
+
 def accepts(port: int) -> None:
     """Connect to a port. OSError if no process listens."""
     open_socket(port).close()
+
+
+def executes(port: int) -> None:
+    """Send a `ping` to a Genie server. OSError if it does not execute commands, for example because it does not lead yet."""
+    with open_socket(port) as sock, sock.makefile("rb") as answers:
+        sock.settimeout(ANSWER_S)
+        sock.sendall(b'{"command":"ping"}\n')
+        if b'"pong"' not in answers.readline():
+            raise ConnectionError("the server executes no commands")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from redis import Redis
 from redis.crc import key_slot
 
 from benchmarks.peers.peer import HOST, open_socket
-from benchmarks.peers.processes import accepts, free_port, pinned, serving
+from benchmarks.peers.processes import accepts, executes, free_port, pinned, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 BUS = 10_000
@@ -121,7 +121,7 @@ def node(
     variables |= {"GENIE_REDIS_URL": url, "GENIE_NAMESPACES": ",".join(namespaces), "GENIE_LOG_LEVEL": "warning"}
     log = folder / f"genie-{port}.log"
     return Running(
-        port, stack.enter_context(serving(command, log, lambda: accepts(port), environment=environment() | variables))
+        port, stack.enter_context(serving(command, log, lambda: executes(port), environment=environment() | variables))
     )
 
 

@@ -109,6 +109,7 @@ class Released(Struct, tag="released", tag_field="command"):
         blockers: list[BlockerRow] = []
         blockersTotal: int = 0  # noqa: N815
         cycle: list[str] = []
+        cycleTotal: int = 0  # noqa: N815
         waits: list[CycleStep] = []
         free: int | str | None = None
         locked: int | str | None = None

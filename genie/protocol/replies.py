@@ -6,7 +6,7 @@ Small messages are built by bytes formatting, which is faster than any encoder (
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from genie import core
 from genie.core import SUCCESS, Blocker, Inspection, Mode, Reason, Released, Request, Row
@@ -133,6 +133,11 @@ def success(id: int, ref: str | None) -> bytes:
     return ended(id, SUCCESS, ref)
 
 
+MAX_LISTED_OWNERS: Final = 100
+"""Maximum number of transactions of a deadlock's cycle that `released` lists. With names, notes and traces of the greatest
+lengths, 100 take 600 KB."""
+
+
 def released(event: Released, now: float, ref: str | None, prefixes: tuple[str, ...] | None = None) -> bytes:
     """Encode `released`, with the details of its reason. `now` is the lock manager's time in ms.
 
@@ -155,8 +160,11 @@ def released(event: Released, now: float, ref: str | None, prefixes: tuple[str, 
         payload["blockers"] = [_blocker_fields(blocker) for blocker in event.blockers]
         payload["blockersTotal"] = event.blockers_total
     elif isinstance(event, core.Deadlocked):
-        payload["cycle"] = event.cycle.owners
-        payload["waits"] = [_wait_fields(wait, prefixes) for wait in event.cycle.waits]
+        cycle = event.cycle
+        payload["cycle"] = cycle.owners[:MAX_LISTED_OWNERS]
+        if len(cycle.owners) > MAX_LISTED_OWNERS:
+            payload["cycleTotal"] = len(cycle.owners)
+        payload["waits"] = [_wait_fields(wait, prefixes) for wait in cycle.waits[:MAX_LISTED_OWNERS]]
     return message("released", payload, ref)
 
 

@@ -195,6 +195,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Bytes of rows in an `inspected`": replies.MAX_INSPECTED_BYTES,
         "Resources listed in a row of an `inspected`": replies.MAX_ROW_RESOURCES,
         "Blockers listed": view.MAX_LISTED_BLOCKERS,
+        "Transactions of a cycle listed": replies.MAX_LISTED_OWNERS,
         "Blockers counted exactly": view.MAX_COUNTED_BLOCKERS,
         "Blockers counted exactly in a `locked`": view.MAX_COUNTED_ON_ARRIVAL,
         "Ended ids that the server remembers, at least": manager.RECENT_OUTCOMES,

@@ -91,8 +91,8 @@ def test_a_second_server_reports_the_first() -> None:
     assert f"cannot listen on the admin port 127.0.0.1:{first.settings['admin_port']}: " in on_its_admin_port.stderr
 
 
-def test_a_second_server_reports_that_the_first_is_starting() -> None:
-    """The first server waits for its Redis: it has bound both ports, and listens on its admin port only."""
+def test_a_second_server_reports_the_first_one_that_waits_for_its_store() -> None:
+    """The first server listens on both ports already, and rejects commands."""
     with running_redis() as redis:
         redis.kill()
         first = Genie(redis, admin_port=free_port())
@@ -102,7 +102,7 @@ def test_a_second_server_reports_that_the_first_is_starting() -> None:
             done = genie_cli("serve", **first.settings)
         finally:
             first.kill()
-    assert f"cannot listen on 127.0.0.1:{first.port}: another server is starting on this address" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{first.port}: another Genie server listens there already" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["open", "with a token", "with TLS"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import orjson
+import pytest
 
-from genie.core import Blocker, Locked, LockedAfterBlockers, Mode, Request
+from genie.core import Blocker, Cycle, Deadlocked, Locked, LockedAfterBlockers, Mode, Reason, Request, Wait
 from genie.errors import Blocker as ListedBlocker
 from genie.protocol import messages, replies
 
@@ -61,3 +62,16 @@ def test_without_remembered_blockers_locked_has_no_further_field() -> None:
         message = messages.read(line.rstrip(b"\n"))
         assert isinstance(message, messages.Locked)
         assert message.payload.blockers is None
+
+
+@pytest.mark.parametrize("owners", [2, 100, 101, 5_000])
+def test_a_deadlock_lists_at_most_100_transactions(owners: int) -> None:
+    waits = tuple(Wait("\U0001f512" * 512, number, number + 1, "n" * 512) for number in range(owners))
+    names = tuple(f"{number}" + "\U0001f512" * 500 for number in range(owners))
+    event = Deadlocked(held_request("r"), Reason.DEADLOCK, Cycle(names, waits))
+    line = replies.released(event, 5.0, "r")
+    assert len(line) < 1 << 20
+    payload = orjson.loads(line)["payload"]
+    assert payload["cycle"] == list(names[:100])
+    assert len(payload["waits"]) == min(100, owners)
+    assert payload.get("cycleTotal") == (owners if owners > 100 else None)
