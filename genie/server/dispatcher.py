@@ -68,8 +68,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MAX_ENDED_LOCKS = 1_000
-"""Maximum number of locks, held or waited for, and of retained replies, that end in one slice because a connection or a
-session has ended. A last request may exceed it."""
+"""Maximum number of locks, held or waited for, that end in one slice because a connection or a session has ended. A last request may exceed it."""
 
 MAX_REPORTED_REQUESTS = 1_000
 """Maximum number of requests whose state, or retained reply, is sent in one slice after a client has resumed a session."""
@@ -592,11 +591,10 @@ class Dispatcher:
         if session.key is None:
             self.sessions.end(session, principal)
             return True
-        for id_ in self.sessions.drop_replies(session, MAX_ENDED_LOCKS):
+        for id_ in self.sessions.remove(
+            session
+        ):  # all at once: a session with a part of its replies would execute retries
             self.outcome.delete(id_)
-        if session.retained_replies:
-            return False
-        self.sessions.remove(session)
         return True
 
     def _end_requests(self, session: Session, now: float) -> bool:

@@ -486,16 +486,13 @@ class SessionTable:
             dropped += self._drop_oldest_reply(next(iter(most.values())))
         return dropped
 
-    def drop_replies(self, session: Session, limit: int) -> list[int]:
-        """Drop at most `limit` retained replies of a session. Return the ids of the requests that these replies answered."""
-        count = min(limit, len(session.retained_replies or ()))
-        return [id_ for _ in range(count) for id_ in self._drop_oldest_reply(session)]
-
-    def remove(self, session: Session) -> None:
-        """Remove a session that has ended, and has no retained replies."""
+    def remove(self, session: Session) -> list[int]:
+        """Remove a session that has ended, with its retained replies. Return the ids of the requests that these answered."""
+        dropped = [id_ for _ in range(len(session.retained_replies or ())) for id_ in self._drop_oldest_reply(session)]
         self._cancel_expiry(session)
         self._by_key.pop(session.key or "", None)
         session.end()
+        return dropped
 
     def next_expired(self, now: float) -> Session | None:
         """Return a detached session whose timeout has passed, or None."""

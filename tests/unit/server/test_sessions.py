@@ -119,9 +119,7 @@ def test_beyond_the_limit_of_all_sessions_the_oldest_reply_is_dropped(
     assert sessions.retain(second, terminal_reply(3, 3, "3")) == [0]
     assert second.find("3") is not None
     assert first.find("0") is None
-    assert sessions.drop_replies(first, 1) == [1]
-    assert sessions.drop_replies(first, 9) == [2]
-    sessions.remove(first)
+    assert sessions.remove(first) == [1, 2]
     assert sessions.retain(second, terminal_reply(4, 4, "4")) == []
 
 
@@ -141,8 +139,7 @@ def test_a_detached_session_is_kept_only_if_there_is_something_to_resume() -> No
     sessions.detach(session, 10.5)
     assert sessions.next_expired(510) is None
     assert sessions.next_expired(511) is session
-    assert sessions.drop_replies(session, 9) == [1]
-    sessions.remove(session)
+    assert sessions.remove(session) == [1]
     assert list(sessions) == []
 
 
