@@ -85,6 +85,8 @@ async def hostile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncItera
         await first.expect("released")
         allowed = await first.lock(f"exclusive:a{ALLOWED}", transactionName=f"t3{ALLOWED}", **LONG)
         yield Hostile(port, admin.address[1], tmp_path, held, waiting, allowed)
+        await first.close()
+        await second.close()
     finally:
         await admin.stop()
         await server.stop()
