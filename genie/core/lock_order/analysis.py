@@ -26,7 +26,7 @@ from genie.core.lock_order.search import InversionSearch
 from genie.core.lock_table import Transaction
 from genie.core.model import Request
 
-MAX_WAITING_REQUESTS: Final = 256
+MAX_WAITING_REQUESTS: Final = 32
 """Maximum number of waiting requests of a transaction that are analysed when another one of it is granted, the first ones."""
 
 
