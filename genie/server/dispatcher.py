@@ -572,9 +572,7 @@ class Dispatcher:
                 session.connection = None
             if not self._end_requests(session, now):
                 return False
-        if (
-            session.key is None and connection.closed
-        ):  # after a half-close replies are still sent, so the session is kept
+        if session.key is None and connection.closed:  # after a half-close replies are sent, so the session is kept
             self.sessions.end(session, _principal_name(connection))
         self.outcome.closing.append(connection)
         return True
@@ -591,9 +589,8 @@ class Dispatcher:
         if session.key is None:
             self.sessions.end(session, principal)
             return True
-        for id_ in self.sessions.remove(
-            session
-        ):  # all at once: a session with a part of its replies would execute retries
+        # All at once: a session with a part of its replies would execute retries.
+        for id_ in self.sessions.remove(session):
             self.outcome.delete(id_)
         return True
 

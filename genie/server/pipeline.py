@@ -156,9 +156,8 @@ class Pipeline:
             return
         self._only_connection = None
         if self._commits.store_unavailable and type(items) is list and type(items[0]) is Hello:
-            self._rejecter.reject(
-                connection, iter(items)
-            )  # immediately, so that the connection rejects the following lines
+            # Immediately, so that the connection rejects the following lines.
+            self._rejecter.reject(connection, iter(items))
             return
         self._scheduler.add(connection, items, size)
         if self._scheduled is None and (not self._commits.in_flight or self._commits.store_unavailable):

@@ -279,24 +279,19 @@ class Session:
 
 def is_same_request(one: Request, other: Request) -> bool:
     """Return whether two requests have equal parameters, so that `one` may be a retry of `other`."""
-    return (
-        one.choice_digest == other.choice_digest
-        # With `anyOf` the digest identifies the choices; the resources are those that were acquired.
-        and (one.choice_digest is not None or _has_same_resources(one, other))
-        and one.transaction == other.transaction
-        and one.priority == other.priority
-        and one.queue_timeout_ms == other.queue_timeout_ms
-        and one.transaction_timeout_ms == other.transaction_timeout_ms
-        and one.release_on_disconnect == other.release_on_disconnect
-        and one.note == other.note
-        and one.traceparent == other.traceparent
-    )
+    return _parameters(one) == _parameters(other)
 
 
 def fingerprint(request: Request) -> bytes:
     """Return a digest of the parameters of a request: `is_same_request` is true for requests with equal digests."""
+    return blake2b(repr(_parameters(request)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _parameters(request: Request) -> tuple[object, ...]:
+    """Return what identifies a request among those with the same `ref`, with its resources in any order."""
+    # With `anyOf` the digest identifies the choices; the resources are those that were acquired.
     names = (sorted(request.shared), sorted(request.exclusive)) if request.choice_digest is None else None
-    parameters = (
+    return (
         request.choice_digest,
         names,
         request.transaction,
@@ -307,14 +302,6 @@ def fingerprint(request: Request) -> bytes:
         request.note,
         request.traceparent,
     )
-    return blake2b(repr(parameters).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _has_same_resources(one: Request, other: Request) -> bool:
-    """Return whether both requests name the same resources in the same modes, in any order."""
-    if one.shared == other.shared and one.exclusive == other.exclusive:
-        return True
-    return set(one.shared) == set(other.shared) and set(one.exclusive) == set(other.exclusive)
 
 
 # -- The table of sessions that outlive their connections ---------------------------------------------
