@@ -147,7 +147,7 @@ compiled: $(VENV)/.tested
 
 # helm, the JSON schemas of Kubernetes and a Valkey, for the tests of deploy/. Without them those tests are skipped.
 deploy-tools: $(VENV)/.tested
-	-[ -e build/tools/helm ] || $(BIN)/python tests/get_deploy_tools.py
+	-[ -e build/tools/helm ] || $(BIN)/python tools/get_deploy_tools.py
 
 # Builds a release in build/release/dist and checks it: the sdist, a pure and a compiled wheel, the bill of materials,
 # SHA256SUMS, and the image where a Docker engine runs. Each archive is installed, and takes a first lock.

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-import programs
-from dispositions import restore_defaults_for_children
-from failures import pytest_configure
-from searches import load_profile
+from support.processes import programs
+from support.processes.dispositions import restore_defaults_for_children
+from support.runs.failures import pytest_configure
+from support.runs.searches import load_profile
 
 __all__ = ["pytest_configure"]
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from selenium import webdriver
 
-from browser import Browser
-from wire import Wire
+from support.admin.browser import Browser
+from support.network.wire import Wire
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from browser import Browser, ask
-from ports import free_port
-from servers import running_server
+from support.admin.browser import Browser, ask
+from support.processes.ports import free_port
+from support.processes.servers import running_server
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dashboard.py"
 

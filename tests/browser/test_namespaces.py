@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from selenium.webdriver.support.select import Select
 
-from browser import Browser, address
-from ports import free_port
-from servers import Genie, running_redis, running_server
-from wire import Wire
+from support.admin.browser import Browser, address
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.servers import Genie, running_redis, running_server
 
 LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000}
 

@@ -14,13 +14,13 @@ import pytest
 from aiohttp import ClientSession, web
 from selenium.webdriver.common.keys import Keys
 
-from browser import Browser, address, ask
 from genie.admin.endpoints import PageFiles
 from genie.history.search import Query, search
 from genie.text import is_printable
-from ports import free_port
-from servers import WAIT_S, Genie, running_redis, running_server
-from wire import Wire
+from support.admin.browser import Browser, address, ask
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, running_redis, running_server
 
 LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000, "onDisconnect": "release"}
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"

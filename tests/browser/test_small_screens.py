@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from browser import Browser
-from ports import free_port
-from servers import Genie, running_server
-from wire import Wire
+from support.admin.browser import Browser
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.servers import Genie, running_server
 
 LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000, "onDisconnect": "release"}
 PHONE, SMALL_PHONE, TABLET, LAPTOP, DESKTOP = (

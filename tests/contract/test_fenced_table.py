@@ -12,7 +12,9 @@ import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, event, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from fenced_accounts import (
+from genie import StaleFence
+from genie.sql import FencedTable
+from support.databases.fenced_accounts import (
     ACCOUNTS,
     KINDS,
     NEWER,
@@ -24,10 +26,8 @@ from fenced_accounts import (
     read,
     write,
 )
-from genie import StaleFence
-from genie.sql import FencedTable
-from mariadb import mariadb
-from servers import WAIT_S
+from support.databases.mariadb import mariadb
+from support.processes.servers import WAIT_S
 
 
 @pytest.fixture(params=KINDS)

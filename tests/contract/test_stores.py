@@ -25,8 +25,8 @@ from genie.storage.redis.connection import RedisConnection, RedisFailure
 from genie.storage.redis.records import encode
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch, Change, LeadershipLost, Store, UnknownFormat
-from servers import running_redis
-from stores import commit, opened
+from support.processes.servers import running_redis
+from support.storage.stores import commit, opened
 
 
 @pytest.fixture(scope="module")

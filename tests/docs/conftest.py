@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from servers import Genie, running_server
+from support.processes.servers import Genie, running_server
 
 NETCAT = """\
 import socket, sys, threading

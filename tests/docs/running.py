@@ -12,7 +12,7 @@ from pathlib import Path
 from matching import Screen
 from pages import Block
 
-from servers import WAIT_S, Genie
+from support.processes.servers import WAIT_S, Genie
 
 
 def run_shell(block: Block, blocks: Sequence[Block], genie: Genie, folder: Path) -> None:

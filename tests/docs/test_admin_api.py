@@ -11,7 +11,6 @@ import pytest
 import yaml
 from pages import ROOT, code, number, table
 
-from admin_client import fetch, release
 from genie.admin import api, connections, throttle, views
 from genie.admin.http import AdminServer
 from genie.admin.models import MAX_BODY
@@ -23,6 +22,7 @@ from genie.roles import Leading
 from genie.server.app import Server
 from genie.server.pipeline import Pipeline
 from genie.storage.store import StoreMemory
+from support.admin.client import fetch, release
 
 API = "docs/reference/http-api.md"
 METRICS = "docs/reference/metrics.md"

@@ -11,8 +11,8 @@ import pytest
 from matching import Screen
 from pages import ROOT, blocks
 
-from servers import WAIT_S, Genie, running_redis
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import WAIT_S, Genie, running_redis
 
 PAGE = "docs/how-to/backup.md"
 

@@ -19,7 +19,7 @@ from pages import DOCUMENTATION, ROOT, Block, blocks, errors_of
 
 import genie as package
 from genie.bench import profiles
-from servers import WAIT_S, Genie
+from support.processes.servers import WAIT_S, Genie
 
 BLOCKS = {page: blocks(page) for page in DOCUMENTATION}
 ALL = [block for found in BLOCKS.values() for block in found]

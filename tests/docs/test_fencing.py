@@ -13,8 +13,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import genie as package
-from fenced_accounts import DIALECTS, NEWER, OLDER, Accounts, database_url
 from genie.sql import FencedTable
+from support.databases.fenced_accounts import DIALECTS, NEWER, OLDER, Accounts, database_url
 
 PAGE = "docs/how-to/fencing.md"
 SQL = [block.text for block in blocks("protocol.md") if block.language == "sql"]

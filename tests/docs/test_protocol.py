@@ -18,8 +18,8 @@ from genie.errors import Code
 from genie.protocol import commands, diagnostics, framing, limits, replies, resources
 from genie.server import auth, connection, partial_lines, scheduler, sessions, unread_output, watches
 from genie.server import sessions as session
-from servers import Genie, running_redis, running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import Genie, running_redis, running_server
 
 PAGE = "protocol.md"
 BLOCKS = blocks(PAGE)

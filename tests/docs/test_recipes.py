@@ -10,7 +10,7 @@ from pages import blocks
 from test_examples import READ_TWICE, run_commands, run_python
 
 from genie import RequestRejected, sync
-from servers import Genie, running_server
+from support.processes.servers import Genie, running_server
 
 
 @pytest.mark.parametrize("page", READ_TWICE)

@@ -16,9 +16,9 @@ import yaml
 from pages import ROOT, blocks, code, prose, read, table
 
 from genie.cli import main
-from ports import free_port
-from servers import WAIT_S, Genie, running_redis
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, running_redis
 
 PAGE = "docs/how-to/runbook.md"
 PARTS = ["Meaning", "Look", "Do", "Over"]

@@ -11,7 +11,7 @@ import orjson
 from matching import Bindings
 from pages import Block
 
-from wire import Wire
+from support.network.wire import Wire
 
 STEP = re.compile(r"([A-Z]) (->|<-|closes$|half-closes$|is closed$) ?(.*)", re.DOTALL)
 

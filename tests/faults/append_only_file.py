@@ -7,7 +7,7 @@ import os
 import time
 
 from redises.group import until
-from servers import Redis
+from support.processes.servers import Redis
 
 SAMPLE_INTERVAL_S = 0.005
 OPTIONS = ("--appendfsync", "everysec", "--auto-aof-rewrite-percentage", "0")

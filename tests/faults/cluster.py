@@ -11,7 +11,7 @@ from typing import Any
 
 from faults.checker import Checker, Violation
 from faults.connection import Address, ConnectionEnded, query
-from servers import WAIT_S, Genie, Redis, RedisDeployment
+from support.processes.servers import WAIT_S, Genie, Redis, RedisDeployment
 
 CAUGHT_UP = "replica caught up"
 LEADER_TIMEOUT_S = WAIT_S

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from faults.checker import Checker
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 Address = tuple[str, int]
 CONNECT_TIMEOUT_S = 1.0

@@ -9,7 +9,7 @@ from faults.checker import Violation
 from faults.cluster import LEADER_TIMEOUT_S
 from faults.environment import Environment
 from faults.results import Results
-from proxy import CUT_POSITIONS, Cut, Proxy
+from support.network.proxy import CUT_POSITIONS, Cut, Proxy
 
 MESSAGES = (
     ("hello", "request", "release", "extend", "ping"),

@@ -15,10 +15,10 @@ from faults.library_client import LibraryClient
 from faults.results import Results
 from faults.wire_client import WireClient
 from faults.worker import Client, Worker
-from ports import free_port
-from proxy import Proxy, chunks, lines, proxy
-from servers import Genie, Redis, RedisDeployment, running_redis
-from stored import stored_records
+from support.network.proxy import Proxy, chunks, lines, proxy
+from support.processes.ports import free_port
+from support.processes.servers import Genie, Redis, RedisDeployment, running_redis
+from support.storage.stores import stored_records
 
 PROGRESS_TIMEOUT_S = 30.0
 """A client that makes no progress for this long, with servers and Redis available, is a violation (the default)."""

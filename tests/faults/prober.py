@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from faults.checker import Checker
 from faults.cluster import LEADER_TIMEOUT_S, Cluster
 from faults.connection import Address, Connection
-from servers import Genie
+from support.processes.servers import Genie
 
 PING_INTERVAL_S = 0.002
 

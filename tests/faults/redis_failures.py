@@ -13,7 +13,7 @@ from faults.environment import Environment
 from faults.many_locks import hold_many, release_many
 from faults.results import Results
 from faults.stopped_leader import wait_until_closed
-from servers import Redis
+from support.processes.servers import Redis
 
 LONG_STOP_S = 30.0
 READ_S = 0.02

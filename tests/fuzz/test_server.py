@@ -12,7 +12,7 @@ import pytest
 
 from fuzz.client_model import ClientModel
 from fuzz.shared_model import SharedModel, Violation
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 TESTS = Path(__file__).resolve().parents[1]
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.grammar import SECRETS, Grammar, make_line
 from fuzz.sent_commands import LineSplitter
-from servers import WAIT_S, Genie, resident_bytes, running_redis, running_server
+from support.processes.servers import WAIT_S, Genie, resident_bytes, running_redis, running_server
 
 PING = make_line("ping") + b"\n"
 LINES_PER_PING = 40

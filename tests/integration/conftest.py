@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from genie import Client, connect
-from servers import WAIT_S, Genie, Redis, running_redis, running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import WAIT_S, Genie, Redis, running_redis, running_server
 
 
 @pytest.fixture(scope="module")

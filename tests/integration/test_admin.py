@@ -18,7 +18,6 @@ from msgspec import UNSET
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from admin_client import fetch, release
 from genie.admin import AdminServer, connections, models
 from genie.admin import views as state
 from genie.admin.throttle import MAX_SLICE_WORK, WorkBudget
@@ -27,9 +26,10 @@ from genie.config import Settings
 from genie.core import LockManager, Request
 from genie.observability.stats import Stats
 from genie.server.app import Server
-from ports import free_port
-from servers import WAIT_S, Genie, Redis, running_server
-from wire import Wire
+from support.admin.client import fetch, release
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, Redis, running_server
 
 HOUR_MS = 3_600_000
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from certificates import Certificates
 from genie.admin import AdminServer, connections
 from genie.admin.connections import ACCEPTS_PER_ITERATION, MAX_CONNECTIONS, MAX_PENDING
 from genie.cli.serve import OTHER_OPEN_FILES
 from genie.config import Settings
 from genie.server.app import Server
-from searches import SOAK
-from servers import WAIT_S
+from support.network.certificates import Certificates
+from support.processes.servers import WAIT_S
+from support.runs.searches import SOAK
 
 MANY = 3_000 if SOAK else 1_200
 POLLS = 3

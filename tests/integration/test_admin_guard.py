@@ -9,12 +9,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from admin_client import fetch
 from genie.access import AccessControl, Credential, Principal
 from genie.admin.security import HEADERS, PRINCIPAL, RequestGuard
-from ports import free_port
-from servers import running_server
-from wire import Wire
+from support.admin.client import fetch
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.servers import running_server
 
 INSPECT, LOCK, OPS, LIMITED = "token-of-inspect", "token-of-locks", "token-of-the-ops", "token-of-limited"
 ENTRIES = [

@@ -17,13 +17,13 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from admin_client import fetch
 from genie.admin import AdminServer, models
 from genie.admin.throttle import MAX_SLICE_WORK, WorkBudget
 from genie.config import Settings
 from genie.core import Deadlocked, LockManager, Request
 from genie.server.app import Server
-from searches import SOAK
+from support.admin.client import fetch
+from support.runs.searches import SOAK
 
 pytestmark = pytest.mark.soak
 T = TypeVar("T")

@@ -12,13 +12,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 from prometheus_client.samples import Sample
 
-from admin_client import fetch, release
 from genie.admin import AdminServer, models
 from genie.config import Settings
 from genie.server.app import Server
-from ports import free_port
-from servers import WAIT_S, Genie, Redis, running_server
-from wire import Wire
+from support.admin.client import fetch, release
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, Redis, running_server
 
 OF_THE_SERVER = {
     *("genie_connections", "genie_connections_limit", "genie_loop_lag_seconds", "genie_build"),

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ports import free_port
-from servers import WAIT_S, Genie, Redis, running_redis
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, Redis, running_redis
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus/alerts.yml"
 EXAMPLE = RULES.with_name("prometheus.yml")

@@ -17,8 +17,8 @@ import pytest
 from genie.config import Settings
 from genie.server import auth
 from genie.server.app import Server
-from servers import WAIT_S, Genie, Redis, running_redis, running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import WAIT_S, Genie, Redis, running_redis, running_server
 
 PAYMENTS, LIMITS, LOOK_OUT, OPS = (
     "token-of-payments",

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ports import free_port
-from servers import WAIT_S, Genie
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie
 
 BANK = Path(__file__).parents[2] / "examples" / "bank.py"
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from certificates import Certificates
-from ports import free_port
-from servers import WAIT_S, Genie, running_server
-from wire import Wire
+from support.network.certificates import Certificates
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, running_server
 
 TOKEN = "the token of the one who watches"  # noqa: S105 - nobody's
 FILE = f"""

@@ -14,12 +14,20 @@ from genie.storage.redis.checkpoint import Checkpointer
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.keyspace import Checkpoint, Keyspace
 from genie.storage.store import Batch, decode_node, encode_node
-from locks import NAME, Locks, locks, soon, stored
 from redises.group import until
-from relay import Relay, Rule, relay
-from servers import WAIT_S, Redis, running_redis
-from stored import checkpoint_position, last_position
-from stores import LEASE_MS, commit
+from support.processes.servers import WAIT_S, Redis, running_redis
+from support.storage.relay import Relay, Rule, relay
+from support.storage.stores import (
+    LEASE_MS,
+    NAME,
+    Locks,
+    checkpoint_position,
+    commit,
+    last_position,
+    locks,
+    soon,
+    stored,
+)
 
 RECORD = b'{"since":0,"since_unix_ms":0,"deadline":99999999,"exclusive":["x"],"fence":3}'
 META, LOG = f"{{{NAME}}}:meta", f"{{{NAME}}}:log"

@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from servers import Genie, Redis
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import Genie, Redis
 
 SESSION = "a secret that nobody guesses"
 

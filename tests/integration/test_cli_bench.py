@@ -20,9 +20,9 @@ import pytest
 
 from genie import build, sync
 from genie.protocol import messages
-from ports import free_port
-from programs import Forked, run_genie, start_genie
-from servers import WAIT_S, Genie, running_server
+from support.processes.ports import free_port
+from support.processes.programs import Forked, run_genie, start_genie
+from support.processes.servers import WAIT_S, Genie, running_server
 
 SLOTS = 4
 FOREVER = ["--connections", str(SLOTS), "--warm-up", "0", "--seconds", "1000"]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import trustme
 
-from admin import FakeAdmin, fake_admin
-from commands import genie_cli
 from genie.admin.models import DeadlockRow, Deadlocks, Problem, Step
-from ports import free_port
-from programs import CLI
-from terminal import terminal, without_sequences
+from support.admin.fake_admin import FakeAdmin, fake_admin
+from support.processes.commands import genie_cli
+from support.processes.ports import free_port
+from support.processes.programs import CLI
+from support.processes.terminal import terminal, without_sequences
 
 
 @pytest.fixture

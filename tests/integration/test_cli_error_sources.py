@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from certificates import Certificates
-from commands import genie_cli
 from genie.cli import port_probe
 from genie.cli.port_probe import describe_listener
-from ports import free_port
-from servers import Genie, running_redis, running_server
+from support.network.certificates import Certificates
+from support.processes.commands import genie_cli
+from support.processes.ports import free_port
+from support.processes.servers import Genie, running_redis, running_server
 
 TOKEN = "t" * 20
 HOST, EVERYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there

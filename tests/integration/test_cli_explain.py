@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from commands import genie_cli
-from servers import Genie
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.commands import genie_cli
+from support.processes.servers import Genie
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from admin import fake_admin
-from admin_client import fetch
-from commands import genie_cli
 from genie.admin.models import Order, OrderEdge, OrderExample
-from ports import free_port
-from servers import WAIT_S, Genie, running_server
-from wire import Wire
+from support.admin.client import fetch
+from support.admin.fake_admin import fake_admin
+from support.network.wire import Wire
+from support.processes.commands import genie_cli
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, running_server
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from fake import Fake, error, fake_server
 from genie import LockLost, Unavailable, build, sync
-from ports import free_port
-from programs import run_genie, start_genie
-from servers import WAIT_S, Genie, Redis, running_server
+from support.network.fake_server import Fake, error, fake_server
+from support.processes.ports import free_port
+from support.processes.programs import run_genie, start_genie
+from support.processes.servers import WAIT_S, Genie, Redis, running_server
 
 COMMANDS = (["status"], ["inspect"], ["explain", "7"], ["waits"], ["watch", "a"], ["release", "7"])
 

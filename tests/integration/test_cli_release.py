@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 import genie
 from genie.cli import main
-from servers import Genie, running_server
+from support.processes.servers import Genie, running_server
 
 HOUR = 3600.0
 

@@ -19,9 +19,9 @@ import pytest
 
 from genie import Inspection, sync
 from genie.protocol import messages
-from ports import free_port
-from programs import CLI, Forked, run_genie, start_genie
-from servers import WAIT_S, Genie, running_server
+from support.processes.ports import free_port
+from support.processes.programs import CLI, Forked, run_genie, start_genie
+from support.processes.servers import WAIT_S, Genie, running_server
 
 Process = subprocess.Popen[str] | Forked
 PYTHON = [sys.executable, "-uc"]

@@ -16,17 +16,17 @@ import redis as redis_py
 import structlog
 from click.testing import CliRunner
 
-from commands import genie_cli
 from genie.cli import main
 from genie.core import HELD, Request
 from genie.storage.redis.check import check_namespace
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.records import encode
-from programs import CLI
 from redises.cluster import running_cluster
 from redises.sentinels import running_sentinels
-from servers import Genie, Redis, running_redis
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.commands import genie_cli
+from support.processes.programs import CLI
+from support.processes.servers import Genie, Redis, running_redis
 
 LEASE_S = 0.3
 RECORDS = 100_000

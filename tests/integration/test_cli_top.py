@@ -15,15 +15,15 @@ from contextlib import AbstractContextManager
 import msgspec
 import pytest
 
-from admin import FakeAdmin, fake_admin
-from admin_observations import HOT, NOW, WAITS, state
 from genie.admin.models import Problem
 from genie.version import VERSION
-from ports import free_port
-from programs import run_genie
-from servers import WAIT_S, Redis, running_server
-from terminal import Terminal, terminal
-from wire import Wire
+from support.admin.fake_admin import FakeAdmin, fake_admin
+from support.admin.observations import HOT, NOW, WAITS, state
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.programs import run_genie
+from support.processes.servers import WAIT_S, Redis, running_server
+from support.processes.terminal import Terminal, terminal
 
 HOUR_MS = 3_600_000
 

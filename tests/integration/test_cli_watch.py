@@ -14,10 +14,10 @@ from threading import Timer
 
 import orjson
 
-from fake import fake_server
 from genie import sync
-from programs import Forked, start_genie
-from servers import WAIT_S, Genie, running_server
+from support.network.fake_server import fake_server
+from support.processes.programs import Forked, start_genie
+from support.processes.servers import WAIT_S, Genie, running_server
 
 LONG = {"transaction_timeout": 3_600.0}
 

@@ -9,10 +9,10 @@ from functools import wraps
 
 import pytest
 
-from clocks import LONG_TIMEOUTS
-from fake import fake_server
 from genie import Insufficient, LockLost, RequestRejected, TransactionTimeout, connect, sync
-from servers import WAIT_S, Genie, Redis, running_server
+from support.network.clocks import LONG_TIMEOUTS
+from support.network.fake_server import fake_server
+from support.processes.servers import WAIT_S, Genie, Redis, running_server
 
 MAX_WEIGHT = 2**63 - 1
 

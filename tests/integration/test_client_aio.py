@@ -26,8 +26,8 @@ from genie import (
     exclusive,
     shared,
 )
-from ports import free_port
-from servers import WAIT_S, Genie
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie
 
 
 async def until_waiting(client: Client, name: str, count: int = 1) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from genie import Client, Lock, QueueTimeout, Transaction, connect, sync
-from servers import WAIT_S, Genie
+from support.processes.servers import WAIT_S, Genie
 
 NAME = "cancelled/lock"
 HELD = "cancelled-held"

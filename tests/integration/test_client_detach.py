@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from clocks import LONG_TIMEOUTS
 from genie import LockLost, connect, sync
 from genie.client.sync_connection import SyncConnection
-from proxy import Proxy, lines, proxy
-from servers import WAIT_S, Genie
+from support.network.clocks import LONG_TIMEOUTS
+from support.network.proxy import Proxy, lines, proxy
+from support.processes.servers import WAIT_S, Genie
 
 
 @pytest.fixture

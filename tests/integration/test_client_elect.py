@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from genie import Client, LockLost, TransactionTimeout, sync
-from servers import WAIT_S, Genie
+from support.processes.servers import WAIT_S, Genie
 
 LEAD_UNTIL_KILLED = """\
 import sys, threading

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from clocks import LONG_S, shorten_first_attempt, skip
-from fake import PONG, Fake, error, fake_server
 from genie import ConnectionLost, RequestRejected, Unavailable, connect, sync
 from genie.client import failover, sync_connection
 from genie.client.failover import ServerList
-from ports import free_port
-from servers import WAIT_S, Genie
+from support.network.clocks import LONG_S, shorten_first_attempt, skip
+from support.network.fake_server import PONG, Fake, error, fake_server
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie
 
 
 @pytest.fixture

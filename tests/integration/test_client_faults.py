@@ -8,10 +8,10 @@ import socket
 
 import pytest
 
-from fake import PONG, error, fake_server, locked
 from genie import Client, ConnectionLost, LockLost, TransactionTimeout, Unavailable, connect, sync
-from ports import free_port
-from servers import WAIT_S, Genie
+from support.network.fake_server import PONG, error, fake_server, locked
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie
 
 HELD = locked("1", expires_in=10_000)
 

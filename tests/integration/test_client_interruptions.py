@@ -23,7 +23,7 @@ import pytest
 
 import genie as genie_package
 from genie import QueueTimeout, RequestRejected, shared, sync
-from servers import WAIT_S, Genie
+from support.processes.servers import WAIT_S, Genie
 
 PACKAGE = str(Path(genie_package.__file__).parent)
 NAME = "interrupted/lock"

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from clocks import shorten_keepalive
-from fake import fake_server
 from genie import Client, ConnectionLost, connect, sync
-from servers import WAIT_S, Genie, Redis, running_server
+from support.network.clocks import shorten_keepalive
+from support.network.fake_server import fake_server
+from support.processes.servers import WAIT_S, Genie, Redis, running_server
 
 HOLD_S = WAIT_S
 

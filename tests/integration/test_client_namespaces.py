@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from clocks import LONG_S
-from commands import genie_cli
-from fake import PONG, Fake, Line, error, fake_server, locked
 from genie import RequestRejected, connect, sync
 from genie.client import config
-from servers import WAIT_S, Genie
+from support.network.clocks import LONG_S
+from support.network.fake_server import PONG, Fake, Line, error, fake_server, locked
+from support.processes.commands import genie_cli
+from support.processes.servers import WAIT_S, Genie
 
 NAMESPACE_ERROR = "must be a string of 1 to 128 letters, digits or any of _.:-"
 SECRET = "a-secret-of-the-tests"  # noqa: S105 - it opens nothing

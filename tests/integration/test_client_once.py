@@ -13,8 +13,8 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 import genie as package
 from genie import sync
-from proxy import Cut, lines, proxy
-from servers import WAIT_S, Genie
+from support.network.proxy import Cut, lines, proxy
+from support.processes.servers import WAIT_S, Genie
 
 Decorate = Callable[..., Callable[..., Any]]
 

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fake import fake_server, released
 from genie import Client, ConnectionLost, Deadlock, Disconnected, LockLost, QueueTimeout, RequestRejected, connect, sync
 from genie.client.note import default_note
-from servers import WAIT_S, Genie
+from support.network.fake_server import fake_server, released
+from support.processes.servers import WAIT_S, Genie
 
 
 @pytest.fixture

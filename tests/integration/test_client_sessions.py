@@ -11,11 +11,11 @@ from contextlib import suppress
 import pytest
 
 import genie as genie_module
-from clocks import LONG_TIMEOUTS
 from genie import Client, ConnectionLost, LockLost, QueueTimeout, RequestRejected, Unavailable, connect, sync
-from proxy import CutPosition, Decide, lines, proxy
-from servers import WAIT_S, Genie, Redis, running_server
-from wire import Wire
+from support.network.clocks import LONG_TIMEOUTS
+from support.network.proxy import CutPosition, Decide, lines, proxy
+from support.network.wire import Wire
+from support.processes.servers import WAIT_S, Genie, Redis, running_server
 
 pytestmark = pytest.mark.usefixtures("_bounded")
 

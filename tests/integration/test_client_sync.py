@@ -24,8 +24,8 @@ from genie import (
 )
 from genie.client.sync import Lock
 from genie.client.sync_connection import SyncConnection
-from ports import free_port
-from servers import WAIT_S, Genie
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 
 import genie
 import genie.sync
-from commands import genie_cli
 from genie.client import config
-from ports import free_port
-from servers import WAIT_S, Genie, running_server
+from support.processes.commands import genie_cli
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, running_server
 
 TOKEN, OTHER = "a-token-of-the-tests", "another-token-of-the-tests"
 WRONG = "an-unknown-token-value"

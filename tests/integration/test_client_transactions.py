@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from genie import Client, ConnectionLost, Deadlock, LockLost, QueueTimeout, Transaction, connect, shared, sync
-from proxy import lines, proxy
-from servers import WAIT_S, Genie
+from support.network.proxy import lines, proxy
+from support.processes.servers import WAIT_S, Genie
 
 
 @pytest.fixture

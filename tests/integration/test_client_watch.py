@@ -12,11 +12,11 @@ from functools import wraps
 import orjson
 import pytest
 
-from clocks import LONG_TIMEOUTS, shorten_keepalive
-from fake import Line, error, fake_server
 from genie import Change, Client, ConnectionLost, RequestRejected, connect, sync
 from genie.client.aio import Watch
-from servers import WAIT_S, Genie, Redis, running_server
+from support.network.clocks import LONG_TIMEOUTS, shorten_keepalive
+from support.network.fake_server import Line, error, fake_server
+from support.processes.servers import WAIT_S, Genie, Redis, running_server
 
 
 def with_timeout(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -8,11 +8,10 @@ import pytest
 
 from genie.core import Release
 from genie.storage.store import Batch, LeadershipLost
-from locks import NAME, Locks, batches, locks, soon, stored
 from redises.group import until
-from relay import Rule, error, relay
-from servers import WAIT_S, Redis, running_redis
-from stores import commit
+from support.processes.servers import WAIT_S, Redis, running_redis
+from support.storage.relay import Rule, error, relay
+from support.storage.stores import NAME, Locks, batches, commit, locks, soon, stored
 
 META, LOG = f"{{{NAME}}}:meta", f"{{{NAME}}}:log"
 

@@ -25,9 +25,9 @@ from redis.asyncio import Redis as Client
 from genie import connect
 from genie.config import Settings
 from genie.storage.redis.url import RedisUrl
-from ports import free_port
 from redises.group import until
-from servers import WAIT_S
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from servers import Genie
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import Genie
 
 FIRST, SECOND = "first-token-0123456", "second-token-012345"
 

@@ -16,7 +16,7 @@ import pytest
 from conformance.cases import load
 from conformance.client_rules import FIELDS
 from conformance.mutants import CLIENT_MUTANTS, MUTANTS, SERVER_MUTANTS, Mutant, run_mutant
-from servers import Redis, running_server
+from support.processes.servers import Redis, running_server
 
 ROOT = Path(__file__).parent.parent.parent
 KIT = [sys.executable, "-m", "conformance"]

@@ -28,9 +28,9 @@ import pytest
 import yaml
 
 from genie.config import Settings
-from ports import free_port
-from servers import WAIT_S, Genie, Redis, running_redis
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, Redis, running_redis
 
 ROOT = Path(__file__).parents[2]
 UNPRIVILEGED = 65534

@@ -16,7 +16,7 @@ from faults.redis_failures import lose_last_second, stop_redis
 from faults.results import BEGIN, END, Results
 from faults.scenarios import SCENARIOS, Scenario
 from faults.server_failures import kill_with_many
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 TIMES = {
     "kill-alone": 2,

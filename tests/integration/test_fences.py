@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,17 +13,21 @@ from pathlib import Path
 import pytest
 
 import genie as package
-from fenced_accounts import DIALECTS, Accounts, database_url
-from servers import WAIT_S, Genie
+from support.databases.fenced_accounts import DIALECTS, Accounts, database_url
+from support.processes.servers import WAIT_S, Genie
 
-HOLDER = Path(__file__).parents[1] / "fenced_holder.py"
+TESTS = Path(__file__).parents[1]
 
 
 @contextmanager
 def paused_holder(port: int, kind: str, url: str) -> Iterator[subprocess.Popen[str]]:
     """One that has locked and read the account, stopped by SIGSTOP."""
     with subprocess.Popen(
-        [sys.executable, str(HOLDER), str(port), kind, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "support.databases.fenced_holder", str(port), kind, url],
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             assert process.stdout is not None

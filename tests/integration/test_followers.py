@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from servers import Genie, Redis, running_server
-from stored import checkpoint_written, stored_records
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import Genie, Redis, running_server
+from support.storage.stores import checkpoint_written, stored_records
 
 SECRET = "a-secret-of-the-tests"  # noqa: S105 - not a real secret
 

@@ -27,12 +27,12 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT7
 
 import genie
-from certificates import Certificates
 from genie.config import Settings
 from genie.errors import RequestRejected
 from genie.storage.redis.url import REDIS_PORT, SENTINEL_PORT
-from ports import free_port
-from servers import WAIT_S, Genie, running_redis
+from support.network.certificates import Certificates
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, running_redis
 
 ROOT = Path(__file__).parents[2]
 CHART, TOOLS = ROOT / "deploy/helm/genie", ROOT / "build/tools"

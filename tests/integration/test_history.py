@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from admin_client import fetch
-from commands import genie_cli
 from genie.admin.models import History
 from genie.history.search import Entry, Query, search
 from genie.history.segments import archive_complete, list_segments
 from genie.history.writer import HistoryWriter
-from history_recording import Recording
-from ports import free_port
-from servers import WAIT_S, Genie, Redis, running_server
-from wire import Wire
+from support.admin.client import fetch
+from support.core.history_recording import Recording
+from support.network.wire import Wire
+from support.processes.commands import genie_cli
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, Redis, running_server
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from commands import genie_cli
 from genie.history.search import Entry, Query, search
-from servers import WAIT_S, Genie, Redis
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.commands import genie_cli
+from support.processes.servers import WAIT_S, Genie, Redis
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -9,15 +9,15 @@ from urllib.parse import quote
 
 import pytest
 
-from admin_client import fetch
-from commands import genie_cli
 from genie.admin import AdminServer
 from genie.client.config import resolve_namespace
 from genie.config import Settings
 from genie.history.writer import namespace_directory
 from genie.server.app import Server
 from genie.storage.redis.keyspace import NAME
-from wire import Wire
+from support.admin.client import fetch
+from support.network.wire import Wire
+from support.processes.commands import genie_cli
 
 HOSTILE = (
     "",

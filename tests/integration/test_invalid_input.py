@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from servers import Genie, resident_bytes, running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import Genie, resident_bytes, running_server
 
 
 @pytest.fixture(scope="module")

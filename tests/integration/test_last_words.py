@@ -8,9 +8,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from certificates import Certificates
-from servers import WAIT_S, resident_bytes, running_server
-from wire import Wire
+from support.network.certificates import Certificates
+from support.network.wire import Wire
+from support.processes.servers import WAIT_S, resident_bytes, running_server
 
 pytestmark = pytest.mark.server
 

@@ -19,9 +19,8 @@ from genie.storage.redis.keyspace import Meta
 from genie.storage.redis.log import EpochHistory, LogReader, LogTruncated
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
-from servers import WAIT_S, Redis
-from stored import last_position, stored_records
-from stores import commit
+from support.processes.servers import WAIT_S, Redis
+from support.storage.stores import commit, last_position, stored_records
 
 LEASE_MS = 300
 LONG_LEASE_MS = 60_000

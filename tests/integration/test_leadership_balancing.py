@@ -14,8 +14,8 @@ import pytest
 
 from genie import RequestRejected, connect
 from redises.cluster import running_cluster
-from servers import WAIT_S, Genie, Redis, RedisDeployment
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import WAIT_S, Genie, Redis, RedisDeployment
 
 NAMES = ("a", "b", "c")
 SECRET = "a-secret-of-the-tests"  # noqa: S105 - not a real secret

@@ -9,8 +9,8 @@ import socket
 import orjson
 
 from genie.server.listener import RECEIVE_BUFFER_BYTES, bind
-from servers import WAIT_S, running_redis, running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import WAIT_S, running_redis, running_server
 
 SESSION = "a secret of sixteen"
 

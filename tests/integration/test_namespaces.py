@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from servers import Genie, running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import Genie, running_server
 
 WRONG_NAMESPACE = (
     "namespace must be 'genie', the namespace of this connection, not 'billing': requests cannot span namespaces, "

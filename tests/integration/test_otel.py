@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 
 from genie import Deadlock, LockLost, QueueTimeout, connect, otel, sync
-from servers import WAIT_S, Genie
+from support.processes.servers import WAIT_S, Genie
 
 
 class Telemetry:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from redises.cluster import running_cluster, slot_of
-from servers import Genie, running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import Genie, running_server
 
 LINES = 12
 """More lines than a server without its store logs in a few leases."""

@@ -15,7 +15,7 @@ from benchmarks.peers.measure import SHAPES, measure
 from benchmarks.peers.peer import LibraryPeer, PeerFailed, WirePeer
 from benchmarks.peers.processes import accepts, serving
 from benchmarks.peers.redis_set import RedisSet
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 

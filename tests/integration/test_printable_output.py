@@ -23,16 +23,16 @@ from click.testing import CliRunner, Result
 
 import genie.cli
 import genie_ledger.cli
-from commands import genie_cli
 from genie.admin import AdminServer
 from genie.config import Settings
 from genie.history.search import Query, search
 from genie.protocol import diagnostics, resources
 from genie.server.app import Server
-from hostile_text import assert_printable, of
-from programs import start_genie
-from servers import WAIT_S
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.commands import genie_cli
+from support.processes.programs import start_genie
+from support.processes.servers import WAIT_S
+from support.runs.hostile_text import assert_printable, of
 
 ALLOWED = "\u202e \u2066 \u2028 \U000e0041"
 """Those that the protocol allows in names: no control characters."""

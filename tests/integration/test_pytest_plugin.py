@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 pytestmark = pytest.mark.server
 

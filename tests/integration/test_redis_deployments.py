@@ -9,7 +9,7 @@ from redis import ResponseError
 
 from redises.cluster import running_cluster, slot_of
 from redises.sentinels import running_sentinels
-from servers import redis_version
+from support.processes.servers import redis_version
 
 KEYS = [f"{{genie}}:{number}" for number in range(6)]
 DOWN_AFTER_MS = 1_500

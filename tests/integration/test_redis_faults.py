@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 
-from admin_client import fetch
-from commands import genie_cli
 from genie.core import LockManager, Request
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch
-from ports import free_port
-from proxy import Cut, chunks, proxy
-from relay import Command, relay
-from servers import WAIT_S, Genie, Redis, redis_version, resident_bytes, running_redis, running_server
-from stored import stored_records
-from stores import commit, opened
-from wire import Wire
+from support.admin.client import fetch
+from support.network.proxy import Cut, chunks, proxy
+from support.network.wire import Wire
+from support.processes.commands import genie_cli
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, Redis, redis_version, resident_bytes, running_redis, running_server
+from support.storage.relay import Command, relay
+from support.storage.stores import commit, opened, stored_records
 
 
 async def test_after_a_kill_and_restart_every_lock_is_held(redis: Redis) -> None:

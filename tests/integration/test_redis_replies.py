@@ -16,12 +16,12 @@ from structlog.testing import capture_logs
 
 from genie.storage.redis.connection import RedisConnection, RedisFailure
 from genie.storage.redis.store import RedisStore
-from locks import NAME, Locks, batches, locks, soon, stored
-from ports import free_port
 from redises.group import until
-from relay import Relay, Rule, encoded, error, relay
-from servers import WAIT_S, Redis, redis_version, running_redis, running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Redis, redis_version, running_redis, running_server
+from support.storage.relay import Relay, Rule, encoded, error, relay
+from support.storage.stores import NAME, Locks, batches, locks, soon, stored
 
 ERRORS = [
     "READONLY You can't write against a read only replica.",

@@ -8,10 +8,10 @@ import shlex
 import signal
 from pathlib import Path
 
-from certificates import Certificates
 from redises.cluster import Member, running_cluster
-from servers import WAIT_S, Genie, Redis, redis_version
-from wire import Wire
+from support.network.certificates import Certificates
+from support.network.wire import Wire
+from support.processes.servers import WAIT_S, Genie, Redis, redis_version
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "deploying.md"
 

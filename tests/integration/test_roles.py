@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from admin_client import fetch
-from certificates import Certificates
 from genie.admin import models
-from ports import free_port
-from programs import run_genie
-from servers import WAIT_S, Genie, Redis, running_redis, running_server
-from wire import Wire
+from support.admin.client import fetch
+from support.network.certificates import Certificates
+from support.network.wire import Wire
+from support.processes.ports import free_port
+from support.processes.programs import run_genie
+from support.processes.servers import WAIT_S, Genie, Redis, running_redis, running_server
 
 NOT_SERVING = "store unavailable, not serving until it is back"
 

@@ -12,15 +12,15 @@ from contextlib import AbstractContextManager
 import pytest
 from click.testing import CliRunner
 
-from commands import genie_cli
 from genie.cli import main
 from genie.cli.serve import serve
 from genie.config import Settings
-from ports import free_port
-from programs import CLI
-from servers import WAIT_S, Genie, running_redis, running_server
-from terminal import Terminal, terminal
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.commands import genie_cli
+from support.processes.ports import free_port
+from support.processes.programs import CLI
+from support.processes.servers import WAIT_S, Genie, running_redis, running_server
+from support.processes.terminal import Terminal, terminal
 
 
 def test_every_option_names_its_variable() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from servers import Genie, Redis, running_server
-from stored import stored_records
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import Genie, Redis, running_server
+from support.storage.stores import stored_records
 
 SECRET = "a secret that nobody can guess"  # noqa: S105 - it guards nothing
 

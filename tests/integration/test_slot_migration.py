@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from locks import Locks, locks, soon
 from redises.cluster import MIGRATE_MS, SLOTS, Cluster, Member, slot_of
 from redises.group import start_all, until
+from support.storage.stores import Locks, locks, soon
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ import pytest
 
 from genie.config import Settings
 from genie.server.app import Server
-from servers import WAIT_S, Genie, Redis, running_redis
+from support.processes.servers import WAIT_S, Genie, Redis, running_redis
 
 UNIT = Path(__file__).parents[2] / "deploy/systemd/genie.service"
 

@@ -23,15 +23,15 @@ from structlog.testing import capture_logs
 
 import genie
 import genie.sync
-from certificates import Certificates
-from commands import genie_cli
 from genie.client.config import ClientOptions, parse_addresses
 from genie.config import Settings
 from genie.errors import Unavailable
 from genie.server import connection, listener
 from genie.server.app import Server
-from ports import free_port
-from servers import WAIT_S, Genie, running_server
+from support.network.certificates import Certificates
+from support.processes.commands import genie_cli
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie, running_server
 
 PING = b'{"command":"ping","payload":{}}\n'
 

@@ -16,11 +16,11 @@ import pytest
 import redis as redis_py
 
 import genie
-from builds import FIELD, LaterGenie, make_later_build
-from commands import genie_cli
-from programs import start_genie
-from servers import WAIT_S, Genie, Redis
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.builds import FIELD, LaterGenie, make_later_build
+from support.processes.commands import genie_cli
+from support.processes.programs import start_genie
+from support.processes.servers import WAIT_S, Genie, Redis
 
 LEASE_S = 0.5
 UNKNOWN = '{"since":1,"since_unix_ms":1,"deadline":600000,"exclusive":["b"],"fence":2,"build":"later"}'

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from servers import running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import running_server
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from servers import WAIT_S, Genie, running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import WAIT_S, Genie, running_server
 
 LAGGED = b'{"command":"event","payload":{"state":"lagged"}}\n'
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from servers import Genie, running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import Genie, running_server
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from pathlib import Path
 from redis import ResponseError
 from redis.crc import key_slot
 
-from certificates import Certificates
-from ports import free_port
 from redises.group import kill_all, start_all, until
 from redises.node import Node
-from servers import redis_version
+from support.network.certificates import Certificates
+from support.processes.ports import free_port
+from support.processes.servers import redis_version
 
 SLOTS = 16_384
 MASTERS = 3

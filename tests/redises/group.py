@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from redis import RedisError
 
 from redises.node import Node
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 POLL_S = 0.02
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from redis.asyncio import Redis as Client
 
-from ports import free_port
-from proxy import Proxy
-from servers import Redis
+from support.network.proxy import Proxy
+from support.processes.ports import free_port
+from support.processes.servers import Redis
 
 SENTINELS_AT = "127.0.0.2"
 REDISES_AT = "127.0.0.3"

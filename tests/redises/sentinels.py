@@ -12,9 +12,9 @@ from typing import Any
 
 from redis import RedisError, ResponseError
 
-from proxy import chunks, proxy
 from redises.group import kill_all, start_all, until
 from redises.node import REDISES_AT, SENTINELS_AT, Node
+from support.network.proxy import chunks, proxy
 
 NAME = "locks"
 QUICK = {

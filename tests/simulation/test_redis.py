@@ -13,7 +13,7 @@ from genie.storage.redis.url import Address, Login
 from genie.testing.simulation.network import Network
 from genie.testing.simulation.redis.resp import CommandParser, Failure, Status, encode
 from genie.testing.simulation.redis.server import SimRedis
-from servers import Redis, running_redis
+from support.processes.servers import Redis, running_redis
 
 COMMANDS = [
     "HSET h a 1 b 2",

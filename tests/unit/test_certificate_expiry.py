@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from certificates import Certificates
 from genie.tls import certificate_expiry
+from support.network.certificates import Certificates
 
 
 @pytest.mark.parametrize("year", [2033, 2049, 2050, 2077])  # from 2050 on the encoding has another type

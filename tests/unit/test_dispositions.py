@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dispositions
+from support.processes import dispositions
 
 START = f"""
 import subprocess, sys
-sys.path.insert(0, {str(Path(dispositions.__file__).parent)!r})
-import dispositions
+sys.path.insert(0, {str(Path(dispositions.__file__).parents[2])!r})
+from support.processes import dispositions
 dispositions.restore_defaults_for_children()
 subprocess.run([sys.executable, "-S", "-c", '''
 import signal

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import failures
+from support.runs import failures
 
 FILE = """
 import pathlib, time
@@ -34,7 +34,7 @@ def test_a_failure_in_a_worker_is_printed_before_the_next_test_ends(tmp_path: Pa
             "-m",
             "pytest",
             "-p",
-            "failures",
+            "support.runs.failures",
             "-p",
             "no:asyncio",
             "--rootdir",
@@ -44,7 +44,7 @@ def test_a_failure_in_a_worker_is_printed_before_the_next_test_ends(tmp_path: Pa
             "test_it.py",
         ],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(failures.__file__).parent)},
+        env=os.environ | {"PYTHONPATH": str(Path(failures.__file__).parents[2])},
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -71,7 +71,7 @@ def test_a_collection_error_is_printed(tmp_path: Path) -> None:
             "-m",
             "pytest",
             "-p",
-            "failures",
+            "support.runs.failures",
             "-p",
             "no:asyncio",
             "--rootdir",
@@ -79,7 +79,7 @@ def test_a_collection_error_is_printed(tmp_path: Path) -> None:
             "test_it.py",
         ],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(failures.__file__).parent)},
+        env=os.environ | {"PYTHONPATH": str(Path(failures.__file__).parents[2])},
         capture_output=True,
         text=True,
         check=False,

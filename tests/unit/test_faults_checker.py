@@ -7,7 +7,7 @@ import time
 import pytest
 
 from faults.checker import Checker, Grant, Violation
-from proxy import lines
+from support.network.proxy import lines
 
 FAR_FUTURE = time.monotonic() + 3600
 

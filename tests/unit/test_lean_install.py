@@ -12,7 +12,7 @@ import pytest
 
 from genie.cli import COMMANDS
 from genie.version import VERSION
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 PROJECT = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
 

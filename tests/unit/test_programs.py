@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from ports import free_port
-from programs import run_genie, start_genie
-from servers import WAIT_S
+from support.processes.ports import free_port
+from support.processes.programs import run_genie, start_genie
+from support.processes.servers import WAIT_S
 
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 

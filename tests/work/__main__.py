@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servers import running_redis
+from support.processes.servers import running_redis
 from work import baseline
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from servers import Redis
+from support.processes.servers import Redis
 
 TESTS: Final = Path(__file__).parents[1]
 FILE: Final = TESTS / "baselines" / "work.toml"

@@ -15,8 +15,8 @@ from sqlalchemy.pool import NullPool
 
 from genie_ledger import ExpiredTransfer, Ledger, TimeoutHandler, TimeoutRun
 from genie_ledger.schema import open_ledger
-from mariadb import mariadb
-from postgres import postgres
+from support.databases.mariadb import mariadb
+from support.databases.postgres import postgres
 
 KINDS = ("sqlite", "postgres", "mariadb")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from genie.cli.format import width
-from inspected_rows import NOW, blocker, inspected, row
+from support.admin.inspected_rows import NOW, blocker, inspected, row
 
 Rows = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from genie.cli.format import width
-from inspected_rows import NOW, blocker, row
+from support.admin.inspected_rows import NOW, blocker, row
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

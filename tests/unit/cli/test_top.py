@@ -3,11 +3,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from admin_observations import HOLDER, HOT, NOW, QUEUES, WAITERS, WAITS, state
 from genie.admin.models import HotList, Waits
 from genie.cli.format import Column, fit_table, width, wrap_items, wrap_text
 from genie.cli.top import Line, Snapshot, render
 from genie.version import VERSION
+from support.admin.observations import HOLDER, HOT, NOW, QUEUES, WAITERS, WAITS, state
 
 SNAPSHOT = Snapshot(state(), WAITS, HOT)
 

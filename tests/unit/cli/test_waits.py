@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 import genie.cli.waits  # noqa: F401 - the module, whose name the package gives to the command
-from inspected_rows import NOW, blocker, inspected, row
+from support.admin.inspected_rows import NOW, blocker, inspected, row
 
 WAITS = importlib.import_module("genie.cli.waits")
 

@@ -14,7 +14,7 @@ from genie.client.commands import LockInfo, Request, RequestState, make_any_requ
 from genie.client.session import ClientSession
 from genie.errors import Insufficient, LockError, RequestRejected, Unavailable
 from genie.protocol import commands
-from scripted_server import SECRET, connected_session, error, locked, reconnect, released
+from support.network.scripted_server import SECRET, connected_session, error, locked, reconnect, released
 
 MAX_WEIGHT = 2**63 - 1
 

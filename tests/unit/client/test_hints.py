@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from genie import QueueTimeout
-from scripted_server import connected_session, granted_request, released, sent_request
+from support.network.scripted_server import connected_session, granted_request, released, sent_request
 
 
 def blocker(id: int, transaction: str | None = None, resource: str = "a", state: str = "held") -> dict[str, object]:

@@ -9,7 +9,7 @@ import pytest
 from genie.client.commands import Extend, Inspect, Ping, Release
 from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S, PING_TIMEOUT_STEPS
 from genie.client.session import ClientSession
-from scripted_server import (
+from support.network.scripted_server import (
     RefIgnoringSession,
     complete_handshake,
     encode,
@@ -22,7 +22,7 @@ from scripted_server import (
     send_request,
     sent_request,
 )
-from scripted_server import connected_session as connected_session_of
+from support.network.scripted_server import connected_session as connected_session_of
 
 PING = encode("ping")
 PONG = encode("pong")

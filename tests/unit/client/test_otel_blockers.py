@@ -15,7 +15,7 @@ from genie import errors, otel
 from genie.client.commands import Request, RequestState
 from genie.client.session import ClientSession
 from genie.otel import TracedRequest
-from scripted_server import connected_session, locked, reconnect, send_request
+from support.network.scripted_server import connected_session, locked, reconnect, send_request
 
 HOLDER = f"00-{'a' * 32}-{'b' * 16}-01"
 BLOCKERS = [

@@ -25,7 +25,7 @@ from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
 from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, RetainedReply, StateMachine
-from searches import examples
+from support.runs.searches import examples
 
 SESSION_S = 10.0
 

@@ -22,7 +22,7 @@ from genie.errors import (
     TransactionTimeout,
     Unavailable,
 )
-from scripted_server import (
+from support.network.scripted_server import (
     PONG,
     complete_handshake,
     connected_session,

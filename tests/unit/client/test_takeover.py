@@ -9,7 +9,14 @@ import pytest
 from genie.client.commands import Ping, RequestState
 from genie.client.session import ClientSession
 from genie.errors import ConnectionLost, Disconnected, RequestRejected
-from scripted_server import complete_handshake, connected_session, error, granted_request, locked, send_request
+from support.network.scripted_server import (
+    complete_handshake,
+    connected_session,
+    error,
+    granted_request,
+    locked,
+    send_request,
+)
 
 TAKEN_OVER = error("session-taken-over")
 

@@ -12,7 +12,7 @@ from genie.client.commands import Ping
 from genie.client.session import ClientSession
 from genie.client.watches import Watch
 from genie.errors import RequestRejected
-from scripted_server import (
+from support.network.scripted_server import (
     SECRET,
     RefIgnoringSession,
     complete_handshake,
@@ -22,7 +22,7 @@ from scripted_server import (
     reconnect,
     released,
 )
-from scripted_server import connected_session as connected_session_of
+from support.network.scripted_server import connected_session as connected_session_of
 
 PING = encode("ping")
 PONG = encode("pong")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from genie.client import watches
 from genie.client.session import ClientSession
 from genie.client.watches import Watch
-from scripted_server import encode, welcome
-from searches import examples
+from support.network.scripted_server import encode, welcome
+from support.runs.searches import examples
 
 PREFIXES = ("", "a", "ab", "b")
 NAMES = ("a", "ab", "ab/1", "b", "c")

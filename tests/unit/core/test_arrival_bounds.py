@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from driver import Driver
 from genie import core
 from genie.core import deadlock, manager, wait_queue
 from genie.core.lock_table import LockTable
 from genie.core.wait_queue import SortedQueue
+from support.core.driver import Driver
 
 LENGTH = 3_000
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from driver import Driver, names
 from genie.core import (
     Disconnect,
     Event,
@@ -31,6 +30,7 @@ from genie.core.view import (
     sample_blockers,
 )
 from simulator.invariants import check
+from support.core.driver import Driver, names
 
 
 def test_a_sample_without_limit_equals_all_blockers() -> None:

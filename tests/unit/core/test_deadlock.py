@@ -11,10 +11,10 @@ from itertools import pairwise
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from driver import Driver
 from genie import core
-from searches import examples
 from simulator.invariants import conflict
+from support.core.driver import Driver
+from support.runs.searches import examples
 
 NAMES = "ABCDE"
 OWNERS = [None, None, "T1", "T2", "T3", "T4", "T5"]

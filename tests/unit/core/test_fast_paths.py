@@ -9,7 +9,7 @@ import pytest
 
 from genie.core import Event, Expire, Granted, LockManager, Release, Released, Request
 from genie.core.model import SUCCESS, Origin
-from searches import FACTOR, SOAK
+from support.runs.searches import FACTOR, SOAK
 
 
 class Client:

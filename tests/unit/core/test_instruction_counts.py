@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from genie.core import LockManager, Request
-from searches import SOAK
+from support.runs.searches import SOAK
 from work.core_scenarios import SCENARIOS, SMALL
 
 LARGE = 10_000 if SOAK else 1_000

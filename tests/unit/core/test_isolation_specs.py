@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from driver import Driver
+from support.core.driver import Driver
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from driver import Driver
 from genie import core
 from genie.core import manager as manager_module
+from support.core.driver import Driver
 
 
 @pytest.fixture

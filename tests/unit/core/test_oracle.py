@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from driver import Driver
-from searches import examples
+from support.core.driver import Driver
+from support.runs.searches import examples
 from unit.core.oracle import Oracle
 
 NAMES = "ABCD"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from driver import Driver
+from support.core.driver import Driver
 
 
 def test_a_shared_request_stays_when_its_owners_exclusive_one_overtakes() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from genie.core import Request, wait_queue
 from genie.core.deadlines import Deadlines
 from genie.core.wait_queue import SortedQueue
-from searches import examples
+from support.runs.searches import examples
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integers(-3, 3), st.integers(0, 10**6)))
 

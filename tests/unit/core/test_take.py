@@ -11,10 +11,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from driver import Driver
 from genie import core
-from searches import examples
 from simulator.invariants import conflict, graph
+from support.core.driver import Driver
+from support.runs.searches import examples
 
 NAMES = "ABCDE"
 

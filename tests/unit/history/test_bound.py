@@ -31,7 +31,7 @@ from genie.history.segments import (
     shrink,
 )
 from genie.history.writer import HistoryWriter
-from history_recording import PRINCIPALS, T0, Recording, release_line
+from support.core.history_recording import PRINCIPALS, T0, Recording, release_line
 
 MIB = 1 << 20
 AGES_S = 40_000 * 86_400.0

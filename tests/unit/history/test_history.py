@@ -22,7 +22,7 @@ from genie.history.records import UnreadableHistory, decode
 from genie.history.retention import RESERVED_BYTES, Retention
 from genie.history.search import Query, search
 from genie.history.segments import archive_complete, delete_expired, list_segments, shrink
-from history_recording import T0, Recording
+from support.core.history_recording import T0, Recording
 
 
 class Clock(datetime):

@@ -28,8 +28,8 @@ from genie.server.listener import AdmissionControl
 from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch, LeadershipLost
-from history_recording import T0
-from recording_transport import RecordingTransport
+from support.core.history_recording import T0
+from support.network.recording_transport import RecordingTransport
 
 NAMES = [
     "a",

@@ -17,7 +17,7 @@ from genie.core import Disconnect, Expire, Extend, LockManager, Release, Request
 from genie.history.records import Granted, Line, Locked, Opened, Queued, Released
 from genie.history.replay import Change, Diverged, Replay, Step, what_if
 from genie.history.segments import archive_complete, list_segments, recorded_terms
-from history_recording import T0, Recording
+from support.core.history_recording import T0, Recording
 
 
 def lines_of(directory: Path) -> list[Line]:

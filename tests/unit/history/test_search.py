@@ -22,7 +22,7 @@ from genie.history.records import UnreadableHistory
 from genie.history.search import Entry, Query, Result, search
 from genie.history.segments import archive_complete, list_segments
 from genie.history.writer import redaction_key
-from history_recording import T0, Recording
+from support.core.history_recording import T0, Recording
 
 
 def found(directory: Path, **query: object) -> list[Entry]:

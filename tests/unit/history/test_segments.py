@@ -20,7 +20,7 @@ from genie.history.replay import Replay
 from genie.history.retention import Retention
 from genie.history.search import Query, search
 from genie.history.segments import archive_complete, clean_up, delete_expired, list_segments, recorded_terms
-from history_recording import T0, Recording
+from support.core.history_recording import T0, Recording
 
 DAY_S = 86_400.0
 

@@ -16,7 +16,7 @@ from genie.history.retention import Retention
 from genie.history.search import Query, search
 from genie.history.segments import archive_complete, list_segments
 from genie.history.writer import namespace_directory, redaction_key
-from history_recording import PRINCIPALS, Recording
+from support.core.history_recording import PRINCIPALS, Recording
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from genie.core import Extend, LargeRequest, Release, Request, Take
 from genie.errors import RequestRejected
 from genie.protocol import commands, diagnostics, limits, wire_types
 from genie.protocol.commands import Bye, Hello, Inspect, Namespaced, Ping, ReleaseByRef, Unwatch, Watch
-from searches import examples
+from support.runs.searches import examples
 
 SCALARS = st.one_of(
     st.none(),

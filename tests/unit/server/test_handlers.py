@@ -22,7 +22,7 @@ from genie.server.peer import CommandHandler, ConnectionState
 from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch
-from recording_transport import RecordingTransport
+from support.network.recording_transport import RecordingTransport
 
 
 class ManualStore(MemoryStore):

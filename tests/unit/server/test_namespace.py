@@ -18,8 +18,8 @@ from genie.server.app import Server
 from genie.server.namespace import Namespace
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch, Node, StateMachine
-from servers import WAIT_S
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import WAIT_S
 
 
 class ControlledStore(MemoryStore):

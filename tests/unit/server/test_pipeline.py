@@ -17,8 +17,8 @@ from genie.server.listener import AdmissionControl
 from genie.server.pipeline import WATCH_FLUSH_INTERVAL_S, Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch, Store
-from recording_transport import RecordingTransport
-from servers import WAIT_S
+from support.network.recording_transport import RecordingTransport
+from support.processes.servers import WAIT_S
 
 PING = b'{"command":"ping"}\n'
 INSPECT = b'{"command":"inspect"}\n'

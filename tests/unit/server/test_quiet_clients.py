@@ -15,7 +15,7 @@ from genie.server.connection import Connection
 from genie.server.listener import AdmissionControl
 from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
-from recording_transport import RecordingTransport
+from support.network.recording_transport import RecordingTransport
 
 ROUNDS = 10
 CLIENTS = 3

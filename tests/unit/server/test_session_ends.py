@@ -8,7 +8,7 @@ import pytest
 
 from genie.core import grant
 from genie.server import dispatcher
-from sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, hold
+from support.core.sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, hold
 
 
 @pytest.fixture(name="world")

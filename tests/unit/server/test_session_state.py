@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from genie.server import dispatcher
-from sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, hold
+from support.core.sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, hold
 
 
 @pytest.fixture(name="world")

@@ -45,7 +45,7 @@ from genie.server.unread_output import WRITE_BUFFER_BYTES
 from genie.storage.memory import MemoryStore
 from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import StateMachine
-from recording_transport import RecordingTransport
+from support.network.recording_transport import RecordingTransport
 
 MIB = 1 << 20
 LONG_ID = 1_700_000_000_000_000

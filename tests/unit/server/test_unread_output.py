@@ -11,7 +11,7 @@ from genie.server import unread_output
 from genie.server.app import Server
 from genie.server.unread_output import UnreadOutput
 from genie.testing.simulation.loop import SimLoop, deterministic
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 MEGABYTE = 1 << 20
 LOCK = b'{"command":"request","payload":{"resources":["exclusive:%d-%b"]}}\n'

@@ -11,7 +11,7 @@ from genie.protocol.resources import MAX_RESOURCES
 from genie.server import notifier, pipeline
 from genie.server.connection import Connection
 from genie.server.outcome import BatchOutcome
-from sliced_pipeline import Client, World
+from support.core.sliced_pipeline import Client, World
 
 WATCHERS = 50
 

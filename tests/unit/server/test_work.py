@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from servers import Redis, running_redis
+from support.processes.servers import Redis, running_redis
 from work import baseline
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import genie
 from genie.sql import FencedTable
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 FENCE = 1_790_000_000_000_000
 

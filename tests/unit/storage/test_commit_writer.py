@@ -17,7 +17,7 @@ from genie.storage.redis.outage import OutageLog
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.url import Address
 from genie.storage.store import Batch
-from locks import soon
+from support.storage.stores import soon
 
 OWN = LeaderEpoch(7, "nonce", "{n}:state:7-nonce")
 INDEX = 3

@@ -13,9 +13,9 @@ from genie.storage.redis import discovery
 from genie.storage.redis.connection import ErrorReply, RedisFailure
 from genie.storage.redis.discovery import PrimaryLocation, discovery_for
 from genie.storage.redis.url import Address, RedisUrl
-from ports import free_port
-from relay import Command, Relay, Rule, encoded, error, relay
-from servers import WAIT_S
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S
+from support.storage.relay import Command, Relay, Rule, encoded, error, relay
 
 KEY = "{genie}:meta"
 SLOT = key_slot(KEY.encode())

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from scale_parts.report import Missing
 
-from databases import DatabaseServer
-from mariadb import Mariadb
-from postgres import Postgres
+from support.databases.mariadb import Mariadb
+from support.databases.postgres import Postgres
+from support.databases.server import DatabaseServer
 
 
 class LargeMariadb(Mariadb):

@@ -14,7 +14,7 @@ from genie.client.aio import Client, connect
 from genie.errors import LockLost, QueueTimeout
 from genie_ledger import ExpiredTransfer, RunSuperseded, TimeoutRun
 from ledgers import FUTURE, PAST, Books, Desk, New
-from servers import WAIT_S, Genie, running_server
+from support.processes.servers import WAIT_S, Genie, running_server
 
 RESOURCE = "timeout-handler/test"
 

@@ -10,7 +10,7 @@ import pytest
 
 from genie_ledger import DatabaseFailed, TimeoutHandler, TimeoutRun
 from ledgers import FUTURE, OURS, PAST, Books, Desk, Fault, New, cut, refuse
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 MAX_STATEMENTS = 200
 """More statements than a run or the creation of the tables has."""

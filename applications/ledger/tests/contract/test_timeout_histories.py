@@ -16,7 +16,7 @@ import pytest
 
 from genie_ledger import FINAL_STATES, PROCESSING_STATES, DatabaseFailed, TimeoutHandler
 from ledgers import FUTURE, PAST, Books, Desk, Entries, Fault, catch_up, refuse
-from searches import SOAK
+from support.runs.searches import SOAK
 
 STEPS = 120
 SEEDS = range(1, 21) if SOAK else (1,)

@@ -10,7 +10,7 @@ from sqlalchemy import event
 
 from genie_ledger import TimeoutHandler, TimeoutRun
 from ledgers import FUTURE, PAST, Books, Desk, catch_up
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 ROWS, PER_RUN, PER_SCAN = 120, 5, 20
 ALL = {f"{number}" for number in range(ROWS)}

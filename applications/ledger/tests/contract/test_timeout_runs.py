@@ -10,7 +10,7 @@ import pytest
 
 from genie_ledger import ExpiredTransfer, Ledger, TimeoutRun
 from ledgers import FUTURE, PAST, Books, Desk, New, catch_up
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 
 async def test_without_a_segment_the_scan_starts_at_the_first_row(books: Books) -> None:

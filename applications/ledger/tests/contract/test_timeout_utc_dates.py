@@ -11,9 +11,9 @@ import pytest
 
 from genie_ledger import ExpiredTransfer, WrongDate
 from ledgers import PAST, Books, Desk, New, hours
-from mariadb import mariadb
-from postgres import postgres
-from servers import WAIT_S
+from support.databases.mariadb import mariadb
+from support.databases.postgres import postgres
+from support.processes.servers import WAIT_S
 
 NEAR = 0.1
 """Hours: less than any time zone is away from UTC."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from servers import Genie, running_server
+from support.processes.servers import Genie, running_server
 
 
 @pytest.fixture

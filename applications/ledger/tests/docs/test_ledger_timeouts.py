@@ -16,7 +16,7 @@ import genie_ledger as timeouts
 from genie_ledger.cli import main
 from genie_ledger.cli.ledger_file import read_ledger
 from genie_ledger.explain import Progress
-from servers import Genie
+from support.processes.servers import Genie
 
 PAGE = "applications/ledger/docs/ledger-timeouts.md"
 BLOCKS = blocks(PAGE)

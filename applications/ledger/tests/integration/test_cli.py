@@ -19,11 +19,11 @@ from click.testing import CliRunner
 
 from genie_ledger.cli import main
 from ledger_queries import overdue, query
-from mariadb import mariadb
-from ports import free_port
-from postgres import postgres
-from programs import Forked, start_genie
-from servers import WAIT_S, running_server
+from support.databases.mariadb import mariadb
+from support.databases.postgres import postgres
+from support.processes.ports import free_port
+from support.processes.programs import Forked, start_genie
+from support.processes.servers import WAIT_S, running_server
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
 WITHOUT = "import sys; sys.modules[{name!r}] = None; from genie_ledger.cli import main; main(prog_name='genie-ledger')"

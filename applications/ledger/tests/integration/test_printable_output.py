@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import genie_cli
-from hostile_text import assert_printable, of
+from support.processes.commands import genie_cli
+from support.runs.hostile_text import assert_printable, of
 
 
 def ledger_cli(*args: str, database: str) -> subprocess.CompletedProcess[str]:

@@ -29,8 +29,8 @@ from genie_tokens.stores import sqlite as sqlite_module
 from genie_tokens.stores.schema import unspent_page
 from genie_tokens.stores.sql import SqlTokenStore
 from genie_tokens.sync import InMemorySelector
-from postgres import Postgres, postgres
-from servers import WAIT_S
+from support.databases.postgres import Postgres, postgres
+from support.processes.servers import WAIT_S
 from tokens_made import ids, token
 
 OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"

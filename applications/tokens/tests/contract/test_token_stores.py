@@ -17,8 +17,8 @@ from genie_tokens.stores import change_feed
 from genie_tokens.stores.memory import MemoryTokenStore
 from genie_tokens.stores.sql import SqlTokenStore
 from genie_tokens.token import MAX_AMOUNT, MAX_ID
-from postgres import postgres
-from servers import WAIT_S
+from support.databases.postgres import postgres
+from support.processes.servers import WAIT_S
 from tokens_made import ids, read, token
 
 Store = MemoryTokenStore | SqlTokenStore

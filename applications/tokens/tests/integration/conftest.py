@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from servers import Genie, Redis, running_redis, running_server
-from wire import Wire
+from support.network.wire import Wire
+from support.processes.servers import Genie, Redis, running_redis, running_server
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 
 from genie import connect
 from genie_tokens import FundsLocked, InsufficientFunds, MemoryTokenStore, Selection, SherdlockSelector, Token
-from servers import WAIT_S, Genie, Redis, running_server
 from sherdlock_world import GBP
+from support.processes.servers import WAIT_S, Genie, Redis, running_server
 
 NUMBERS = itertools.count()
 

@@ -16,10 +16,10 @@ import orjson
 import pytest
 
 from genie_tokens import SqlTokenStore, Token
-from programs import start_script
-from servers import WAIT_S, Genie, Redis, running_server
+from support.network.wire import Wire
+from support.processes.programs import start_script
+from support.processes.servers import WAIT_S, Genie, Redis, running_server
 from token_replica import KIND
-from wire import Wire
 
 REPLICA = Path(__file__).parent.parent / "token_replica.py"
 REPLICA_COUNT = 20

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ports import free_port
-from servers import WAIT_S, Genie
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S, Genie
 
 WALLET = Path(__file__).parents[2] / "examples" / "wallet.py"
 

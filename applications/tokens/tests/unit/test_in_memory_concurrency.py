@@ -14,7 +14,7 @@ from genie_tokens.in_memory import InMemorySelector
 from genie_tokens.stores.memory import MemoryTokenStore
 from genie_tokens.token import Token
 from scripted_tokens import make_tokens, virtual_time
-from searches import SOAK
+from support.runs.searches import SOAK
 
 GBP = {"token_type": "Fiat", "identifier": "GBP"}
 INSERTERS = 2

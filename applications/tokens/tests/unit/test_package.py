@@ -9,7 +9,7 @@ import pytest
 
 import genie
 from genie_tokens import InMemorySelector, MemoryTokenStore, SherdlockSelector
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 
 def test_it_is_loaded_by_name() -> None:

@@ -33,7 +33,7 @@ from genie_tokens.in_memory import background
 from genie_tokens.in_memory.background import Background
 from genie_tokens.sync import Consolidation, InMemorySelection, InMemorySelector
 from scripted_tokens import ScriptedStore, make_tokens
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 GBP = {"token_type": "Fiat", "identifier": "GBP"}
 ALICE = {"owner": "alice", **GBP}

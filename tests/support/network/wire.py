@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 
 class Wire:

@@ -11,7 +11,7 @@ from genie.client.config import Address
 from genie.client.failover import AddressRound, ServerList
 from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S
 from genie.client.session import ClientSession
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 LONG_S = WAIT_S / 2
 """Longer than any operation takes, and shorter than WAIT_S, so that a `skip` of it does not end such a timeout."""

@@ -6,7 +6,7 @@ import functools
 import signal
 from pathlib import Path
 
-from databases import DatabaseServer, find, for_the_run
+from support.databases.server import DatabaseServer, find, for_the_run
 
 TIME_ZONE = "+05:30"
 """Not UTC, and no whole hour: who takes the server's time for UTC is seen to be wrong."""

@@ -14,7 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from servers import WAIT_S, Genie
+from support.processes.servers import WAIT_S, Genie
 
 T = TypeVar("T")
 

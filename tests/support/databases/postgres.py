@@ -6,7 +6,7 @@ import functools
 import signal
 from pathlib import Path
 
-from databases import DatabaseServer, find, for_the_run
+from support.databases.server import DatabaseServer, find, for_the_run
 
 
 def program(name: str) -> str:

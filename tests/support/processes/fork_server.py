@@ -1,4 +1,4 @@
-"""A process that has imported Genie and forks a program for each order: `python tests/fork_server.py FD`.
+"""A process that has imported Genie and forks a program for each order: `python fork_server.py FD`.
 
 Importing Genie takes most of the time of a short command. FD is a socket (SOCK_SEQPACKET). Each message is an order:
 

@@ -12,9 +12,9 @@ from sqlalchemy import BigInteger, Column, Integer, MetaData, Row, String, Table
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from genie.sql import FencedTable
-from mariadb import mariadb
-from postgres import postgres
-from servers import WAIT_S
+from support.databases.mariadb import mariadb
+from support.databases.postgres import postgres
+from support.processes.servers import WAIT_S
 
 DIALECTS = ("sqlite", "postgresql", "mariadb")
 KINDS = (*DIALECTS, "sqlite before 3.35")

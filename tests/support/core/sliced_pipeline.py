@@ -15,7 +15,7 @@ from genie.server.listener import AdmissionControl
 from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch
-from recording_transport import RecordingTransport
+from support.network.recording_transport import RecordingTransport
 
 SLICE = 50
 LOCKS = 1_000

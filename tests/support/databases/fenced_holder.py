@@ -1,6 +1,6 @@
 """A process that locks account 1, reads it, waits for a line on stdin and then writes, whatever has become of its lock.
 
-    python fenced_holder.py PORT KIND URL
+    python -m support.databases.fenced_holder PORT KIND URL
 
 It prints `read BALANCE` and then `written` or the name of the error.
 """
@@ -12,8 +12,8 @@ import sys
 from contextlib import suppress
 
 import genie
-from fenced_accounts import Accounts
-from servers import WAIT_S
+from support.databases.fenced_accounts import Accounts
+from support.processes.servers import WAIT_S
 
 
 def say(line: str) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from ports import free_port
-from programs import check_that_servers_may_start
-from servers import WAIT_S, Process
+from support.processes.ports import free_port
+from support.processes.programs import check_that_servers_may_start
+from support.processes.servers import WAIT_S, Process
 
 
 def find(name: str, kept: Iterable[Path], product: str) -> str:

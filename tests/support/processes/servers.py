@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from ports import free_port
-from programs import Forked, check_that_servers_may_start, start_genie
+from support.processes.ports import free_port
+from support.processes.programs import Forked, check_that_servers_may_start, start_genie
 
 WAIT_S = 120.0
 """A generous time limit for anything that must happen, so that slow machines do not fail."""

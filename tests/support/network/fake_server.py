@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from ports import free_port
-from servers import WAIT_S
+from support.processes.ports import free_port
+from support.processes.servers import WAIT_S
 
 PONG = '{"command":"pong","payload":{}}'
 

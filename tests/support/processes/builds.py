@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import genie
-from programs import NOWHERE, check_that_servers_may_start
-from servers import Genie, Redis
+from support.processes.programs import NOWHERE, check_that_servers_may_start
+from support.processes.servers import Genie, Redis
 
 FIELD = "build"
 """The additional field of each held or waiting request."""

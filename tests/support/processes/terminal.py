@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from servers import WAIT_S
+from support.processes.servers import WAIT_S
 
 SEQUENCE = re.compile(r"\x1b\[[?\d;]*[A-Za-z]")
 """Escape sequences that move the cursor and set colours."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 
-from programs import run_genie
-from servers import WAIT_S
+from support.processes.programs import run_genie
+from support.processes.servers import WAIT_S
 
 
 def genie_cli(*args: str, program: str = "genie", **variables: object) -> subprocess.CompletedProcess[str]:

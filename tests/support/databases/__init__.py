@@ -1,0 +1,1 @@
+"""Real database servers, and tables with fences."""

@@ -1,0 +1,1 @@
+"""Clients and servers of the wire protocol, proxies, certificates and clocks."""

@@ -1,0 +1,1 @@
+"""What a run of the tests reports and searches for."""
