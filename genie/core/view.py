@@ -18,7 +18,7 @@ MAX_COUNTED_BLOCKERS = 1000
 """Maximum number of blockers that are counted. A total of this number is a lower bound."""
 MAX_INSPECTED_REQUESTS = 20_000
 """Maximum number of requests that one `inspect` reads to count blockers. After that, each row has only the blockers that it
-lists."""
+lists. To find the requests of a transaction for one resource, it reads as many of each."""
 MAX_COUNTED_ON_ARRIVAL = 100
 """Maximum number of blockers that are counted when a request begins to wait: far fewer than when a request ends, because the
 count runs for every request with a trace context that begins to wait."""
@@ -172,7 +172,8 @@ def inspect(
     """Return the requests that match all given filters; without filters, all requests.
 
     At most `limit` rows are returned, holders first. `only` (`holders` or `queue`) restricts the rows
-    to held or to waiting requests. Waiters are in queue order if `resource` is the only filter,
+    to held or to waiting requests. With `transaction` and `resource`, rows may be missing, and the totals are lower bounds, if
+    there are very many requests to search. Waiters are in queue order if `resource` is the only filter,
     otherwise by arrival.
     """
     matches = _find(table, resource, id, transaction)
@@ -254,22 +255,36 @@ def _find_by_owner(table: LockTable, name: str | None, id: int | None, transacti
 
 
 def _holders_of_owner(table: LockTable, owner: Transaction, name: str) -> list[Request]:
-    """Return the holders of a resource that belong to a transaction, through the shorter of the two tables."""
+    """Return the holders of a resource that belong to a transaction, through the shorter of the two tables.
+
+    At most `MAX_INSPECTED_REQUESTS` requests are read, so holders may be missing.
+    """
     resource = table.lookup(name)
     if resource is None or name not in owner.grants:
         return []
-    if len(resource.holders) <= len(owner.held):
-        return [request for id_, request in resource.holders.items() if id_ in owner.held]
-    return [request for id_, request in owner.held.items() if id_ in resource.holders]
+    holders, held = resource.holders, owner.held
+    read, other = (holders, held) if len(holders) <= len(held) else (held, holders)
+    return [request for id_, request in islice(read.items(), MAX_INSPECTED_REQUESTS) if id_ in other]
 
 
 def _waiters_of_owner(table: LockTable, owner: Transaction, name: str) -> list[Request]:
-    """Return the waiters for a resource that belong to a transaction, by arrival, through the shorter of the two tables."""
+    """Return the waiters for a resource that belong to a transaction, by arrival.
+
+    Reads the waiting requests of the transaction until they name `MAX_INSPECTED_REQUESTS` resources. If it has more, also
+    reads as many requests of the queue. Waiters may be missing only if both are longer.
+    """
     resource = table.lookup(name)
     queue = None if resource is None else resource.wait_queue
     if queue is None:
         return []
-    if len(owner.waiting) <= min(MAX_SCANNED, len(queue)):
-        return [request for request in owner.waiting.values() if name in request.names()]
-    found = [request for *_, request in queue if request.id in owner.waiting]
-    return sorted(found, key=lambda request: request.id)
+    found: dict[int, Request] = {}
+    names = 0
+    for request in owner.waiting.values():
+        if names >= MAX_INSPECTED_REQUESTS:
+            first = islice(queue, MAX_INSPECTED_REQUESTS)
+            found |= {request.id: request for *_, request in first if request.id in owner.waiting}
+            break
+        names += len(request.exclusive) + len(request.shared)
+        if name in request.exclusive or name in request.shared:
+            found[request.id] = request
+    return [found[id_] for id_ in sorted(found)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from genie.core import Command, Continue, Expire, LockManager, Release, Request, State, TimedOut, view
 from work.opcodes import OpcodeCounter
 
@@ -157,3 +159,44 @@ def test_inspect_by_transaction_and_resource_does_not_read_all_locks_of_the_tran
     assert counter.count < 5_000
     assert [row.request for row in found.queue] == [waiter]
     assert not found.holders_total
+
+
+def inspect_a_of_t(manager: LockManager) -> tuple[int, view.Inspection]:
+    counter = OpcodeCounter()
+    counter.start()
+    found = view.inspect(manager.table, transaction="T", resource="A")
+    counter.stop()
+    return counter.count, found
+
+
+def test_inspect_by_transaction_and_resource_reads_a_bounded_number_of_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If there are many requests of the transaction and many for the resource, the totals are lower bounds."""
+    monkeypatch.setattr(view, "MAX_INSPECTED_REQUESTS", 100)
+    manager = LockManager()
+    for _ in range(MANY):
+        lock(manager, shared=("A",), transaction="T")
+    lock(manager, "B")
+    for _ in range(MANY):
+        lock(manager, "A", "B", transaction="T")
+    count, found = inspect_a_of_t(manager)
+    assert count < 10_000
+    assert found.holders_total == 100
+    assert found.queue_total == 100
+
+
+@pytest.mark.parametrize(("name_of_others", "owner_of_others"), [("B", "T"), ("A", None)])
+def test_inspect_by_transaction_and_resource_is_complete_if_one_of_the_tables_is_short(
+    name_of_others: str, owner_of_others: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "MAX_INSPECTED_REQUESTS", 100)
+    manager = LockManager()
+    for name in "AB":
+        lock(manager, name)
+    for _ in range(MANY):
+        lock(manager, name_of_others, transaction=owner_of_others)
+    waiters = [lock(manager, "A", transaction="T") for _ in range(2)]
+    count, found = inspect_a_of_t(manager)
+    assert count < 10_000
+    assert [row.request for row in found.queue] == waiters
