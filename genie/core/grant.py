@@ -29,7 +29,7 @@ def grant_candidates(
     """Return the waiters that may have become grantable, each once, in queue order, and the queues that are left.
 
     The third value is about how many requests and resources were read. `affected` are the queues that changed. The candidates also contain `new_request`, if given. Queues are left if there
-    are many requests to read: the caller continues with them later.
+    are many requests to read: the caller continues with them later. Those that were not read yet are the first ones.
     """
     left: AffectedQueues = []
     if len(affected) == 1 and new_request is None:
@@ -37,14 +37,16 @@ def grant_candidates(
     else:
         found = {} if new_request is None else {new_request.id: new_request}
         limit = MAX_CANDIDATES
-        for name, include_shared, after in _merge_by_resource(affected):
+        unread: AffectedQueues = []
+        for name, include_shared, after in _merge_changes(affected):
             if limit <= 0:
-                left.append((name, include_shared, after))
+                unread.append((name, include_shared, after))
                 continue
             candidates, limit = _candidates_in_queue(table, name, include_shared, after, limit - 1, left)
             for request in candidates:
                 found[request.id] = request
         requests = list(found.values())
+        left = unread + left
     if len(requests) > 1:
         requests.sort(key=_queue_order)
     return requests, left, MAX_CANDIDATES - limit
@@ -168,17 +170,21 @@ def _count_within(requests: list[Request], limit: int) -> tuple[int, int]:
     return len(requests), names
 
 
-def _merge_by_resource(affected: AffectedQueues) -> AffectedQueues:
-    """Merge all changes of a queue into one change, which starts at the first changed position."""
-    merged: dict[str, tuple[bool, QueueEntry | None]] = {}
+def _merge_changes(affected: AffectedQueues) -> AffectedQueues:
+    """Merge the changes of a queue that have the same `include_shared`: the search starts at the first changed position.
+
+    The others are not merged. Otherwise shared locks that come and go would let a search among the shared waiters, which a
+    step has left, begin again and again.
+    """
+    merged: dict[tuple[str, bool], QueueEntry | None] = {}
     for name, include_shared, after in affected:
-        if name in merged:
-            other_includes, other = merged[name]
-            first = None if after is None or other is None else min(after, other)
-            merged[name] = (include_shared or other_includes, first)
+        change = name, include_shared
+        if change in merged:
+            other = merged[change]
+            merged[change] = None if after is None or other is None else min(after, other)
         else:
-            merged[name] = (include_shared, after)
-    return [(name, include_shared, after) for name, (include_shared, after) in merged.items()]
+            merged[change] = after
+    return [(name, include_shared, after) for (name, include_shared), after in merged.items()]
 
 
 def _queue_order(request: Request) -> tuple[float, int]:

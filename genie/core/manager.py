@@ -316,7 +316,7 @@ class LockManager:
             self.first_blockers[request.id] = find_blockers(table, request, MAX_COUNTED_ON_ARRIVAL)
         if moved:
             moved.pop(request, None)
-            self._append_moved(moved, events)
+            self._append_moved(moved, {*request.names(), *(rearranged or ())}, events)
 
     def _resolve_cycle(
         self, request: Request, moved: dict[Request, int], events: list[Event]
@@ -534,13 +534,16 @@ class LockManager:
         """Return the queues of a waiting request, in which waiters may become grantable once it is removed."""
         return [(name, exclusive, request.entry(name)) for name, exclusive in request.modes()]
 
-    def _append_moved(self, moved: dict[Request, int], events: list[Event]) -> None:
-        """Append a `Moved` event for each moved request that still waits.
+    def _append_moved(self, moved: dict[Request, int], names: set[str], events: list[Event]) -> None:
+        """Append a `Moved` event for each moved request that still waits. They have moved in the queues of `names`.
 
-        Pending grants begin at the front of their queues again, because a request may have moved before their position.
+        Pending grants begin at the front of these queues again, because a request may have moved before their position.
         """
         if moved and self.pending_grants:
-            self.pending_grants = [(name, include_shared, None) for name, include_shared, _ in self.pending_grants]
+            self.pending_grants = [
+                (name, include_shared, None if name in names else after)
+                for name, include_shared, after in self.pending_grants
+            ]
         events += (Moved(request) for request in moved if request.state is WAITING)
 
     def _ended_or_unknown(self, id: int) -> Event:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from genie.core import Continue, Disconnect, Expire, LockManager, Release, Request, State, grant
+from genie.core import Continue, Disconnect, Event, Expire, LockManager, Moved, Release, Request, State, grant
 from genie.core import manager as manager_module
 from genie.core.commands import Command
 from simulator.invariants import check
@@ -149,3 +149,101 @@ def test_whatever_happens_between_the_steps_every_grantable_request_is_granted(
     check(manager)
     assert not manager.pending_grants
     assert pending > 20
+
+
+# -- while others lock and release all the time ---------------------------------------------------------
+
+
+class Busy:
+    """A lock manager in which `x` is held, so that no request for it is granted."""
+
+    def __init__(self) -> None:
+        self.manager = LockManager()
+        self.lock("x")
+
+    def lock(
+        self, *exclusive: str, shared: tuple[str, ...] = (), priority: int = 0, owner: str | None = None
+    ) -> Request:
+        request = Request(
+            shared, exclusive, priority=priority, transaction=owner, queue_timeout_ms=1e9, transaction_timeout_ms=1e9
+        )
+        self.manager.step(request, 0)
+        return request
+
+    def release(self, request: Request) -> None:
+        self.manager.step(Release(request.id), 0)
+
+    def continue_until_held(self, waiters: list[Request], disturb: Callable[[], None]) -> int:
+        """Continue with pending grants, each time after `disturb`, until all requests are held. Return the number of steps."""
+        for count in range(50):
+            if all(request.state is State.HELD for request in waiters):
+                return count
+            assert self.manager.pending_grants
+            disturb()
+            self.manager.step(Continue(), 0)
+        raise AssertionError("others delay the grants for ever")
+
+
+def test_queues_with_pending_grants_take_turns() -> None:
+    busy = Busy()
+    holders = busy.lock("A"), busy.lock("B")
+    for _ in range(3_000):
+        busy.lock(shared=("A", "x"))
+    waiters = [busy.lock(shared=("B",)) for _ in range(3_000)]
+    for holder in holders:
+        busy.release(holder)
+    assert busy.continue_until_held(waiters, lambda: busy.release(busy.lock("A", priority=1))) < 10
+
+
+def test_shared_locks_that_come_and_go_do_not_delay_pending_grants() -> None:
+    busy = Busy()
+    holders = busy.lock("A"), busy.lock("R")
+    for name in "AR":
+        for _ in range(2_000):
+            busy.lock(shared=(name, "x"))
+    waiters = [busy.lock(shared=("R",)) for _ in range(10)]
+    for holder in holders:
+        busy.release(holder)
+    assert busy.continue_until_held(waiters, lambda: busy.release(busy.lock("A", shared=("R",), priority=1))) < 20
+
+
+def test_a_rearrangement_of_another_queue_does_not_delay_pending_grants() -> None:
+    busy = Busy()
+    busy.lock("q")  # in the queue of `q`, T is before W, which has a higher priority
+    busy.lock("a", owner="T")
+    busy.lock("a", "q", owner="W", priority=10)
+    busy.lock("q", owner="T")
+    busy.lock("q")
+    holder = busy.lock("R")
+    for _ in range(3_000):
+        busy.lock(shared=("R", "x"))
+    waiters = [busy.lock(shared=("R",)) for _ in range(10)]
+    busy.release(holder)
+    moved: list[Event] = []
+
+    def disturb() -> None:
+        request = Request((), ("q",), priority=5 + len(moved) / 100, queue_timeout_ms=1e9)
+        moved.extend(event for event in busy.manager.step(request, 0) if isinstance(event, Moved))
+        busy.release(request)
+
+    steps = busy.continue_until_held(waiters, disturb)
+    assert steps < 10
+    assert len(moved) == steps
+
+
+def test_an_exclusive_request_that_comes_and_goes_delays_pending_grants_no_longer_than_its_wait() -> None:
+    """While it waits before them, no request after it is grantable. So its end is the first change that counts."""
+    busy = Busy()
+    holder = busy.lock("R")
+    for _ in range(3_000):
+        busy.lock(shared=("R", "x"))
+    waiters = [busy.lock(shared=("R",)) for _ in range(10)]
+    busy.release(holder)
+    reader = busy.lock(shared=("R",), priority=2)
+    writer = busy.lock("R", priority=1)
+    assert (reader.state, writer.state) == (State.HELD, State.WAITING)
+    while busy.manager.pending_grants:
+        busy.manager.step(Continue(), 0)
+    assert not any(request.state is State.HELD for request in waiters)
+    busy.release(writer)
+    assert busy.continue_until_held(waiters, lambda: None) < 10
