@@ -107,6 +107,10 @@ class NamespaceView(roles.NamespaceView, Protocol):
     def sessions(self) -> int:
         """Number of sessions, with and without a connection."""
 
+    @property
+    def state_bytes(self) -> int:
+        """The size of the state, which `max_state` bounds; 0 on a follower."""
+
 
 class StoreMemoryView(Protocol):
     """The memory of a store (bytes)."""
@@ -184,6 +188,7 @@ class Metrics(Collector):
         yield from _history_metrics(namespaces)
         yield from _store_metrics(namespaces)
         yield from _role_metrics(namespaces)
+        yield from _state_metrics(namespaces, self._server.settings.limits.max_state)
         yield from self._server_metrics()
         yield from _process_metrics()
 
@@ -392,6 +397,14 @@ def _role_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
     yield from _gauge("genie_leader", "1 if this server leads the namespace.", is_leader)
     sessions = ((name, namespace.sessions) for name, namespace in namespaces.items())
     yield from _gauge("genie_sessions", "Sessions, with and without a connection.", sessions)
+
+
+def _state_metrics(namespaces: Mapping[str, NamespaceView], max_bytes: int) -> Iterator[Metric]:
+    """Yield the size of the state of each namespace, and its bound."""
+    sizes = ((name, namespace.state_bytes) for name, namespace in namespaces.items())
+    yield from _gauge("genie_state_bytes", "Bytes of locks, waiting requests, sessions and watches.", sizes)
+    limits = ((name, max_bytes) for name in namespaces)
+    yield from _gauge("genie_state_limit_bytes", "At which size of the state new requests are rejected.", limits)
 
 
 def _process_metrics() -> Iterator[Metric]:

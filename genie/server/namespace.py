@@ -192,6 +192,11 @@ class Namespace:
         """Number of sessions, with and without a connection, in the state of `last_manager`; 0 on a follower."""
         return 0 if self.pipeline is None else self.pipeline.session_count
 
+    @property
+    def state_bytes(self) -> int:
+        """The size of the state of `last_manager`, which `max_state` bounds; 0 on a follower."""
+        return 0 if self.pipeline is None else self.pipeline.state_bytes
+
     async def execute(self, line: bytes) -> bytes:
         """Execute one line of the wire protocol as an internal client. Return the reply when the command is stored."""
         client = InternalClient(self.handler)

@@ -348,6 +348,11 @@ class Pipeline:
         return len(self._dispatcher.sessions)
 
     @property
+    def state_bytes(self) -> int:
+        """The size of the state in bytes."""
+        return self._dispatcher.size.bytes
+
+    @property
     def store_available(self) -> bool:
         """Whether commands are executed now."""
         return not self._commits.store_unavailable and not self._stopped

@@ -40,7 +40,7 @@ def with_history(tmp_path: Path) -> Server:
         namespace.store_memory = StoreMemory(1, 2)
         namespace.pipeline = cast(
             "Pipeline",
-            SimpleNamespace(manager=LockManager(), now=0.0, session_count=0, store_available=True),
+            SimpleNamespace(manager=LockManager(), now=0.0, session_count=0, state_bytes=0, store_available=True),
         )
         namespace._set_role(Leading())
     return server

@@ -180,6 +180,7 @@ async def test_the_state_agrees_with_the_clients(genie: Genie) -> None:
     assert samples["genie_queue_length"] == 1
     assert samples["genie_held_requests"] == 2
     assert samples["genie_held_locks"] == 2
+    assert 0 < samples["genie_state_bytes"] < samples["genie_state_limit_bytes"] == 1 << 32
     assert samples["genie_connections"] == 2
     assert samples["genie_errors_total{bad-json}"] == 1
 
