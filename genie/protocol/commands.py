@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from genie.core import Extend, LargeRequest, Release, Request, Take
+from genie.core import Extend, Release, Request, Take
 from genie.core.size import SHORT_TEXT_BYTES, is_large, text_bytes
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec, diagnostics, limits
@@ -117,15 +117,37 @@ class Unwatch:
 
 
 @dataclass(slots=True)
+class LargeRequest:
+    """A request with many names, or with texts that are not short (`size.is_large`), so that the server must measure it.
+
+    The decoder makes it, so that the server need not check each request.
+    """
+
+    request: Request
+
+
+@dataclass(slots=True)
 class Namespaced:
     """A command with an explicit namespace, which must equal the namespace of its connection."""
 
     namespace: str
-    command: Request | Take | Release | ReleaseByRef | Extend | Inspect | Watch | Unwatch
+    command: Request | LargeRequest | Take | Release | ReleaseByRef | Extend | Inspect | Watch | Unwatch
 
 
 WireCommand = (
-    Request | Take | Release | ReleaseByRef | Extend | Ping | Inspect | Hello | Bye | Watch | Unwatch | Namespaced
+    Request
+    | LargeRequest
+    | Take
+    | Release
+    | ReleaseByRef
+    | Extend
+    | Ping
+    | Inspect
+    | Hello
+    | Bye
+    | Watch
+    | Unwatch
+    | Namespaced
 )
 
 
@@ -242,7 +264,7 @@ def _check_short(text: str) -> None:
         raise _NotShort
 
 
-def _build_long_request(payload: RequestPayload) -> Request | Take:
+def _build_long_request(payload: RequestPayload) -> Request | LargeRequest | Take:
     """Return the command of a `request` that may take much memory: then it is a `LargeRequest`.
 
     Raises ValueError as `_build_request` does.
@@ -268,7 +290,7 @@ def _build_long_request(payload: RequestPayload) -> Request | Take:
         note=payload.note,
         traceparent=payload.traceparent,
     )
-    return LargeRequest.of(request) if is_large(request) else request
+    return LargeRequest(request) if is_large(request) else request
 
 
 def _build_take(payload: RequestPayload) -> Take:

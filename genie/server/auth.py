@@ -12,7 +12,7 @@ from genie.access import ADMIN, INSPECT, LOCK, AccessControl, Principal
 from genie.core import Extend, Release, Request, Take
 from genie.core.lock_table import LockTable
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import Inspect, Namespaced, ReleaseByRef, Watch, WireCommand
+from genie.protocol.commands import Inspect, LargeRequest, Namespaced, ReleaseByRef, Watch, WireCommand
 from genie.protocol.diagnostics import hello_token, is_hello
 
 if TYPE_CHECKING:
@@ -184,6 +184,8 @@ def authorize(principal: Principal, command: WireCommand, table: LockTable) -> R
     """Return an error if a principal may not execute a command, else None. Sets the principal of a new request."""
     if isinstance(command, Namespaced):
         command = command.command
+    if isinstance(command, LargeRequest):
+        command = command.request
     if isinstance(command, Request):
         return _authorize_request(principal, command, command.names())
     if isinstance(command, Take):

@@ -16,7 +16,6 @@ from genie.core import (
     Disconnect,
     Expire,
     Granted,
-    LargeRequest,
     LockManager,
     Release,
     Released,
@@ -32,6 +31,7 @@ from genie.protocol.commands import (
     Bye,
     Hello,
     Inspect,
+    LargeRequest,
     Namespaced,
     Ping,
     ReleaseByRef,
@@ -340,8 +340,8 @@ class Dispatcher:
     def _execute_large(self, now: float, connection: Peer, command: LargeRequest) -> None:
         """Execute a request that must be charged for its texts."""
         self._unchecked_below_id = 0  # so that `_admit_request` is called
-        self._excess = excess_bytes(command)
-        self.execute(now, connection, iter((Namespaced(self._namespace, command.plain()),)))
+        self._excess = excess_bytes(command.request)
+        self.execute(now, connection, iter((Namespaced(self._namespace, command.request),)))
         self._excess = 0
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.core import Extend, LargeRequest, Release, Request, Take
+from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
 from genie.protocol import commands, diagnostics, limits, wire_types
-from genie.protocol.commands import Bye, Hello, Inspect, Namespaced, Ping, ReleaseByRef, Unwatch, Watch
+from genie.protocol.commands import Bye, Hello, Inspect, LargeRequest, Namespaced, Ping, ReleaseByRef, Unwatch, Watch
 from support.runs.searches import examples
 
 SCALARS = st.one_of(
@@ -397,7 +397,7 @@ def test_a_request_is_large_if_it_takes_more_memory_than_usual(fields: dict[str,
     line = orjson.dumps({"command": "request", "payload": fields | options})
     request = commands.read(line)
     assert type(request) is (LargeRequest if is_large else Request)
-    plain = request.plain() if isinstance(request, LargeRequest) else request
+    plain = request.request if isinstance(request, LargeRequest) else request
     assert type(plain) is Request
     assert [f"exclusive:{name}" for name in plain.exclusive] + [f"shared:{name}" for name in plain.shared] == fields[
         "resources"
