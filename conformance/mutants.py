@@ -422,9 +422,9 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "Trace context",
         "locked after a wait lacks the blockers",
-        "protocol/replies.py",
-        "    if not isinstance(event, core.LockedAfterBlockers):\n        return locked(request)\n",
-        "    if True:\n        return locked(request)\n",
+        "server/notifier.py",
+        "                    if first_blockers is None\n",
+        "                    if True\n",
     ),
     Mutant(
         "Transport",

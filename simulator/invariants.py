@@ -24,7 +24,6 @@ def check(manager: LockManager) -> None:
     _check_queues_in_order(manager)
     _check_no_cycle(manager)
     _check_deadlines_set(manager)
-    _check_first_blockers(manager)
 
 
 def conflict(one: Request, other: Request, name: str) -> bool:
@@ -151,10 +150,3 @@ def _check_deadlines_set(manager: LockManager) -> None:
     waiting = [id_ for id_, request in manager.table.waiting.items() if request.deadline != NEVER]
     if sorted(ids) != sorted([*manager.table.held, *waiting]):
         raise Violation("the deadlines are not those of the held and waiting requests")
-
-
-def _check_first_blockers(manager: LockManager) -> None:
-    """Check that first blockers are kept only for waiting requests with a trace context."""
-    traced = {id_ for id_, request in manager.table.waiting.items() if request.traceparent is not None}
-    if not manager.first_blockers.keys() <= traced:
-        raise Violation("first blockers are kept for a request that does not wait, or has no trace context")

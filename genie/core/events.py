@@ -55,20 +55,6 @@ class Locked:
 
 
 @dataclass(slots=True, init=False)
-class LockedAfterBlockers(Locked):
-    """A waiting request with a trace context was granted: its first blockers when it began to wait, and their number."""
-
-    blockers: tuple[Blocker, ...]
-    blockers_total: int
-
-    def __init__(self, request: Request, waited_ms: float, blockers: tuple[Blocker, ...], blockers_total: int) -> None:
-        self.request = request
-        self.waited_ms = waited_ms
-        self.blockers = blockers
-        self.blockers_total = blockers_total
-
-
-@dataclass(slots=True, init=False)
 class Released:
     """A request ended.
 

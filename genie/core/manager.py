@@ -10,7 +10,6 @@ from genie.core.commands import Command, Continue, Disconnect, Expire, Extend, R
 from genie.core.deadlines import NEVER, Deadlines
 from genie.core.events import (
     AlreadyEnded,
-    Blocker,
     Cycle,
     Deadlocked,
     Event,
@@ -19,7 +18,6 @@ from genie.core.events import (
     GraphFull,
     Insufficient,
     Locked,
-    LockedAfterBlockers,
     Moved,
     NotHeld,
     Queued,
@@ -42,7 +40,6 @@ from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Reason, Request, Weight
 from genie.core.view import (
     MAX_COUNTED_BLOCKERS,
-    MAX_COUNTED_ON_ARRIVAL,
     MAX_LISTED_BLOCKERS,
     find_blockers,
     read_limit,
@@ -121,9 +118,6 @@ class LockManager:
         self.rearrangements = 0
         """Number of cycles that were resolved by rearranging wait queues."""
         self._outcomes = RecentOutcomes()
-        self.first_blockers: dict[int, tuple[tuple[Blocker, ...], int]] = {}
-        """For waiting requests with `traceparent`, by id: the first blockers when the request began to wait, and their number.
-        They are not stored, so an adopted request has none."""
 
     def step(self, command: Command, now: float) -> list[Event]:
         """Execute one command at the time `now` (ms, monotonic) and return its events in order.
@@ -220,7 +214,6 @@ class LockManager:
             self.table.remove_held(request)
         else:
             self.table.dequeue(request)
-            self.first_blockers.pop(id, None)
 
     def add_outcome(self, id: int, reason: Reason) -> None:
         """Remember why a request ended that ended before the state was loaded."""
@@ -312,8 +305,6 @@ class LockManager:
             self._grant_waiters([(name, True, None) for name in rearranged], now, events, new_request=request)
         elif is_grantable(table, request):
             self._grant_waiter(request, now, events)
-        if request.traceparent is not None and request.state is WAITING:
-            self.first_blockers[request.id] = find_blockers(table, request, MAX_COUNTED_ON_ARRIVAL)
         if moved:
             moved.pop(request, None)
             self._append_moved(moved, {*request.names(), *(rearranged or ())}, events)
@@ -398,8 +389,6 @@ class LockManager:
             else:
                 self.deadlines.discard(request.deadline, id_)
                 affected = self._queues_of(request)
-                if request.traceparent is not None:
-                    self.first_blockers.pop(id_, None)
                 max_counted = MAX_COUNTED_BLOCKERS if 2 * reads < MAX_EXPIRY_READS else MAX_LISTED_BLOCKERS
                 reads += self._time_out(request, events, max_counted)
             if affected:
@@ -425,8 +414,6 @@ class LockManager:
                 affected += self._queues_of(request)
                 self._clear_deadline(request)
                 self.table.dequeue(request)
-                if request.traceparent is not None:
-                    self.first_blockers.pop(request.id, None)
                 self._end(Released(request, reason), events)
             elif request.state is HELD:
                 affected += self._remove_held(request)
@@ -580,10 +567,4 @@ class LockManager:
         self._clear_deadline(request)
         waited_ms = now - request.since
         self._grant(request, now)
-        if request.traceparent is None:
-            events.append(Locked(request, waited_ms))
-        else:
-            blockers = self.first_blockers.pop(request.id, None)
-            events.append(
-                Locked(request, waited_ms) if blockers is None else LockedAfterBlockers(request, waited_ms, *blockers)
-            )
+        events.append(Locked(request, waited_ms))

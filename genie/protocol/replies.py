@@ -5,6 +5,7 @@ Small messages are built by bytes formatting, which is faster than any encoder (
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any, Final, Protocol
 
@@ -74,17 +75,11 @@ def locked(request: Request) -> bytes:
     )
 
 
-def locked_after_wait(event: core.Locked) -> bytes:
-    """Encode `locked` for a request with `traceparent` that was granted after a wait.
-
-    The reply lists the first blockers of the request when it began to wait, unless the leader has changed since then.
-    """
-    request = event.request
-    if not isinstance(event, core.LockedAfterBlockers):
-        return locked(request)
+def locked_after_wait(request: Request, blockers: Iterable[Blocker], blockers_total: int) -> bytes:
+    """Encode `locked` for a request that was granted after a wait, with its first blockers when it began to wait."""
     payload: dict[str, Any] = {"id": request.id, "fence": request.fence}
-    payload["blockers"] = [_blocker_fields(blocker) for blocker in event.blockers]
-    payload["blockersTotal"] = event.blockers_total
+    payload["blockers"] = [_blocker_fields(blocker) for blocker in blockers]
+    payload["blockersTotal"] = blockers_total
     return message("locked", payload, request.ref)
 
 

@@ -264,7 +264,7 @@ class Dispatcher:
                         holds.add(lasted_ms)
                 else:
                     self.stats.record_ended(Released(request, SUCCESS), now)
-                    self.size.end_wait(request)
+                    notifier.end_wait(request)
                 session.live_requests -= 1
                 if session.bound:
                     session.bound.pop(request.id, None)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from genie import core
-from genie.core import ENDED, SUCCESS, Event, LockManager, Released, Request
+from genie.core import ENDED, SUCCESS, WAITING, Event, LockManager, Released, Request
 from genie.core.size import SHORT_TEXT_BYTES, text_bytes
+from genie.core.view import MAX_COUNTED_ON_ARRIVAL, find_blockers
 from genie.errors import Code, RequestRejected
 from genie.history.recorder import Recorder
 from genie.protocol import replies
@@ -133,17 +134,27 @@ class Notifier:
         self.stats.record_queued(request, self.manager.table)
         if session.key is not None and request.state is not ENDED:
             self.outcome.store(request)
-        if request.traceparent is not None:
-            self._drop_large_blockers(request)
+        if request.traceparent is not None and request.state is WAITING:
+            self._keep_first_blockers(request)
         if request.ref is None or not session.quiet:
             self.outcome.send(session.connection, replies.queued(request))
 
-    def _drop_large_blockers(self, request: Request) -> None:
-        """Forget the first blockers of a waiting request if their texts are long: they would outlive the blockers themselves."""
-        blockers, _ = self.manager.first_blockers.get(request.id, ((), 0))
+    def _keep_first_blockers(self, request: Request) -> None:
+        """Keep the first blockers of a request that begins to wait, for the trace of its grant: then it has no blockers.
+
+        They are not stored. If their texts are long, they are not kept, because they may outlive the blockers themselves.
+        """
+        blockers, total = find_blockers(self.manager.table, request, MAX_COUNTED_ON_ARRIVAL)
         texts = (text for each in blockers for text in (each.resource, each.transaction, each.note) if text is not None)
-        if any(text_bytes(text) > SHORT_TEXT_BYTES for text in texts):
-            del self.manager.first_blockers[request.id]
+        if all(text_bytes(text) <= SHORT_TEXT_BYTES for text in texts):
+            self.size.first_blockers[request.id] = blockers, total
+
+    def end_wait(self, request: Request) -> None:
+        """Forget what is kept for a waiting request, which is granted or has ended."""
+        if request.principal is not None:
+            self.size.end_wait(request)
+        if request.traceparent is not None:
+            self.size.first_blockers.pop(request.id, None)
 
     def on_locked(self, event: core.Locked, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
         """Send `locked` for a request that was granted after a wait."""
@@ -151,15 +162,18 @@ class Notifier:
         session: Session | None = request.origin  # type: ignore[assignment]
         self.outcome.store(request)
         self.stats.record_granted(event)
-        if request.principal is not None:
-            self.size.end_wait(request)
+        first_blockers = self.size.first_blockers.get(request.id)
+        self.end_wait(request)
         if session is not None:
             session.on_granted(request)
             connection = session.connection
             if connection is not None and not connection.closed:
                 connection.has_reply = True
-                locked = replies.locked(request) if request.traceparent is None else replies.locked_after_wait(event)
-                connection.outbox.append(locked)
+                connection.outbox.append(
+                    replies.locked(request)
+                    if first_blockers is None
+                    else replies.locked_after_wait(request, *first_blockers)
+                )
                 self.outcome.granted.append(connection)
         if self.watches.prefixes:
             self.publish(request, "locked")
@@ -219,8 +233,8 @@ class Notifier:
             if request.ref is not None or (session.key is not None and message):
                 change = self.retain_reply(session, request, reason, message, now)
         self.size.credit_request(request.id, request.principal)
-        if not request.fence and request.principal is not None:
-            self.size.end_wait(request)
+        if not request.fence:
+            self.end_wait(request)
         if not self.outcome.durable:
             return
         if (  # the request may have a record in the store, from this batch or an earlier batch
@@ -326,7 +340,6 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, floa
     core.Queued: Notifier.on_queued,
     core.Taken: Notifier.on_taken,
     core.Locked: Notifier.on_locked,
-    core.LockedAfterBlockers: Notifier.on_locked,
     core.Released: Notifier.on_released,
     core.Insufficient: Notifier.on_released,
     core.TimedOut: Notifier.on_released,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from genie.config import Limits
-from genie.core import WAITING, LockManager, Request
+from genie.core import WAITING, Blocker, LockManager, Request
 from genie.core.size import (
     FIRST_BLOCKERS_BYTES,
     NAME_BYTES,
@@ -50,7 +50,6 @@ class StateSize:
     """The size of the state in bytes, which is an upper bound of its memory."""
 
     def __init__(self, manager: LockManager, sessions: SessionTable, limits: Limits) -> None:
-        self._manager = manager
         self._table = manager.table
         self._sessions = sessions
         self.max_bytes = limits.max_state
@@ -68,6 +67,9 @@ class StateSize:
         """The charges of large requests, by id. The dispatcher and the notifier keep references to this dict and the next one."""
         self.short_requests: dict[int, int] = {}
         """The shares of the other requests of named principals, by id."""
+        self.first_blockers: dict[int, tuple[tuple[Blocker, ...], int]] = {}
+        """For waiting requests with `traceparent`, by id: the first blockers when the request began to wait, and their number.
+        The notifier adds and removes them."""
         self.watches: dict[tuple[Outbound, str], Charge] = {}
         """The charges of watches, by connection and prefix."""
         self.excess = 0
@@ -84,7 +86,7 @@ class StateSize:
             + NAME_BYTES * (table.locks + table.queue_entries)
             + RESOURCE_BYTES * len(table.resources)
             + TRANSACTION_BYTES * len(table.transactions)
-            + FIRST_BLOCKERS_BYTES * len(self._manager.first_blockers)
+            + FIRST_BLOCKERS_BYTES * len(self.first_blockers)
             + SESSION_BYTES * sessions.disconnected
             + self.excess
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from genie.core import Blocker, Cycle, Deadlocked, Locked, LockedAfterBlockers, Mode, Reason, Request, Wait
+from genie.core import Blocker, Cycle, Deadlocked, Mode, Reason, Request, Wait
 from genie.errors import Blocker as ListedBlocker
 from genie.protocol import messages, replies
 
@@ -22,7 +22,7 @@ def held_request(ref: str | None) -> Request:
 
 
 def test_locked_after_a_wait_has_the_blockers() -> None:
-    line = replies.locked_after_wait(LockedAfterBlockers(held_request("r"), 5.0, BLOCKERS, 12))
+    line = replies.locked_after_wait(held_request("r"), BLOCKERS, 12)
     assert orjson.loads(line) == {
         "command": "locked",
         "payload": {
@@ -55,11 +55,9 @@ def test_locked_after_a_wait_has_the_blockers() -> None:
     ]
 
 
-def test_without_remembered_blockers_locked_has_no_further_field() -> None:
+def test_locked_without_a_wait_has_no_blockers() -> None:
     for ref in (None, "r"):
-        line = replies.locked_after_wait(Locked(held_request(ref), 5.0))
-        assert line == replies.locked(held_request(ref))
-        message = messages.read(line.rstrip(b"\n"))
+        message = messages.read(replies.locked(held_request(ref)).rstrip(b"\n"))
         assert isinstance(message, messages.Locked)
         assert message.payload.blockers is None
 

@@ -162,6 +162,10 @@ class Server:
             if request.principal is not None:
                 entries[request.principal] = entries.get(request.principal, 0) + len(request.names())
         assert size.queue_entries == entries
+        traced = {id_ for id_, request in table.waiting.items() if request.traceparent is not None}
+        assert size.first_blockers.keys() <= traced, (
+            "first blockers are kept only for waiting requests with a trace context"
+        )
 
 
 # -- the account ------------------------------------------------------------------------------------------
@@ -757,7 +761,7 @@ def test_first_blockers_with_long_texts_are_not_kept() -> None:
     peer = server.connect()
     assert not server.request(peer, "exclusive:a", note="short")
     assert not server.request(peer, "exclusive:a", note=wide("n", 200), traceparent=traceparent(1))
-    assert len(server.manager.first_blockers) == 1
+    assert len(server.size.first_blockers) == 1
     assert not server.request(peer, "exclusive:a", traceparent=traceparent(2))
-    assert len(server.manager.first_blockers) == 1
-    assert list(server.manager.first_blockers) == [server.last_id - 1]
+    assert len(server.size.first_blockers) == 1
+    assert list(server.size.first_blockers) == [server.last_id - 1]
