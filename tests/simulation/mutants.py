@@ -19,16 +19,12 @@ that no replica has acknowledged (`test_redis_replies.py`). An unknown field has
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.mutation import ROOT, Mutant, NotRunError, environment, main, mutated
 from simulator.scenario import (
     FIRST_ANY_OF_SEED,
     FIRST_BELIEF_SEED,
@@ -36,20 +32,7 @@ from simulator.scenario import (
     FIRST_V1_FEATURES_SEED,
 )
 
-ROOT = Path(__file__).parent.parent.parent
 SEEDS = 300
-PROCESSES = 2
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One defect: in `file`, `text`, which must occur exactly once, is replaced by `replacement`. `first` is the first seed."""
-
-    name: str
-    file: str
-    text: str
-    replacement: str
-    first: int = 1
 
 
 MUTANTS = [
@@ -531,32 +514,25 @@ MUTANTS = [
 ]
 
 
-def run_seeds(mutant: Mutant) -> tuple[Mutant, str]:
-    """Run seeds until one reveals the mutant; return the mutant and the result, "" if it survives.
+def detect(mutant: Mutant) -> str:
+    """Run seeds until one reveals the mutant; return the seed and the violation, or "" if the mutant survives.
 
     A seed with violations reveals the mutant only if the original code has none with it.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        for package in ("genie", "simulator"):
-            shutil.copytree(ROOT / package, Path(folder, package), ignore=shutil.ignore_patterns("__pycache__"))
-        file = Path(folder, "genie", mutant.file)
-        source = file.read_text()
-        if source.count(mutant.text) != 1:
-            return mutant, f"DOES NOT APPLY: its text occurs {source.count(mutant.text)} times in {mutant.file}"
-        file.write_text(source.replace(mutant.text, mutant.replacement))
+    with mutated(mutant, "genie", "simulator") as folder:
         first, end = mutant.first, mutant.first + SEEDS
         while first < end:
-            process = simulate(Path(folder), first, end - first)
+            process = simulate(folder, first, end - first)
             if process.returncode == 0:
-                return mutant, ""
+                return ""
             seed = re.search(r"--seed (\d+)", process.stdout)
             violation = re.search(r"^\*\*\* (.*)", process.stdout, re.MULTILINE)
             if seed is None:
-                return mutant, f"CRASHES: {process.stderr.strip().splitlines()[-1]}"
+                raise NotRunError(f"CRASHES: {process.stderr.strip().splitlines()[-1]}")
             if simulate(ROOT, int(seed[1]), 1).returncode == 0:
-                return mutant, f"seed {seed[1]}: {violation[1][:110] if violation else ''}"
+                return f"seed {seed[1]}: {violation[1][:110] if violation else ''}"
             first = int(seed[1]) + 1
-    return mutant, ""
+    return ""
 
 
 def simulate(folder: Path, first: int, seeds: int) -> subprocess.CompletedProcess[str]:
@@ -567,27 +543,12 @@ def simulate(folder: Path, first: int, seeds: int) -> subprocess.CompletedProces
             *(f"--first={first}", f"--seeds={seeds}"),
         ],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        env=environment(folder),
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-def main() -> int:
-    """Run the mutants whose names contain an argument, or all; return 1 if one survives."""
-    selected = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(name in mutant.name for name in sys.argv[1:])]
-    if not selected:
-        print("no mutant has such a name; there are", *(f"    {mutant.name}" for mutant in MUTANTS), sep="\n")
-        return 2
-    survivors = 0
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        for mutant, result in pool.map(run_seeds, selected):
-            survivors += not result.startswith("seed")
-            print(f"{mutant.name}\n    {result or f'SURVIVES {SEEDS} seeds'}", flush=True)
-    print(f"{len(selected)} mutants, {survivors} survived")
-    return 1 if survivors else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(MUTANTS, detect, __doc__))

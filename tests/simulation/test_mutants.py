@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.mutants import MUTANTS, ROOT, Mutant
+from conformance import mutants
+from conformance.mutation import ROOT, Mutant
+from simulation.mutants import MUTANTS
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *mutants.MUTANTS], ids=str)
 def test_the_text_of_a_mutant_occurs_once(mutant: Mutant) -> None:
-    assert (ROOT / "genie" / mutant.file).read_text().count(mutant.text) == 1
+    assert (ROOT / "genie" / mutant.file).read_text(encoding="utf-8").count(mutant.text) == 1
     assert mutant.replacement != mutant.text
