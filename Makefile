@@ -19,10 +19,10 @@ serve: $(VENV)/.installed
 check: $(VENV)/.tested lint
 	$(BIN)/python -m pytest --no-servers
 
-# All tests, with two processes, because most tests wait. In the order of collection, which has the quick
+# All tests, with three processes, because most tests wait. In the order of collection, which has the quick
 # files last, so that no long file is left to the end.
-test: announcement $(VENV)/.tested deploy-tools redis postgres mariadb chromium lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: announcement $(VENV)/.tested deploy-tools programs redis postgres mariadb chromium lint
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The tests of one application.
 test-tokens: $(VENV)/.tested redis postgres
@@ -38,7 +38,7 @@ clients: clients-typescript clients-go
 
 # The commands run one after the other: the tests start servers of their own.
 clients-typescript: $(VENV)/.tested redis node
-	cd clients/typescript && npm ci --no-audit --no-fund && npm test && npm run conformance && npm run example:faults -- --seconds $(FAULTS_S)
+	cd clients/typescript && npm ci --no-audit --no-fund && npm test && node build/conformance/run.js && node build/examples/bank-faults.js --seconds $(FAULTS_S)
 
 # The package of the TypeScript client, as it is published.
 npm: node
@@ -114,7 +114,6 @@ bench: bench-tokens bench-ledger $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/fairness.py
 	$(BIN)/python benchmarks/admin.py
-	$(BIN)/python benchmarks/tls.py
 	$(BIN)/python benchmarks/scaleout.py --rounds 3
 
 # The benchmarks of one application.
@@ -222,14 +221,16 @@ $(VENV)/.released: pyproject.toml genie/version.py | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
 	touch $@
 
+# Installs packages of Debian, if the user may.
+apt = if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends $(1); \
+  elif command -v apt-get >/dev/null && sudo -n true 2>/dev/null; then \
+    sudo apt-get update -qq && sudo apt-get install -y -qq --no-install-recommends $(1); \
+  fi
+
 # The tests start real servers of their own, on free ports. $(call server,how to see it is there,Debian's packages,what to say)
 define server
-	@$(1) || { \
-	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	    apt-get update -qq && apt-get install -y -qq --no-install-recommends $(2); \
-	  elif command -v apt-get >/dev/null && sudo -n true 2>/dev/null; then \
-	    sudo apt-get update -qq && sudo apt-get install -y -qq --no-install-recommends $(2); \
-	  fi; }
+	@$(1) || { $(call apt,$(2)); }
 	@$(1) || { echo "The tests need $(3)"; exit 1; }
 endef
 
@@ -238,6 +239,11 @@ MISSING = $(strip $(if $(shell command -v redis-server),,redis-server) \
   $(if $(shell command -v postgres || ls /usr/lib/postgresql/*/bin/postgres 2>/dev/null),,postgresql) \
   $(if $(shell command -v mariadbd || ls /usr/sbin/mariadbd /usr/libexec/mariadbd 2>/dev/null),,mariadb-server) \
   $(if $(shell command -v chromium),,chromium) $(if $(shell command -v chromedriver),,chromium-driver))
+
+# What is missing for the tests, in one installation, which is quicker than one for each program.
+.PHONY: programs
+programs:
+	@$(if $(MISSING),$(call apt,$(MISSING)),:)
 
 .PHONY: announcement
 announcement:
