@@ -66,60 +66,39 @@ def conflict(one: Lock, other: Lock) -> bool:
 
 def leaves_room(request: Entry, holders: Iterable[Entry], waiters: Iterable[Entry]) -> bool:
     """Return whether a waiting request can be granted beside `holders` and those of `waiters` that are earlier in its queues."""
-    holders, waiters = list(holders), [other for other in waiters if other is not request]
+    others = [(other, False) for other in holders] + [(other, True) for other in waiters if other is not request]
     for lock in request.locks:
         in_use, limit = lock.units, lock.of
-        for other in [*holders, *waiters]:
+        for other, waits in others:
             for theirs in other.locks:
                 resource = meeting(lock.name, theirs.name)
-                if resource is None or not (other.held or other.position(resource) < request.position(resource)):
+                if resource is None or (waits and other.position(resource) > request.position(resource)):
                     continue
                 if other.owner != request.owner and conflict(lock, theirs):
                     return False
-                if lock.mode == theirs.mode == "units" and lock.name == theirs.name:
+                if lock.mode == theirs.mode == "units":
                     in_use += theirs.units
-                    limit = limit if other.held else min(limit, theirs.of)
-        if lock.mode == "units" and in_use > limit:
+                    limit = min(limit, theirs.of) if waits else limit
+        if in_use > limit:
             return False
     return True
 
 
-def can_finish(owner: Owner, others: Iterable[Entry], in_queue_order: bool) -> bool:
+def can_finish(owner: Owner, requests: Iterable[Entry], in_queue_order: bool) -> bool:
     """Return whether everything that `owner` holds and asks for fits at once.
 
-    `others` are the requests of all owners that have not finished, its own included. `in_queue_order`: the requests of other owners
-    that are earlier in a queue take their place too.
+    `requests` are those of all owners that have not finished. `in_queue_order`: the requests of other owners that are earlier in a
+    queue take their place too.
     """
-    others = list(others)
-    own = [request for request in others if request.owner == owner]
-    asked: dict[str, list[Lock]] = {}
-    for request in own:
-        if not request.held:
-            for lock in request.locks:
-                if lock.mode == "units":
-                    asked.setdefault(lock.name, []).append(lock)
-    for request in own:
-        if request.held:
-            continue
-        for lock in request.locks:
-            wanted = asked.get(lock.name, [])
-            in_use, limit = sum(each.units for each in wanted), min([each.of for each in wanted], default=0)
-            for other in others:
-                for theirs in other.locks:
-                    resource = meeting(lock.name, theirs.name)
-                    if resource is None:
-                        continue
-                    earlier = in_queue_order and other.position(resource) < request.position(resource)
-                    if not other.held and (other.owner == owner or not earlier):
-                        continue
-                    if other.owner != owner and conflict(lock, theirs):
-                        return False
-                    if lock.mode == theirs.mode == "units" and lock.name == theirs.name:
-                        in_use += theirs.units
-                        limit = limit if other.held else min(limit, theirs.of)
-            if lock.mode == "units" and in_use > limit:
-                return False
-    return True
+    requests = list(requests)
+    waiting = [request for request in requests if in_queue_order and not request.held and request.owner != owner]
+    return all(
+        leaves_room(
+            own, [other for other in requests if other is not own and (other.held or other.owner == owner)], waiting
+        )
+        for own in requests
+        if own.owner == owner and not own.held
+    )
 
 
 def reduce(requests: Iterable[Entry], in_queue_order: bool) -> tuple[list[Owner], set[Owner]]:

@@ -69,7 +69,7 @@ def check_invariants(manager: ReferenceManager) -> None:
 def test_every_deadlock_is_one_and_every_other_history_drains() -> None:
     deadlocks = rearrangements = 0
     for seed in range(SEEDS):
-        random, manager = Random(seed), CheckedManager()
+        random, manager = Random(seed), CheckedManager()  # noqa: S311
         for id in range(1, STEPS + 1):
             owners = {request.owner for request in manager.requests}
             if random.random() < 0.6 and len(owners) < MAX_OWNERS:
@@ -80,7 +80,7 @@ def test_every_deadlock_is_one_and_every_other_history_drains() -> None:
         deadlocks += manager.deadlocks
         rearrangements += manager.rearrangements
         drain(manager)
-    assert deadlocks > SEEDS and rearrangements > SEEDS, "the steps do not reach what they are for"
+    assert min(deadlocks, rearrangements) > SEEDS, "the steps do not reach what they are for"
 
 
 def drain(manager: ReferenceManager) -> None:
