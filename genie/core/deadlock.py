@@ -26,7 +26,7 @@ from genie.core.lock_table import LockTable
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS, STEPS_PER_MOVE
 
-MAX_SEARCH_STEPS = 5_000
+MAX_SEARCH_STEPS = 3_000
 """Number of edges of the wait-for graph after which the search for a cycle ends without a result. Then the resolution of a cycle,
 which has more steps, repeats the search."""
 
@@ -345,6 +345,7 @@ def topological_ranks(table: LockTable, owners: Sequence[Owner], budget: StepBud
     holders: dict[Owner, set[Owner]] = {}
     waiter_count = dict.fromkeys(owners, 0)  # owners without a rank that wait for this owner by a hard edge
     keys: dict[Owner, tuple[float, int]] = {}
+    budget.spend(len(owners))  # a rank takes as long as the search of its owner
     for owner in owners:
         holders[owner] = _holding_owners(table, owner, budget) & members
         for holding_owner in holders[owner]:

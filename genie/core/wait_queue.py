@@ -20,10 +20,10 @@ MAX_CHUNK = 512
 MIN_UNIFORM_CHUNK = 16
 """Entries of a chunk above which its owner is kept. A shorter chunk is read again, which costs as much as the bookkeeping."""
 
-MAX_ARRIVAL_STEPS = 10_000
+MAX_ARRIVAL_STEPS = 6_000
 """Maximum number of steps that find the place of a new request in the wait queues and in the wait-for graph. A step reads an edge
-of the graph, a resource that an owner waits for, or a request in a queue that is rearranged. A request that needs more is
-rejected."""
+of the graph, a resource that an owner waits for, or a request in a queue that is rearranged, or ranks an owner. A request that
+needs more is rejected."""
 STEPS_PER_MOVE = 3
 """Steps for which the move of a request to another position counts, because the new position must be stored."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -11,8 +12,12 @@ from genie.core import deadlock, manager, wait_queue
 from genie.core.lock_table import LockTable
 from genie.core.wait_queue import SortedQueue
 from support.core.driver import Driver
+from work.opcodes import OpcodeCounter
 
 LENGTH = 3_000
+
+MAX_INSTRUCTIONS = 2_000_000
+"""Instructions of the most expensive arrival, about 20 ms."""
 
 
 class Counts:
@@ -68,6 +73,24 @@ def inverted_queue(length: int) -> core.LockManager:
     request(target, "q", transaction="T")
     for _ in range(length):
         request(target, "q")
+    return target
+
+
+def queue_to_move(length: int) -> core.LockManager:
+    """T holds `a`, and `length` requests are in the queue of `q` after one that waits for `a` and `q`."""
+    target = core.LockManager()
+    request(target, "a", transaction="T")
+    request(target, "q")
+    request(target, "a", "q")
+    for _ in range(length):
+        request(target, "q")
+    return target
+
+
+def chain_to_rearrange(length: int) -> core.LockManager:
+    """The last transaction of a chain is waited for by a request that is in the queue of `q`."""
+    target = chain(length)
+    request(target, f"{length - 1}", "q")
     return target
 
 
@@ -202,6 +225,29 @@ def test_a_search_reads_the_locks_of_a_transaction_one_by_one() -> None:
     assert list(deadlock.predecessors(target.table, "T")) == ["T"] * LENGTH
 
 
+@pytest.mark.parametrize(
+    ("build", "admitted", "rejected", "last"),
+    [
+        (chain, 2_900, 3_100, ("{}", "t0")),
+        (chain_to_rearrange, 1_900, 2_100, ("q", "t0")),
+        (queue_to_move, 950, 1_050, ("q", "T")),
+    ],
+)
+def test_the_sizes_within_the_bound_and_the_work_beyond_it(
+    build: Callable[[int], core.LockManager], admitted: int, rejected: int, last: tuple[str, str]
+) -> None:
+    """`last`: the resource and the transaction of the request whose arrival costs the most."""
+    name, transaction = last
+    events = request(build(admitted), name.format(admitted - 1), transaction=transaction)
+    assert not isinstance(events[0], core.GraphFull)
+    target, counter = build(rejected), OpcodeCounter()
+    counter.start()
+    events = request(target, name.format(rejected - 1), transaction=transaction)
+    counter.stop()
+    assert isinstance(events[0], core.GraphFull)
+    assert counter.count < MAX_INSTRUCTIONS
+
+
 @pytest.mark.parametrize("steps", [4, 8, 15, 30, 60])
 def test_an_admitted_request_closes_no_cycle_and_a_rejected_one_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, steps: int
@@ -233,4 +279,4 @@ def test_an_admitted_request_closes_no_cycle_and_a_rejected_one_changes_nothing(
                 driver.release(source.choice(live))
         rearranged += driver.manager.rearrangements
     assert rejected
-    assert rearranged or steps < 15
+    assert rearranged or steps < 30
