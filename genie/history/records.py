@@ -238,6 +238,8 @@ def without_padding(line: bytes) -> bytes:
     if len(line) <= MAX_UNCHECKED_BYTES or line.startswith(_EVENT):
         return line
     command = commands.read(line)
+    if isinstance(command, commands.LargeRequest):
+        command = command.request
     return min(line, command_line(command), key=len) if isinstance(command, (Request, Release)) else line
 
 
@@ -304,8 +306,7 @@ class RawDecoder:
 
     def _event_of(self, command: commands.WireCommand) -> Line:
         """Return the event of a command."""
-        if type(command) is commands.Namespaced:
-            command = command.command
+        command = commands.without_namespace(command)
         if not self._at:
             raise UnreadableHistory("damaged: the time of a command is missing")
         if type(command) is Release:

@@ -134,21 +134,14 @@ class Namespaced:
     command: Request | LargeRequest | Take | Release | ReleaseByRef | Extend | Inspect | Watch | Unwatch
 
 
-WireCommand = (
-    Request
-    | LargeRequest
-    | Take
-    | Release
-    | ReleaseByRef
-    | Extend
-    | Ping
-    | Inspect
-    | Hello
-    | Bye
-    | Watch
-    | Unwatch
-    | Namespaced
-)
+PlainCommand = Request | Take | Release | ReleaseByRef | Extend | Ping | Inspect | Hello | Bye | Watch | Unwatch
+WireCommand = PlainCommand | LargeRequest | Namespaced
+
+
+def without_namespace(command: WireCommand) -> PlainCommand:
+    """Return a command without its namespace, and without the mark of a large request."""
+    command = command.command if isinstance(command, Namespaced) else command
+    return command.request if isinstance(command, LargeRequest) else command
 
 
 # -- Decoding ----------------------------------------------------------------------------

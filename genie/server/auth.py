@@ -12,7 +12,7 @@ from genie.access import ADMIN, INSPECT, LOCK, AccessControl, Principal
 from genie.core import Extend, Release, Request, Take
 from genie.core.lock_table import LockTable
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import Inspect, LargeRequest, Namespaced, ReleaseByRef, Watch, WireCommand
+from genie.protocol.commands import Inspect, ReleaseByRef, Watch, WireCommand, without_namespace
 from genie.protocol.diagnostics import hello_token, is_hello
 
 if TYPE_CHECKING:
@@ -182,10 +182,7 @@ class Handshake:
 
 def authorize(principal: Principal, command: WireCommand, table: LockTable) -> RequestRejected | None:
     """Return an error if a principal may not execute a command, else None. Sets the principal of a new request."""
-    if isinstance(command, Namespaced):
-        command = command.command
-    if isinstance(command, LargeRequest):
-        command = command.request
+    command = without_namespace(command)
     if isinstance(command, Request):
         return _authorize_request(principal, command, command.names())
     if isinstance(command, Take):

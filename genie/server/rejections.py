@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import Hello, LargeRequest, Namespaced, ReleaseByRef, WireCommand, read
+from genie.protocol.commands import Hello, LargeRequest, Namespaced, ReleaseByRef, WireCommand, read, without_namespace
 from genie.server.peer import DETACHED, ConnectionState, Item, Peer
 
 STORE_UNAVAILABLE = "the store is unavailable, try again later"
@@ -49,9 +49,8 @@ def unavailable(item: Item, reason: str) -> RequestRejected | None:
 
 def error_for(command: WireCommand, code: Code, reason: str) -> RequestRejected:
     """Return an error that echoes the `ref` of a command, and for `release` and `extend` also the `id`."""
-    if isinstance(command, Namespaced):
-        command = command.command
-    ref = command.request.ref if isinstance(command, LargeRequest | Take) else command.ref
+    command = without_namespace(command)
+    ref = command.request.ref if isinstance(command, Take) else command.ref
     id_ = command.id if isinstance(command, (Release, Extend)) else None
     return RequestRejected(code, reason, ref=ref, id=id_)
 

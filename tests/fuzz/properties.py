@@ -16,7 +16,7 @@ from genie.core import Extend, Reason, Release, Request, State, Take
 from genie.errors import RequestRejected
 from genie.protocol import codec, commands, diagnostics, messages, replies, resources
 from genie.protocol import framing as framing_module
-from genie.protocol.commands import Hello, Inspect, Namespaced, Unwatch, Watch
+from genie.protocol.commands import Hello, Inspect, LargeRequest, Namespaced, Unwatch, Watch, without_namespace
 from genie.protocol.framing import SPLIT_BYTES, LineReader, LineTooLong
 
 CODES = {"bad-json", "bad-message", "bad-request", "unknown-command"}
@@ -105,7 +105,7 @@ def _check_fields(decoded: Any, payload: dict[str, Any]) -> None:
     """Check that a command has the values of its payload."""
     if isinstance(decoded, Namespaced):
         assert decoded.namespace == payload["namespace"]
-        decoded = decoded.command
+    decoded = without_namespace(decoded)
     ref = decoded.request.ref if isinstance(decoded, Take) else decoded.ref
     assert ref == payload.get("ref")
     if isinstance(decoded, (Release, Extend, Inspect)):
@@ -138,6 +138,8 @@ def check_limits(decoded: Any) -> None:
         _namespace(decoded.namespace)
         assert not isinstance(decoded.command, (Hello, Namespaced))
         check_limits(decoded.command)
+    elif isinstance(decoded, LargeRequest):
+        check_limits(decoded.request)
     elif isinstance(decoded, Take):
         names = [name for name, _ in decoded.choices]
         assert 0 < len(names) == len(set(names)) == len(decoded.weights) <= 10_000

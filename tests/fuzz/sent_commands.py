@@ -8,7 +8,7 @@ from typing import Any
 from genie.config import Settings
 from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
-from genie.protocol.commands import Hello, Namespaced, ReleaseByRef, is_http, read
+from genie.protocol.commands import Hello, Namespaced, ReleaseByRef, is_http, read, without_namespace
 from genie.protocol.diagnostics import is_hello
 from genie.server.rejections import wrong_namespace
 
@@ -81,11 +81,10 @@ def parse_line(line: bytes, now_ms: float) -> SentCommand:
             rejection=rejected,
             is_hello_attempt=resembles_hello or is_hello(line),
         )
-    if isinstance(command, Namespaced):
-        if command.namespace != NAMESPACE:
-            rejected = wrong_namespace(command, NAMESPACE)
-            return SentCommand("wrong", now_ms, ref=rejected.ref, id=rejected.id, rejection=rejected, foreign=True)
-        command = command.command
+    if isinstance(command, Namespaced) and command.namespace != NAMESPACE:
+        rejected = wrong_namespace(command, NAMESPACE)
+        return SentCommand("wrong", now_ms, ref=rejected.ref, id=rejected.id, rejection=rejected, foreign=True)
+    command = without_namespace(command)
     if isinstance(command, (Request, Take)):
         sent = SentCommand("request", now_ms, command)
         sent.ref = sent.request.ref
