@@ -187,6 +187,8 @@ def _read_long(line: bytes) -> WireCommand:
 
     `diagnostics.explain`, which is slow, decodes an invalid line once more to find the error message.
     """
+    if diagnostics.has_too_many_values(line):
+        raise diagnostics.too_many_values()
     try:
         return _build_command(_decode(line))
     except _DECODE_ERRORS:
@@ -291,6 +293,9 @@ def _build_take(payload: RequestPayload) -> Take:
     any_of, target, timeout = payload.anyOf, payload.target, payload.transactionTimeout
     if any_of is None or target is None:
         raise ValueError("anyOf and target must be given together")
+    if payload.weights is not None:
+        diagnostics.check_weights(payload.weights)
+    diagnostics.check_weights([target])
     weights = [1] * len(any_of) if payload.weights is None else [int(weight) for weight in payload.weights]
     if len(weights) != len(any_of):
         raise ValueError("weights must have as many entries as anyOf")

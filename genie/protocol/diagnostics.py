@@ -28,6 +28,7 @@ from genie.protocol.limits import (
     MAX_SECRET,
     MAX_TIMEOUT_MS,
     MAX_TOKEN,
+    MAX_VALUES,
     MAX_WEIGHT,
     MIN_SECRET,
     NAMESPACE_PATTERN,
@@ -168,6 +169,14 @@ def _is_weight(value: Any) -> bool:
     return type(value) is int and 0 < value <= MAX_WEIGHT
 
 
+def check_weights(weights: list[int | str]) -> None:
+    """Raise ValueError unless those that are strings are decimal numbers. Their lengths are checked already."""
+    texts = [weight for weight in weights if type(weight) is str]
+    digits = "".join(texts)
+    if digits and not (digits.isascii() and digits.isdecimal() and all(text and text[0] != "0" for text in texts)):
+        raise ValueError(f"weights {WEIGHTS_RULE}")
+
+
 def _weight_error(value: Any) -> str | None:
     return None if _is_weight(value) else WEIGHT_RULE
 
@@ -300,12 +309,34 @@ def bad_json(error: str) -> RequestRejected:
     return RequestRejected(Code.BAD_JSON, f"the line is not strict JSON in UTF-8: {error}")
 
 
+def too_many_values() -> RequestRejected:
+    """Return the error for a line with too many values."""
+    return bad_json(f"it has more than {MAX_VALUES} values")
+
+
+def has_too_many_values(line: bytes) -> bool:
+    """Return whether a line has more than `MAX_VALUES` values, which would take tenths of a second to decode and to free.
+
+    Counts separators: first all of them, which is fast, and if there are many, the strings and the separators outside strings.
+    """
+    if len(line) <= MAX_VALUES or _count_separators(line) <= MAX_VALUES:
+        return False
+    parts = line.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return parts.count(b'"') > 2 * MAX_VALUES or _count_separators(b"".join(parts.split(b'"')[::2])) > MAX_VALUES
+
+
+def _count_separators(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
 def explain(line: bytes) -> RequestRejected | None:
     """Return the error for a line that the typed decoder rejected, or None if the line is valid after all.
 
     Only the last value of a duplicate key counts, but the typed decoder checks every value. So it may
     reject a valid line.
     """
+    if has_too_many_values(line):
+        return too_many_values()
     try:
         message = codec.loads(line)
     except ValueError as error:
@@ -347,6 +378,8 @@ def is_hello(line: bytes) -> bool:
 
 def _decode_hello(line: bytes) -> dict[str, Any] | None:
     """Return the decoded line if it is JSON and its command is `hello`, valid or not; otherwise None."""
+    if has_too_many_values(line):
+        return None
     try:
         message = codec.loads(line)
     except ValueError:

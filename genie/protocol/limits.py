@@ -24,5 +24,7 @@ MAX_DIGITS: Final = 78
 """Maximum digits of a weight or target that is sent as a string: enough for 256 bits."""
 DECIMAL_PATTERN: Final = "[1-9][0-9]*"
 MAX_ROWS: Final = 1_000
+MAX_VALUES: Final = 32_768
+"""Maximum number of JSON values in a line that is not a valid command with few and short texts. Valid ones have at most 20,015."""
 MAX_DEPTH: Final = 16
 """Maximum nesting of JSON objects and lists. No message needs more than three levels."""

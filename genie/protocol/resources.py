@@ -67,12 +67,23 @@ def parse_choices(resources: Sequence[str]) -> tuple[tuple[str, bool], ...]:
     """
     if not 0 < len(resources) <= MAX_CHOICES:
         raise ValueError(f"anyOf must be a list of 1 to {MAX_CHOICES} entries, not {len(resources)}")
+    # Ten thousand calls of `parse_resource` take 20 ms, so the names are checked together for control characters.
+    is_printable = "".join(resources).isprintable()
     modes: dict[str, bool] = {}
     for resource in resources:
-        exclusive, name = parse_resource(resource)
-        if name in modes:
-            raise ValueError(f"anyOf must name each resource once, but names {name[:64]!r} twice")
+        if is_printable and resource.startswith(EXCLUSIVE) and _EXCLUSIVE_LENGTH < len(resource) <= MAX_NAME:
+            exclusive, name = True, resource[_EXCLUSIVE_LENGTH:]
+        elif is_printable and resource.startswith(SHARED) and _SHARED_LENGTH < len(resource) <= MAX_NAME:
+            exclusive, name = False, resource[_SHARED_LENGTH:]
+        else:
+            exclusive, name = parse_resource(resource)
         modes[name] = exclusive
+    if len(modes) < len(resources):
+        seen: set[str] = set()
+        for name in (parse_resource(resource)[1] for resource in resources):
+            if name in seen:
+                raise ValueError(f"anyOf must name each resource once, but names {name[:64]!r} twice")
+            seen.add(name)
     return tuple(modes.items())
 
 

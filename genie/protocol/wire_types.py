@@ -36,7 +36,14 @@ Namespace = Annotated[str, Meta(pattern=rf"^{limits.NAMESPACE_PATTERN}$(?!\n)", 
 _Resource = Annotated[str, Meta(extra_json_schema={"pattern": "^(shared|exclusive):"})]
 Weight = (
     Annotated[int, Meta(gt=0, le=limits.MAX_WEIGHT)]
-    | Annotated[str, Meta(pattern=rf"^{limits.DECIMAL_PATTERN}$(?!\n)", max_length=limits.MAX_DIGITS)]
+    | Annotated[
+        str,  # its digits are checked for all weights together: a pattern takes a microsecond for each
+        Meta(
+            min_length=1,
+            max_length=limits.MAX_DIGITS,
+            extra_json_schema={"pattern": rf"^{limits.DECIMAL_PATTERN}$(?!\n)"},
+        ),
+    ]
 )
 
 
@@ -186,6 +193,8 @@ class ShortRequestPayload(RequestPayload, forbid_unknown_fields=True, gc=False):
     transactionName: _ShortText | None = None  # noqa: N815
     ref: _ShortRef | None = None
     note: _ShortText | None = None
+    anyOf: None = None  # noqa: N815 - its thousands of entries are decoded once, like other long requests
+    weights: None = None
 
 
 class ShortRequestLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="request"):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
@@ -72,6 +73,7 @@ class Connection(Peer, asyncio.Protocol):
         "_lingers_until",
         "_max_whole_bytes",
         "_partial_bytes",
+        "_postponed_input",
         "_postponed_lines",
         "_transport",
         "certificate",
@@ -102,6 +104,8 @@ class Connection(Peer, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._lines = LineReader(limits.max_line)
         """Splits the input into lines, and keeps the incomplete last line."""
+        self._postponed_input = bytearray()
+        """Bytes read before the connection is READY that wait for their turn. Reading is paused until they are processed."""
         self._postponed_lines: Iterator[bytes] | None = None
         """Lines after a rejected `hello` that are not processed yet. Reading is paused until they are processed. None: no lines."""
         self._max_whole_bytes = min(SPLIT_BYTES, limits.max_line)
@@ -147,10 +151,30 @@ class Connection(Peer, asyncio.Protocol):
         self._receive(data)
 
     def _receive(self, data: bytes) -> None:
-        """Process received bytes: discard them, authenticate the client, or submit the lines that they complete."""
+        """Process received bytes: discard them, or submit the lines that they complete. Before the connection is READY, in turns."""
         if self.closing:
             self._discard(data)
-            return
+        elif self.state is READY or self._postponed_lines is not None:
+            self._process(data)
+        elif self._postponed_input:  # TLS may deliver input received earlier
+            self._postponed_input += data
+        elif self._admission.opening_turns.have_time:
+            self._admission.opening_turns.run(partial(self._process, data))
+        else:
+            self._postponed_input += data
+            self._update_reading()
+            self._admission.opening_turns.postpone(self._process_postponed_input)
+
+    def _process_postponed_input(self) -> None:
+        """Process what was read before the connection is READY, in its turn."""
+        data = bytes(self._postponed_input)
+        self._postponed_input.clear()
+        if not self.closed and not self.closing:
+            self._process(data)
+        self._update_reading()
+
+    def _process(self, data: bytes) -> None:
+        """Authenticate the client, or submit the lines that received bytes complete."""
         if self.state is not READY:
             data = self._receive_before_ready(data)
         try:
@@ -281,7 +305,9 @@ class Connection(Peer, asyncio.Protocol):
     @property
     def reading_is_paused(self) -> bool:
         """Whether reading from the client is paused, and will be resumed."""
-        return self.input_paused or self.write_blocked or self._postponed_lines is not None
+        return (
+            self.input_paused or self.write_blocked or self._postponed_lines is not None or bool(self._postponed_input)
+        )
 
     def _update_reading(self) -> None:
         """Pause or resume reading from the transport according to the current state. Repeated calls are harmless."""
@@ -495,10 +521,10 @@ class Connection(Peer, asyncio.Protocol):
         return []
 
     def _postpone_opening_lines(self, lines: Iterator[bytes]) -> None:
-        """Pause reading, and process `lines` in the next iteration of the event loop, after other connections were read."""
+        """Pause reading, and process `lines` in a later iteration of the event loop, after those of other connections."""
         self._postponed_lines = lines
         self._update_reading()
-        asyncio.get_running_loop().call_soon(self._resume_opening)
+        self._admission.opening_turns.postpone(self._resume_opening)
 
     def _resume_opening(self) -> None:
         """Process the postponed lines, then resume reading."""

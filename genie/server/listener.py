@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 import structlog
 
 from genie.observability.limited_log import log_limited
+from genie.server.opening_turns import OpeningTurns
 from genie.server.partial_lines import LineOwner, PartialLines
 from genie.server.tls import HANDSHAKE_SOCKET
 from genie.server.unread_output import SlowConsumer, UnreadOutput
@@ -118,6 +119,8 @@ class AdmissionControl(Generic[C]):
         """What clients do not read, and its limits."""
         self.partial_lines = PartialLines(limits.max_partial)
         """The incomplete lines of all connections, and their limits."""
+        self.opening_turns = OpeningTurns()
+        """The turns of the connections that are not READY."""
 
     def set_limits(self, limits: Limits) -> None:
         """Replace the limits of connections, in total and by address. Open connections stay open."""

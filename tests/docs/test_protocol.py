@@ -173,6 +173,7 @@ def test_the_limits_are_the_code_s() -> None:
     bounds = {
         "Bytes in a line": framing.MAX_LINE_BYTES,
         "Nesting depth of JSON": limits.MAX_DEPTH,
+        "Values in a line": limits.MAX_VALUES,
         "Resources in a request": resources.MAX_RESOURCES,
         "Entries of `anyOf`": resources.MAX_CHOICES,
         "Greatest weight and greatest target, as numbers": limits.MAX_WEIGHT,

@@ -406,3 +406,53 @@ def test_a_request_is_large_if_it_takes_more_memory_than_usual(fields: dict[str,
     assert texts == tuple(fields.get(name) for name in ("transactionName", "note", "ref", "traceparent"))
     numbers = plain.queue_timeout_ms, plain.transaction_timeout_ms, plain.priority, plain.release_on_disconnect
     assert numbers == (7, 8, 9, True)
+
+
+MANY = limits.MAX_VALUES + 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"command":"request","payload":{"resources":[%b]}}' % b",".join([b"[]"] * MANY),
+        b'{"command":"request","payload":{"weights":[%b]}}' % b",".join([b'"1"'] * MANY),
+        b'{"command":"request","payload":{"weights":[%b]}}' % b",".join([b"1"] * MANY),
+        b'{"command":"ping","payload":{%b}}' % b",".join(b'"%d":0' % number for number in range(MANY)),
+        b'{"command":"ping","payload":{"ref":1,%b}}' % b",".join([b'"ref":"\\"a"'] * MANY),
+        b'{"hello":%b}' % (b"[" * MANY),
+    ],
+)
+def test_a_line_with_very_many_values_is_not_decoded_as_objects(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnostics.codec, "loads", lambda _: pytest.fail("decoded"))
+    monkeypatch.setattr(commands, "_decode", lambda _: pytest.fail("decoded"))
+    with pytest.raises(RequestRejected, match="more than 32768 values"):
+        commands.read(line)
+    assert diagnostics.hello_token(line) is None
+    assert not diagnostics.is_hello(line)
+
+
+def test_commas_and_brackets_in_texts_are_no_values() -> None:
+    names = [f'exclusive:{number},[{{,,\\"' for number in range(limits.MAX_VALUES // 8)]
+    line = orjson.dumps({"command": "request", "payload": {"anyOf": names, "target": 1}})
+    assert line.count(b",") > limits.MAX_VALUES / 2
+    longest = orjson.dumps(
+        {"command": "request", "payload": {"anyOf": [f"shared:{n},,,," for n in range(10_000)], "target": 1}}
+    )
+    for valid in (line, longest):
+        assert isinstance(commands.read(valid), Take)
+
+
+def test_the_digits_of_weights_are_checked_without_a_pattern_for_each() -> None:
+    def rejected(weights: list[Any], target: Any = "1") -> str:
+        payload = {
+            "anyOf": [f"shared:{number}" for number in range(len(weights))],
+            "weights": weights,
+            "target": target,
+        }
+        with pytest.raises(RequestRejected) as rejection:
+            commands.read(orjson.dumps({"command": "request", "payload": payload}))
+        return rejection.value.message
+
+    for wrong in ("0", "01", "-1", "1.5", "1\n", "", " 1", "1_0", "\u0663", "9" * 79):
+        assert "weights must be a list" in rejected(["5", wrong, 3])
+        assert "target must be" in rejected(["5"], target=wrong)

@@ -1,0 +1,58 @@
+"""Turns for the input of connections that are not READY, which no scheduler queues: only some of it in each iteration of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+OPENING_BATCH_S = 0.005
+"""Seconds for the input of these connections in one iteration of the event loop. The last input may exceed it."""
+
+
+class OpeningTurns:
+    """Processes input at once until it has taken `OPENING_BATCH_S`. Then the rest waits for later iterations of the event loop.
+
+    A first line may have a MiB, and thousands of clients may send their first lines at the same moment.
+    """
+
+    def __init__(self) -> None:
+        self._left_s = OPENING_BATCH_S
+        self._waiting: deque[Callable[[], None]] = deque()
+        """What processes the input of connections, in the order of arrival."""
+        self._is_scheduled = False
+        """Whether `_run_waiting` runs in the next iteration."""
+
+    @property
+    def have_time(self) -> bool:
+        """Whether input may be processed now. If not, it must be postponed."""
+        return not self._waiting and self._left_s > 0
+
+    def run(self, process: Callable[[], None]) -> None:
+        """Process input now."""
+        started = time.monotonic()
+        process()
+        self._left_s -= time.monotonic() - started
+        if self._left_s <= 0:
+            self._schedule()
+
+    def postpone(self, process: Callable[[], None]) -> None:
+        """Process input in a later iteration of the event loop."""
+        self._waiting.append(process)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._run_waiting)
+
+    def _run_waiting(self) -> None:
+        """Process the waiting input for the time of one iteration."""
+        self._is_scheduled, self._left_s = False, OPENING_BATCH_S
+        for _ in range(len(self._waiting)):  # those that are postponed again wait for the next iteration
+            self.run(self._waiting.popleft())
+            if self._left_s <= 0:
+                break
+        if self._waiting:
+            self._schedule()
