@@ -12,7 +12,6 @@ from genie.client.aio import connect
 from genie.core import grant
 from genie.errors import GenieError, Unavailable
 from genie.server import dispatcher, pipeline
-from genie.storage import store
 from genie.storage.redis import checkpoint, commit, log
 from genie.testing.simulation.history import FAULT, LOG, NOTE, History
 from genie.testing.simulation.host import Host
@@ -83,7 +82,6 @@ class Cluster:
         self.loop.set_exception_handler(record_failure)
         with (
             deterministic(self.loop, self.scenario.seed, record_log),
-            patch.object(store, "_boot_id", self._boot_id),
             patch.multiple(checkpoint, PART_SIZE=2, CHECKPOINT_INTERVAL_S=1.0),  # many checkpoints in many parts
             patch.object(commit, "TRIM_INTERVAL", 4),
             patch.object(dispatcher, "MAX_ENDED_LOCKS", 1),  # a session ends in many slices
@@ -168,14 +166,6 @@ class Cluster:
         Each component has its own generator, so that a change of one component does not change the choices of the others.
         """
         return Random(f"{self.scenario.seed} {name}")
-
-    def _boot_id(self) -> str:
-        """Return the simulated boot id of the running node's machine, or "" outside every node. Replaces `store._boot_id`."""
-        running = NODE.get()
-        if running is None:
-            return ""
-        boots = next((host.boots for host in self.hosts if host.name == running.host), 1)
-        return f"{running.host} {boots}"
 
     def _add_problem(self, text: str) -> None:
         self.problems.append(f"at {self.loop.time():.6f}: {text}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from ssl import SSLContext
 from typing import Literal, NamedTuple, TypeAlias
 
-from genie.client import note as note_module
+from genie.client.process import current_process
 from genie.net import format_host_port, ignored_service_link, parse_host_port, parse_port
 from genie.protocol import diagnostics
 from genie.tls import MIN_VERSION, load_ca, load_certificate
@@ -224,7 +224,7 @@ def _read_token_file(path: str) -> str:
 
 def resolve_note(note: str | None = None) -> str | None:
     """Return the note of a client: the argument, else `PROGRAM PID@HOST`. An empty string means no note: None."""
-    return (note_module.default_note() if note is None else note) or None
+    return (current_process().default_note() if note is None else note) or None
 
 
 def resolve_namespace(namespace: str | None = None) -> str | None:

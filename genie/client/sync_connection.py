@@ -25,6 +25,7 @@ from genie.client.aio_connection import AsyncConnection
 from genie.client.commands import Call, Release, Request, RequestState
 from genie.client.config import Address, ClientOptions
 from genie.client.handover import Guard, Handover
+from genie.client.process import current_process
 from genie.client.session import is_unknown_id
 from genie.client.watches import Change, Watch
 from genie.errors import ConnectionLost, GenieError
@@ -143,7 +144,7 @@ class SyncConnection:
     def _start_loop(self) -> None:
         """Start a background thread with a new event loop."""
         self._loop_ended = False
-        self._loop = _new_event_loop()
+        self._loop = current_process().new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="genie-client", daemon=True)
         self._thread.start()
         _running.add(self)
@@ -517,15 +518,6 @@ def _execute(function: Callable[..., None], arguments: Sequence[object], complet
         completion.set_exception(error)
     else:
         completion.set_result(None)
-
-
-def _new_event_loop() -> asyncio.AbstractEventLoop:
-    """Create an event loop: of uvloop if uvloop is installed, else of asyncio."""
-    try:
-        import uvloop  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 # -- exit and fork of the process ---------------------------------------------------------------------------

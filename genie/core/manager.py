@@ -99,9 +99,7 @@ class LockManager:
     `add_outcome`, which grant nothing.
     """
 
-    def __init__(
-        self, next_id: int = 1, next_fence: int = 1, *, unix_offset_ms: float = 0.0, max_queue_entries: float = inf
-    ) -> None:
+    def __init__(self, next_id: int = 1, next_fence: int = 1, *, unix_offset_ms: float = 0.0) -> None:
         self.table = LockTable()
         self.deadlines = Deadlines()
         self.next_id = next_id
@@ -109,8 +107,6 @@ class LockManager:
         self.next_fence = next_fence
         """The fencing token of the next grant."""
         self.unix_offset_ms = unix_offset_ms
-        self.max_queue_entries = max_queue_entries
-        """Maximum number of wait-queue entries. A request that would exceed it is rejected."""
         self.lock_order: LockOrder | None = None
         """The analysis of the lock order, which observes the transactions and never changes them. None: it is off."""
         self.pending_grants: AffectedQueues = []
@@ -118,6 +114,14 @@ class LockManager:
         self.rearrangements = 0
         """Number of cycles that were resolved by rearranging wait queues."""
         self._outcomes = RecentOutcomes()
+
+    def lead(self, *, min_id: int, unix_offset_ms: float, lock_order: LockOrder | None) -> None:
+        """Prepare to decide, from the adopted state on: the first step must be `Recover`.
+
+        Ids and fencing tokens are at least `min_id`.
+        """
+        self.next_id, self.next_fence = max(self.next_id, min_id), max(self.next_fence, min_id)
+        self.unix_offset_ms, self.lock_order = unix_offset_ms, lock_order
 
     def step(self, command: Command, now: float) -> list[Event]:
         """Execute one command at the time `now` (ms, monotonic) and return its events in order.
@@ -225,8 +229,11 @@ class LockManager:
 
     # -- Commands -------------------------------------------------------------------------
 
-    def request(self, request: Request, now: float) -> list[Event]:
-        """Grant a new request immediately, queue it, or reject it because the wait queues are full: a step of a `Request`."""
+    def request(self, request: Request, now: float, max_queue_entries: float = inf) -> list[Event]:
+        """Grant a new request immediately or queue it: a step of a `Request`.
+
+        Reject it if the wait queues would have more than `max_queue_entries` entries.
+        """
         events: list[Event] = []
         self._assign_id(request)
         if is_immediately_grantable(self.table, request):
@@ -234,7 +241,7 @@ class LockManager:
                 self._analyse(request, request.transaction, now)
             self._grant(request, now)
             events.append(Granted(request))
-        elif self.table.queue_entries + len(request.exclusive) + len(request.shared) > self.max_queue_entries:
+        elif self.table.queue_entries + len(request.exclusive) + len(request.shared) > max_queue_entries:
             events.append(QueueFull(request))
         else:
             if request.transaction is not None and self.lock_order is not None:

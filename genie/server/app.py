@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import structlog
 
 from genie.access import AccessControl
 from genie.config import RELOADABLE, SECRETS, Settings, file_key
+from genie.core.lock_order.analysis import LockOrder
+from genie.core.lock_order.classes import parse_rules
 from genie.errors import Code, RequestRejected
 from genie.history.recorder import History
 from genie.history.retention import Retention
@@ -25,8 +27,8 @@ from genie.observability.stats import Stats
 from genie.server.auth import Authenticator
 from genie.server.connection import Connection
 from genie.server.file_watch import FileWatch
-from genie.server.listener import AdmissionControl, TlsListener, bind, lock_address
-from genie.server.monitor import Monitor
+from genie.server.listener import AdmissionControl, TlsListener
+from genie.server.machine import Machine
 from genie.server.namespace import Namespace
 from genie.server.pauses import PauseDetector
 from genie.server.peer import CommandHandler
@@ -40,10 +42,6 @@ from genie.version import VERSION
 
 log = structlog.get_logger()
 
-GC_THRESHOLD = (50_000, 20, 1_000)
-"""Thresholds of the garbage collector, so high that it rarely runs. Requests create no reference cycles, so the collector
-would find almost nothing. With Python's defaults, loading a million locks takes twice as long.
-"""
 TOKEN_SETTINGS = frozenset({"token", "token_file"})
 TLS_FILES = frozenset({"tls_cert", "tls_key", "tls_ca"})
 BACKLOG = 4096
@@ -53,10 +51,11 @@ BACKLOG = 4096
 class Server:
     """One lock server in one event loop. The server leads or follows in each of its namespaces independently.
 
-    `bind_to` creates the bound socket; a simulation passes its own function. `store`, for a server with one namespace,
-    replaces the store that the settings configure. `read_settings` reads the settings again for `reload`, and raises
-    ValueError if they are invalid. `describe_error` returns the text of an error during a reload: a command replaces the
-    variables in it by what has set them.
+    `machine` is where it runs, perhaps in a simulation. `store`, for a server with one namespace, replaces the store that the
+    settings configure. If the analysis of the lock order is on, it continues the one that `lock_orders` has for a namespace.
+
+    `read_settings` reads the settings again for `reload`, and raises ValueError if they are invalid. `describe_error` returns
+    the text of an error during a reload: a command replaces the variables in it by what has set them.
     """
 
     def __init__(
@@ -64,7 +63,8 @@ class Server:
         settings: Settings,
         store: Store | None = None,
         *,
-        bind_to: Callable[[str, int], socket.socket] = bind,
+        machine: Machine | None = None,
+        lock_orders: Mapping[str, LockOrder] = MappingProxyType({}),
         read_settings: Callable[[], Settings] | None = None,
         describe_error: Callable[[ValueError], str] = str,
     ) -> None:
@@ -72,7 +72,7 @@ class Server:
         self._read_settings = read_settings
         self._describe_error = describe_error
         self.tls = make_tls_contexts(settings.tls)
-        self._bind_to = bind_to
+        self._machine = machine or Machine()
         self.connections: AdmissionControl[Connection] = AdmissionControl(settings.limits)
         """The open connections of all namespaces, and their limits."""
         self._ready = asyncio.Event()
@@ -83,8 +83,10 @@ class Server:
                 name,
                 store,
                 settings,
+                self._machine,
                 admission=self.connections,
                 ready=self._ready,
+                lock_order=make_lock_order(settings, lock_orders.get(name)),
                 history=make_history(settings, name),
             )
             for name, store in zip(settings.namespaces, stores, strict=True)
@@ -149,10 +151,9 @@ class Server:
 
         Raises OSError if another process uses the address.
         """
-        self._sock = self._bind_to(self.settings.host, self.settings.port)
+        self._sock = self._machine.bind(self.settings.host, self.settings.port)
         try:
-            if self._bind_to is bind:
-                self._address_lock = lock_address(self._sock.getsockname()[:2])
+            self._address_lock = self._machine.lock_address(self._sock.getsockname()[:2])
         except BaseException:
             self.release_address()
             raise
@@ -180,9 +181,9 @@ class Server:
         assert self._sock is not None  # noqa: S101 - `bind_address` set it
         host, port = self._sock.getsockname()[:2]
         try:
-            gc.collect()
-            gc.set_threshold(*GC_THRESHOLD)
-            node = this_node((host, port), self.settings.advertise, round(self.settings.lease * 1000))
+            self._machine.prepare_memory()
+            lease_ms = round(self.settings.lease * 1000)
+            node = this_node((host, port), self.settings.advertise, lease_ms, self._machine.boot_id())
             await self._listen(self._sock)
             await self._start_namespaces(node)
         except BaseException:
@@ -345,9 +346,9 @@ class Server:
         if settings.log_level != previous.log_level:
             logs.set_level(settings.log_level)
         self.connections.set_limits(settings.limits)
-        for namespace in self.namespaces.values():
-            if namespace.monitor is not None and settings.slow_wait != previous.slow_wait:
-                namespace.monitor.set_slow_wait(settings.slow_wait * 1000)
+        if settings.slow_wait != previous.slow_wait:
+            for namespace in self.namespaces.values():
+                namespace.set_slow_wait(settings.slow_wait * 1000)
         if self.tls is not None:
             self.tls.use_files(settings.tls)
         self.authenticator.use_tokens(settings.token, settings.token_file)
@@ -424,9 +425,7 @@ class Server:
         if self._service_manager is not None:
             self._service_manager.start()
         for namespace in self.namespaces.values():
-            namespace.monitor = Monitor(
-                namespace.name, namespace.stats, namespace.lock_order, self.settings.slow_wait * 1000
-            )
+            namespace.observe(self.settings.slow_wait * 1000)
         pauses = PauseDetector()
         watch = FileWatch(self._reloadable_files, self._on_sighup)
         interval_s = self.settings.reload_interval
@@ -464,7 +463,7 @@ class Server:
         await self._close_listener()
         namespaces = self.namespaces.values()
         for namespace in namespaces:
-            namespace.draining = True
+            namespace.begin_shutdown()
         if self._service_manager is not None:
             self._service_manager.stopping()
         # Followers stop first, so that none of them acquires leadership while the leaders drain.
@@ -516,6 +515,13 @@ def make_stores(settings: Settings) -> list[Store]:
         )
         for namespace in settings.namespaces
     ]
+
+
+def make_lock_order(settings: Settings, earlier: LockOrder | None) -> LockOrder | None:
+    """Return the analysis of the lock order of a namespace: `earlier`, or a new one. None if the settings turn it off."""
+    if settings.lock_order != "on":
+        return None
+    return earlier or LockOrder(parse_rules(settings.lock_order_rules or ""))
 
 
 def make_history(settings: Settings, namespace: str) -> History | None:

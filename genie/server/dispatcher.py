@@ -63,6 +63,7 @@ from genie.storage.store import Batch, RetainedReply, snapshot_of
 
 if TYPE_CHECKING:
     from genie.config import Limits
+    from genie.history.recorder import Recorder
     from genie.observability.stats import Stats
 
 log = structlog.get_logger()
@@ -98,6 +99,7 @@ class Dispatcher:
         limits: Limits,
         stats: Stats,
         outcome: BatchOutcome,
+        recorder: Recorder | None = None,
         *,
         namespace: str = NAMESPACE,
     ) -> None:
@@ -108,7 +110,7 @@ class Dispatcher:
         self.size = StateSize(manager, self.sessions, limits)
         self.watches = WatchRegistry(manager.table, self.size, limits.max_unread // 4)
         self.outcome = outcome
-        self.notifier = Notifier(manager, self.sessions, self.size, self.watches, stats, outcome)
+        self.notifier = Notifier(manager, self.sessions, self.size, self.watches, stats, outcome, recorder)
         self.store_full = False
         """Whether the store is out of memory, so that new requests are rejected."""
         self._namespace = namespace
@@ -226,10 +228,9 @@ class Dispatcher:
                     continue
                 command.origin = session
                 if not manager.grant_if_uncontended(command, now):
-                    if principal is None:
-                        events = manager.request(command, now)
-                    else:
-                        events = self._request_in_share(command, principal, now)
+                    size = self.size
+                    limit = size.max_queue_entries if principal is None else size.queue_limit(principal.name)
+                    events = manager.request(command, now, limit)
                     if type(events[0]) is not Granted:
                         notifier.handle_events(events, now, connection, command.ref, item)
                         continue
@@ -406,15 +407,6 @@ class Dispatcher:
         # This request is not in the table yet, so it is one of the requests for which there is room.
         self._unchecked_below_id = self._short_below_id = id_ + 1 + min(spare, size.spare_requests() - 1)
         return True
-
-    def _request_in_share(self, request: Request, principal: Principal, now: float) -> list[core.Event]:
-        """Execute a request of a named principal, whose wait-queue entries must stay within its share."""
-        manager = self.manager
-        limit = manager.max_queue_entries
-        manager.max_queue_entries = min(limit, self.size.queue_limit(principal.name))
-        events = manager.request(request, now)
-        manager.max_queue_entries = limit
-        return events
 
     def _repeat_reply(self, now: float, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
         """Reply to a retry: send the id and the current state of `earlier`, the request with the same `ref`.

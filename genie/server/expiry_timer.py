@@ -11,44 +11,22 @@ from genie.core.deadlines import Deadlines
 
 
 class ExpiryTimer:
-    """Calls `on_expiry` at the earliest deadline, and at once if grants are pending.
+    """Fires at the earliest deadline, and at once if grants are pending. `clock` returns the lock manager's time in ms."""
 
-    `clock` returns the lock manager's time in ms.
-    """
+    __slots__ = ("_clock", "_loop", "_manager", "_timer", "at", "request_deadlines", "session_deadlines")
 
-    __slots__ = (
-        "_clock",
-        "_loop",
-        "_manager",
-        "_on_expiry",
-        "_timer",
-        "at",
-        "is_due",
-        "request_deadlines",
-        "session_deadlines",
-    )
-
-    def __init__(
-        self,
-        manager: LockManager,
-        session_deadlines: Deadlines,
-        clock: Callable[[], float],
-        on_expiry: Callable[[], None],
-    ) -> None:
+    def __init__(self, manager: LockManager, session_deadlines: Deadlines, clock: Callable[[], float]) -> None:
         self.request_deadlines = manager.deadlines
         self.session_deadlines = session_deadlines
         self.at = inf
         """The lock manager's time (ms) at which the timer fires."""
-        self.is_due = False
-        """Whether the timer has fired, so that requests or sessions may have expired. The pipeline sets it to False."""
         self._manager = manager
         self._clock = clock
-        self._on_expiry = on_expiry
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def set(self) -> None:
-        """Set the timer to the earliest deadline, unless it fires earlier anyway.
+    def set(self, on_expiry: Callable[[], None]) -> None:
+        """Call `on_expiry` at the earliest deadline, unless the timer fires earlier anyway.
 
         The timer is not cancelled when a request ends before its deadline: it then fires and finds nothing to expire.
         """
@@ -59,17 +37,13 @@ class ExpiryTimer:
             self.cancel()
             self.at = deadline
             delay_s = max(0, ceil(deadline - self._clock())) / 1000  # in whole ms, which is what uvloop's timers count
-            self._timer = self._loop.call_later(delay_s, self._fire)
+            self._timer = self._loop.call_later(delay_s, self._fire, on_expiry)
 
     def cancel(self) -> None:
         """Cancel the timer, if it is set."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def dispose(self) -> None:
-        """Drop the reference to the pipeline, after `cancel`."""
-        del self._on_expiry
-
-    def _fire(self) -> None:
-        self._timer, self.at, self.is_due = None, inf, True
-        self._on_expiry()
+    def _fire(self, on_expiry: Callable[[], None]) -> None:
+        self._timer, self.at = None, inf
+        on_expiry()

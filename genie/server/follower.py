@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from genie.errors import Code
@@ -25,12 +25,12 @@ class FollowerHandler:
     """
 
     is_leader = False
-    role: Role = Starting()
-    """The role of this server, which the error of each rejected command names."""
 
-    def __init__(self, stats: Stats, namespace: str, max_bytes: int) -> None:
+    def __init__(self, stats: Stats, namespace: str, max_bytes: int, read_role: Callable[[], Role]) -> None:
         self._stats = stats
         self._namespace = namespace
+        self._read_role = read_role
+        """Returns the role of this server, which the error of each rejected command names."""
         self._scheduler = CommandScheduler(max_bytes)
         self._scheduled: asyncio.Handle | None = None
         """The scheduled rejection of the next batch; None if no commands are queued."""
@@ -77,15 +77,17 @@ class FollowerHandler:
 
     def _reject(self, connection: Peer, items: Iterator[Item]) -> None:
         """Send `unavailable` for each command."""
-        reason = self._describe_leader()
+        role = self._read_role()
+        leader = role.leader if isinstance(role, Following) else None
+        reason = f"this server does not lead the namespace {self._namespace!r}; {_describe_leader(role)}"
         for item in items:
             if connection.closed:  # no reply can be sent
                 continue
             rejection = reject_item(connection, item, reason)
             if rejection is not None:
                 self._stats.errors[rejection.code] += 1
-                leader = self._leader if rejection.code == Code.UNAVAILABLE else None
-                connection.outbox.append(replies.error(rejection, leader))
+                is_unavailable = rejection.code == Code.UNAVAILABLE
+                connection.outbox.append(replies.error(rejection, leader if is_unavailable else None))
         connection.flush()
         if not connection.input_queue:
             self._on_all_rejected(connection)
@@ -101,20 +103,15 @@ class FollowerHandler:
         if connection.closing:
             connection.finish()
 
-    @property
-    def _leader(self) -> str | None:
-        """The leader's address for clients; None if the leader is unknown."""
-        return self.role.leader if isinstance(self.role, Following) else None
 
-    def _describe_leader(self) -> str:
-        """Return the error message for rejected commands: why this server does not execute them."""
-        match self.role:
-            case Following(leader=leader):
-                reason = f"its leader is {leader}"
-            case StoreUnavailable():
-                reason = "its store is unavailable"
-            case Starting():
-                reason = "it is starting, and its store has not answered yet"
-            case _:
-                reason = "no leader is known yet"
-        return f"this server does not lead the namespace {self._namespace!r}; {reason}"
+def _describe_leader(role: Role) -> str:
+    """Return why a server with this role does not execute commands."""
+    match role:
+        case Following(leader=leader):
+            return f"its leader is {leader}"
+        case StoreUnavailable():
+            return "its store is unavailable"
+        case Starting():
+            return "it is starting, and its store has not answered yet"
+        case _:
+            return "no leader is known yet"

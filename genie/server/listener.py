@@ -1,12 +1,10 @@
-"""Accepting connections: binding the address, connection limits, TLS handshakes."""
+"""Accepting connections: connection limits, TLS handshakes."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import ipaddress
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
@@ -32,31 +30,7 @@ class LimitedConnection(LineOwner, SlowConsumer, Protocol):
     """The part of a connection that the limits use."""
 
 
-RECEIVE_BUFFER_BYTES = 16 << 10
-"""Size of the kernel's receive buffer of a connection, which Linux doubles. It bounds what one read returns, and so what is
-queued before reading is paused. The usual buffer of some MiB would let thousands of connections exceed every bound in one
-iteration of the event loop."""
-
 C = TypeVar("C", bound=LimitedConnection)
-
-# -- The address, bound once at the start, whatever the server's role ----------------------------------
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address but does not listen yet. Raises OSError if the address is not available."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)  # every connection inherits it
-        sock.bind(address)
-    except OSError:
-        sock.close()
-        raise
-    sock.setblocking(False)
-    return sock
 
 
 def is_exposed(host: str) -> bool:
@@ -70,25 +44,6 @@ def _is_loopback(address: str) -> bool:
     # An IPv4-mapped IPv6 address such as ::ffff:127.0.0.1 is loopback if its IPv4 address is.
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).is_loopback
-
-
-def lock_address(address: tuple[str, int]) -> socket.socket | None:
-    """Lock an address against other servers that are starting. Raises OSError if another server has locked it.
-
-    A server binds its address, loads the store, and only then listens. Until the first server listens, Linux lets a
-    second server bind the same address, because both set SO_REUSEADDR for quick restarts. The second server would then
-    take leadership from the first. The lock is a Unix socket with an abstract name: the kernel releases the name when the
-    process ends. Returns None on systems other than Linux.
-    """
-    if sys.platform != "linux":
-        return None
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.bind(f"\0genie {address[0]} {address[1]}")
-    except OSError:
-        sock.close()
-        raise OSError(errno.EADDRINUSE, "another server is starting on this address") from None
-    return sock
 
 
 # -- Admission control: open connections, and how many there may be -----------------------------------

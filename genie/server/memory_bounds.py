@@ -20,7 +20,7 @@ from genie.history.writer import MAX_QUEUED_BYTES
 from genie.protocol.commands import MAX_CACHED_RESOURCES
 from genie.protocol.limits import MAX_NOTE, MAX_REF
 from genie.protocol.resources import MAX_NAME
-from genie.server.listener import RECEIVE_BUFFER_BYTES
+from genie.server.machine import RECEIVE_BUFFER_BYTES
 from genie.server.sessions import (
     MAX_RETAINED_REPLIES_TOTAL,
     MAX_RETAINED_REPLY_BYTES,

@@ -6,6 +6,7 @@ They are logged here, not where they occur, so that the number of log lines is b
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -33,7 +34,14 @@ MAX_LOGGED_RESOURCES = 10
 class Monitor:
     """Samples one namespace. A request is logged once it has waited for `slow_wait_ms`; 0 disables the log of slow waits."""
 
-    def __init__(self, namespace: str, stats: Stats, lock_order: LockOrder | None, slow_wait_ms: float) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        stats: Stats,
+        lock_order: LockOrder | None,
+        slow_wait_ms: float,
+        find_leader: Callable[[], Pipeline | None],
+    ) -> None:
         self._log = log.bind(namespace=namespace)
         self._stats = stats
         self._lock_order = lock_order
@@ -43,8 +51,8 @@ class Monitor:
         self._next_at = self._loop.time() + SAMPLE_INTERVAL_S
         """Event-loop time of the next sample."""
         self._timer = self._loop.call_at(self._next_at, self._sample)
-        self.pipeline: Pipeline | None = None
-        """The pipeline of the namespace while this server leads, else None."""
+        self._find_leader = find_leader
+        """Returns the pipeline of the namespace while this server leads, else None."""
 
     def set_slow_wait(self, slow_wait_ms: float) -> None:
         """Set how long a request waits before it is logged; 0: never."""
@@ -62,8 +70,9 @@ class Monitor:
         now = self._loop.time()
         self._stats.lag.add((now - self._next_at) * 1000)
         self._stats.sample(now * 1000)
-        if self.pipeline is not None:
-            self._log_slow_waits(self.pipeline)
+        pipeline = self._find_leader()
+        if pipeline is not None:
+            self._log_slow_waits(pipeline)
         self._log_deadlocks()
         self._log_inversions()
         self._next_at = max(now, self._next_at + SAMPLE_INTERVAL_S)

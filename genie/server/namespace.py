@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ import structlog
 
 from genie.core import LockManager
 from genie.core.lock_order.analysis import LockOrder
-from genie.core.lock_order.classes import parse_rules
 from genie.observability.stats import Stats
 from genie.roles import (
     FollowerRole,
@@ -27,6 +25,8 @@ from genie.roles import (
 from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
+from genie.server.machine import Machine
+from genie.server.monitor import Monitor
 from genie.server.peer import CommandHandler, InternalClient
 from genie.server.pipeline import Pipeline
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine, Store, StoreMemory
@@ -35,7 +35,6 @@ from genie.tasks import cancel_and_wait
 if TYPE_CHECKING:
     from genie.config import Settings
     from genie.history.recorder import History
-    from genie.server.monitor import Monitor
 
 log = structlog.get_logger()
 
@@ -57,43 +56,44 @@ class Namespace:
         name: str,
         store: Store,
         settings: Settings,
+        machine: Machine,
         admission: AdmissionControl[Connection],
         ready: asyncio.Event,
+        lock_order: LockOrder | None = None,
         history: History | None = None,
     ) -> None:
         self.name = name
         self.store = store
         self.stats = Stats()
-        self.lock_order = (
-            LockOrder(parse_rules(settings.lock_order_rules or "")) if settings.lock_order == "on" else None
-        )
+        self.lock_order = lock_order
         """The lock order that this server has observed as leader since its start; None if the analysis is off."""
         self.history = history
         """The recording of this namespace; None if the history is off."""
-        self.draining = False
+        self._draining = False
         """Whether the server is shutting down."""
-        self.task: asyncio.Task[None] | None = None
+        self._role_loop: asyncio.Task[None] | None = None
         """The role loop, which runs until the server stops. It fails with a defect, or with an error that a retry cannot
         resolve. None before `start`."""
         self._clean_up: asyncio.Task[None] | None = None
         """Archives and deletes files of the history while the server runs."""
-        self.monitor: Monitor | None = None
-        """None in a simulated server: the monitor's timer, ten times a second, would slow down the simulation."""
+        self._monitor: Monitor | None = None
+        """None without `observe`."""
         self.pipeline: Pipeline | None = None
         """The pipeline of this server as leader. After leadership is lost, the pipeline is kept until the next leader is known,
         because the store may need a snapshot of its state."""
         self._role: Role = Starting()
-        """What this server does in the namespace, except that it shuts down (`draining`)."""
+        """What this server does in the namespace, except that it shuts down (`_draining`)."""
         self._led_until = 0.0
         """When this server last stopped leading (event-loop time)."""
         self.store_memory: StoreMemory | None = None
         """The memory of the store when this server, as leader, last read it; None on a follower, or if the store does not tell it."""
         self._settings = settings
+        self._machine = machine
         self._admission = admission
         self._ready = ready
         self._internal_clients: set[InternalClient] = set()
         """The clients inside this process that wait for a reply."""
-        self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending)
+        self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending, lambda: self._role)
         self._leadership_lost = asyncio.Event()
         """Set when this server has lost leadership; cleared when it leads again."""
         self._failure: BaseException | None = None
@@ -101,10 +101,28 @@ class Namespace:
 
     def start(self, node: Node) -> asyncio.Task[None]:
         """Start the role loop: follow the leader, and compete for leadership if there is none."""
-        self.task = asyncio.create_task(self._run_role_loop(node))
+        self._role_loop = asyncio.create_task(self._run_role_loop(node))
         if self.history is not None:
             self._clean_up = asyncio.create_task(self.history.keep_clean())
-        return self.task
+        return self._role_loop
+
+    def observe(self, slow_wait_ms: float) -> None:
+        """Sample the namespace, read the memory of its store and log slow waits, from now on until `stop`.
+
+        Only for a server that runs as a process: the timers of the samples keep a virtual clock from advancing far.
+        """
+        self._monitor = Monitor(
+            self.name, self.stats, self.lock_order, slow_wait_ms, lambda: self.pipeline if self.is_leader else None
+        )
+
+    def set_slow_wait(self, slow_wait_ms: float) -> None:
+        """Set how long a request waits before it is logged; 0: never."""
+        if self._monitor is not None:
+            self._monitor.set_slow_wait(slow_wait_ms)
+
+    def begin_shutdown(self) -> None:
+        """Report the role as `stopping` from now on."""
+        self._draining = True
 
     @property
     def handler(self) -> CommandHandler:
@@ -116,7 +134,7 @@ class Namespace:
     @property
     def state(self) -> Role:
         """What this server does in the namespace."""
-        return Stopping() if self.draining else self._role
+        return Stopping() if self._draining else self._role
 
     @property
     def role(self) -> str:
@@ -232,16 +250,13 @@ class Namespace:
     def _snapshot(self) -> Batch:
         return self._current_pipeline.snapshot()
 
-    def _set_role(self, role: Role) -> None:
-        self._role = self._follower.role = role
-
     def _on_role_changed(self, role: FollowerRole) -> None:
         """Use the role that the store reports: redirect clients to the leader, or tell them that there is none.
 
         Once the leader is known, the state of this server's last leadership is freed.
         """
         previous_leader, was_waiting = self.leader, isinstance(self._role, Waiting)
-        self._set_role(role)
+        self._role = role
         if isinstance(role, Waiting) and not was_waiting and not self._ready.is_set():
             log.info("waiting for a leader", namespace=self.name, lease_ms=round(self._settings.lease * 1000))
         if isinstance(role, Following):
@@ -266,16 +281,12 @@ class Namespace:
         self._led_until = asyncio.get_running_loop().time()
         self.stats.start_epoch()
         self.pipeline = pipeline = self._make_pipeline(state)
-        if self.history is not None:
-            pipeline.record(self.history.record(pipeline.manager))
         pipeline.recover(state.retained_replies.values())
         await pipeline.drained()
         if self._leadership_lost.is_set():  # the store failed while the recovery was stored
             return
-        self._set_role(Leading())
-        gc.freeze()  # the loaded state is long-lived: the garbage collector need not traverse it
-        if self.monitor is not None:
-            self.monitor.pipeline = pipeline
+        self._role = Leading()
+        self._machine.freeze_memory()
         self._follower.hand_over(self._connections_of(self._follower), pipeline)
         if self._ready.is_set():
             log.info("leadership acquired", namespace=self.name, held_locks=pipeline.manager.table.locks)
@@ -291,15 +302,15 @@ class Namespace:
         manager, offset_ms = state.manager, state.clock_ms - time.monotonic() * 1000
         # Starting at the Unix time keeps ids and fencing tokens unique even if the store lost the last batches.
         unix_us = time.time_ns() // 1000
-        manager.next_id = max(manager.next_id, unix_us)
-        manager.next_fence = max(manager.next_fence, unix_us)
 
         def clock() -> float:
             return time.monotonic() * 1000 + offset_ms
 
-        manager.unix_offset_ms = time.time() * 1000 - clock()
-        manager.lock_order = self.lock_order
-        manager.max_queue_entries = float(settings.limits.max_queue)
+        manager.lead(
+            min_id=unix_us,
+            unix_offset_ms=time.time() * 1000 - clock(),
+            lock_order=self.lock_order,
+        )
         return Pipeline(
             manager,
             self.store,
@@ -310,6 +321,7 @@ class Namespace:
             namespace=self.name,
             lease_s=settings.lease,
             store_timeout_s=settings.store_timeout_ms / 1000,
+            recorder=None if self.history is None else self.history.record(manager),
         )
 
     async def _wait_until_leadership_ends(self) -> None:
@@ -319,7 +331,7 @@ class Namespace:
         """
         lost = asyncio.create_task(self._leadership_lost.wait())
         requested = asyncio.create_task(self.store.wait_for_transfer_request())
-        memory = None if self.monitor is None else asyncio.create_task(self._poll_store_memory())
+        memory = None if self._monitor is None else asyncio.create_task(self._poll_store_memory())
         try:
             await asyncio.wait({lost, requested}, return_when=asyncio.FIRST_COMPLETED)
             if not self._leadership_lost.is_set():
@@ -375,14 +387,14 @@ class Namespace:
 
     async def stop(self) -> None:
         """End the role loop and the pipeline without sending anything to clients."""
-        await cancel_and_wait(self.task)
+        await cancel_and_wait(self._role_loop)
         await cancel_and_wait(self._clean_up)
         if self.pipeline is not None:
             self.pipeline.stop()
         if self.history is not None:
             await asyncio.to_thread(self.history.join, HISTORY_CLOSE_TIMEOUT_S)
-        if self.monitor is not None:
-            self.monitor.stop()
+        if self._monitor is not None:
+            self._monitor.stop()
 
     def _connections_of(self, handler: CommandHandler) -> list[Connection]:
         return [connection for connection in self._admission if connection.handler is handler]
@@ -390,13 +402,11 @@ class Namespace:
     def _step_down(self) -> None:
         """End leadership on this server: commands are rejected from now on."""
         outage = self.store.outage
-        self._set_role(Waiting() if outage is None else StoreUnavailable(outage))
+        self._role = Waiting() if outage is None else StoreUnavailable(outage)
         self._led_until = asyncio.get_running_loop().time()
         self._follower.cancel_handover()
         # The lock manager, which counts rearrangements, is freed with the pipeline: add its count to the statistics.
         self.stats.rearrangements += self._current_pipeline.manager.rearrangements
-        if self.monitor is not None:
-            self.monitor.pipeline = None
         for client in self._internal_clients:
             client.abort()
 

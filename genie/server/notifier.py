@@ -41,6 +41,7 @@ class Notifier:
         watches: WatchRegistry,
         stats: Stats,
         outcome: BatchOutcome,
+        recorder: Recorder | None,
     ) -> None:
         self.manager = manager
         self.stats = stats
@@ -49,8 +50,8 @@ class Notifier:
         self.size = size
         self._charges = size.requests
         self.watches = watches
-        self.recorder: Recorder | None = None
-        """Records the history. None: it is not recorded."""
+        self.recorder = recorder
+        """Records the history; None if it is not recorded."""
 
     # -- messages -----------------------------------------------------------------------------------------
 
@@ -291,11 +292,11 @@ class Notifier:
 
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject a request that would have to wait although the wait queues are full."""
-        limit, entries = self.manager.max_queue_entries, len(event.request.exclusive) + len(event.request.shared)
+        limit, entries = self.size.max_queue_entries, len(event.request.exclusive) + len(event.request.shared)
         if self.manager.table.queue_entries + entries > limit:
-            reason = f"too many waiting requests: all wait queues together have at most {limit:.0f} entries"
+            reason = f"too many waiting requests: all wait queues together have at most {limit} entries"
         else:
-            limit = self.size.max_queue_entries
+            limit = self.size.max_queue_share
             reason = f"too many waiting requests: those of a principal have at most {limit} entries in all wait queues"
         self._reject_arrival(event.request, reason, requester, ref, now)
 

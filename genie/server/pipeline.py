@@ -15,7 +15,7 @@ from genie.config import NAMESPACE
 from genie.core import LockManager
 from genie.protocol.commands import Hello
 from genie.protocol.framing import UnsplitLines
-from genie.server.commits import Commits
+from genie.server.commits import Commits, Due
 from genie.server.dispatcher import Dispatcher
 from genie.server.expiry_timer import ExpiryTimer
 from genie.server.outcome import BatchOutcome
@@ -94,6 +94,7 @@ class Pipeline:
         namespace: str = NAMESPACE,
         lease_s: float = 3.0,
         store_timeout_s: float = 2.0,
+        recorder: Recorder | None = None,
     ) -> None:
         self.manager = manager
         self._clock = clock
@@ -103,12 +104,14 @@ class Pipeline:
         self._light, self._busy, self._slow = self._scheduler.light, self._scheduler.busy, self._scheduler.slow
         """The scheduler's queues of connections; references, because every read from a client checks them."""
         self._outcome = BatchOutcome(manager.next_id, durable=store.durable)
-        self._dispatcher = Dispatcher(manager, limits, stats, self._outcome, namespace=namespace)
+        self._dispatcher = Dispatcher(manager, limits, stats, self._outcome, recorder, namespace=namespace)
         self._store = store
-        self._commits = Commits(
-            store, manager, stats, self._outcome, self, lease_s=lease_s, store_timeout_s=store_timeout_s
-        )
-        self._expiry = ExpiryTimer(manager, self._dispatcher.sessions.deadlines, clock, self._on_expiry)
+        self._commits = Commits(store, manager, stats, lease_s=lease_s, store_timeout_s=store_timeout_s)
+        self._ticker = self._loop.call_later(self._commits.tick_s, self._on_tick) if store.durable else None
+        """Checks the commits at intervals: a timer for each commit would cost more than the commit (measured)."""
+        self._expiry = ExpiryTimer(manager, self._dispatcher.sessions.deadlines, clock)
+        self._is_expiry_due = False
+        """Whether a deadline has passed, so that the next batch ends requests or sessions."""
         self._rejecter = Rejecter(self._scheduler, self._dispatcher.notifier)
         self._deferred = DeferredEvents()
         self._only_connection: Peer | None = None
@@ -116,7 +119,7 @@ class Pipeline:
         active connection. None after `stop`."""
         self._scheduled: asyncio.Handle | None = None
         """The scheduled run of a batch. At most one is scheduled, so that connections are read between two runs."""
-        self._recorder: Recorder | None = None
+        self._recorder = recorder
         """Records the history; None if it is not recorded."""
         self._batch_at = 0.0
         """The lock manager's time of the last batch (ms)."""
@@ -220,7 +223,7 @@ class Pipeline:
             elif is_only or self._outcome.granted:
                 self._finish_batch(now)
         except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
-            self.on_failed(error)
+            self._fail(error)
 
     def _run_scheduled(self) -> None:
         """Run a batch if there is anything to do; while the store is unavailable, reject the commands instead."""
@@ -240,8 +243,8 @@ class Pipeline:
         try:
             self._batch_at = now = self._clock()
             dispatcher = self._dispatcher
-            if self._expiry.is_due:
-                self._expiry.is_due = False
+            if self._is_expiry_due:
+                self._is_expiry_due = False
                 dispatcher.expire(now)
             self._scheduler.run_batch(partial(dispatcher.execute, now), partial(dispatcher.execute_slow, now))
             if self._outcome.durable:
@@ -249,7 +252,7 @@ class Pipeline:
             else:
                 self._deliver()
         except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
-            self.on_failed(error)
+            self._fail(error)
             return
         if self._light or self._busy or self._slow:
             self._schedule()  # in the next iteration of the event loop, after other connections were read
@@ -257,7 +260,7 @@ class Pipeline:
     def _finish_batch(self, now: float) -> None:
         """Commit the changes of a batch. If nothing needs a commit, send the replies immediately."""
         if self._outcome.changes or self._commits.is_needed():
-            self._commits.send(now)
+            self._commits.send(self._outcome, now, self._on_acknowledged)
         else:  # within the lease, replies without changes, such as `pong` and errors, need no commit
             self._deliver()
 
@@ -286,36 +289,45 @@ class Pipeline:
                 connection.finish()
             outcome.closing.clear()
         if expiry.request_deadlines.soonest < expiry.at or expiry.session_deadlines.soonest < expiry.at:
-            expiry.set()
+            expiry.set(self._on_expiry)
         if self._drained is not None and not self._scheduler and not self._drained.done():
             self._drained.set_result(None)
 
     # -- commits ------------------------------------------------------------------------------------------
 
-    def on_stored(self) -> None:
-        """Send the replies of the stored batch, and run the next batch."""
+    def _on_acknowledged(self, error: BaseException | None) -> None:
+        """Send the replies of the stored batch, and run the next batch. After an `error` the batch may not be stored."""
+        error = self._commits.end(error)
+        if self._stopped:
+            return
+        if error is not None:
+            self._fail(error)
+            return
         try:
             if self._store.full is not self._dispatcher.store_full:
                 self._dispatcher.set_store_full(self._store.full)
             self._deliver()
         except Exception as defect:  # noqa: BLE001 - a defect: stop, as the state is unknown
-            self.on_failed(defect)
+            self._fail(defect)
             return
         if self._rejecter.postponed:
             self._rejecter.finish()
         if self._light or self._busy or self._slow:
             self._run_batch()
 
-    def on_heartbeat_due(self) -> None:
-        """Commit the clock."""
-        self._commits.send(self._clock())
+    def _on_tick(self) -> None:
+        """Commit the clock if the leader is idle, reject queued commands after the store timeout, stop after the lease."""
+        self._ticker = self._loop.call_later(self._commits.tick_s, self._on_tick)
+        try:
+            due = self._commits.check()
+            if due is Due.HEARTBEAT:
+                self._commits.send(self._outcome, self._clock(), self._on_acknowledged)
+            elif due is Due.REJECTION and self._scheduler:
+                self._schedule()
+        except Exception as error:  # noqa: BLE001 - the lease has expired, or a defect: stop, as the state is unknown
+            self._fail(error)
 
-    def on_store_timeout(self) -> None:
-        """Reject queued commands until the store answers. Commands of the batch in flight still wait for the commit."""
-        if self._scheduler:
-            self._schedule()
-
-    def on_failed(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Stop and report `error`. No replies are sent after this, because the batch in flight may not be stored."""
         self.stop()
         self._on_leadership_lost(error)
@@ -325,13 +337,14 @@ class Pipeline:
         try:
             self._rejecter.run_batch()
         except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
-            self.on_failed(error)
+            self._fail(error)
             return
         if self._scheduler:
             self._schedule()
 
     def _on_expiry(self) -> None:
         """Run a batch, which ends expired requests and sessions. If a commit is in flight, the next batch ends them."""
+        self._is_expiry_due = True
         if not self._commits.in_flight and not self._stopped:
             self._run_batch()
 
@@ -365,10 +378,6 @@ class Pipeline:
         """Return a snapshot of all requests and retained replies, which the store can write to Redis."""
         return self._dispatcher.snapshot(max(self.manager.next_id, self._commits.ids_reserved_below), self._batch_at)
 
-    def record(self, recorder: Recorder) -> None:
-        """Record the history from now on. Must be called before `recover`."""
-        self._recorder = self._dispatcher.notifier.recorder = recorder
-
     def recover(self, replies: Iterable[RetainedReply]) -> None:
         """Restore sessions and retained replies from the loaded state, and schedule the commit of the changes.
 
@@ -392,11 +401,11 @@ class Pipeline:
 
         Whether the store acknowledges the batch in flight is ignored. A call of `drained` returns.
         """
-        self._stopped, self._only_connection = True, None
-        if self._recorder is not None:
+        if self._recorder is not None and not self._stopped:
             self._recorder.stop()
-            self._recorder = self._dispatcher.notifier.recorder = None
-        self._commits.stop()
+        self._stopped, self._only_connection = True, None
+        if self._ticker is not None:
+            self._ticker.cancel()
         self._expiry.cancel()
         self._deferred.clear()
         if self._drained is not None and not self._drained.done():
@@ -407,5 +416,3 @@ class Pipeline:
         self._dispatcher.dispose()
         self._scheduler.clear()
         self._rejecter.clear()
-        self._commits.dispose()
-        self._expiry.dispose()

@@ -59,7 +59,9 @@ class StateSize:
         """Bytes that a principal is charged for a name at least. So its part of `max_locks` is at most its part of `max_state`."""
         self._short_shares = [self._share(count, 0) for count in range(SHORT_NAMES + 1)]
         """The share of a request with short texts, by the number of its names."""
-        self.max_queue_entries = max(1, int(limits.max_queue * limits.principal_share))
+        self.max_queue_entries = limits.max_queue
+        """Wait-queue entries in all."""
+        self.max_queue_share = max(1, int(limits.max_queue * limits.principal_share))
         """Wait-queue entries of one named principal."""
         self.queue_entries: Shares = {}
         """The wait-queue entries of each principal."""
@@ -164,8 +166,9 @@ class StateSize:
         subtract(self.queue_entries, request.principal, len(request.exclusive) + len(request.shared))
 
     def queue_limit(self, principal: str) -> int:
-        """Return how many wait-queue entries there can be in all, so that those of a principal stay within its share."""
-        return self._table.queue_entries + self.max_queue_entries - self.queue_entries.get(principal, 0)
+        """Return how many wait-queue entries there can be in all after a request of a principal, within its share."""
+        share = self.max_queue_share - self.queue_entries.get(principal, 0)
+        return min(self.max_queue_entries, self._table.queue_entries + share)
 
     def is_large(self, id: int) -> bool:
         """Return whether a live request has many names, or texts that are not short."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct, json
@@ -38,7 +36,7 @@ class Node(Struct, frozen=True):
         return bool(self.boot) and (self.boot, self.host, self.listening) == (other.boot, other.host, other.listening)
 
 
-def this_node(listening: tuple[str, int], advertise: str | None, lease_ms: int) -> Node:
+def this_node(listening: tuple[str, int], advertise: str | None, lease_ms: int, boot: str = "") -> Node:
     """Describe this process, which listens on (host, port) `listening`, as a node.
 
     Clients connect to `advertise` (`host:port`). The default is the listening address, with the host name of this machine
@@ -53,22 +51,9 @@ def this_node(listening: tuple[str, int], advertise: str | None, lease_ms: int) 
         listening=f"{host}:{port}",
         address=advertise or f"{client_host}:{port}",
         lease_ms=lease_ms,
-        boot=_boot_id(),
+        boot=boot,
         host=host_name,
     )
-
-
-def _boot_id() -> str:
-    """Return an id that changes when the machine reboots, and differs between containers of one machine.
-
-    Returns "" if the system has no such id, as on macOS.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        network = os.stat("/proc/self/ns/net").st_ino  # noqa: PTH116 - containers may share a host name
-    except OSError:
-        return ""
-    return f"{boot}/{network}"
 
 
 def encode_node(node: Node | None) -> bytes:

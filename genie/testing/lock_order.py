@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_order.classes import Rule, parse_rules
 from genie.core.lock_order.inversions import Inversion, describe_edge
-from genie.server.app import Server
 
 _rules: tuple[Rule, ...] = ()
 _observed: dict[str, LockOrder] = {}
@@ -26,11 +25,9 @@ def set_lock_order_rules(rules: str) -> None:
     _forget()
 
 
-def observe(server: Server) -> None:
-    """Make a server, which has not started yet, add its observations to those of the earlier servers of this process."""
-    for name, namespace in server.namespaces.items():
-        if namespace.lock_order is not None:
-            namespace.lock_order = _observed.setdefault(name, LockOrder(_rules))
+def observed(namespaces: Iterable[str]) -> dict[str, LockOrder]:
+    """Return what the earlier servers of this process have observed in each namespace, to which a new server adds."""
+    return {name: _observed.setdefault(name, LockOrder(_rules)) for name in namespaces}
 
 
 def assert_lock_order() -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-import socket
 from collections.abc import AsyncIterator, Coroutine, MutableMapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 from genie.config import Settings
 from genie.server.app import Server
 from genie.testing.faults import Fault
-from genie.testing.lock_order import observe
+from genie.testing.lock_order import observed
+from genie.testing.simulation.host import SharedProcess, SimMachine
 from genie.testing.simulation.loop import NODE, SimLoop, deterministic
-from genie.testing.simulation.network import Network, SimSocket
-from genie.testing.world import World, has_running_loop, reject_blocking_sockets
+from genie.testing.simulation.network import Network
+from genie.testing.world import World, has_running_loop
 
 T = TypeVar("T")
 
@@ -47,7 +46,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
             "genie.testing.run() can't be called from a running event loop: call it from a plain function"
         )
     if faults is not None:
-        return World(seed, faults, on_server=observe).run(main)
+        return World(seed, faults, observed(Settings().namespaces)).run(main)
     loop = SimLoop()
     network = Network(loop)
     server_node = loop.create_node("genie", ADDRESS[0])
@@ -60,10 +59,9 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     with (
         deterministic(loop, seed, on_log=is_logged_by_server),  # the log lines of the server are dropped
         patch.dict(os.environ, environment),
-        reject_blocking_sockets(),
     ):
-        server = Server(Settings(), bind_to=lambda *address: cast("socket.socket", SimSocket(address)))
-        observe(server)
+        settings = Settings()
+        server = Server(settings, machine=SimMachine(""), lock_orders=observed(settings.namespaces))
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.get_loop().run_until_complete(loop.spawn(server_node, server.start()))
             try:
@@ -80,13 +78,10 @@ async def server(**settings: Any) -> AsyncIterator[tuple[str, int]]:
     `async with genie.testing.server() as (host, port)` gives the address. `settings` are the options of `genie serve`, with
     underscores instead of hyphens. Without the option `redis_url` the server keeps locks in memory.
     """
-    gc_thresholds = gc.get_threshold()  # the server changes the settings of the garbage collector
-    running = Server(Settings.from_options(**{"port": 0} | settings))
-    observe(running)
+    options = Settings.from_options(**{"port": 0} | settings)
+    running = Server(options, machine=SharedProcess(), lock_orders=observed(options.namespaces))
     address = await running.start()
     try:
         yield address
     finally:
         await running.stop()
-        gc.unfreeze()
-        gc.set_threshold(*gc_thresholds)

@@ -9,17 +9,15 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from random import Random
+from types import MappingProxyType
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from genie.client import sync_connection
-from genie.server.app import Server
-from genie.storage import store
+from genie.core.lock_order.analysis import LockOrder
 from genie.testing.faults import MAX_FAULTS, PROCESS_KINDS, REDIS, SERVERS, Fault, Kind
 from genie.testing.simulation.history import FAULT, NOTE, Entry, History, StoredNamespace
 from genie.testing.simulation.host import Host
@@ -57,13 +55,15 @@ class Process:
 class World:
     """One run of a service in a simulated world. `run` returns what `main` returns; afterwards `entries` has what happened.
 
-    `on_server` is called with each Genie server before it starts.
+    The servers continue the analyses `lock_orders` by namespace.
     """
 
     current: World | None = None
     """The world that is running."""
 
-    def __init__(self, seed: int, faults: Sequence[Fault], on_server: Callable[[Server], None] | None = None) -> None:
+    def __init__(
+        self, seed: int, faults: Sequence[Fault], lock_orders: Mapping[str, LockOrder] = MappingProxyType({})
+    ) -> None:
         if len(faults) > MAX_FAULTS:
             raise ValueError(f"a plan has at most {MAX_FAULTS} faults, not {len(faults)}")
         self.seed = seed
@@ -75,7 +75,7 @@ class World:
         self.store = OneRedis(self.loop, self.history)
         self.hosts: list[Host] = []
         self.processes: list[Process] = []
-        self._on_server = on_server
+        self._lock_orders = lock_orders
         self.injected: list[Fault] = []
         """The faults that were possible, with the names of their targets."""
 
@@ -103,8 +103,6 @@ class World:
             with (
                 deterministic(self.loop, self.seed, drop_log),
                 patch.dict(os.environ, environment),
-                reject_blocking_sockets(),
-                patch.object(store, "_boot_id", self._boot_id),
                 patch.object(World, "current", self),
             ):
                 try:
@@ -127,7 +125,7 @@ class World:
                 random,
                 redis_url=self.store.url,
                 min_replicas=0,
-                on_server=self._on_server,
+                lock_orders=self._lock_orders,
             )
             self.hosts.append(host)
         async with asyncio.timeout(START_LIMIT_S):
@@ -181,11 +179,6 @@ class World:
         """Record a note of the running process."""
         running = NODE.get()
         self.history.append(NOTE, "" if running is None else running.name, text)
-
-    def _boot_id(self) -> str:
-        """Return the simulated boot id of the machine of the running node. Replaces `store._boot_id`."""
-        running = NODE.get()
-        return "" if running is None else f"{running.host} 1"
 
     # -- faults -------------------------------------------------------------------------------------------------
 
@@ -293,19 +286,6 @@ class World:
             target = next((process.name for process in self.processes if process.node.name == column), fault.target)
         self.injected.append(replace(fault, target=target))
         self.history.append(FAULT, column, " ".join(filter(None, (str(fault.kind), details))))
-
-
-@contextmanager
-def reject_blocking_sockets() -> Iterator[None]:
-    """Let blocking sockets and the clients of `genie.sync` raise RuntimeError: they are not simulated."""
-
-    def reject(*_: object, **__: object) -> Any:
-        raise RuntimeError(
-            "blocking sockets are not simulated: use genie.connect() in genie.testing.run(), or genie.testing.server()"
-        )
-
-    with patch("socket.create_connection", reject), patch.object(sync_connection, "_new_event_loop", reject):
-        yield
 
 
 def has_running_loop() -> bool:

@@ -185,8 +185,7 @@ class CostServer:
         else:
             state = await self.store.open(None, None, None)  # type: ignore[arg-type]
         manager = state.manager
-        manager.unix_offset_ms, manager.next_id, manager.next_fence = 1.79e12, 1_000_000, 1_000_000
-        manager.lock_order = LockOrder()
+        manager.lead(min_id=1_000_000, unix_offset_ms=1.79e12, lock_order=LockOrder())
         self.pipeline = Pipeline(
             manager, self.store, self.limits, self.stats, lambda: loop.time() * 1000, self._on_failed
         )

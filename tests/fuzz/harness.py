@@ -23,6 +23,7 @@ from genie.core import HELD
 from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
 from genie.protocol.commands import Hello
+from genie.roles import Starting
 from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
@@ -147,10 +148,8 @@ class Harness:
         else:
             state = await self.store.open(None, None, None)  # type: ignore[arg-type]
         manager, clock_started_at = state.manager, self.now_ms - state.clock_ms
-        manager.unix_offset_ms = 1.79e12
-        manager.max_queue_entries = self.limits.max_queue
-        manager.next_id, manager.next_fence = max(manager.next_id, 100), max(manager.next_fence, 100)
-        self.handler: Any = FollowerHandler(self.stats, NAMESPACE, 1 << 20)
+        manager.lead(min_id=100, unix_offset_ms=1.79e12, lock_order=None)
+        self.handler: Any = FollowerHandler(self.stats, NAMESPACE, 1 << 20, Starting)
         self.pipeline = Pipeline(
             manager, self.store, self.limits, self.stats, lambda: self.now_ms - clock_started_at, self._failed
         )
@@ -168,7 +167,7 @@ class Harness:
 
     def _abort_all(self) -> None:
         self.killing = True
-        self.handler = FollowerHandler(self.stats, NAMESPACE, 1 << 20)
+        self.handler = FollowerHandler(self.stats, NAMESPACE, 1 << 20, Starting)
         for connection in list(self.admission):
             connection.abort()
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from genie import ConnectionLost, RequestRejected, Unavailable, connect, sync
-from genie.client import failover, sync_connection
+from genie.client import failover
 from genie.client.failover import ServerList
+from genie.client.process import Process, use_process
 from support.network.clocks import LONG_S, shorten_first_attempt, skip
 from support.network.fake_server import PONG, Fake, error, fake_server
 from support.processes.ports import free_port
@@ -92,11 +93,10 @@ async def test_the_first_connection_is_bounded_and_a_redirect_loop_has_a_backoff
     first.refusal, second.refusal = follower(second), follower(first)
 
     def work() -> None:
-        with threads_client:
+        # uvloop, which a client for threads prefers, takes its time from elsewhere
+        with use_process(Process(new_event_loop=asyncio.new_event_loop)), threads_client:
             pass
 
-    # uvloop, which a client for threads prefers, takes its time from elsewhere
-    monkeypatch.setattr(sync_connection, "_new_event_loop", asyncio.new_event_loop)
     client = connect(addresses(*nodes), connect_timeout=LONG_S)
     threads_client = sync.connect(addresses(*nodes), connect_timeout=LONG_S)
     for connection in (client._connection, threads_client._connection.aio):

@@ -8,7 +8,7 @@ import socket
 
 import orjson
 
-from genie.server.listener import RECEIVE_BUFFER_BYTES, bind
+from genie.server.machine import RECEIVE_BUFFER_BYTES, Machine
 from support.network.wire import Wire
 from support.processes.servers import WAIT_S, running_redis, running_server
 
@@ -207,7 +207,7 @@ async def test_the_memory_of_all_requests_is_limited() -> None:
 
 async def test_one_read_of_a_connection_is_small() -> None:
     """So that many connections cannot exceed the bound of queued commands by much before reading is paused."""
-    listening = bind("127.0.0.1", 0)
+    listening = Machine().bind("127.0.0.1", 0)
     listening.listen()
     with listening, socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= 2 * RECEIVE_BUFFER_BYTES

@@ -40,8 +40,8 @@ MUTANTS = [
     Mutant(
         "notifies before the commit is acknowledged",
         "server/pipeline.py",
-        "            self._commits.send(now)\n        else:",
-        "            self._deliver()\n            self._commits.send(now)\n        else:",
+        "            self._commits.send(self._outcome, now, self._on_acknowledged)\n        else:",
+        "            self._deliver()\n            self._commits.send(self._outcome, now, self._on_acknowledged)\n        else:",
     ),
     Mutant(
         "a rejection flushes messages that are not stored yet",

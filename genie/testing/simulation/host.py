@@ -1,17 +1,20 @@
-"""A simulated machine that runs a Genie server, and restarts it whenever it ends."""
+"""Simulated machines, which run a Genie server, and restart it whenever it ends."""
 
 from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextvars import Context
 from math import inf
 from random import Random
+from types import MappingProxyType
 from typing import cast
 
 from genie.config import Settings
+from genie.core.lock_order.analysis import LockOrder
 from genie.server.app import Server
+from genie.server.machine import Machine
 from genie.testing.simulation.history import NOTE, History
 from genie.testing.simulation.loop import Node, SimLoop
 from genie.testing.simulation.network import SimSocket
@@ -20,10 +23,36 @@ RESTART_DELAY_S = 0.05, 2.0
 """The shortest and the longest time until a server that exited is started again."""
 
 
+class SharedProcess(Machine):
+    """The process of a test, whose garbage collection is not the business of a server."""
+
+    def prepare_memory(self) -> None:
+        """Do nothing."""
+
+    def freeze_memory(self) -> None:
+        """Do nothing."""
+
+
+class SimMachine(SharedProcess):
+    """A simulated machine, whose sockets are in the simulated network."""
+
+    def __init__(self, boot_id: str) -> None:
+        self._boot_id = boot_id
+
+    def bind(self, host: str, port: int) -> socket.socket:
+        return cast("socket.socket", SimSocket((host, port)))
+
+    def lock_address(self, address: tuple[str, int]) -> None:
+        """Return None: another server may not bind a simulated address."""
+
+    def boot_id(self) -> str:
+        return self._boot_id
+
+
 class Host:
     """A machine with a Genie server: `node` is the current or the last server process. `random` decides restart delays.
 
-    `on_server` is called with each server before it starts.
+    The servers continue the analyses `lock_orders` by namespace.
     """
 
     def __init__(
@@ -35,7 +64,7 @@ class Host:
         *,
         redis_url: str,
         min_replicas: int,
-        on_server: Callable[[Server], None] | None = None,
+        lock_orders: Mapping[str, LockOrder] = MappingProxyType({}),
     ) -> None:
         self.name = name
         self._loop = loop
@@ -43,7 +72,7 @@ class Host:
         self._random = random
         self._redis_url = redis_url
         self._min_replicas = min_replicas
-        self._on_server = on_server
+        self._lock_orders = lock_orders
         self.node: Node
         self.server: Server | None = None
         self.boots = 1
@@ -86,9 +115,8 @@ class Host:
         settings = Settings.from_options(
             host=self.name, redis_url=self._redis_url, redis_min_replicas=self._min_replicas
         )
-        self.server = Server(settings, bind_to=lambda host, port: cast("socket.socket", SimSocket((host, port))))
-        if self._on_server is not None:
-            self._on_server(self.server)
+        machine = SimMachine(f"{self.name} {self.boots}")
+        self.server = Server(settings, machine=machine, lock_orders=self._lock_orders)
         status = await self.server.run()
         self._history.append(NOTE, process.name, f"exit status {status}")
         if not process.dead:

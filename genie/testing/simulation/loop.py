@@ -28,11 +28,12 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from typing import Any, Protocol, TypeVar
+from unittest.mock import patch
 from weakref import WeakSet
 
 import structlog
 
-from genie.client import note
+from genie.client.process import Process, use_process
 
 T = TypeVar("T")
 
@@ -291,8 +292,8 @@ def deterministic(
     """Replace the sources of nondeterminism: within this context `time` follows the loop, `random` and `secrets` the seed.
 
     `on_log` gets the level and the fields of each structlog line, and returns True to drop the line. The warnings of clients
-    are dropped. Automatic garbage
-    collection is disabled, because it would finalize objects at times that depend on the machine.
+    are dropped. Blocking sockets and the clients of `genie.sync` raise RuntimeError, because they are not simulated. Automatic
+    garbage collection is disabled, because it would finalize objects at times that depend on the machine.
     """
 
     def wall_clock() -> float:
@@ -301,47 +302,41 @@ def deterministic(
 
     secret_random = random.Random(seed)
 
+    def random_bytes(size: int | None = None) -> bytes:
+        return secret_random.randbytes(32 if size is None else size)
+
     def filter_log(_logger: object, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if on_log is not None and on_log(level, line):
             raise structlog.DropEvent
         return line
 
-    def random_bytes(size: int) -> bytes:
-        return secret_random.randbytes(size)
+    log_config, random_state, gc_was_enabled = structlog.get_config(), random.getstate(), gc.isenabled()
+    with (
+        patch.multiple(time, time=wall_clock, time_ns=lambda: round(wall_clock() * 1e9), monotonic=loop.time),
+        # `uuid.uuid4` calls `os.urandom`; `random.SystemRandom` and the other functions of `secrets` call the other.
+        patch.object(os, "urandom", random_bytes),
+        patch.object(random, "_urandom", random_bytes),
+        patch.object(secrets, "token_bytes", random_bytes),
+        patch.object(socket, "create_connection", _reject_blocking_socket),
+        # The default note has the process and the host, which differ from run to run.
+        use_process(Process(default_note=str, new_event_loop=_reject_blocking_socket)),
+        # Many worlds leave locks held on purpose, and would fill the terminal with warnings.
+        patch.object(logging.getLogger("genie.client"), "disabled", new=True),
+    ):
+        random.seed(seed)
+        if on_log is not None:
+            structlog.configure(processors=[filter_log, *log_config["processors"]], cache_logger_on_first_use=False)
+        gc.disable()
+        try:
+            yield
+        finally:
+            structlog.configure(**log_config)
+            random.setstate(random_state)
+            if gc_was_enabled:
+                gc.enable()
 
-    original_functions = time.time, time.time_ns, time.monotonic, secrets.token_bytes
-    original_urandom, original_note = os.urandom, note.default_note
-    original_log_config = structlog.get_config()
-    client_logger = logging.getLogger("genie.client")
-    client_logger_was_disabled = client_logger.disabled
-    original_gc = gc.collect, gc.freeze, gc.set_threshold
-    random_state, gc_was_enabled = random.getstate(), gc.isenabled()
-    time.time = wall_clock
-    time.time_ns = lambda: round(wall_clock() * 1e9)
-    time.monotonic = loop.time
-    secrets.token_bytes = lambda nbytes=None: secret_random.randbytes(32 if nbytes is None else nbytes)
-    # `uuid.uuid4` calls the one, `random.SystemRandom` and the other functions of `secrets` call the other.
-    os.urandom = random._urandom = random_bytes  # type: ignore[attr-defined]
-    random.seed(seed)
-    # The process and the host differ from run to run.
-    note.default_note = lambda program=None: ""  # noqa: ARG005
-    if on_log is not None:
-        structlog.configure(
-            processors=[filter_log, *structlog.get_config()["processors"]], cache_logger_on_first_use=False
-        )
-    client_logger.disabled = True  # many worlds leave locks held on purpose, and would fill the terminal with warnings
-    gc.collect = lambda *_generation: 0
-    gc.freeze = gc.set_threshold = lambda *_thresholds: None  # type: ignore[assignment]
-    gc.disable()
-    try:
-        yield
-    finally:
-        time.time, time.time_ns, time.monotonic, secrets.token_bytes = original_functions
-        os.urandom = random._urandom = original_urandom  # type: ignore[attr-defined]
-        note.default_note = original_note
-        gc.collect, gc.freeze, gc.set_threshold = original_gc
-        structlog.configure(**original_log_config)
-        client_logger.disabled = client_logger_was_disabled
-        random.setstate(random_state)
-        if gc_was_enabled:
-            gc.enable()
+
+def _reject_blocking_socket(*_: object, **__: object) -> Any:
+    raise RuntimeError(
+        "blocking sockets are not simulated: use genie.connect() in genie.testing.run(), or genie.testing.server()"
+    )

@@ -22,6 +22,24 @@ LOCKS = 1_000
 SECRET = "secret-of-16-chars"  # noqa: S105
 
 
+def exceed_store_timeout(pipeline: Pipeline) -> None:
+    """Let the pipeline find that the commit in flight has taken longer than the store timeout, but not than the lease."""
+    pipeline._commits._sent_at -= 2.5
+    tick(pipeline)
+
+
+def expire(pipeline: Pipeline) -> None:
+    """Let the pipeline end what has expired now."""
+    pipeline._expiry._fire(pipeline._on_expiry)
+
+
+def tick(pipeline: Pipeline) -> None:
+    """Let the pipeline check its commits now."""
+    assert pipeline._ticker is not None
+    pipeline._ticker.cancel()
+    pipeline._on_tick()
+
+
 class CountingStore(MemoryStore):
     """A store that keeps the live records, and the number of changes of each batch."""
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from itertools import chain
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,6 +30,7 @@ from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch, LeadershipLost
 from support.core.history_recording import T0
+from support.core.sliced_pipeline import expire
 from support.network.recording_transport import RecordingTransport
 
 NAMES = [
@@ -67,7 +69,7 @@ class ObservedLockManager(LockManager):
     """Records all events of all steps itself, without the server and without the lines of commands."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__(next_id=1_000, next_fence=77, unix_offset_ms=T0, max_queue_entries=8)
+        super().__init__(next_id=1_000, next_fence=77, unix_offset_ms=T0)
         self._clock = clock
         self._is_in_step = False
         self.recorder: Recorder | None = None
@@ -84,8 +86,8 @@ class ObservedLockManager(LockManager):
         self._record(events, now)
         return events
 
-    def request(self, request: Request, now: float) -> list[Event]:
-        events = super().request(request, now)
+    def request(self, request: Request, now: float, max_queue_entries: float = inf) -> list[Event]:
+        events = super().request(request, now, max_queue_entries)
         self._record(events, now)
         return events
 
@@ -137,12 +139,11 @@ class Server:
         self.manager.recorder = self.observer
         self.store = SlowStore() if is_durable else MemoryStore()
         self.failures: list[BaseException] = []
-        self.pipeline = Pipeline(
-            self.manager, self.store, Limits(max_requests_per_connection=40), Stats(), lambda: self.now,
-            self.failures.append, lease_s=LONG_S, store_timeout_s=LONG_S,
-        )  # fmt: skip
         self.recorder, self.writer = recorder(directory / "recorded", self.manager, redacted)
-        self.pipeline.record(self.recorder)
+        self.pipeline = Pipeline(
+            self.manager, self.store, Limits(max_requests_per_connection=40, max_queue=8), Stats(), lambda: self.now,
+            self.failures.append, lease_s=LONG_S, store_timeout_s=LONG_S, recorder=self.recorder,
+        )  # fmt: skip
         self.pipeline.recover([])
         self.ids = [1_000]
         self.acknowledged: set[int] = set()
@@ -246,7 +247,7 @@ class Server:
             elif kind < 0.88:
                 self.now += random.choice([0.25, 1, 7.5, 40])
             elif kind < 0.92:
-                self.pipeline._expiry._fire()
+                expire(self.pipeline)
             elif kind < 0.96:
                 lost = self.connections.pop(random.randrange(len(self.connections)))
                 lost.connection_lost(None)

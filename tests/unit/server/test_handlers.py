@@ -13,6 +13,7 @@ from genie.config import Limits
 from genie.core import LockManager
 from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
+from genie.roles import Starting
 from genie.server import connection as connection_module
 from genie.server import scheduler
 from genie.server.connection import Connection
@@ -22,6 +23,7 @@ from genie.server.peer import CommandHandler, ConnectionState
 from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch
+from support.core.sliced_pipeline import exceed_store_timeout
 from support.network.recording_transport import RecordingTransport
 
 
@@ -134,7 +136,7 @@ async def test_a_hello_without_a_namespace_selects_the_default_one_even_after_a_
         connection_module, "OPENING_QUANTUM_S", 60.0
     )  # no line is postponed, however slow the machine is
     server = TwoNamespaces()
-    follower = FollowerHandler(Stats(), "b", 1 << 20)
+    follower = FollowerHandler(Stats(), "b", 1 << 20, Starting)
     server.handlers["b"] = follower
     connection, received = server.connect()
     connection.data_received(line("hello", namespace="b"))
@@ -152,7 +154,7 @@ async def test_a_hello_to_another_namespace_waits_until_a_follower_has_rejected_
 ) -> None:
     monkeypatch.setattr(scheduler, "MAX_BATCH", 10)
     server = TwoNamespaces()
-    follower = FollowerHandler(Stats(), "a", 1 << 20)
+    follower = FollowerHandler(Stats(), "a", 1 << 20, Starting)
     server.handlers["a"] = follower
     (other, _), (connection, received) = server.connect(), server.connect()
     count = 5 * scheduler.QUANTUM
@@ -245,7 +247,7 @@ class FollowingServer(TwoNamespaces):
 
     def __init__(self) -> None:
         super().__init__()
-        self.follower = FollowerHandler(Stats(), "a", 1 << 20)
+        self.follower = FollowerHandler(Stats(), "a", 1 << 20, Starting)
         self.handlers[None] = self.follower
 
 
@@ -309,7 +311,7 @@ async def test_queued_commands_are_rejected_in_batches_while_the_store_is_unavai
     connection.data_received(b"".join(line("ping", ref=str(number)) for number in range(count)))
     lost.data_received(line("request", resources=["exclusive:2"], onDisconnect="release"))
     lost.connection_lost(None)
-    pipeline._commits._store_timed_out()
+    exceed_store_timeout(pipeline)
     assert received == []
     await asyncio.sleep(0)
     assert 0 < len(received) < count
@@ -337,7 +339,7 @@ async def test_commands_after_a_rejected_hello_are_not_executed_when_the_store_i
     connection.data_received(
         line("hello", session="a-secret-of-the-tests") + line("request", resources=["exclusive:2"], ref="1")
     )
-    pipeline._commits._store_timed_out()
+    exceed_store_timeout(pipeline)
     await asyncio.sleep(0)
     server.stores["a"].acknowledge()
     for _ in range(10):

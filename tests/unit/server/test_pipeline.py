@@ -17,6 +17,7 @@ from genie.server.listener import AdmissionControl
 from genie.server.pipeline import WATCH_FLUSH_INTERVAL_S, Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch, Store
+from support.core.sliced_pipeline import exceed_store_timeout, expire, tick
 from support.network.recording_transport import RecordingTransport
 from support.processes.servers import WAIT_S
 
@@ -129,7 +130,7 @@ async def test_connections_are_read_between_any_two_batches() -> None:
     flooding = clients.connect("flooding")
     flooding.data_received(PING * 50_000)
     for _ in range(5):
-        clients.pipeline._expiry._fire()
+        expire(clients.pipeline)
         await asyncio.sleep(0)
     before = sum(lines for _, lines in clients.written)
     await asyncio.sleep(0)
@@ -244,7 +245,7 @@ async def test_a_heartbeat_commits_what_was_executed_before_it() -> None:
     clients = PipelineWithClients(store)
     clients.pipeline._commits._heartbeat_s = 0
     clients.connect("client").data_received(request("a"))
-    clients.pipeline._commits._on_tick()
+    tick(clients.pipeline)
     assert store.last.changes.keys() == {1}
     clients.pipeline.stop()
 
@@ -339,7 +340,7 @@ async def test_buffered_watch_events_do_not_disconnect_a_watcher_while_the_store
     clients.pipeline.submit(other, [b'{"command":"request","payload":{"resources":["exclusive:a","exclusive:b"]}}'], 1)
     await asyncio.sleep(0)
     monkeypatch.setattr(unavailable, "MAX_BUFFERED_REPLIES", 1)
-    clients.pipeline._commits._store_timed_out()
+    exceed_store_timeout(clients.pipeline)
     clients.pipeline.submit(watcher, [PING], 1)
     store.pending_commits.pop()(None)
     await asyncio.sleep(2 * WATCH_FLUSH_INTERVAL_S)

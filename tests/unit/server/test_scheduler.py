@@ -10,6 +10,7 @@ from genie.access import Principal
 from genie.config import Limits
 from genie.observability.stats import Stats
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
+from genie.roles import Starting
 from genie.server import scheduler as scheduler_module
 from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
@@ -38,7 +39,7 @@ class SchedulerWithClock:
     def add_items(self, name: str, items: Input, size: int) -> None:
         if name not in self.connections:
             self.connections[name] = Connection(
-                FollowerHandler(Stats(), "genie", 1 << 20), Limits(), AdmissionControl(Limits())
+                FollowerHandler(Stats(), "genie", 1 << 20, Starting), Limits(), AdmissionControl(Limits())
             )
         self.scheduler.add(self.connections[name], items, size)
 

@@ -8,7 +8,7 @@ import pytest
 
 from genie.core import grant
 from genie.server import dispatcher
-from support.core.sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, hold
+from support.core.sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, expire, hold
 
 
 @pytest.fixture(name="world")
@@ -110,7 +110,7 @@ async def test_a_session_expires_in_slices(world: World) -> None:
     leaving.connection.connection_lost(None)
     await world.settle()
     world.now, began = 2_000.0, len(world.store.changes)
-    asyncio.get_running_loop().call_soon(world.pipeline._expiry._fire)
+    asyncio.get_running_loop().call_soon(expire, world.pipeline)
     ended = await world.slices(other)
     assert max(ended) <= 4 * SLICE
     assert max(world.store.changes[began:]) <= 2 * SLICE, "in its turn, and as a slow command"
@@ -128,7 +128,7 @@ async def test_what_is_left_of_an_ending_session_can_be_resumed(world: World) ->
     leaving.connection.connection_lost(None)
     await world.settle()
     world.now = 2_000.0
-    world.pipeline._expiry._fire()
+    expire(world.pipeline)
     await asyncio.sleep(0)
     left = set(world.table.held)
     assert 0 < len(left) < LOCKS
@@ -168,7 +168,7 @@ async def test_many_expired_requests_end_in_slices_of_locks(world: World) -> Non
         holder.lock(*(f"{number}/{each}" for each in range(200)), transactionTimeout=1_000)
     await world.settle()
     world.now, began = 2_000.0, len(world.store.changes)
-    asyncio.get_running_loop().call_soon(world.pipeline._expiry._fire)
+    asyncio.get_running_loop().call_soon(expire, world.pipeline)
     ended = await world.slices(other)
     assert sum(ended) == 4_000
     assert max(world.store.changes[began:]) <= 5, "of 200 locks each"

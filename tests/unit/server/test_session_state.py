@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from genie.server import dispatcher
-from support.core.sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, hold
+from support.core.sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, exceed_store_timeout, hold
 
 
 @pytest.fixture(name="world")
@@ -143,7 +143,7 @@ async def test_no_command_overtakes_the_state_while_the_store_is_unavailable(wor
     other.lock("new", transactionTimeout=3_600_000)
     await iterations()
     assert world.store.held_back
-    world.pipeline._commits._store_timed_out()
+    exceed_store_timeout(world.pipeline)
     await iterations(5)
     again.send("ping", ref="early")
     await iterations(3)

@@ -69,7 +69,7 @@ class Server:
 
     def __init__(self, *, durable: bool = True, **limits: int) -> None:
         self.stats = Stats()
-        manager = LockManager(next_id=LONG_ID, next_fence=LONG_ID, max_queue_entries=limits.get("max_queue", 10**6))
+        manager = LockManager(next_id=LONG_ID, next_fence=LONG_ID)
         self.dispatcher = Dispatcher(manager, Limits(**limits), self.stats, BatchOutcome(LONG_ID, durable=durable))
         self.manager, self.size = manager, self.dispatcher.size
         self.now = 1_000_000.0
@@ -489,7 +489,7 @@ def test_the_share_of_a_principal_is_the_same_part_of_each_count(share: int, par
     limits = Limits(max_state=4 * MIB, max_state_per_principal=share)
     assert limits.principal_share == 1 / part
     size = Server(max_state=4 * MIB, max_state_per_principal=share).size
-    assert size.max_queue_entries == 1_000_000 // part
+    assert size.max_queue_share == 1_000_000 // part
 
 
 @pytest.mark.parametrize("names", [1, 8, 40])

@@ -1,0 +1,82 @@
+"""What a server uses of its machine and of its process. A simulated world hands over a simulated machine instead."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import socket
+import sys
+from pathlib import Path
+
+RECEIVE_BUFFER_BYTES = 16 << 10
+"""Size of the kernel's receive buffer of a connection, which Linux doubles. It bounds what one read returns, and so what is
+queued before reading is paused. The usual buffer of some MiB would let thousands of connections exceed every bound in one
+iteration of the event loop."""
+
+GC_THRESHOLD = (50_000, 20, 1_000)
+"""Thresholds of the garbage collector, so high that it rarely runs. Requests create no reference cycles, so the collector
+would find almost nothing. With Python's defaults, loading a million locks takes twice as long.
+"""
+
+
+class Machine:
+    """The machine and the process in which a server runs."""
+
+    def bind(self, host: str, port: int) -> socket.socket:
+        """Return a socket that is bound to an address but does not listen yet.
+
+        Raises OSError if the address is not available.
+        """
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)  # every connection inherits it
+            sock.bind(address)
+        except OSError:
+            sock.close()
+            raise
+        sock.setblocking(False)
+        return sock
+
+    def lock_address(self, address: tuple[str, int]) -> socket.socket | None:
+        """Lock an address against other servers that are starting. Raises OSError if another server has locked it.
+
+        A server binds its address, loads the store, and only then listens. Until the first server listens, Linux lets a
+        second server bind the same address, because both set SO_REUSEADDR for quick restarts. The second server would then
+        take leadership from the first. The lock is a Unix socket with an abstract name: the kernel releases the name when
+        the process ends. Returns None on systems other than Linux.
+        """
+        if sys.platform != "linux":
+            return None
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.bind(f"\0genie {address[0]} {address[1]}")
+        except OSError:
+            sock.close()
+            raise OSError(errno.EADDRINUSE, "another server is starting on this address") from None
+        return sock
+
+    def boot_id(self) -> str:
+        """Return an id that changes when the machine reboots, and differs between containers of one machine.
+
+        Returns "" if the system has no such id, as on macOS.
+        """
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            network = os.stat("/proc/self/ns/net").st_ino  # noqa: PTH116 - containers may share a host name
+        except OSError:
+            return ""
+        return f"{boot}/{network}"
+
+    def prepare_memory(self) -> None:
+        """Collect garbage now, and seldom from now on."""
+        gc.collect()
+        gc.set_threshold(*GC_THRESHOLD)
+
+    def freeze_memory(self) -> None:
+        """Exempt the loaded state, which is long-lived, from garbage collection."""
+        gc.freeze()
