@@ -26,7 +26,7 @@ from support.network.certificates import Certificates
 from support.processes.servers import WAIT_S
 from support.runs.searches import SOAK
 
-MANY = 3_000 if SOAK else 1_200
+MANY = 3_000 if SOAK else 800
 POLLS = 3
 BOUND = MAX_PENDING + MAX_CONNECTIONS + 4 * ACCEPTS_PER_ITERATION
 """Connections of the admin port, with those that are being closed in this and the next iterations of the event loop."""

@@ -64,7 +64,7 @@ def test_the_grants_of_an_expiry_are_bounded_too() -> None:
 def commands(seed: int) -> Iterator[tuple[bool, object]]:
     """Yield random steps: (whether it is a request, the numbers from which the command is made)."""
     chance = random.Random(seed)  # noqa: S311
-    for _ in range(300):
+    for _ in range(180):
         if chance.random() < 0.65:
             names = chance.sample("abcd", chance.randint(1, 3))
             cut = chance.choice([0, 0, 0, 1])
