@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from genie.client.aio import Lock
-from genie.testing.simulation.history import BELIEF, History
 from genie.testing.simulation.loop import NODE, Node, SimLoop
+from simulator.history import BELIEF, ClusterHistory
 
 RESUMPTION_S = 1e-4
 """After a stopped process continues, its timers need some iterations of the loop to cancel the blocks of expired locks."""
@@ -60,7 +60,7 @@ class Beliefs:
     another client can be granted the lock, and after each input of a client, because only an answer can prolong a lock.
     """
 
-    def __init__(self, loop: SimLoop, history: History) -> None:
+    def __init__(self, loop: SimLoop, history: ClusterHistory) -> None:
         self._loop = loop
         self._history = history
         self._observed: dict[int, _Observed] = {}

@@ -13,19 +13,19 @@ from genie.core import grant
 from genie.errors import GenieError, Unavailable
 from genie.server import dispatcher, pipeline
 from genie.storage.redis import checkpoint, commit, log
-from genie.testing.simulation.history import FAULT, LOG, NOTE, History
+from genie.testing.simulation.history import FAULT, NOTE
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import NODE, Node, SimLoop, Stuck, deterministic
 from genie.testing.simulation.network import Network, RandomDelays
-from genie.testing.simulation.stores import OneRedis
 from simulator import invariants
 from simulator.beliefs import Beliefs
+from simulator.history import LOG, ClusterHistory
 from simulator.holding_client import HoldingClient
 from simulator.library_client import LibraryClient
 from simulator.nemesis import Nemesis
 from simulator.scenario import ClientContext, Scenario
 from simulator.sentinel import CHECK_INTERVAL_S
-from simulator.stores import RedisWithSentinels
+from simulator.stores import OneRedis, RedisWithSentinels
 from simulator.wire_client import WireClient
 
 RECOVERY_LIMIT_S = 300.0
@@ -43,7 +43,7 @@ class Cluster:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.loop = SimLoop(step_s=1e-6)
-        self.history = History(self.loop.time)
+        self.history = ClusterHistory(self.loop.time)
         delays = RandomDelays(self._random("network"), slow_ratio=scenario.slow_ratio)
         self.network = Network(self.loop, delays, self.history)
         self.store: OneRedis | RedisWithSentinels = (

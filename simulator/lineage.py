@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from genie.storage.redis.log import EpochHistory, decode_ends
-from genie.testing.simulation.history import (
-    STORE,
-    Change,
-    History,
-    Message,
-    StoredNamespace,
-    StoreState,
-    Unrecoverable,
-    apply_batch,
-    checkpoint_violation,
-    difference,
-)
+from genie.testing.simulation.history import Message
 from genie.testing.simulation.redis.commands import StreamRead
 from genie.testing.simulation.redis.keyspace import Undo
+from simulator.history import STORE, Change, ClusterHistory, StoreState
 from simulator.replication import ReplicatedRedis, Write
+from simulator.store_recorder import StoredNamespace, Unrecoverable, apply_batch, checkpoint_violation, difference
 
 
 def skip_takeovers(state: StoreState | None, node: str | None = None) -> StoreState | None:
@@ -42,7 +33,7 @@ class LineageRecorder:
     """
 
     def __init__(
-        self, redises: list[ReplicatedRedis], history: History, min_replicas: int, namespace: str = "genie"
+        self, redises: list[ReplicatedRedis], history: ClusterHistory, min_replicas: int, namespace: str = "genie"
     ) -> None:
         self._history = history
         self._min_replicas = min_replicas

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from random import Random
 
-from genie.testing.simulation.history import FAULT, History
+from genie.testing.simulation.history import FAULT
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import Node, SimLoop
 from genie.testing.simulation.network import Connection, Network
 from genie.testing.simulation.redis.server import CUT_AFTER, CUT_BEFORE, PORT, REJECT
-from genie.testing.simulation.stores import OneRedis
+from simulator.history import ClusterHistory
 from simulator.replication import ReplicatedRedis
 from simulator.scenario import Scenario
-from simulator.stores import RedisWithSentinels
+from simulator.stores import OneRedis, RedisWithSentinels
 
 PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
 """How long a fault lasts, e.g. a stopped process: some values are shorter, some longer than every timeout of its peers."""
@@ -31,7 +31,7 @@ class Nemesis:
         self,
         scenario: Scenario,
         network: Network,
-        history: History,
+        history: ClusterHistory,
         store: OneRedis | RedisWithSentinels,
         hosts: Sequence[Host],
         clients: Sequence[Node],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from genie.testing.simulation.history import History
+from simulator.history import ClusterHistory
 
 FAULTS = (
     "reset a client connection",
@@ -200,7 +200,7 @@ class ClientContext:
     scenario: Scenario
     addresses: list[str]
     """The addresses of the servers, as `HOST:PORT`."""
-    history: History
+    history: ClusterHistory
     request_ids: list[int] = field(default_factory=list)
     """The ids of all requests, in the order in which clients first received them."""
     stopping: Event = field(default_factory=Event)

@@ -1,24 +1,66 @@
-"""The store of a cluster with failovers: a primary and two replicas, with sentinels."""
+"""The store of a simulated cluster: a single Redis, or a primary and two replicas with sentinels."""
 
 from __future__ import annotations
 
 import asyncio
 from random import Random
 
-from genie.testing.simulation.history import FAULT, History, Message, StoreState
-from genie.testing.simulation.loop import Node
+from genie.testing.simulation.history import FAULT, Message
+from genie.testing.simulation.loop import Node, SimLoop
 from genie.testing.simulation.network import Network
+from genie.testing.simulation.redis.server import SimRedis
+from simulator.history import ClusterHistory, StoreState
 from simulator.lineage import LineageRecorder
 from simulator.replication import ReplicatedRedis, ReplicationLog
 from simulator.scenario import Scenario
 from simulator.sentinel import CHECK_INTERVAL_S, SentinelQuorum
 from simulator.sentinel import NAME as MASTER_NAME
+from simulator.store_recorder import StoreRecorder
+
+
+class OneRedis:
+    """A single Redis and the recorder of its writes."""
+
+    url = "redis://redis:6379/0"
+    hosts = ("redis",)
+
+    def __init__(self, loop: SimLoop, history: ClusterHistory) -> None:
+        self._loop = loop
+        self.master = SimRedis()
+        self.redises = [self.master]
+        self.recorder = StoreRecorder(self.master, history)
+        self.process = loop.create_node("redis")
+
+    @property
+    def processes(self) -> list[Node]:
+        """The Redis processes, which can be stopped."""
+        return [self.process]
+
+    async def start(self) -> None:
+        await self._loop.spawn(self.process, self.master.serve("redis"))
+
+    def stored_records(self) -> dict[int, Message]:
+        """Return the records that the store holds now, by request id."""
+        return self.recorder.stored_records()
+
+    def detect_lost_writes(self) -> None:
+        """Let the recorder compare the store with the recorded state, after a fault that may have lost writes."""
+        self.recorder.detect_lost_writes()
+
+    def heal(self) -> None:
+        """Do nothing: no fault of a single Redis lasts."""
+
+    async def wait_until_settled(self) -> None:
+        """Return at once: there are no replicas that would have to follow a primary."""
+
+    def record_final_state(self) -> None:
+        """Do nothing: only several Redis servers have a final state, which selects the surviving lineage."""
 
 
 class RedisWithSentinels:
     """A primary and two replicas, each with a sentinel on the same machine."""
 
-    def __init__(self, scenario: Scenario, network: Network, history: History) -> None:
+    def __init__(self, scenario: Scenario, network: Network, history: ClusterHistory) -> None:
         self._loop = network.loop
         self._history = history
         self.hosts = tuple(f"redis{number}" for number in (1, 2, 3))

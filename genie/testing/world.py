@@ -19,17 +19,20 @@ from unittest.mock import patch
 
 from genie.core.lock_order.analysis import LockOrder
 from genie.testing.faults import MAX_FAULTS, PROCESS_KINDS, REDIS, SERVERS, Fault, Kind
-from genie.testing.simulation.history import FAULT, NOTE, Entry, History, StoredNamespace
+from genie.testing.simulation.history import FAULT, NOTE, Entry, History
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import NODE, Node, SimLoop, deterministic
 from genie.testing.simulation.network import LateMessages, Network, RandomDelays
 from genie.testing.simulation.redis.lua import require_lupa
-from genie.testing.simulation.stores import OneRedis
+from genie.testing.simulation.redis.server import SimRedis
 
 T = TypeVar("T")
 
 RESERVED_NAMES = ("", "main", "network", REDIS, *SERVERS)
 """Names that no process of a service may have, because a fault or the timeline uses them."""
+REDIS_URL = f"redis://{REDIS}:6379/0"
+NAMESPACE_META = b"{genie}:meta"
+"""The key of the hash whose field `node` describes the leader."""
 MAX_VIRTUAL_S = 3_600.0
 """Maximum virtual duration of a run."""
 START_LIMIT_S = 60.0
@@ -72,7 +75,8 @@ class World:
         self.history = History(self.loop.time)
         self._late_random = Random(f"{seed} late messages")
         self.network = Network(self.loop, RandomDelays(Random(f"{seed} network")), self.history)
-        self.store = OneRedis(self.loop, self.history)
+        self.redis = SimRedis()
+        self._redis_node = self.loop.create_node(REDIS)
         self.hosts: list[Host] = []
         self.processes: list[Process] = []
         self._lock_orders = lock_orders
@@ -115,7 +119,7 @@ class World:
             main.close()
 
     async def _run(self, main: Coroutine[Any, Any, T]) -> T:
-        await self.store.start()
+        await self.loop.spawn(self._redis_node, self.redis.serve(REDIS))
         random = Random(f"{self.seed} servers")
         for name in SERVERS:
             host = Host(
@@ -123,7 +127,7 @@ class World:
                 self.loop,
                 self.history,
                 random,
-                redis_url=self.store.url,
+                redis_url=REDIS_URL,
                 min_replicas=0,
                 lock_orders=self._lock_orders,
             )
@@ -189,11 +193,10 @@ class World:
             if process is not None and not process.node.dead:
                 self._break_process(fault, process)
         elif fault.kind is Kind.ROLL_BACK_REDIS:
-            lost = self.store.master.restart(lost_writes=LOST_WRITES)
-            self.store.detect_lost_writes()
+            lost = self.redis.restart(lost_writes=LOST_WRITES)
             self._record(fault, "", f"without its last {lost} writes")
         elif fault.kind is Kind.PAUSE_REDIS:
-            self._pause(self.store.process, fault)
+            self._pause(self._redis_node, fault)
         elif fault.kind is Kind.LOSE_LEASE:
             self._lose_lease(fault)
         elif fault.kind is Kind.DELAY_MESSAGES:
@@ -237,7 +240,7 @@ class World:
 
     def _find_leader(self) -> Host | None:
         """Return the host of the server that leads according to Redis; None if no server does, or it has crashed."""
-        node = StoredNamespace().meta(self.store.master.keys).get(b"node")
+        node = self.redis.keys.hash(NAMESPACE_META).get(b"node")
         address = json.loads(node)["listening"] if node else ""
         return next((host for host in self.hosts if address == f"{host.name}:7077" and not host.node.dead), None)
 

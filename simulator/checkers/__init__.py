@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from genie.testing.simulation.history import History
 from simulator.checkers.belief import BeliefChecker
 from simulator.checkers.durability import SurvivingLineage
 from simulator.checkers.model import Model
 from simulator.checkers.mutual_exclusion import FairnessChecker, LockChecker
 from simulator.checkers.notifications import NotificationChecker, ReplyChecker
+from simulator.history import ClusterHistory
 
 
-def check(history: History) -> list[str]:
+def check(history: ClusterHistory) -> list[str]:
     """Return a description of each violation in a history, ordered by time."""
     lineage = SurvivingLineage(history)
     model = Model(lineage.diverged, lineage.diverged_connections)

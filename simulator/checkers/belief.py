@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from genie.testing.simulation.history import BELIEF, STORE, Entry, Message
+from genie.testing.simulation.history import Entry, Message
 from simulator.beliefs import Belief
 from simulator.checkers.model import Checker, Model, stored_modes
+from simulator.history import BELIEF, STORE
 
 
 class BeliefChecker(Checker):

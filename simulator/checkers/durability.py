@@ -13,14 +13,8 @@ was justified:
 
 from __future__ import annotations
 
-from genie.testing.simulation.history import (
-    SERVER_SENT,
-    STORE,
-    Change,
-    Entry,
-    History,
-    StoreState,
-)
+from genie.testing.simulation.history import SERVER_SENT, Entry
+from simulator.history import STORE, Change, ClusterHistory, StoreState
 from simulator.lineage import skip_takeovers
 
 LEASE_S = 3.0
@@ -32,7 +26,7 @@ NOTIFICATIONS = ("queued", "locked", "released")
 class SurvivingLineage:
     """The entries of a history that belong to the surviving lineage, and the violations of durability."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: ClusterHistory) -> None:
         self.entries: list[Entry] = []
         self.diverged: dict[int, float] = {}
         """The ids of requests that were changed on a diverged lineage, each with the time of the first such change."""

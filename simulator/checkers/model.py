@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genie.testing.simulation import history
-from genie.testing.simulation.history import Change, Entry, Message
+from genie.testing.simulation.history import Entry, Message
 from genie.testing.simulation.loop import EPOCH_S
+from simulator import history as recorded
+from simulator.history import Change
 
 NEVER = float("inf")
 TOLERANCE_S = 0.0021
@@ -184,7 +186,7 @@ class Model:
                 self._record_message(entry)
             case history.CLIENT_RECEIVED:
                 self._record_received(entry)
-            case history.STORE:
+            case recorded.STORE:
                 self._apply_change(entry, entry.data)
 
     # -- kinds of entries --------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from genie.testing.simulation.history import SERVER_SENT, STORE, Change, Entry, Message
+from genie.testing.simulation.history import SERVER_SENT, Entry, Message
 from simulator.checkers.model import (
     TOLERANCE_S,
     Checker,
@@ -12,6 +12,7 @@ from simulator.checkers.model import (
     RequestHistory,
     stored_modes,
 )
+from simulator.history import STORE, Change
 
 
 class LockChecker(Checker):

@@ -16,13 +16,13 @@ import pytest
 
 import genie
 from genie.client.pending import SessionLease
-from genie.testing.simulation.history import History
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import SimLoop, deterministic
 from genie.testing.simulation.network import Connection, Network, RandomDelays
-from genie.testing.simulation.stores import OneRedis
 from simulator.beliefs import Beliefs
 from simulator.checkers import check
+from simulator.history import ClusterHistory
+from simulator.stores import OneRedis
 
 WORK_S = 25.0
 """How long the holder works in its block, unless the block is cancelled: longer than the faults last."""
@@ -34,7 +34,7 @@ class World:
 
     def __init__(self, on_disconnect: Any, session_timeout: float) -> None:
         self.loop = SimLoop(step_s=1e-6)
-        self.history = History(self.loop.time)
+        self.history = ClusterHistory(self.loop.time)
         self.network = Network(self.loop, RandomDelays(Random(1), slow_ratio=0.0), self.history)
         self.on_disconnect = on_disconnect
         self.session_timeout = session_timeout
